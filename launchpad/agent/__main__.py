@@ -1,0 +1,13 @@
+"""The entry of a node's processes: `python -I -S .../launchpad/agent/__main__.py [STDIN_FD]`.
+
+-I and -S keep the user's PYTHON* variables and site-packages out of the agent; so the package is found from here.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from launchpad.agent import guard
+
+guard.main(stdin_fd=int(sys.argv[1]) if len(sys.argv) > 1 else None)

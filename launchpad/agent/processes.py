@@ -1,0 +1,119 @@
+"""Linux process facts: subreaper, parent-death signal, children, and the sweep that leaves none of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# A process in uninterruptible sleep can't be killed; the sweep does not wait for it for ever.
+SWEEP_SECONDS = 10.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Become the parent of every orphaned descendant, also of one that called setsid or forked twice."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that forked it ends. Call it in the child."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def children() -> list[int]:
+    """The processes whose parent is this process, zombies among them."""
+    found: list[int] = []
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return _children_by_scan()
+    return found
+
+
+def _children_by_scan() -> list[int]:
+    me = os.getpid()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parent = file.read().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if int(parent) == me:
+                found.append(int(name))
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The command line of a process, shortened; its bare name where it has none; "" where it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        if not words:
+            with open(f"/proc/{pid}/comm") as file:
+                words = file.read().strip()
+    except OSError:
+        return ""
+    return words if len(words) <= 60 else words[:57] + "..."
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a child is dead and only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def reap(watched: int) -> int | None:
+    """Reap every dead child; the exit code of `watched` (-n for signal n) if it was among them."""
+    result = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return result
+        if pid == 0:
+            return result
+        if pid == watched:
+            result = os.waitstatus_to_exitcode(status)
+
+
+def sweep(reap_children: Callable[[], object]) -> list[int]:
+    """Kill all descendants. Each kill hands the victim's children to us, a subreaper, so it takes rounds.
+
+    Returns what could not be killed within SWEEP_SECONDS: [] but for processes in uninterruptible sleep.
+    """
+    deadline = time.monotonic() + SWEEP_SECONDS
+    pause = 0.0005
+    while True:
+        reap_children()
+        left = children()
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)

@@ -1,0 +1,194 @@
+"""The vocabulary: what agents report (events) and what the head asks of them (commands).
+
+Times are `time.monotonic_ns()` of the node that speaks, in nanoseconds. Every sink (console, files, summary …)
+consumes these events and nothing else, so that what was shown can be told again from a record of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+STDOUT = 1
+STDERR = 2
+
+# Events: agent -> head.
+
+
+class AgentReady(NamedTuple):
+    """The node's facts, sent once in answer to Hello."""
+
+    time: int
+    wall: float  # time.time() at `time`, in seconds: what turns event times into dates
+    pid: int
+    hostname: str
+    cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
+    gpus: int  # visible ones; -1 where they were not asked for
+    open_files: int  # the most that the agent may hold
+    processes: int  # the most that this user may start
+    port: int  # a free TCP port on 127.0.0.1, held for the job's rendezvous
+    scratch: str  # a folder private to this job and user, removed at the end
+
+
+class RankStarted(NamedTuple):
+    """The rank's process exists (its program may not have been loaded yet)."""
+
+    time: int
+    rank: int
+    pid: int
+
+
+class StartFailed(NamedTuple):
+    """The rank's program could not be executed."""
+
+    time: int
+    rank: int
+    reason: str
+
+
+class Output(NamedTuple):
+    """Bytes that a rank wrote, in bulk; they begin and end anywhere."""
+
+    time: int
+    rank: int
+    stream: int  # STDOUT or STDERR
+    data: bytes
+
+
+class RankRaised(NamedTuple):
+    """What the rank's error file (`TORCHELASTIC_ERROR_FILE`) held when the rank was gone."""
+
+    time: int
+    rank: int
+    error: str  # the file's text, JSON as torch's @record writes it
+
+
+class RankExited(NamedTuple):
+    """A rank's process is gone."""
+
+    time: int
+    rank: int
+    code: int  # its exit code, or -n for signal n
+    memory: int  # largest resident set, in bytes
+    memory_killed: bool  # the kernel's counters rose: it killed for memory since the last exit
+
+
+class StraysEnded(NamedTuple):
+    """Processes that ranks had left behind, and that were killed at the end."""
+
+    time: int
+    processes: list[str]  # "PID NAME"
+
+
+class AgentFailed(NamedTuple):
+    """The agent is gone without having been asked to finish; its node was swept by the guard."""
+
+    time: int
+    reason: str
+
+
+# Events of the head's own making.
+
+
+class LinkClosed(NamedTuple):
+    """Nothing more comes from this node."""
+
+    time: int
+
+
+class StopRequested(NamedTuple):
+    """A signal reached the head."""
+
+    time: int
+    signum: int
+
+
+class ConsoleClosed(NamedTuple):
+    """The head's standard output takes no more: its reader has left, or its disk is full."""
+
+    time: int
+    reason: str
+
+
+class LogFailed(NamedTuple):
+    """A per-rank file takes no more; the ranks go on without it."""
+
+    time: int
+    path: str
+    reason: str
+
+
+class Written(NamedTuple):
+    """A sink that had kept an Output's bytes for its writer has written them."""
+
+    output: Output
+
+
+class PhaseChanged(NamedTuple):
+    """The job's state machine took a step."""
+
+    time: int
+    phase: str  # "running", "stopping", "killing", "over"
+    cause: str  # "", "failure", "signal", "timeout", "console", "start", "lost"
+    signum: int  # the signal that was sent to the ranks, 0 for none
+    seconds: float  # how long the ranks have until the next step, 0 for no limit
+    ranks: list[int]  # the ranks that were still running
+
+
+Event = (
+    AgentReady
+    | RankStarted
+    | StartFailed
+    | Output
+    | RankRaised
+    | RankExited
+    | StraysEnded
+    | AgentFailed
+    | LinkClosed
+    | StopRequested
+    | ConsoleClosed
+    | LogFailed
+    | Written
+    | PhaseChanged
+)
+
+# Commands: head -> agent.
+
+
+class Hello(NamedTuple):
+    """The first frame on a link."""
+
+    version: str
+    count_gpus: bool
+
+
+class Start(NamedTuple):
+    """Start these ranks."""
+
+    cwd: str
+    environ: dict[str, str]  # for all ranks, over the agent's own environment
+    defaults: dict[str, str]  # for all ranks, where the result of the above leaves them unset
+    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
+    window: int  # bytes of output that may be under way per rank and stream
+    stdin_rank: int  # the rank that gets the head's standard input, -1 for none
+    terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
+
+
+class Signal(NamedTuple):
+    """Send a signal to the process group of every rank that runs."""
+
+    signum: int
+
+
+class Credit(NamedTuple):
+    """So many bytes of this stream were consumed; as many more may be sent."""
+
+    rank: int
+    stream: int
+    size: int
+
+
+class Finish(NamedTuple):
+    """All ranks are gone: end what they left behind, send what they wrote, leave."""
+
+
+Command = Hello | Start | Signal | Credit | Finish

@@ -1,0 +1,150 @@
+"""The job's state machine: events and times in, actions out. It does no I/O and reads no clock.
+
+    running ──first failure, stop signal, time-out, lost node──► stopping ──ladder used up──► over
+       └──────────────────── every rank has left ────────────────────┴──────────────────────► over
+
+While stopping, the ladder says which signal the ranks get next and how long they have to obey it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from launchpad.events import (
+    AgentFailed,
+    ConsoleClosed,
+    LinkClosed,
+    PhaseChanged,
+    RankExited,
+    StartFailed,
+    StopRequested,
+)
+from launchpad.events import Signal as SendSignal
+from launchpad.job.outcome import Cause
+
+# Seconds for the ranks to obey: after a rank's failure the others have little left to save; when the user asked us
+# to stop, they may have a checkpoint to write.
+GRACE_AFTER_FAILURE = 5.0
+GRACE_AFTER_REQUEST = 30.0
+
+# After a second Ctrl-C, so long for a reader to take the output that is left.
+HURRY_SECONDS = 1.0
+
+# A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
+KILL_SECONDS = 10.0
+
+Phase = Literal["running", "stopping", "over"]
+
+
+class Finish(NamedTuple):
+    """Have the agents sweep, send what was written, and leave."""
+
+
+class Leave(NamedTuple):
+    """Stop at once, whatever is still unsent or alive."""
+
+
+Action = SendSignal | PhaseChanged | Finish | Leave
+
+
+class Machine:
+    """One job's state."""
+
+    def __init__(self, ranks: Sequence[int], grace: float | None, timeout: float | None, now: float) -> None:
+        """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times."""
+        self.phase: Phase = "running"
+        self.cause: Cause | None = None
+        self.running = set(ranks)
+        self.deadline: float | None = None if timeout is None else now + timeout
+        self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
+        self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
+        self._ladder: list[tuple[int, float]] = []
+        self._hurried = False  # Ctrl-C came while stopping
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code, as things stand."""
+        return self.cause.exit_code if self.cause else 0
+
+    def on(self, event: Any, now: float) -> list[Action]:
+        """What to do about an event."""
+        match event:
+            case RankExited(_, rank, code):
+                return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, now)
+            case StartFailed(_, rank, reason):
+                return self._left(rank, Cause("start", rank=rank, text=reason), now)
+            case StopRequested(_, signum):
+                return self._on_signal(signum, now)
+            case ConsoleClosed(_, reason) if self.phase == "running":
+                return self._stop(Cause("console", text=reason), self._after_failure(), now)
+            case AgentFailed(_, reason):
+                self.cause = self.cause or Cause("lost", text=reason)
+                return self._over(now)
+            case LinkClosed() if self.phase != "over":
+                self.cause = self.cause or Cause("lost", text="its agent hung up")
+                return self._over(now)
+        return []
+
+    def tick(self, now: float) -> list[Action]:
+        """What to do because time has passed."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        if self.phase == "running":
+            return self._stop(Cause("timeout"), self._after_failure(), now)
+        return [Leave()] if self.phase == "over" else self._step(now)
+
+    def _left(self, rank: int, failure: Cause | None, now: float) -> list[Action]:
+        """A rank is gone, or never was. What happens to one while we are stopping is no failure of its own."""
+        if self.phase == "over":
+            return []
+        self.running.discard(rank)
+        actions: list[Action] = []
+        if failure and self.phase == "running":
+            actions = self._stop(failure, self._after_failure(), now)
+        return actions if self.running else actions + self._over(now)
+
+    def _on_signal(self, signum: int, now: float) -> list[Action]:
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            return [SendSignal(signum)] if self.phase != "over" else []
+        if self.phase == "over":  # only output is still on its way, and perhaps nobody reads it
+            return [Leave()]
+        if self.phase == "stopping":
+            if signum != signal.SIGINT:
+                return [SendSignal(signum)]
+            self._hurried = True
+            self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
+            return self._step(now)
+        grace = self._grace_after_request
+        ladder: list[tuple[int, float]] = [(signum, grace), (signal.SIGKILL, KILL_SECONDS)]
+        if signum == signal.SIGINT:
+            ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
+        return self._stop(Cause("signal", signum=signum), ladder, now)
+
+    def _after_failure(self) -> list[tuple[int, float]]:
+        return [(signal.SIGTERM, self._grace_after_failure), (signal.SIGKILL, KILL_SECONDS)]
+
+    def _stop(self, cause: Cause, ladder: list[tuple[int, float]], now: float) -> list[Action]:
+        self.phase = "stopping"
+        self.cause = cause
+        self._ladder = ladder
+        return self._step(now)
+
+    def _step(self, now: float) -> list[Action]:
+        if not self._ladder:
+            return self._over(now)
+        signum, seconds = self._ladder.pop(0)
+        self.deadline = now + seconds
+        actions: list[Action] = [self._changed(now, signum, seconds)]
+        return [*actions, SendSignal(signum)] if self.running else actions
+
+    def _over(self, now: float) -> list[Action]:
+        self.phase = "over"
+        # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries.
+        self.deadline = now + HURRY_SECONDS if self._hurried else None
+        return [self._changed(now, 0, 0.0), Finish()]
+
+    def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:
+        kind = self.cause.kind if self.cause else ""
+        return PhaseChanged(int(now * 1e9), self.phase, kind, signum, seconds, sorted(self.running))

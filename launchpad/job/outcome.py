@@ -1,0 +1,70 @@
+"""How a job ended, and the exit code that says so."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost"]
+
+TIMED_OUT = 124
+NODE_LOST = 4
+NOT_STARTED = 2
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a job was ended before its ranks had all left with 0."""
+
+    kind: CauseKind
+    rank: int = -1  # failure, start: the first failed rank
+    code: int = 0  # failure: its exit code, -n for signal n
+    signum: int = 0  # signal: what reached the head
+    text: str = ""  # start, lost: what the agent said
+
+    @property
+    def exit_code(self) -> int:
+        """The job's exit code."""
+        match self.kind:
+            case "failure":
+                return self.code if self.code > 0 else 128 - self.code
+            case "signal":
+                return 128 + self.signum
+            case "timeout":
+                return TIMED_OUT
+            case "console":
+                return 128 + signal.SIGPIPE
+            case "start":
+                return NOT_STARTED
+            case "lost":
+                return NODE_LOST
+
+
+def signal_name(signum: int) -> str:
+    """SIGTERM for 15; real-time signals have no names in Python: "signal 40"."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def exit_in_words(code: int) -> str:
+    """An exit code as people read it: "exit code 7", "killed by SIGSEGV (Segmentation fault)"."""
+    if code >= 0:
+        return f"exit code {code}"
+    meaning = signal.strsignal(-code)
+    return f"killed by {signal_name(-code)}" + (f" ({meaning})" if meaning else "")
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """Ranks as people list them: "rank 3", "ranks 0-2, 4"."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}"

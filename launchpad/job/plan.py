@@ -1,0 +1,172 @@
+"""From what was asked for and what the nodes have to what is run: every rank's node, command line and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launchpad.errors import UsageError
+from launchpad.events import AgentReady, Start
+from launchpad.job.spec import JobSpec
+
+# Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own.
+FILES_PER_RANK = 3
+FILES_OF_AGENT = 32
+
+# torchrun's contract (2.13: torch/distributed/elastic/agent/server/local_elastic_agent.py), which a user's --env may
+# not break.
+CONTRACT = frozenset(
+    (
+        "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE "
+        "MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID "
+        "TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE"
+    ).split()
+)
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank."""
+
+    rank: int
+    local_rank: int
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]  # its part of the contract
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node and its ranks."""
+
+    index: int
+    hostname: str
+    cwd: str
+    defaults: Mapping[str, str]  # for every rank, where the node's environment leaves them unset
+    ranks: tuple[RankPlan, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole job: what `--dry-run` prints and what is run."""
+
+    run_id: str
+    nodes: tuple[NodePlan, ...]
+    environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
+
+    @property
+    def ranks(self) -> list[RankPlan]:
+        """All ranks, in order."""
+        return [rank for node in self.nodes for rank in node.ranks]
+
+    def start(self, node: NodePlan, window: int, stdin_rank: int, terminal: Sequence[int]) -> Start:
+        """The command that starts the node's ranks."""
+        return Start(
+            cwd=node.cwd,
+            environ=dict(self.environ),
+            defaults=dict(node.defaults),
+            ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": dict(r.environ)} for r in node.ranks],
+            window=window,
+            stdin_rank=stdin_rank,
+            terminal=list(terminal),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan for machines: as it is run, the values of the user's own variables masked."""
+        return {
+            "run_id": self.run_id,
+            "world_size": len(self.ranks),
+            "forwarded": sorted(self.environ),
+            "nodes": [
+                {
+                    "node": node.index,
+                    "hostname": node.hostname,
+                    "cwd": node.cwd,
+                    "environ_where_unset": dict(node.defaults),
+                    "ranks": [
+                        {
+                            "rank": rank.rank,
+                            "local_rank": rank.local_rank,
+                            "argv": list(rank.argv),
+                            "environ": dict(rank.environ),
+                        }
+                        for rank in node.ranks
+                    ],
+                }
+                for node in self.nodes
+            ],
+        }
+
+
+def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str) -> Plan:
+    """Lay the ranks out over the nodes. Raises UsageError where a node can't hold them."""
+    for name in sorted(CONTRACT & spec.environ.keys()):
+        raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
+    counts = [rank_count(spec, node) for node in nodes]
+    world = sum(counts)
+    job = {
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": str(world),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(nodes[0].port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        # False: rank 0 hosts the store itself, so that a script's own tcp:// address works too.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+    planned = []
+    first = 0
+    for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+        _check_limits(node, count)
+        group = {**job, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
+        ranks = tuple(_rank_plan(spec, first + local, local, node, group) for local in range(count))
+        defaults = {"OMP_NUM_THREADS": str(max(1, node.cores // count)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        planned.append(NodePlan(index, node.hostname, spec.cwd, defaults, ranks))
+        first += count
+    return Plan(run_id, tuple(planned), dict(spec.environ))
+
+
+def _rank_plan(spec: JobSpec, rank: int, local_rank: int, node: AgentReady, group: Mapping[str, str]) -> RankPlan:
+    own = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "ROLE_RANK": str(rank),
+        "TORCHELASTIC_ERROR_FILE": f"{node.scratch}/{rank}.error.json",
+    }
+    return RankPlan(rank, local_rank, spec.target.argv(spec.python), {**group, **own})
+
+
+def rank_count(spec: JobSpec, node: AgentReady) -> int:
+    """How many ranks the node gets: `auto` is a rank per GPU where there are GPUs, else one per usable core."""
+    match spec.nproc:
+        case "cpu":
+            return node.cores
+        case "gpu":
+            if node.gpus == 0:
+                raise UsageError(
+                    f"--nproc gpu: {node.hostname} has no visible GPU; check CUDA_VISIBLE_DEVICES and the driver, "
+                    "or give a number"
+                )
+            return node.gpus
+        case "auto":
+            return node.gpus or node.cores
+        case number:
+            return number
+
+
+def _check_limits(node: AgentReady, count: int) -> None:
+    files = count * FILES_PER_RANK + FILES_OF_AGENT
+    if files > node.open_files:
+        most = max(0, (node.open_files - FILES_OF_AGENT) // FILES_PER_RANK)
+        raise UsageError(
+            f"--nproc {count} needs {files} open files, and the limit on {node.hostname} is {node.open_files}: "
+            f"raise it (ulimit -Hn) or start at most {most}"
+        )
+    if count >= node.processes:
+        raise UsageError(
+            f"--nproc {count} is more than the {node.processes} processes that {node.hostname} allows: "
+            "raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max) or start fewer"
+        )

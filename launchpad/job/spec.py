@@ -1,0 +1,83 @@
+"""What the user asked for, as frozen values. Building one probes nothing and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launchpad.errors import UsageError
+
+Kind = Literal["script", "module", "program"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The program that every rank runs."""
+
+    kind: Kind
+    name: str  # a path, a dotted module name, or a program's name or path
+    args: tuple[str, ...] = ()
+
+    def argv(self, python: str) -> tuple[str, ...]:
+        """The command line. Python runs unbuffered (-u), as under torchrun: a killed rank's last words are not lost."""
+        match self.kind:
+            case "script":
+                return (python, "-u", self.name, *self.args)
+            case "module":
+                return (python, "-u", "-m", self.name, *self.args)
+            case "program":
+                return (self.name, *self.args)
+
+
+@dataclass(frozen=True)
+class StreamMap:
+    """Which streams of which local ranks: torchrun's `3` (all ranks, both streams) or `0:3,1:2` (by local rank).
+
+    The numbers are 0 none, 1 stdout, 2 stderr, 3 both.
+    """
+
+    everywhere: int = 0
+    by_local_rank: Mapping[int, int] = field(default_factory=dict)
+
+    def has(self, local_rank: int, stream: int) -> bool:
+        """Whether the stream (1 stdout, 2 stderr) of that local rank is meant."""
+        return bool(self.by_local_rank.get(local_rank, self.everywhere) & stream)
+
+    def __bool__(self) -> bool:
+        return bool(self.everywhere) or any(self.by_local_rank.values())
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> StreamMap:
+        """Read an option's value. Raises UsageError that names the option and the part that is wrong."""
+        if text in ("0", "1", "2", "3"):
+            return cls(everywhere=int(text))
+        chosen: dict[int, int] = {}
+        for part in text.split(","):
+            rank, colon, streams = part.strip().partition(":")
+            if not (colon and rank.isdecimal() and streams in ("0", "1", "2", "3")):
+                raise UsageError(
+                    f"{option} {text}: {part.strip()!r} is not LOCAL_RANK:STREAMS; write 3 for all ranks or 0:3,1:2 "
+                    "for some, with 0 none, 1 stdout, 2 stderr, 3 both"
+                )
+            if int(rank) in chosen:
+                raise UsageError(f"{option} {text}: local rank {int(rank)} stands there twice; keep one")
+            chosen[int(rank)] = int(streams)
+        return cls(by_local_rank=chosen)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One `launchpad run`."""
+
+    target: Target
+    nproc: int | Literal["auto", "cpu", "gpu"] = 1
+    python: str = "python3"
+    cwd: str = "."
+    environ: Mapping[str, str] = field(default_factory=dict)  # what --env and --env-file gave
+    log_dir: str | None = None
+    redirects: StreamMap = field(default_factory=StreamMap)  # to files only
+    tee: StreamMap = field(default_factory=StreamMap)  # to files and the console
+    shown_local_ranks: frozenset[int] | None = None  # None: all
+    grace: float | None = None  # seconds between the first signal and the next; None: the defaults of Grace
+    timeout: float | None = None  # seconds, for the whole job

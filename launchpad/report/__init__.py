@@ -1,0 +1,1 @@
+"""Sinks: whoever shows or keeps what happens in a job. Each consumes the event stream."""

@@ -1,0 +1,130 @@
+"""The console: the ranks' lines on stdout and stderr, and the launcher's own messages on stderr."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launchpad.events import STDERR, STDOUT, ConsoleClosed, Output
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
+from launchpad.report.lines import Device, Stream
+from launchpad.report.writer import Writer
+
+# Told apart at a glance, also by most who can't tell red from green.
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+
+class Console:
+    """A sink. `post` takes what its writer threads have to tell the loop."""
+
+    def __init__(self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None]) -> None:
+        self._post = post
+        shared = _same_device(STDOUT, STDERR)
+        self._devices: dict[int, Device] = {}
+        self._writers: dict[int, Writer] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
+        ranks = plan.ranks
+        for fd in (STDOUT, STDERR):
+            if fd == STDERR and shared:
+                self._devices[fd] = self._devices[STDOUT]
+                self._writers[fd] = self._writers[STDOUT]
+            else:
+                self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
+                self._writers[fd] = Writer(post, self._failed)
+        digits = len(str(len(ranks) - 1))
+        for rank in ranks:
+            if spec.shown_local_ranks is not None and rank.local_rank not in spec.shown_local_ranks:
+                continue
+            for stream in (STDOUT, STDERR):
+                if spec.redirects.has(rank.local_rank, stream) and not spec.tee.has(rank.local_rank, stream):
+                    continue
+                label = f"[{rank.rank:>{digits}}]"
+                prefix = f"{label} "
+                if self._colour[stream]:
+                    # The reset in front ends what an earlier line may have left on.
+                    prefix = f"\x1b[0;{_COLOURS[rank.rank % len(_COLOURS)]}m{label}\x1b[0m "
+                self._streams[rank.rank, stream] = Stream(stream, prefix.encode(), len(label) + 1)
+
+    def on(self, event: Any) -> bool:
+        """Show an event; True where its bytes were given to a writer."""
+        if type(event) is not Output:
+            return False
+        stream = self._streams.get((event.rank, event.stream))
+        if stream is None:
+            return False
+        pieces = self._devices[event.stream].feed(stream, event.data, time.monotonic())
+        if pieces:
+            self._writers[event.stream].put(pieces, event)
+        return bool(pieces)
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        """Show a message of the launcher's own, each of its lines marked as such."""
+        for line in text.splitlines():
+            shown = message_line(line, self._colour[STDERR], bad)
+            pieces = self._devices[STDERR].note(shown.encode(errors="surrogateescape"), STDERR)
+            self._writers[STDERR].put(pieces)
+
+    @property
+    def deadline(self) -> float | None:
+        """When an unfinished line is to be shown."""
+        return min((d.deadline for d in self._devices.values() if d.deadline is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Show the unfinished lines whose moment has come."""
+        for fd, device in self._devices.items():
+            pieces = device.tick(now)
+            if pieces:
+                self._writers[fd].put(pieces)
+
+    def flush(self) -> None:
+        """End the lines that the ranks left unfinished."""
+        for fd, device in self._devices.items():
+            pieces = device.close([s for s in self._streams.values() if self._devices[s.fd] is device])
+            if pieces:
+                self._writers[fd].put(pieces)
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self.flush()
+        for writer in {id(w): w for w in self._writers.values()}.values():
+            writer.close()
+
+    def _failed(self, fd: int, error: OSError) -> None:
+        if fd == STDOUT:
+            self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+def message_line(line: str, colour: bool, bad: bool) -> str:
+    """A line of the launcher's own, as it stands on stderr."""
+    if not colour:
+        return f"launchpad: {line}"
+    return f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m {line}"
+
+
+def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
+    """Colour is for terminals, and for nobody who has set NO_COLOR (https://no-color.org) or has a dumb terminal."""
+    return os.isatty(fd) and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[int]:
+    """[rows, columns] that a rank's text has on our terminal; [] unless both stdin and stdout are one."""
+    if not (os.isatty(0) and os.isatty(STDOUT)) or environ.get("TERM") == "dumb":
+        return []
+    size = os.get_terminal_size(STDOUT)
+    return [size.lines, max(20, size.columns - prefix_columns)] if size.columns else []
+
+
+def _columns(fd: int) -> int | None:
+    """The width of a terminal that can redraw a line; None for all else."""
+    if not os.isatty(fd) or os.environ.get("TERM") == "dumb":
+        return None
+    return os.get_terminal_size(fd).columns or 80
+
+
+def _same_device(first: int, second: int) -> bool:
+    one, two = os.fstat(first), os.fstat(second)
+    return (one.st_dev, one.st_ino, one.st_rdev) == (two.st_dev, two.st_ino, two.st_rdev)

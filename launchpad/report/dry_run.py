@@ -1,0 +1,30 @@
+"""`--dry-run`: the plan in words, or as JSON. What is shown is the value that would be run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from launchpad.job.plan import Plan
+
+
+def show(plan: Plan, *, as_json: bool) -> None:
+    """Print the plan on stdout."""
+    print(json.dumps(plan.as_json(), indent=2) if as_json else in_words(plan))
+
+
+def in_words(plan: Plan) -> str:
+    """The plan for people: what all ranks of a node share is said once."""
+    lines = []
+    for node in plan.nodes:
+        first = node.ranks[0].environ
+        shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}
+        lines.append(f"node {node.index}: {node.hostname}, {len(node.ranks)} of {len(plan.ranks)} ranks, in {node.cwd}")
+        lines.append("  every rank:")
+        lines += [f"    {name}={shlex.quote(first[name])}" for name in first if name in shared]
+        lines += [f"    {name}={value}  (where unset)" for name, value in node.defaults.items()]
+        lines += [f"    {name}=***" for name in sorted(plan.environ)]
+        for rank in node.ranks:
+            own = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank.environ.items() if name not in shared)
+            lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", f"    {own}"]
+    return "\n".join(lines)

@@ -1,0 +1,163 @@
+"""What is said about a job: notes while it stops, and after a failure a few lines on which rank failed, and how."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from launchpad.events import (
+    STDERR,
+    AgentReady,
+    LogFailed,
+    Output,
+    PhaseChanged,
+    RankExited,
+    RankRaised,
+    RankStarted,
+    StraysEnded,
+)
+from launchpad.job.outcome import Cause, exit_in_words, ranks_in_words, signal_name
+
+# Of each rank's last error output this much is kept, and this many lines are shown.
+TAIL_BYTES = 8192
+TAIL_LINES = 20
+
+
+class Exit(NamedTuple):
+    """One rank's end."""
+
+    time: int
+    code: int
+    memory: int
+    memory_killed: bool
+
+
+class Summary:
+    """A sink that remembers; `report` puts it into words."""
+
+    def __init__(self, say: Callable[[str], None], quiet: bool) -> None:
+        """`say` shows a note at once, unless `quiet`."""
+        self._say = say if not quiet else lambda _: None
+        self._tails: dict[int, bytes] = {}
+        self._raised: dict[int, str] = {}
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, Exit] = {}
+        self._started = 0
+        self._clock = 0.0  # what turns a monotonic time in seconds into a date
+        self._stopping_at = 0
+        self._stopped: list[int] = []
+
+    deadline = None
+
+    def tick(self, now: float) -> None:
+        """Nothing here waits for time."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def on(self, event: Any) -> bool:
+        """Remember what the report will need; say what the user should know now."""
+        match event:
+            case Output(_, rank, stream, data):
+                if stream == STDERR:
+                    self._tails[rank] = (self._tails.get(rank, b"") + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+            case AgentReady():
+                self._clock = event.wall - event.time / 1e9
+            case RankStarted(at, rank, pid):
+                self._started = self._started or at
+                self._pids[rank] = pid
+            case RankRaised(_, rank, error):
+                self._raised[rank] = error
+            case RankExited(at, rank, code, memory, memory_killed):
+                self._exits[rank] = Exit(at, code, memory, memory_killed)
+            case LogFailed(_, path, reason):
+                self._say(f"{path}: {reason}; what the rank writes from here on is missing there")
+            case StraysEnded(_, processes):
+                self._say(f"ended {len(processes)} processes that ranks left behind: {', '.join(processes[:5])}")
+            case PhaseChanged():
+                self._phase(event)
+        return False
+
+    def _phase(self, event: PhaseChanged) -> None:
+        if event.phase != "stopping":
+            return
+        if not self._stopping_at:
+            self._stopping_at = event.time
+            self._stopped = event.ranks
+            if event.cause == "signal" and event.ranks:
+                name = signal_name(event.signum)
+                self._say(
+                    f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
+                    + (", Ctrl-C kills them at once" if name == "SIGINT" else "")
+                )
+        elif event.ranks:
+            name = signal_name(event.signum)
+            self._say(f"{ranks_in_words(event.ranks)} did not leave in time: sent {name}")
+
+    def report(self, cause: Cause, folder: str | None, timeout: float | None) -> str:
+        """The account of a job that failed: the cause first, then what the cause did to the others, then the logs."""
+        match cause.kind:
+            case "failure":
+                lines = self._failure(cause)
+            case "start":
+                lines = [f"rank {cause.rank} could not be started: {cause.text}"]
+            case "lost":
+                lines = [f"the job's node was lost: {cause.text}; its ranks were killed"]
+            case "timeout":
+                lines = [f"the job was ended: it ran longer than --timeout {timeout:g} s"]
+            case "signal":
+                lines = [f"the job was ended by {signal_name(cause.signum)}"]
+            case "console":
+                lines = [f"the job was ended: standard output takes no more ({cause.text})"]
+        others = [rank for rank in self._stopped if rank != cause.rank]
+        if others:
+            lines.append(f"stopped because of it: {ranks_in_words(others)}")
+        also = [
+            rank for rank, end in self._exits.items() if end.code != 0 and rank != cause.rank and rank not in others
+        ]
+        if also and cause.kind == "failure":
+            lines.append(f"failed too: {ranks_in_words(also)}")
+        if folder:
+            lines.append(f"logs: {folder}")
+        return "\n".join(lines)
+
+    def _failure(self, cause: Cause) -> list[str]:
+        rank = cause.rank
+        end = self._exits[rank]
+        date = time.strftime("%H:%M:%S", time.localtime(self._clock + end.time / 1e9))
+        after = (end.time - self._started) / 1e9
+        how = exit_in_words(cause.code)
+        if end.memory_killed:
+            how += f", by the kernel for want of memory: it had {end.memory / 2**20:.0f} MiB"
+        elif cause.code == -9:
+            how += "; the kernel's memory counters did not rise, so somebody sent the signal"
+        lines = [f"rank {rank} failed first: {how} (pid {self._pids[rank]}, {after:.2f} s after the start, {date})"]
+        return lines + [f"    {line}" for line in self._last_words(rank)]
+
+    def _last_words(self, rank: int) -> list[str]:
+        text = _error_file_text(self._raised.get(rank, ""))
+        if not text:
+            text = self._tails.get(rank, b"").decode(errors="replace")
+        lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").rstrip().split("\n") if line]
+        if len(lines) > TAIL_LINES:
+            lines = [f"… ({len(lines) - TAIL_LINES} lines above)", *lines[-TAIL_LINES:]]
+        return lines
+
+
+def _error_file_text(error: str) -> str:
+    """The traceback in an error file as torch's @record writes it; "" where it holds none.
+
+    {"message": {"message": "Type: text", "extraInfo": {"py_callstack": "…", "timestamp": "…"}}}, or a plain string
+    as the inner message.
+    """
+    try:
+        message = json.loads(error)["message"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        return str(stack or message.get("message") or "")
+    return str(message)

@@ -1,0 +1,25 @@
+"""Links: how frames reach a node's agent, and come back.
+
+A Link has three operations, the same ones for every transport: `send` never blocks the caller; `messages` yields
+what the agent says, blocking, until the link ends; `close` hangs up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from launchpad.events import Command
+
+
+class Link(Protocol):
+    """The head's end of the connection to one agent."""
+
+    def send(self, command: Command) -> None:
+        """Queue a command. A link that has ended takes it and forgets it: `messages` tells of the end."""
+
+    def messages(self) -> Iterator[Any]:
+        """The agent's events, until its end hangs up. Raises WireError for bytes that are not frames."""
+
+    def close(self) -> None:
+        """Hang up and release what the link holds; without a Finish before, the agent kills its ranks."""

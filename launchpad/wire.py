@@ -1,0 +1,92 @@
+"""Frames: how events and commands travel over a Link.
+
+A frame is a length (4 bytes, big-endian, of what follows), a type (1 byte: the index in MESSAGES) and a payload:
+JSON of the message's fields, except for Output, whose payload is a fixed header and the raw bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from . import events
+
+# The order is the protocol: append only.
+MESSAGES: tuple[Any, ...] = (
+    events.Output,
+    events.Hello,
+    events.AgentReady,
+    events.Start,
+    events.RankStarted,
+    events.StartFailed,
+    events.RankRaised,
+    events.RankExited,
+    events.Signal,
+    events.Credit,
+    events.Finish,
+    events.StraysEnded,
+    events.AgentFailed,
+)
+CODES = {message: code for code, message in enumerate(MESSAGES)}
+
+# A plan of 10 000 ranks is about 6 MB; what claims to be more is not a frame.
+LARGEST_FRAME = 64 << 20
+
+_HEAD = struct.Struct("!IB")
+_OUTPUT = struct.Struct("!qIB")
+
+
+class WireError(Exception):
+    """The bytes on the link are not frames of ours."""
+
+
+def encode(message: events.Event | events.Command) -> bytes:
+    """One message as one frame."""
+    if isinstance(message, events.Output):
+        return output_header(message.time, message.rank, message.stream, len(message.data)) + message.data
+    payload = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return _HEAD.pack(len(payload) + 1, CODES[type(message)]) + payload
+
+
+def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
+    """What stands before `size` bytes of raw output, so that they need not be copied to be framed."""
+    return _HEAD.pack(size + 1 + _OUTPUT.size, 0) + _OUTPUT.pack(time, rank, stream)
+
+
+class Decoder:
+    """Turns bytes that are cut anywhere into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that `data` completes. Raises WireError for what can't be a frame."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD.size:
+                size, code = _HEAD.unpack_from(self._buffer, start)
+                if not 0 < size <= LARGEST_FRAME or code >= len(MESSAGES):
+                    shown = bytes(self._buffer[start : start + 40])
+                    raise WireError(f"not a frame: {shown!r}")
+                end = start + 4 + size
+                if len(self._buffer) < end:
+                    break
+                yield self._message(code, start + _HEAD.size, end)
+                start = end
+        finally:
+            del self._buffer[:start]
+
+    def _message(self, code: int, start: int, end: int) -> Any:
+        cls = MESSAGES[code]
+        try:
+            if cls is events.Output:
+                time, rank, stream = _OUTPUT.unpack_from(self._buffer, start)
+                data = bytes(memoryview(self._buffer)[start + _OUTPUT.size : end])
+                return events.Output(time, rank, stream, data)
+            text = self._buffer[start:end].decode("utf-8", "surrogateescape")
+            return cls(*json.loads(text))
+        except (ValueError, TypeError, struct.error) as error:
+            raise WireError(f"a broken {cls.__name__} frame: {error}") from error

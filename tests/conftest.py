@@ -1,0 +1,115 @@
+"""What the tests share: `launchpad` as a user runs it, and a check after each test that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+# Long enough for a busy machine; a test that reaches it has found a hang.
+DEADLINE = 60.0
+
+MARK = "LAUNCHPAD_TEST"
+
+
+class Launchpad:
+    """Runs the command line in a folder, a temporary folder and an environment of the test's own."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.folder = folder
+        self.scratch = scratch
+        self.mark = uuid.uuid4().hex
+        drop = ("LAUNCHPAD_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON", "GITHUB_")
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+        self.environ |= {MARK: self.mark, "TMPDIR": str(scratch)}
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def argv(self, *args: object) -> list[str]:
+        """The command line of `launchpad ARGS`; a program of tests/programs may be named by its name alone."""
+        words = [str(arg) for arg in args]
+        return [sys.executable, "-m", "launchpad", *(_program(word) for word in words)]
+
+    def run(self, *args: object, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess[str]:
+        """Run to the end; text as UTF-8, with what is not UTF-8 escaped as Python's surrogateescape does."""
+        options = {"env": self.environ, "cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
+        return subprocess.run(
+            self.argv(*args),
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=timeout,
+            **options,
+        )
+
+    def start(self, *args: object, **options: object) -> subprocess.Popen[bytes]:
+        """Start and return at once; the test's end waits for it."""
+        options = {
+            "env": self.environ,
+            "cwd": self.folder,
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            **options,
+        }
+        process: subprocess.Popen[bytes] = subprocess.Popen(self.argv(*args), **options)
+        self._started.append(process)
+        return process
+
+    def survivors(self) -> list[str]:
+        """Every live process that descends from a command of this test (they inherit its mark)."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+                    continue
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (OSError, IndexError):
+                continue
+            if state not in "ZX":
+                found.append(f"{entry.name} {words}")
+        return found
+
+    def close(self) -> None:
+        """Wait for what was started, then fail if any process or temporary file is left."""
+        for process in self._started:
+            with process:
+                if process.poll() is None:
+                    process.kill()
+        wait_until(lambda: not self.survivors(), "all processes to be gone", show=self.survivors)
+        left = [entry.name for entry in self.scratch.iterdir() if not entry.name.startswith("launchpad-logs-")]
+        assert not left, f"temporary files are left: {left}"
+
+
+def _program(word: str) -> str:
+    return str(PROGRAMS / word) if (PROGRAMS / word).is_file() else word
+
+
+def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object] = lambda: "") -> None:
+    """Wait until `fact()` is true; fail after DEADLINE, naming what was waited for."""
+    deadline = time.monotonic() + DEADLINE
+    while not fact():
+        assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for {what}: {show()}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def launchpad(tmp_path: Path) -> Iterator[Launchpad]:
+    """The command, in an empty folder."""
+    folder, scratch = tmp_path / "work", tmp_path / "tmp"
+    folder.mkdir()
+    scratch.mkdir()
+    command = Launchpad(folder, scratch)
+    yield command
+    command.close()
