@@ -1,0 +1,328 @@
+"""head/machine: what the job does about failures, signals and time, told with numbers instead of sleeps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchpad.events import (
+    AgentFailed,
+    ConsoleClosed,
+    LinkClosed,
+    Output,
+    PhaseChanged,
+    RankExited,
+    StartFailed,
+    StopRequested,
+)
+from launchpad.events import Signal as SendSignal
+from launchpad.head.machine import (
+    GRACE_AFTER_FAILURE,
+    GRACE_AFTER_REQUEST,
+    HURRY_SECONDS,
+    KILL_SECONDS,
+    Finish,
+    Leave,
+    Machine,
+)
+from launchpad.job.outcome import Cause
+
+INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
+START = 100.0
+
+
+def job(ranks: int = 4, grace: float | None = None, timeout: float | None = None) -> Machine:
+    return Machine(range(ranks), grace, timeout, START)
+
+
+def exited(rank: int, code: int = 0) -> RankExited:
+    return RankExited(0, rank, code, 0, False)
+
+
+def asked(signum: int) -> StopRequested:
+    return StopRequested(0, signum)
+
+
+def sent(actions: Sequence[Any]) -> list[int]:
+    """The signals among the actions."""
+    return [action.signum for action in actions if isinstance(action, SendSignal)]
+
+
+def ends(actions: Sequence[Any]) -> bool:
+    """Whether the actions end the job: the phase is announced, then the agents are told, once."""
+    found = [action for action in actions if isinstance(action, Finish)]
+    if not found:
+        return False
+    changed, finish = actions[-2:]
+    return isinstance(changed, PhaseChanged) and changed.phase == "over" and [finish] == found
+
+
+def step(machine: Machine) -> tuple[float, list[int], bool]:
+    """Let the next deadline pass: when it was, the signals it sent, and whether the job is over."""
+    assert machine.deadline is not None
+    now = machine.deadline
+    assert machine.tick(now - 0.001) == []
+    actions = machine.tick(now)
+    return now, sent(actions), ends(actions)
+
+
+def test_a_job_is_over_when_every_rank_has_left() -> None:
+    machine = job(3)
+    assert machine.deadline is None
+    assert [machine.on(exited(rank), START + rank) for rank in (2, 0)] == [[], []]
+    actions = machine.on(exited(1), START + 5)
+    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), Finish()]
+    assert (machine.exit_code, machine.cause, machine.phase, machine.deadline) == (0, None, "over", None)
+
+
+def test_the_first_failure_ends_the_others() -> None:
+    machine = job()
+    actions = machine.on(exited(2, 7), START + 1)
+    assert actions == [PhaseChanged(101 * 10**9, "stopping", "failure", TERM, 5.0, [0, 1, 3]), SendSignal(TERM)]
+    assert machine.deadline == START + 1 + GRACE_AFTER_FAILURE == START + 6
+    assert step(machine) == (START + 6, [KILL], False)
+    assert [ends(machine.on(exited(rank, -9), START + 7)) for rank in (0, 1, 3)] == [False, False, True]
+    assert (machine.cause, machine.exit_code) == (Cause("failure", rank=2, code=7), 7)
+
+
+def test_no_later_failure_changes_the_cause() -> None:
+    machine = job()
+    machine.on(exited(2, 7), START)
+    for event in (exited(0, -11), StartFailed(0, 1, "gone"), ConsoleClosed(0, "full"), exited(3, 9)):
+        assert sent(machine.on(event, START)) == []
+    assert (machine.phase, machine.cause) == ("over", Cause("failure", rank=2, code=7))
+
+
+def test_ranks_that_leave_in_time_are_not_killed() -> None:
+    machine = job(2)
+    machine.on(exited(0, 1), START)
+    assert ends(machine.on(exited(1, -15), START + 1))
+    assert machine.tick(START + 1000) == []
+
+
+def test_the_only_ranks_failure_signals_nobody() -> None:
+    machine = job(1)
+    actions = machine.on(exited(0, 3), START)
+    assert [action.phase for action in actions if isinstance(action, PhaseChanged)] == ["stopping", "over"]
+    assert ends(actions)
+    assert sent(actions) == []
+    assert machine.exit_code == 3
+
+
+def test_killed_ranks_that_never_go_are_not_waited_for() -> None:
+    machine = job(2)
+    machine.on(exited(0, 1), START)
+    assert step(machine) == (START + 5, [KILL], False)
+    assert step(machine) == (START + 5 + KILL_SECONDS, [], True)
+    assert machine.running == {1}
+    assert machine.on(exited(1, -9), START + 99) == []
+    assert machine.exit_code == 1
+
+
+@pytest.mark.parametrize(("code", "shown"), [(1, 1), (255, 255), (-6, 134), (-9, 137), (-15, 143), (-40, 168)])
+def test_a_job_exits_as_its_first_failed_rank(code: int, shown: int) -> None:
+    machine = job(1)
+    machine.on(exited(0, code), START)
+    assert machine.exit_code == shown
+
+
+def test_ctrl_c_interrupts_then_terminates_then_kills() -> None:
+    machine = job()
+    actions = machine.on(asked(INT), START)
+    assert actions == [PhaseChanged(100 * 10**9, "stopping", "signal", INT, 30.0, [0, 1, 2, 3]), SendSignal(INT)]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [TERM], False)
+    assert step(machine) == (START + 35, [KILL], False)
+    assert step(machine) == (START + 45, [], True)
+    assert machine.exit_code == 130
+
+
+def test_the_second_ctrl_c_kills_at_once() -> None:
+    machine = job()
+    machine.on(asked(INT), START)
+    assert sent(machine.on(asked(INT), START + 1)) == [KILL]
+    assert machine.deadline == START + 1 + KILL_SECONDS
+    assert step(machine) == (START + 11, [], True)
+    assert machine.exit_code == 130
+
+
+def test_ctrl_c_after_a_failure_kills_at_once_and_keeps_the_cause() -> None:
+    machine = job()
+    machine.on(exited(0, 7), START)
+    assert sent(machine.on(asked(INT), START + 1)) == [KILL]
+    assert machine.exit_code == 7
+
+
+def test_a_hurried_end_waits_for_the_output_only_so_long() -> None:
+    machine = job(1)
+    machine.on(asked(INT), START)
+    machine.on(asked(INT), START + 1)
+    assert ends(machine.on(exited(0, -9), START + 2))
+    assert machine.deadline == START + 2 + HURRY_SECONDS
+    assert machine.tick(START + 2 + HURRY_SECONDS) == [Leave()]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(TERM, 143), (HUP, 129)])
+def test_a_stop_signal_is_forwarded_then_the_ranks_are_killed(signum: int, code: int) -> None:
+    machine = job()
+    assert sent(machine.on(asked(signum), START)) == [signum]
+    assert step(machine) == (START + 30, [KILL], False)
+    assert step(machine) == (START + 40, [], True)
+    assert machine.exit_code == code
+
+
+@pytest.mark.parametrize("signum", [TERM, HUP])
+def test_a_stop_signal_while_stopping_is_forwarded_and_gains_no_time(signum: int) -> None:
+    machine = job()
+    machine.on(asked(INT), START)
+    assert machine.on(asked(signum), START + 1) == [SendSignal(signum)]
+    assert (machine.deadline, machine.exit_code) == (START + 30, 130)
+
+
+def test_ranks_that_leave_with_0_when_asked_to_do_not_make_it_a_success() -> None:
+    machine = job(2)
+    machine.on(asked(TERM), START)
+    machine.on(exited(0), START)
+    assert ends(machine.on(exited(1), START))
+    assert machine.exit_code == 143
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_user_signals_are_forwarded_and_end_nothing(signum: int) -> None:
+    machine = job(1)
+    assert machine.on(asked(signum), START) == [SendSignal(signum)]
+    assert (machine.phase, machine.cause, machine.deadline) == ("running", None, None)
+    machine.on(asked(TERM), START)
+    assert machine.on(asked(signum), START) == [SendSignal(signum)]
+    machine.on(exited(0), START)
+    assert machine.on(asked(signum), START) == []
+
+
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_a_signal_when_all_is_over_leaves_at_once(signum: int) -> None:
+    machine = job(1)
+    machine.on(exited(0), START)
+    assert machine.on(asked(signum), START) == [Leave()]
+    assert machine.exit_code == 0
+
+
+def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
+    machine = job(2, grace=60)
+    machine.on(exited(0, 1), START)
+    assert step(machine) == (START + 60, [KILL], False)
+    machine = job(2, grace=60)
+    machine.on(asked(INT), START)
+    assert step(machine) == (START + 60, [TERM], False)
+    assert step(machine) == (START + 65, [KILL], False)
+    machine = job(2, grace=0)
+    machine.on(asked(INT), START)
+    assert [step(machine), step(machine)] == [(START, [TERM], False), (START, [KILL], False)]
+
+
+def test_a_timeout_ends_the_job_with_124() -> None:
+    machine = job(timeout=60)
+    assert step(machine) == (START + 60, [TERM], False)
+    assert step(machine) == (START + 65, [KILL], False)
+    assert step(machine) == (START + 75, [], True)
+    assert machine.exit_code == 124
+
+
+def test_a_timeout_does_not_follow_a_job_that_is_ending() -> None:
+    machine = job(2, timeout=1)
+    machine.on(exited(0, 7), START)
+    assert step(machine) == (START + 5, [KILL], False)
+    assert machine.exit_code == 7
+
+
+@pytest.mark.parametrize("event", [AgentFailed(0, "killed"), LinkClosed(0)])
+def test_a_lost_agent_ends_the_job_with_4(event: Any) -> None:
+    machine = job()
+    actions = machine.on(event, START)
+    assert ends(actions)
+    assert sent(actions) == []
+    assert (machine.exit_code, machine.deadline) == (4, None)
+    assert machine.on(LinkClosed(0), START) == []
+
+
+def test_an_agent_lost_while_stopping_does_not_change_the_cause() -> None:
+    machine = job()
+    machine.on(exited(1, 7), START)
+    assert ends(machine.on(AgentFailed(0, "killed"), START))
+    assert machine.exit_code == 7
+
+
+def test_an_agent_that_hangs_up_when_told_to_is_no_loss() -> None:
+    machine = job(1)
+    machine.on(exited(0), START)
+    assert machine.on(LinkClosed(0), START) == []
+    assert machine.exit_code == 0
+
+
+def test_an_agent_that_fails_before_the_last_output_came_is_a_loss() -> None:
+    machine = job(1)
+    machine.on(exited(0), START)
+    machine.on(AgentFailed(0, "killed"), START)
+    assert machine.exit_code == 4
+
+
+def test_a_rank_that_cannot_start_ends_the_others_with_2() -> None:
+    machine = job(2)
+    assert sent(machine.on(StartFailed(0, 1, "no such file"), START)) == [TERM]
+    assert machine.on(exited(1, 127), START) == []
+    assert ends(machine.on(exited(0, -15), START))
+    assert (machine.exit_code, machine.cause) == (2, Cause("start", rank=1, text="no such file"))
+
+
+def test_no_rank_can_start() -> None:
+    machine = job(2)
+    machine.on(StartFailed(0, 0, "no such file"), START)
+    assert ends(machine.on(StartFailed(0, 1, "no such file"), START))
+    assert machine.exit_code == 2
+
+
+def test_a_closed_console_ends_the_job_with_141() -> None:
+    machine = job()
+    assert sent(machine.on(ConsoleClosed(0, "Broken pipe"), START)) == [TERM]
+    assert step(machine) == (START + 5, [KILL], False)
+    assert machine.exit_code == 141
+
+
+def test_a_console_that_closes_after_the_job_changes_nothing() -> None:
+    machine = job(1)
+    machine.on(exited(0), START)
+    assert machine.on(ConsoleClosed(0, "Broken pipe"), START) == []
+    assert machine.exit_code == 0
+
+
+def test_output_is_none_of_its_business() -> None:
+    assert job().on(Output(0, 0, 1, b"x"), START) == []
+
+
+EVENTS = st.one_of(
+    st.builds(exited, st.integers(0, 3), st.sampled_from([0, 1, -9])),
+    st.builds(asked, st.sampled_from([INT, TERM, HUP, signal.SIGUSR1])),
+    st.builds(StartFailed, st.just(0), st.integers(0, 3), st.just("no")),
+    st.just(ConsoleClosed(0, "full")),
+)
+
+
+@given(events=st.lists(EVENTS, max_size=12), timeout=st.none() | st.integers(0, 20))
+def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout: int | None) -> None:
+    machine = job(timeout=timeout)
+    finished = causes = 0
+    for now, event in enumerate(events, start=int(START)):
+        before = machine.cause
+        actions = [*machine.on(event, now), *machine.tick(now)]
+        finished += ends([action for action in actions if not isinstance(action, Leave)])
+        causes += machine.cause != before
+    for _ in range(4):
+        if machine.phase == "stopping":
+            finished += step(machine)[2]
+    assert machine.phase in ("running", "over")
+    assert finished == (machine.phase == "over")
+    assert causes <= 1
+    assert (machine.cause is None) == (machine.exit_code == 0)

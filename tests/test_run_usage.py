@@ -1,0 +1,143 @@
+"""Bad input: one sentence that names the thing and the mend, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from launchpad import __version__
+from tests.conftest import DEADLINE, Launchpad
+
+CASES = {
+    "no target": ([], "nothing to run; write launchpad run"),
+    "no such script": (["nope.py"], "no such script: nope.py (looked in "),
+    "no such program": (["nope-program"], "no such program: nope-program (it is neither a .py file nor on PATH)"),
+    "no such path": (["./nope"], "no such program: ./nope (looked in "),
+    "not executable": (["./plain"], "./plain is not executable; chmod +x it, or give a Python script a name"),
+    "not on path": (["plain"], "plain is here, but not on PATH; chmod +x it and write ./plain"),
+    "folder": (["folder"], "folder is a folder without a __main__.py"),
+    "folder as program": (["--no-python", "./folder"], "./folder is a folder; name a program"),
+    "zero ranks": (["-n", "0", "ok.py"], "--nproc-per-node: 0 ranks can't be started; a job needs at least 1"),
+    "negative ranks": (["--nproc", "-1", "ok.py"], "--nproc-per-node: -1 ranks can't be started"),
+    "ranks in letters": (
+        ["-np", "abc", "ok.py"],
+        "--nproc-per-node: 'abc' is not a number of ranks; give one, or auto",
+    ),
+    "too many processes": (["-n", "99999999", "ok.py"], "--nproc 99999999 "),
+    "no gpu": (["-n", "gpu", "ok.py"], "--nproc gpu: "),
+    "redirect": (["-r", "4", "ok.py"], "--redirects 4: '4' is not LOCAL_RANK:STREAMS; write 3 for all ranks"),
+    "redirect twice": (["-r", "0:1,0:2", "ok.py"], "--redirects 0:1,0:2: local rank 0 stands there twice"),
+    "tee": (["--tee", "0:3,x", "ok.py"], "--tee 0:3,x: 'x' is not LOCAL_RANK:STREAMS"),
+    "filter": (["--local-ranks-filter", "0,x", "ok.py"], "--local-ranks-filter: '0,x' is not a list of local ranks"),
+    "env name": (["-x", "1A=secret", "ok.py"], "--env 1A: the part before '=' is not a variable's name"),
+    "env unset": (["-x", "NOT_SET", "ok.py"], "--env NOT_SET: NOT_SET is not set here, so it can't be passed on"),
+    "env contract": (["-x", "RANK=3", "ok.py"], "--env RANK: RANK is launchpad's to set"),
+    "env file": (["--env-file", "none", "ok.py"], "--env-file none: No such file or directory; give a file of"),
+    "env file line": (["--env-file", "vars", "ok.py"], "vars, line 2: the part before '=' is not a variable's name"),
+    "env file binary": (["--env-file", "binary", "ok.py"], "--env-file binary: not UTF-8 text (byte 0)"),
+    "python": (["--python", "nope", "ok.py"], "--python nope: no such interpreter, or not executable"),
+    "grace": (["--grace", "soon", "ok.py"], "--grace: 'soon' is not a time; give seconds (30), or 5m"),
+    "timeout": (["--timeout", "-1", "ok.py"], "--timeout: '-1' is not a time"),
+    "log dir": (["--log-dir", "plain/logs", "ok.py"], "--log-dir plain/logs: "),
+    "module path": (["-m", "some/file.py"], "-m some/file.py: a module is named with dots"),
+    "module and program": (["-m", "--no-python", "x"], "-m runs a Python module and --no-python a program"),
+    "json alone": (["--json", "ok.py"], "--json says how --dry-run prints; add --dry-run"),
+    "unknown option": (["--nprocs", "2", "ok.py"], "no such option '--nprocs'. Did you mean '--nproc'?"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_and_code_2(launchpad: Launchpad, case: str) -> None:
+    words, message = CASES[case]
+    (launchpad.folder / "ok.py").write_text("open('started', 'w')")
+    (launchpad.folder / "plain").touch()
+    (launchpad.folder / "vars").write_text("A=1\nno name=secret\n")
+    (launchpad.folder / "binary").write_bytes(b"\xff\xfe")
+    (launchpad.folder / "folder").mkdir()
+    launchpad.environ["CUDA_VISIBLE_DEVICES"] = ""
+    done = launchpad.run("run", *words)
+    assert done.stdout == ""
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"launchpad: error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr
+    assert not (launchpad.folder / "started").exists()
+
+
+def test_what_a_user_without_permission_is_told(launchpad: Launchpad) -> None:
+    """As a user whom permissions bind: root asks "nobody" to try."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        script = folder / "ok.py"
+        script.write_text("open('started', 'w')")
+        script.chmod(0)
+        (folder / "fine.py").touch()
+        if os.geteuid() == 0:
+            user = {"user": 65534, "group": 65534, "extra_groups": []}
+            interpreter = Path(sys.executable).resolve()
+            if any(not parent.stat().st_mode & stat.S_IXOTH for parent in interpreter.parents):
+                pytest.skip(f"another user can't run {interpreter}")
+        else:
+            user = {}
+            folder.chmod(0o555)
+        done = launchpad.run("run", script, cwd=folder, **user)
+        assert done.stderr == f"launchpad: error: {script} can't be read; check its permissions\n"
+        assert done.returncode == 2
+        done = launchpad.run("run", "--log-dir", folder / "logs", folder / "fine.py", cwd=folder, **user)
+        assert done.stderr.startswith(f"launchpad: error: --log-dir {folder}/logs: {folder}/logs: Permission denied")
+        assert done.returncode == 2
+
+
+def test_more_ranks_than_open_files_allow(launchpad: Launchpad) -> None:
+    process = launchpad.start(
+        "run", "-n", 100, "true", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    )
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    assert re.search(
+        rb"--nproc 100 needs 332 open files, and the limit on .* is 128: raise it .* or start at most 32", err
+    )
+
+
+def test_no_place_for_temporary_files(launchpad: Launchpad) -> None:
+    launchpad.environ["TMPDIR"] = "/proc/nowhere"  # then the next place serves
+    assert launchpad.run("run", "true").returncode == 0
+
+
+def test_help_and_version(launchpad: Launchpad) -> None:
+    assert launchpad.run("--version").stdout == f"launchpad {__version__}\n"
+    assert "Turn one command into N supervised ranks" in launchpad.run("--help").stdout
+    text = launchpad.run("run", "--help").stdout
+    for heading in (
+        "How many ranks:",
+        "What they run:",
+        "Their environment:",
+        "Their output:",
+        "The end:",
+        "Examples:",
+    ):
+        assert heading in text
+    assert launchpad.run().returncode == 2
+
+
+def test_unknown_command(launchpad: Launchpad) -> None:
+    done = launchpad.run("rum", "x.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("launchpad: error: no such command 'rum'")
+
+
+def test_installed_command_is_the_module() -> None:
+    command = shutil.which("launchpad", path=str(Path(sys.executable).parent))
+    assert command, "the console script is not installed beside the interpreter"
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == f"launchpad {__version__}\n"

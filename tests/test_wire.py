@@ -1,0 +1,161 @@
+"""wire: every message survives the trip, however its bytes are cut; what is no frame is refused as such."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchpad import wire
+from launchpad.events import Hello, LinkClosed, Output, RankExited, Signal, Start
+from launchpad.wire import Decoder, WireError, encode
+
+TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape"))
+INTEGER = st.integers(-(2**63), 2**63 - 1)
+RANK = st.fixed_dictionaries({"rank": INTEGER, "argv": st.lists(TEXT), "environ": st.dictionaries(TEXT, TEXT)})
+FIELDS: dict[Any, st.SearchStrategy[Any]] = {
+    int: INTEGER,
+    float: st.floats(allow_nan=False),
+    str: TEXT,
+    bool: st.booleans(),
+    list[str]: st.lists(TEXT, max_size=4),
+    list[int]: st.lists(INTEGER, max_size=4),
+    dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
+    list[dict[str, Any]]: st.lists(RANK, max_size=3),
+}
+OUTPUT = st.builds(Output, INTEGER, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary(max_size=300))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=11) | st.dictionaries(st.text(max_size=4), inner, max_size=11),
+    max_leaves=12,
+)
+
+
+def of(cls: Any) -> st.SearchStrategy[Any]:
+    """Any message of that class."""
+    if cls is Output:
+        return OUTPUT
+    return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
+
+
+def frame(code: int, payload: bytes) -> bytes:
+    return struct.pack("!IB", len(payload) + 1, code) + payload
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    """The data in pieces; the places may lie anywhere."""
+    edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def decode(pieces: list[bytes]) -> tuple[list[Any], bool]:
+    """The messages in these pieces, and whether a WireError ended them. Any other error is the test's failure."""
+    decoder = Decoder()
+    found: list[Any] = []
+    try:
+        for piece in pieces:
+            found.extend(decoder.feed(piece))
+    except WireError:
+        return found, True
+    return found, False
+
+
+PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
+
+
+@pytest.mark.parametrize("cls", wire.MESSAGES, ids=lambda cls: cls.__name__)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(cls: Any, data: st.DataObject) -> None:
+    message = data.draw(of(cls))
+    found, failed = decode(cut(encode(message), data.draw(PLACES)))
+    assert not failed
+    assert found == [message]
+    assert type(found[0]) is cls
+
+
+@given(messages=st.lists(st.one_of([of(cls) for cls in wire.MESSAGES]), max_size=6), places=PLACES)
+def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any], places: list[int]) -> None:
+    found, failed = decode(cut(b"".join(map(encode, messages)), places))
+    assert not failed
+    assert [(type(message), message) for message in found] == [(type(message), message) for message in messages]
+
+
+def test_bytes_may_come_one_at_a_time() -> None:
+    messages = [Hello("1", True), Output(1, 2, 1, bytes(range(256))), Signal(15)]
+    data = b"".join(map(encode, messages))
+    assert decode([data[i : i + 1] for i in range(len(data))]) == (messages, False)
+
+
+def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
+    words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
+    argv = [word.decode("utf-8", "surrogateescape") for word in words]
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], 1, -1, [])
+    (found,), _ = decode([encode(start)])
+    assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
+
+
+@given(data=st.binary(max_size=2000))
+def test_output_bytes_are_not_touched(data: bytes) -> None:
+    header = wire.output_header(7, 3, 2, len(data))
+    assert header + data == encode(Output(7, 3, 2, data))
+    assert decode([header, data]) == ([Output(7, 3, 2, data)], False)
+
+
+@given(data=st.binary(max_size=200), places=PLACES)
+def test_garbage_is_refused_the_same_way_however_it_is_cut(data: bytes, places: list[int]) -> None:
+    assert decode(cut(data, places)) == decode([data])
+
+
+@given(
+    code=st.integers(0, 255),
+    payload=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()),
+    places=PLACES,
+)
+def test_a_frame_of_garbage_raises_nothing_but_wire_error(code: int, payload: bytes, places: list[int]) -> None:
+    decode(cut(frame(code, payload) + encode(Signal(2)), places))
+
+
+@pytest.mark.parametrize("size", [0, wire.LARGEST_FRAME + 1, 2**32 - 1])
+def test_a_length_that_no_frame_has_is_refused_before_its_bytes_come(size: int) -> None:
+    assert decode([struct.pack("!IB", size, 0)]) == ([], True)
+
+
+def test_the_largest_frame_is_still_waited_for() -> None:
+    assert decode([struct.pack("!IB", wire.LARGEST_FRAME, 0)]) == ([], False)
+
+
+@pytest.mark.parametrize("payload", [b"", b"[", b"\xff", b"5", b"null", b"[]", b"[1, 2]", b'{"signum": 15, "x": 1}'])
+def test_a_payload_that_is_not_the_message_is_refused(payload: bytes) -> None:
+    assert decode([frame(wire.CODES[Signal], payload)]) == ([], True)
+
+
+@pytest.mark.parametrize("payload", [b'"abcde"', b'{"a": 0, "b": 0, "c": 0, "d": 0, "e": 0}'])
+def test_a_payload_that_is_not_a_list_is_refused_though_its_length_fits(payload: bytes) -> None:
+    assert decode([frame(wire.CODES[RankExited], payload)]) == ([], True)
+
+
+def test_a_payload_nested_too_deeply_is_refused() -> None:
+    assert decode([frame(wire.CODES[Signal], b"[" * 200_000)]) == ([], True)
+
+
+def test_an_output_shorter_than_its_header_does_not_eat_the_next_frame() -> None:
+    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False))]) == ([], True)
+
+
+def test_messages_before_the_garbage_are_delivered() -> None:
+    assert decode([encode(Signal(2)) + b"SSH-2.0-OpenSSH"]) == ([Signal(2)], True)
+
+
+def test_the_error_shows_what_came_instead() -> None:
+    with pytest.raises(WireError, match="Welcome to node7"):
+        list(Decoder().feed(b"Welcome to node7\n"))
+
+
+def test_an_event_of_the_heads_own_does_not_travel() -> None:
+    with pytest.raises(KeyError):
+        encode(LinkClosed(0))
