@@ -115,14 +115,6 @@ def test_an_unfinished_line_shows_after_a_quiet_moment_and_its_stream_goes_on_wi
     assert text(device.feed(own, b", hello\nnext\n", 20.0)) == b", hello\n[0] next\n"
 
 
-def test_each_new_byte_starts_the_quiet_moment_anew() -> None:
-    device, own = Device(1, None), stream()
-    device.feed(own, b"a", 10.0)
-    device.feed(own, b"b", 10.0 + QUIET_SECONDS / 2)
-    assert device.tick(10.0 + QUIET_SECONDS) == []
-    assert text(device.tick(10.0 + 2 * QUIET_SECONDS)) == b"[0] ab"
-
-
 def test_another_stream_closes_the_open_line_and_the_rest_gets_a_prefix() -> None:
     device, one, two = Device(2, None), stream(0), stream(1)
     device.feed(one, b"half", 0.0)
@@ -293,9 +285,3 @@ def test_a_bars_final_line_is_not_cut_for_it_stays() -> None:
     device.feed(own, b"\r 10%", 0.0)
     device.tick(1.0)
     assert text(device.feed(own, b"\r" + b"x" * 100 + b"\n", 1.0)) == ERASE + b"[0] " + b"x" * 100 + b"\n"
-
-
-def test_an_unfinished_line_that_is_no_bar_is_not_cut() -> None:
-    device, own = Device(1, 40), stream()
-    device.feed(own, b"x" * 100, 0.0)
-    assert text(device.tick(1.0)) == b"[0] " + b"x" * 100

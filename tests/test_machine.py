@@ -14,7 +14,6 @@ from launchpad.events import (
     AgentFailed,
     ConsoleClosed,
     LinkClosed,
-    Output,
     PhaseChanged,
     RankExited,
     StartFailed,
@@ -96,13 +95,6 @@ def test_no_later_failure_changes_the_cause() -> None:
     for event in (exited(0, -11), StartFailed(0, 1, "gone"), ConsoleClosed(0, "full"), exited(3, 9)):
         assert sent(machine.on(event, START)) == []
     assert (machine.phase, machine.cause) == ("over", Cause("failure", rank=2, code=7))
-
-
-def test_ranks_that_leave_in_time_are_not_killed() -> None:
-    machine = job(2)
-    machine.on(exited(0, 1), START)
-    assert ends(machine.on(exited(1, -15), START + 1))
-    assert machine.tick(START + 1000) == []
 
 
 def test_the_only_ranks_failure_signals_nobody() -> None:
@@ -255,13 +247,6 @@ def test_an_agent_lost_while_stopping_does_not_change_the_cause() -> None:
     assert machine.exit_code == 7
 
 
-def test_an_agent_that_hangs_up_when_told_to_is_no_loss() -> None:
-    machine = job(1)
-    machine.on(exited(0), START)
-    assert machine.on(LinkClosed(0), START) == []
-    assert machine.exit_code == 0
-
-
 def test_an_agent_that_fails_before_the_last_output_came_is_a_loss() -> None:
     machine = job(1)
     machine.on(exited(0), START)
@@ -277,29 +262,11 @@ def test_a_rank_that_cannot_start_ends_the_others_with_2() -> None:
     assert (machine.exit_code, machine.cause) == (2, Cause("start", rank=1, text="no such file"))
 
 
-def test_no_rank_can_start() -> None:
-    machine = job(2)
-    machine.on(StartFailed(0, 0, "no such file"), START)
-    assert ends(machine.on(StartFailed(0, 1, "no such file"), START))
-    assert machine.exit_code == 2
-
-
 def test_a_closed_console_ends_the_job_with_141() -> None:
     machine = job()
     assert sent(machine.on(ConsoleClosed(0, "Broken pipe"), START)) == [TERM]
     assert step(machine) == (START + 5, [KILL], False)
     assert machine.exit_code == 141
-
-
-def test_a_console_that_closes_after_the_job_changes_nothing() -> None:
-    machine = job(1)
-    machine.on(exited(0), START)
-    assert machine.on(ConsoleClosed(0, "Broken pipe"), START) == []
-    assert machine.exit_code == 0
-
-
-def test_output_is_none_of_its_business() -> None:
-    assert job().on(Output(0, 0, 1, b"x"), START) == []
 
 
 EVENTS = st.one_of(

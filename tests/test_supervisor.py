@@ -1,0 +1,337 @@
+"""head/supervisor: the loop over a link whose agent is a script."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from launchpad import __version__
+from launchpad.errors import NodeError
+from launchpad.events import (
+    AgentFailed,
+    AgentReady,
+    Credit,
+    Finish,
+    Hello,
+    Output,
+    PhaseChanged,
+    RankExited,
+    RankStarted,
+    Signal,
+    Start,
+    StopRequested,
+    Written,
+)
+from launchpad.head import supervisor as module
+from launchpad.head.supervisor import LARGEST_WINDOW, Supervisor
+from launchpad.job.plan import Plan, make_plan
+from launchpad.job.spec import JobSpec, Target
+from launchpad.transport.memory import MemoryLink
+
+DEADLINE = 30.0
+READY = AgentReady(0, 0.0, 1, "node0", 2, 0, 1 << 20, 1 << 20, 29501, "/tmp/x")
+KIB = 1 << 10
+
+
+class Agent:
+    """The far end of a link: a thread that plays `script`, in which `hear` waits for what the head asks."""
+
+    def __init__(self, script: Callable[[Agent], None], ready: Any = READY) -> None:
+        self.link = MemoryLink()
+        self.say = self.link.say
+        self._script = script
+        self._ready = ready
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._play, daemon=True)
+
+    def hear(self, kind: Any) -> Any:
+        """The head's next command, which must be of that kind."""
+        command = self.link.heard.get(timeout=DEADLINE)
+        assert type(command) is kind, command
+        return command
+
+    def leave(self, code: int = 0) -> None:
+        """Rank 0 ends, the head says to finish, and the agent hangs up."""
+        self.say(RankExited(0, 0, code, 0, False))
+        while type(self.link.heard.get(timeout=DEADLINE)) is not Finish:
+            pass
+        self.link.hang_up()
+
+    def _play(self) -> None:
+        try:
+            assert self.hear(Hello).version == __version__
+            self.say(self._ready)
+            self._script(self)
+        except BaseException as error:
+            self.error = error
+            self.link.hang_up()
+
+
+class Sink:
+    """Remembers; holds the bytes where it is told to."""
+
+    deadline: float | None = None
+
+    def __init__(self, on: Callable[[Any], bool] = lambda _: False) -> None:
+        self.events: list[Any] = []
+        self.ticks = 0
+        self._on = on
+
+    def on(self, event: Any) -> bool:
+        self.events.append(event)
+        return self._on(event)
+
+    def tick(self, now: float) -> None:
+        assert self.deadline is not None
+        assert now >= self.deadline
+        self.deadline = None
+        self.ticks += 1
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+Play = Callable[..., tuple[int, Sink]]
+
+
+@pytest.fixture
+def head() -> Supervisor:
+    return Supervisor()
+
+
+@pytest.fixture
+def play(head: Supervisor) -> Iterator[Play]:
+    """Run a job against a script; returns the exit code and a sink that saw it all."""
+    agents: list[Agent] = []
+
+    def play(script: Callable[[Agent], None], *sinks: Sink, ranks: int = 1, **limits: Any) -> tuple[int, Sink]:
+        agents.append(Agent(script))
+        agents[-1].thread.start()
+        facts = head.connect([agents[-1].link], count_gpus=False)
+        assert facts == [READY]
+        seen = Sink()
+        code, cause = head.run(plan_of(ranks), [seen, *sinks], **{"grace": None, "timeout": None, **limits})
+        assert (cause is None) == (code == 0)
+        agents[-1].thread.join(DEADLINE)
+        if agents[-1].error:
+            raise agents[-1].error
+        return code, seen
+
+    yield play
+    for agent in agents:
+        agent.link.hang_up()
+
+
+def plan_of(ranks: int) -> Plan:
+    return make_plan(JobSpec(Target("program", "/bin/true"), nproc=ranks), [READY], "abc")
+
+
+def phases(sink: Sink) -> list[str]:
+    return [event.phase for event in sink.events if isinstance(event, PhaseChanged)]
+
+
+def test_a_job_from_hello_to_hanging_up(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        start = agent.hear(Start)
+        assert [entry["rank"] for entry in start.ranks] == [0]
+        assert (start.stdin_rank, start.window) == (0, LARGEST_WINDOW)
+        agent.say(RankStarted(1, 0, 71))
+        agent.say(Output(2, 0, 1, b"hello\n"))
+        agent.say(RankExited(3, 0, 0, 0, False))
+        agent.hear(Finish)
+        agent.say(Output(4, 0, 1, b"late\n"))
+        agent.link.hang_up()
+
+    code, seen = play(script)
+    assert code == 0
+    assert [type(event).__name__ for event in seen.events] == [
+        *("RankStarted", "Output", "RankExited", "PhaseChanged", "Output", "LinkClosed")
+    ]
+    assert [event.data for event in seen.events if isinstance(event, Output)] == [b"hello\n", b"late\n"]
+
+
+def test_a_failed_rank_has_the_others_signalled(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankExited(0, 1, 7, 0, False))
+        assert agent.hear(Signal).signum == 15
+        agent.leave(-15)
+
+    code, seen = play(script, ranks=2)
+    assert (code, phases(seen)) == (7, ["stopping", "over"])
+
+
+def test_time_alone_ends_a_job_that_hears_nothing(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        assert [agent.hear(Signal).signum for _ in range(2)] == [15, 9]
+        agent.leave(-9)
+
+    assert play(script, timeout=0.0, grace=0.0)[0] == 124
+
+
+def test_a_posted_signal_reaches_the_ranks(head: Supervisor, play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        head.post(StopRequested(0, 15))
+        assert agent.hear(Signal).signum == 15
+        agent.leave(0)
+
+    assert play(script)[0] == 143
+
+
+def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Supervisor, play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankExited(0, 0, 0, 0, False))
+        agent.hear(Finish)
+        head.post(StopRequested(0, 2))
+
+    assert play(script)[0] == 0
+    assert head.leaving
+
+
+def test_a_sink_is_called_when_its_moment_comes(play: Play) -> None:
+    sink = Sink()
+    sink.deadline = 0.0
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.leave()
+
+    play(script, sink)
+    assert sink.ticks == 1
+
+
+# Credit.
+
+
+def test_credit_is_given_back_in_portions(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        portion = agent.hear(Start).window // 4
+        agent.say(Output(0, 0, 1, b"x" * (portion - 1)))
+        agent.say(Output(0, 0, 2, b"x" * 10))
+        agent.say(Output(0, 0, 1, b"x" * 2))
+        assert agent.hear(Credit) == Credit(0, 1, portion + 1)
+        agent.say(Output(0, 0, 2, b"x" * portion))
+        assert agent.hear(Credit) == Credit(0, 2, portion + 10)
+        agent.say(Output(0, 0, 1, b"x" * portion))
+        assert agent.hear(Credit) == Credit(0, 1, portion)
+        agent.leave()
+
+    assert play(script)[0] == 0
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
+    head: Supervisor, play: Play, holders: int
+) -> None:
+    sinks = [Sink(lambda event: isinstance(event, Output)) for _ in range(holders)]
+    marks: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def on_mark(event: Any) -> bool:
+        if isinstance(event, RankStarted):
+            marks.put(event.pid)
+        return False
+
+    def passed(agent: Agent, number: int) -> None:
+        """Wait until the loop has come to a mark: all that it owes for what was said before is then heard."""
+        agent.say(RankStarted(0, 0, number))
+        assert marks.get(timeout=DEADLINE) == number
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(Output(0, 0, 1, b"x" * 600 * KIB))
+        for number in range(holders):
+            passed(agent, number)
+            assert agent.link.heard.empty()
+            (held,) = [event for event in sinks[number].events if isinstance(event, Output)]
+            head.post(Written(held))
+        assert agent.hear(Credit) == Credit(0, 1, 600 * KIB)
+        agent.leave()
+
+    assert play(script, *sinks, Sink(on_mark))[0] == 0
+
+
+def test_equal_outputs_are_told_apart(head: Supervisor, play: Play) -> None:
+    held: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+    def hold(event: Any) -> bool:
+        if isinstance(event, Output):
+            held.put(event)
+        return isinstance(event, Output)
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for _ in range(2):
+            agent.say(Output(0, 0, 1, b"x" * 300 * KIB))
+        for output in [held.get(timeout=DEADLINE) for _ in range(2)]:
+            head.post(Written(output))
+            assert agent.hear(Credit) == Credit(0, 1, 300 * KIB)
+        agent.leave()
+
+    assert play(script, Sink(hold))[0] == 0
+
+
+# Lost agents.
+
+
+def test_a_link_that_closes_early_ends_the_job_with_4(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.link.hang_up()
+
+    code, seen = play(script)
+    assert (code, phases(seen)) == (4, ["over"])
+
+
+def test_garbage_on_the_link_ends_the_job_with_4(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.link._frames.put(b"Segmentation fault\n")
+
+    code, seen = play(script)
+    assert code == 4
+    assert [event.reason for event in seen.events if isinstance(event, AgentFailed)] == [
+        "not a frame: b'Segmentation fault\\n'"
+    ]
+
+
+def test_an_agent_that_never_answers_is_a_node_error(head: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READY_SECONDS", 0.01)
+    link = MemoryLink()
+    with pytest.raises(NodeError, match=r"no answer from the agent within 0\.01 s"):
+        head.connect([link], count_gpus=True)
+    assert link.heard.get(timeout=DEADLINE) == Hello(__version__, True)
+    link.hang_up()
+
+
+@pytest.mark.parametrize(
+    ("say", "message"),
+    [
+        (lambda link: link.say(AgentFailed(0, "no /tmp")), "could not start: no /tmp"),
+        (lambda link: link.hang_up(), "could not start"),
+        (lambda link: link._frames.put(b"command not found\n"), "not a frame: .*command not found"),
+    ],
+)
+def test_an_agent_that_cannot_start_is_a_node_error(
+    head: Supervisor, say: Callable[[MemoryLink], None], message: str
+) -> None:
+    link = MemoryLink()
+    say(link)
+    with pytest.raises(NodeError, match=message):
+        head.connect([link], count_gpus=False)
+    link.hang_up()
+
+
+def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: Supervisor) -> None:
+    link = MemoryLink()
+    head.post(StopRequested(0, 15))
+    with pytest.raises(SystemExit) as caught:
+        head.connect([link], count_gpus=False)
+    assert caught.value.code == 143
+    link.hang_up()

@@ -1,0 +1,176 @@
+"""On a terminal: colours, prompts, progress bars, the debugger with line editing, Ctrl-C, background jobs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import shlex
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import DEADLINE, Launchpad
+
+COLUMNS = 60
+
+
+class Terminal:
+    """A pseudo-terminal with a command in it, as a person would use it."""
+
+    def __init__(self, argv: list[str], launchpad: Launchpad, environ: dict[str, str]) -> None:
+        self._fd, other = os.openpty()
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        self.seen = ""
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            argv,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            preexec_fn=take_terminal,
+            cwd=launchpad.folder,
+            env={**launchpad.environ, "TERM": "xterm", **environ},
+        )
+        os.close(other)
+
+    def type(self, text: str) -> None:
+        """Press these keys."""
+        os.write(self._fd, text.encode())
+
+    def expect(self, pattern: str) -> None:
+        """Read until the pattern appears in what is not matched yet."""
+        deadline = time.monotonic() + DEADLINE
+        while not (match := re.search(pattern, self.seen)):
+            assert self._read(deadline), f"the terminal was closed before {pattern!r} appeared in {self.seen!r}"
+        self.seen = self.seen[match.end() :]
+
+    def rest(self) -> str:
+        """All that comes until the command has left the terminal."""
+        deadline = time.monotonic() + DEADLINE
+        while self._read(deadline):
+            pass
+        return self.seen
+
+    def _read(self, deadline: float) -> bool:
+        left = max(0.0, deadline - time.monotonic())
+        assert select.select([self._fd], [], [], left)[0], f"nothing more came after {self.seen!r}"
+        try:
+            self.seen += os.read(self._fd, 65536).decode(errors="replace")
+        except OSError:  # EIO: everybody has left the terminal
+            return False
+        return True
+
+    def end(self) -> int:
+        """Wait for the command; its exit code."""
+        try:
+            return self.process.wait(timeout=DEADLINE)
+        finally:
+            self.process.kill()
+            os.close(self._fd)
+
+
+Start = Callable[..., Terminal]
+
+
+@pytest.fixture
+def terminal(launchpad: Launchpad) -> Iterator[Start]:
+    """Starts `launchpad ARGS` on a terminal."""
+    opened: list[Terminal] = []
+
+    def start(*args: object, shell: str = "", **environ: str) -> Terminal:
+        argv = launchpad.argv(*args)
+        if shell:
+            argv = ["bash", "-c", shell.format(shlex.join(argv))]
+        opened.append(Terminal(argv, launchpad, environ))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        if one.process.poll() is None:
+            one.end()
+
+
+def test_prefixes_are_coloured_by_rank(terminal: Start) -> None:
+    one = terminal("run", "-n", 2, "echo", "x")
+    text = one.rest()
+    colours = re.findall(r"\x1b\[0;(\d+)m\[([01])\]\x1b\[0m x\r\n", text)
+    assert sorted(rank for _, rank in colours) == ["0", "1"]
+    assert len({colour for colour, _ in colours}) == 2
+    assert one.end() == 0
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_where_colour_is_not_wanted(terminal: Start, environ: dict[str, str]) -> None:
+    one = terminal("run", "echo", "x", **environ)
+    assert one.rest() == "[0] x\r\n"
+
+
+def test_own_messages_are_told_apart(terminal: Start) -> None:
+    one = terminal("run", "exits.py", "7")
+    assert re.search(r"\x1b\[0;1;31mlaunchpad:\x1b\[0m rank 0 failed first: exit code 7", one.rest())
+    assert one.end() == 7
+
+
+def test_prompt_and_answer(terminal: Start) -> None:
+    one = terminal("run", "-n", 2, "prompt.py", NO_COLOR="1")
+    one.expect(re.escape("[0] name? "))
+    one.type("Ada\n")
+    one.expect("hello Ada")
+    assert one.end() == 0
+
+
+def test_breakpoint_with_line_editing(terminal: Start) -> None:
+    """Ctrl-A goes to the start of the line: that is readline, which wants terminals on both sides."""
+    one = terminal("run", "-n", 2, "debugged.py", NO_COLOR="1")
+    one.expect(re.escape("(Pdb) "))
+    one.type("secret + 1\x01p \n")
+    one.expect("42")
+    one.expect(re.escape("(Pdb) "))
+    one.type("continue\n")
+    one.expect(re.escape("[0] done 41") + "|done 41")
+    assert one.end() == 0
+
+
+def test_ctrl_c_reaches_the_ranks(terminal: Start) -> None:
+    one = terminal("run", "-n", 2, "obeys.py", NO_COLOR="1")
+    one.expect("ready")
+    one.expect("ready")
+    one.type("\x03")
+    one.expect("launchpad: sent SIGINT to ranks 0-1")
+    text = one.rest()
+    assert text.count("got SIGINT") == 2
+    assert "launchpad: the job was ended by SIGINT" in text
+    assert one.end() == 130
+
+
+def test_bar_is_redrawn_in_place(terminal: Start) -> None:
+    one = terminal("run", "bar.py", NO_COLOR="1")
+    text = one.rest()
+    assert text.count("\n") == 1
+    assert [state[:9] for state in text.split("\r\x1b[K")][-1] == "[0] 100%|"
+
+
+def test_wide_bar_is_cut_to_the_terminal(terminal: Start) -> None:
+    code = "import sys, time\nfor c in 'ab':\n sys.stderr.write(chr(13) + c * 200); sys.stderr.flush(); time.sleep(0.3)"
+    one = terminal("run", "--no-python", "python3", "-c", code, NO_COLOR="1")
+    states = one.rest().split("\r\x1b[K")
+    assert states[1].rstrip() == "[0] " + "b" * (COLUMNS - 5)
+
+
+def test_background_job_leaves_the_terminals_input_alone(terminal: Start) -> None:
+    one = terminal("run", "prompt.py", shell="set -m; {} & wait $!; echo code $?; read line; echo shell got $line")
+    one.expect("EOFError")
+    one.expect("code 1")
+    one.type("words\n")
+    one.expect("shell got words")
+    assert one.end() == 0
