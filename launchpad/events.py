@@ -127,7 +127,7 @@ class PhaseChanged(NamedTuple):
     """The job's state machine took a step."""
 
     time: int
-    phase: str  # "running", "stopping", "killing", "over"
+    phase: str  # "stopping", "over"
     cause: str  # "", "failure", "signal", "timeout", "console", "start", "lost"
     signum: int  # the signal that was sent to the ranks, 0 for none
     seconds: float  # how long the ranks have until the next step, 0 for no limit

@@ -83,10 +83,15 @@ class Decoder:
         cls = MESSAGES[code]
         try:
             if cls is events.Output:
+                if end - start < _OUTPUT.size:  # what follows is the next frame's
+                    raise ValueError("shorter than its header")
                 time, rank, stream = _OUTPUT.unpack_from(self._buffer, start)
                 data = bytes(memoryview(self._buffer)[start + _OUTPUT.size : end])
                 return events.Output(time, rank, stream, data)
             text = self._buffer[start:end].decode("utf-8", "surrogateescape")
-            return cls(*json.loads(text))
-        except (ValueError, TypeError, struct.error) as error:
+            fields = json.loads(text)
+            if not isinstance(fields, list):
+                raise TypeError("not a list of fields")
+            return cls(*fields)
+        except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a broken {cls.__name__} frame: {error}") from error

@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.report.lines import (
@@ -17,6 +17,8 @@ from launchpad.report.lines import (
     Device,
     Stream,
 )
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 ERASE = b"\r\x1b[K"
 LINE = st.binary(max_size=30).map(lambda data: re.sub(rb"[\r\n]", b"", data))
@@ -56,6 +58,7 @@ def by_stream(shown: bytes, count: int) -> list[list[bytes]]:
     return found
 
 
+@UNHURRIED
 @given(arriving=chunks(LINE), columns=COLUMNS)
 def test_each_line_comes_once_and_whole_and_in_its_streams_order(
     arriving: tuple[list[list[bytes]], list[tuple[int, bytes]]], columns: int | None
@@ -69,6 +72,7 @@ def test_each_line_comes_once_and_whole_and_in_its_streams_order(
     assert device.deadline is None
 
 
+@UNHURRIED
 @given(arriving=chunks(LINE), columns=COLUMNS, waits=st.lists(st.booleans(), min_size=40, max_size=40))
 def test_no_byte_is_lost_where_time_passes_between(
     arriving: tuple[list[list[bytes]], list[tuple[int, bytes]]], columns: int | None, waits: list[bool]
@@ -85,6 +89,7 @@ def test_no_byte_is_lost_where_time_passes_between(
     assert [b"".join(lines) for lines in by_stream(shown, len(streams))] == [b"".join(lines) for lines in wanted]
 
 
+@UNHURRIED
 @given(data=st.data(), columns=COLUMNS)
 def test_crlf_passes_through_wherever_it_is_cut(data: st.DataObject, columns: int | None) -> None:
     whole = b"one\r\n\r\ntwo\r\n"
@@ -97,6 +102,7 @@ def test_crlf_passes_through_wherever_it_is_cut(data: st.DataObject, columns: in
     assert shown == b"[0] one\r\n[0] \r\n[0] two\r\n"
 
 
+@UNHURRIED
 @given(lines=st.lists(st.binary(max_size=40).filter(lambda b: b"\n" not in b and not b.startswith(b"\r"))))
 def test_binary_lines_pass_verbatim_on_a_plain_device(lines: list[bytes]) -> None:
     shown = Device(1, None).feed(stream(), b"".join(line + b"\n" for line in lines), 0.0)
@@ -252,6 +258,7 @@ def rows(shown: bytes) -> list[bytes]:
     return [bytes(row) for row in screen]
 
 
+@UNHURRIED
 @given(
     states=st.lists(st.text("abc", min_size=1, max_size=6).map(str.encode), min_size=1, max_size=5),
     edges=st.lists(st.integers(0, 40), max_size=8),

@@ -59,7 +59,7 @@ def test_rank_that_ignores_term_is_killed_after_the_grace(launchpad: Launchpad) 
     done = launchpad.run("run", "-n", 2, "--grace", "0.3", "obeys.py", "fail", "ignore")
     assert done.returncode == 7
     assert "[0] got SIGTERM" in done.stdout
-    assert "launchpad: rank 0 did not leave in time: sent SIGKILL" in done.stderr
+    assert "launchpad: rank 0 still running: sent SIGKILL" in done.stderr
 
 
 def test_traceback_of_the_first_failed_rank_stands_in_the_report(launchpad: Launchpad) -> None:

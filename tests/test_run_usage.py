@@ -37,7 +37,7 @@ CASES = {
     "redirect twice": (["-r", "0:1,0:2", "ok.py"], "--redirects 0:1,0:2: local rank 0 stands there twice"),
     "tee": (["--tee", "0:3,x", "ok.py"], "--tee 0:3,x: 'x' is not LOCAL_RANK:STREAMS"),
     "filter": (["--local-ranks-filter", "0,x", "ok.py"], "--local-ranks-filter: '0,x' is not a list of local ranks"),
-    "env name": (["-x", "1A=secret", "ok.py"], "--env 1A: the part before '=' is not a variable's name"),
+    "env name": (["-x", "1A=secret", "ok.py"], "--env: the part before '=' is not a variable's name"),
     "env unset": (["-x", "NOT_SET", "ok.py"], "--env NOT_SET: NOT_SET is not set here, so it can't be passed on"),
     "env contract": (["-x", "RANK=3", "ok.py"], "--env RANK: RANK is launchpad's to set"),
     "env file": (["--env-file", "none", "ok.py"], "--env-file none: No such file or directory; give a file of"),

@@ -8,12 +8,14 @@ import struct
 from typing import Any, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad import wire
 from launchpad.events import Hello, Output, RankExited, Signal, Start
 from launchpad.wire import Decoder, WireError, encode
+
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
 TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape"))
 INTEGER = st.integers(-(2**63), 2**63 - 1)
@@ -69,6 +71,7 @@ PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 
 
 @pytest.mark.parametrize("cls", wire.MESSAGES, ids=lambda cls: cls.__name__)
+@UNHURRIED
 @given(data=st.data())
 def test_every_message_comes_back_as_it_was(cls: Any, data: st.DataObject) -> None:
     message = data.draw(of(cls))
@@ -78,6 +81,7 @@ def test_every_message_comes_back_as_it_was(cls: Any, data: st.DataObject) -> No
     assert type(found[0]) is cls
 
 
+@UNHURRIED
 @given(messages=st.lists(st.one_of([of(cls) for cls in wire.MESSAGES]), max_size=6), places=PLACES)
 def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any], places: list[int]) -> None:
     found, failed = decode(cut(b"".join(encode(message) for message in messages), places))
@@ -93,6 +97,7 @@ def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 
 
+@UNHURRIED
 @given(data=st.binary(max_size=2000))
 def test_output_bytes_are_not_touched(data: bytes) -> None:
     header = wire.output_header(7, 3, 2, len(data))
@@ -100,11 +105,13 @@ def test_output_bytes_are_not_touched(data: bytes) -> None:
     assert decode([header, data]) == ([Output(7, 3, 2, data)], False)
 
 
+@UNHURRIED
 @given(data=st.binary(max_size=200), places=PLACES)
 def test_garbage_is_refused_the_same_way_however_it_is_cut(data: bytes, places: list[int]) -> None:
     assert decode(cut(data, places)) == decode([data])
 
 
+@UNHURRIED
 @given(
     code=st.integers(0, 255),
     payload=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()),

@@ -79,7 +79,7 @@ class Machine:
                 return self._on_signal(signum, now)
             case ConsoleClosed(_, reason) if self.phase == "running":
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
-            case AgentFailed(_, reason):
+            case AgentFailed(_, reason) if self.phase != "over":
                 self.cause = self.cause or Cause("lost", text=reason)
                 return self._over(now)
             case LinkClosed() if self.phase != "over":

@@ -117,7 +117,8 @@ class Supervisor:
                 put((node, event))
         except (OSError, wire.WireError) as error:
             put((node, AgentFailed(time.monotonic_ns(), str(error))))
-        put((node, LinkClosed(time.monotonic_ns())))
+        finally:  # the loop waits for this, whatever happens here
+            put((node, LinkClosed(time.monotonic_ns())))
 
     def run(
         self,

@@ -12,7 +12,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def parse_option(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """`VAR=VALUE`, or `VAR` to pass on the value that it has here. Raises UsageError."""
-    return _parse(text, environ, f"--env {text.partition('=')[0]}")
+    name = text.partition("=")[0]
+    return _parse(text, environ, f"--env {name}" if _NAME.fullmatch(name) else "--env")
 
 
 def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -20,14 +21,15 @@ def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, st
     value are dropped. Raises UsageError that names file and line.
     """
     found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip().removeprefix("export ").lstrip()
         if not line or line.startswith("#"):
             continue
         name, value = _parse(line, environ, f"{path}, line {number}")
-        value = value.strip()
-        if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1]
+        if "=" in line:  # what is passed on is passed as it is
+            value = value.strip()
+            if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
         found[name] = value
     return found
 

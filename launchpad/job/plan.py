@@ -167,6 +167,6 @@ def _check_limits(node: AgentReady, count: int) -> None:
         )
     if count >= node.processes:
         raise UsageError(
-            f"--nproc {count} is more than the {node.processes} processes that {node.hostname} allows: "
-            "raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max) or start fewer"
+            f"--nproc {count} can't be had where {node.hostname} allows {node.processes} processes in all: "
+            "start fewer, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
         )

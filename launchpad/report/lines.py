@@ -82,7 +82,9 @@ class Device:
     def tick(self, now: float) -> list[tuple[int, bytes]]:
         """Show the unfinished lines whose moment has come."""
         out: list[tuple[int, bytes]] = []
-        for stream in [s for s in self._due if s.due is not None and s.due <= now]:
+        for stream in sorted(self._due, key=lambda s: s.due or 0.0):
+            if stream.due is None or stream.due > now:
+                break
             out += self._show(stream, now)
         return out
 
@@ -98,7 +100,7 @@ class Device:
         """Whole lines: `block` ends with a newline."""
         if self._open is stream:
             end = block.find(b"\n") + 1
-            first = self._continued(stream, block[: end - 1]) + b"\n"
+            first = self._continued(stream, block[: end - 1], is_last=True) + b"\n"
             self._open = None
             return [(stream.fd, first), *(self._lines(stream, block[end:]) if end < len(block) else [])]
         if b"\r" in block:
@@ -123,13 +125,14 @@ class Device:
     def _newest(self, line: bytes) -> bytes:
         return line.rstrip(b"\r").rpartition(b"\r")[2]
 
-    def _continued(self, stream: Stream, text: bytes) -> bytes:
-        """What follows the open line of the same stream."""
-        if not text.startswith(b"\r") or not text.strip(b"\r"):
+    def _continued(self, stream: Stream, text: bytes, *, is_last: bool = False) -> bytes:
+        """What follows the open line of the same stream; the last of it stays, so it may wrap."""
+        if b"\r" not in text.rstrip(b"\r"):
             return text
         if self._columns is not None:
-            return _ERASE + stream.prefix + self._clipped(stream, self._newest(text))
-        return b"\r" + stream.prefix + self._redrawn(stream, text)
+            newest = self._newest(text)
+            return _ERASE + stream.prefix + (newest if is_last else self._clipped(stream, newest))
+        return b"\r" + stream.prefix + self._redrawn(stream, text) if text.startswith(b"\r") else text
 
     def _clipped(self, stream: Stream, text: bytes) -> bytes:
         """A bar that wraps can't be erased: cut it to the terminal's width."""
@@ -151,8 +154,11 @@ class Device:
         stream.shown_at = now
         if self._open is stream:
             return [(stream.fd, self._continued(stream, held[: len(held) - len(back)]))]
-        text = self._redrawn(stream, held) if b"\r" in held[:-1] else held
-        out = [*self._close_open(), (stream.fd, stream.prefix + text.rstrip(b"\r"))]
+        text = held.rstrip(b"\r")
+        if b"\r" in text:
+            text = self._redrawn(stream, text)
+            text = text if self._columns is None else self._clipped(stream, text)
+        out = [*self._close_open(), (stream.fd, stream.prefix + text)]
         self._open = stream
         return out
 

@@ -94,7 +94,7 @@ class Summary:
                 )
         elif event.ranks:
             name = signal_name(event.signum)
-            self._say(f"{ranks_in_words(event.ranks)} did not leave in time: sent {name}")
+            self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
 
     def report(self, cause: Cause, folder: str | None, timeout: float | None) -> str:
         """The account of a job that failed: the cause first, then what the cause did to the others, then the logs."""
@@ -160,4 +160,4 @@ def _error_file_text(error: str) -> str:
         extra = message.get("extraInfo")
         stack = extra.get("py_callstack") if isinstance(extra, dict) else None
         return str(stack or message.get("message") or "")
-    return str(message)
+    return message if isinstance(message, str) else ""

@@ -1,0 +1,2 @@
+"""Print a line and leave."""
+print("here")
