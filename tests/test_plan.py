@@ -128,7 +128,7 @@ def test_more_ranks_than_open_files_are_refused_with_the_number_that_fits() -> N
 def test_more_ranks_than_processes_are_refused() -> None:
     node = NODE._replace(processes=5)
     assert len(make_plan(spec(nproc=4), [node], "abc").ranks) == 4
-    with pytest.raises(UsageError, match="5 processes that node0 allows"):
+    with pytest.raises(UsageError, match="where node0 allows 5 processes in all"):
         make_plan(spec(nproc=5), [node], "abc")
 
 

@@ -164,7 +164,7 @@ def test_a_stop_by_signal_is_noted_at_once_with_what_comes_next() -> None:
     assert told.notes == ["sent SIGINT to ranks 0-3; they have 30 s, Ctrl-C kills them at once"]
     told.on(stopping("signal", 15, 5.0, [1], at=134))
     told.on(PhaseChanged(135 * SECOND, "over", "signal", 0, 0.0, []))
-    assert told.notes[1:] == ["rank 1 did not leave in time: sent SIGTERM"]
+    assert told.notes[1:] == ["rank 1 still running: sent SIGTERM"]
 
 
 def test_a_stop_by_failure_is_noted_only_where_ranks_do_not_leave() -> None:
@@ -172,7 +172,7 @@ def test_a_stop_by_failure_is_noted_only_where_ranks_do_not_leave() -> None:
     told.on(stopping("failure", 15, 5.0, [0, 1]))
     assert told.notes == []
     told.on(stopping("failure", 9, 10.0, [0, 1], at=109))
-    assert told.notes == ["ranks 0-1 did not leave in time: sent SIGKILL"]
+    assert told.notes == ["ranks 0-1 still running: sent SIGKILL"]
 
 
 def test_strays_and_failed_logs_are_noted() -> None:

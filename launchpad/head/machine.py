@@ -79,9 +79,9 @@ class Machine:
                 return self._on_signal(signum, now)
             case ConsoleClosed(_, reason) if self.phase == "running":
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
-            case AgentFailed(_, reason) if self.phase != "over":
+            case AgentFailed(_, reason):  # also when all ranks are gone: their last output is lost
                 self.cause = self.cause or Cause("lost", text=reason)
-                return self._over(now)
+                return self._over(now) if self.phase != "over" else []
             case LinkClosed() if self.phase != "over":
                 self.cause = self.cause or Cause("lost", text="its agent hung up")
                 return self._over(now)
