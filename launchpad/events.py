@@ -23,9 +23,10 @@ class AgentReady(NamedTuple):
     hostname: str
     cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
     gpus: int  # visible ones; -1 where they were not asked for
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES, where it is set
     open_files: int  # the most that the agent may hold
     processes: int  # the most that this user may start
-    port: int  # a free TCP port on 127.0.0.1, held for the job's rendezvous
+    port: int  # the TCP port that is held for the job's rendezvous; -1 where the one that was asked for is taken
     scratch: str  # a folder private to this job and user, removed at the end
 
 
@@ -79,6 +80,18 @@ class StraysEnded(NamedTuple):
     processes: list[str]  # "PID NAME"
 
 
+class Suspended(NamedTuple):
+    """The ranks were sent SIGSTOP."""
+
+    time: int
+
+
+class Drained(NamedTuple):
+    """All that the ranks had left behind is ended, and all that they wrote was sent."""
+
+    time: int
+
+
 class AgentFailed(NamedTuple):
     """The agent is gone without having been asked to finish; its node was swept by the guard."""
 
@@ -109,6 +122,14 @@ class ConsoleClosed(NamedTuple):
     reason: str
 
 
+class PeerFailed(NamedTuple):
+    """On another node, where another launchpad runs its part of this world, something failed."""
+
+    time: int
+    reason: str
+    code: int  # the exit code of that launchpad
+
+
 class LogFailed(NamedTuple):
     """A per-rank file takes no more; the ranks go on without it."""
 
@@ -121,6 +142,16 @@ class Written(NamedTuple):
     """A sink that had kept an Output's bytes for its writer has written them."""
 
     output: Output
+
+
+class Restarted(NamedTuple):
+    """All ranks were started again."""
+
+    time: int
+    attempt: int  # 1 for the first restart
+    most: int  # how many restarts the user allows
+    rank: int  # the rank that failed first
+    code: int  # its exit code, or -n for signal n
 
 
 class PhaseChanged(NamedTuple):
@@ -142,12 +173,16 @@ Event = (
     | RankRaised
     | RankExited
     | StraysEnded
+    | Suspended
+    | Drained
     | AgentFailed
     | LinkClosed
     | StopRequested
     | ConsoleClosed
+    | PeerFailed
     | LogFailed
     | Written
+    | Restarted
     | PhaseChanged
 )
 
@@ -159,6 +194,7 @@ class Hello(NamedTuple):
 
     version: str
     count_gpus: bool
+    port: int  # of the rendezvous; 0 for any that is free
 
 
 class Start(NamedTuple):
@@ -188,7 +224,9 @@ class Credit(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """All ranks are gone: end what they left behind, send what they wrote, leave."""
+    """All ranks are gone: end what they left behind, send what they wrote; then leave, or be ready for a Start."""
+
+    leave: bool
 
 
 Command = Hello | Start | Signal | Credit | Finish

@@ -28,6 +28,8 @@ MESSAGES: tuple[Any, ...] = (
     events.Finish,
     events.StraysEnded,
     events.AgentFailed,
+    events.Suspended,
+    events.Drained,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 

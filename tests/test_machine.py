@@ -77,7 +77,7 @@ def test_a_job_is_over_when_every_rank_has_left() -> None:
     assert machine.deadline is None
     assert [machine.on(exited(rank), START + rank) for rank in (2, 0)] == [[], []]
     actions = machine.on(exited(1), START + 5)
-    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), Finish()]
+    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), Finish(leave=True)]
     assert (machine.exit_code, machine.cause, machine.phase, machine.deadline) == (0, None, "over", None)
 
 

@@ -24,6 +24,7 @@ NODE = AgentReady(
     hostname="node0",
     cores=8,
     gpus=0,
+    visible_devices=None,
     open_files=1 << 20,
     processes=1 << 15,
     port=29501,
@@ -147,7 +148,7 @@ def test_the_plan_for_machines_names_the_users_variables_and_hides_their_values(
 
 def test_what_is_sent_to_the_node_is_the_plan() -> None:
     plan = make_plan(spec(nproc=2, environ={"TOKEN": "hunter2"}), [NODE], "abc")
-    start = plan.start(plan.nodes[0], window=65536, stdin_rank=0, terminal=(24, 80))
+    start = plan.start(plan.nodes[0], attempt=0, window=65536, terminal=(24, 80))
     assert (start.cwd, start.environ, start.defaults) == ("/work", {"TOKEN": "hunter2"}, plan.nodes[0].defaults)
     assert [entry["rank"] for entry in start.ranks] == [0, 1]
     assert start.ranks[1]["argv"] == ["/venv/bin/python", "-u", "train.py", "--lr", "0.1"]

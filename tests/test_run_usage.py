@@ -25,11 +25,11 @@ CASES = {
     "not on path": (["plain"], "plain is here, but not on PATH; chmod +x it and write ./plain"),
     "folder": (["folder"], "folder is a folder without a __main__.py"),
     "folder as program": (["--no-python", "./folder"], "./folder is a folder; name a program"),
-    "zero ranks": (["-n", "0", "ok.py"], "--nproc-per-node: 0 ranks can't be started; a job needs at least 1"),
-    "negative ranks": (["--nproc", "-1", "ok.py"], "--nproc-per-node: -1 ranks can't be started"),
+    "zero ranks": (["-n", "0", "ok.py"], "--nproc: 0 ranks can't be started; a job needs at least 1"),
+    "negative ranks": (["--nproc", "-1", "ok.py"], "--nproc: -1 ranks can't be started"),
     "ranks in letters": (
         ["-np", "abc", "ok.py"],
-        "--nproc-per-node: 'abc' is not a number of ranks; give one, or auto",
+        "--nproc: 'abc' is not a number of ranks; give one, or auto",
     ),
     "too many processes": (["-n", "99999999", "ok.py"], "--nproc 99999999 "),
     "no gpu": (["-n", "gpu", "ok.py"], "--nproc gpu: "),
@@ -46,11 +46,14 @@ CASES = {
     "python": (["--python", "nope", "ok.py"], "--python nope: no such interpreter, or not executable"),
     "grace": (["--grace", "soon", "ok.py"], "--grace: 'soon' is not a time; give seconds (30), or 5m"),
     "timeout": (["--timeout", "-1", "ok.py"], "--timeout: '-1' is not a time"),
-    "log dir": (["--log-dir", "plain/logs", "ok.py"], "--log-dir plain/logs: "),
+    "log dir": (["--log-dir", "plain/logs", "ok.py"], "--log-dir "),
     "module path": (["-m", "some/file.py"], "-m some/file.py: a module is named with dots"),
     "module and program": (["-m", "--no-python", "x"], "-m runs a Python module and --no-python a program"),
     "json alone": (["--json", "ok.py"], "--json says how --dry-run prints; add --dry-run"),
-    "unknown option": (["--nprocs", "2", "ok.py"], "no such option '--nprocs'. Did you mean '--nproc'?"),
+    "unknown option": (
+        ["--nprocs", "2", "ok.py"],
+        "no such option '--nprocs'. (Did you mean one of: '--nnodes', '--nproc'?)",
+    ),
 }
 
 

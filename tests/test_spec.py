@@ -68,7 +68,7 @@ def test_a_local_rank_may_stand_there_only_once() -> None:
 def test_a_target_is_a_command_line(
     kind: Literal["script", "module", "program"], name: str, argv: tuple[str, ...]
 ) -> None:
-    assert Target(kind, name, ("-x", "")).argv("py") == argv
+    assert Target(kind, name, ("-x", "")).argv("py", 0) == argv
 
 
 # Variables.

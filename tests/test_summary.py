@@ -25,7 +25,7 @@ from launchpad.job.outcome import Cause
 from launchpad.report.summary import TAIL_BYTES, TAIL_LINES, Summary
 
 SECOND = 10**9
-READY = AgentReady(100 * SECOND, 1.7e9, 1, "node0", 2, 0, 1024, 1024, 1, "/tmp/x")
+READY = AgentReady(100 * SECOND, 1.7e9, 1, "node0", 2, 0, None, 1024, 1024, 1, "/tmp/x")
 
 
 class Told:

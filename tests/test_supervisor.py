@@ -33,7 +33,7 @@ from launchpad.job.spec import JobSpec, Target
 from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
-READY = AgentReady(0, 0.0, 1, "node0", 2, 0, 1 << 20, 1 << 20, 29501, "/tmp/x")
+READY = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501, "/tmp/x")
 KIB = 1 << 10
 
 
@@ -306,7 +306,7 @@ def test_an_agent_that_never_answers_is_a_node_error(head: Supervisor, monkeypat
     link = MemoryLink()
     with pytest.raises(NodeError, match=r"no answer from the agent within 0\.01 s"):
         head.connect([link], count_gpus=True)
-    assert link.heard.get(timeout=DEADLINE) == Hello(__version__, True)
+    assert link.heard.get(timeout=DEADLINE) == Hello(__version__, True, 0)
     link.hang_up()
 
 

@@ -24,6 +24,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     int: INTEGER,
     float: st.floats(allow_nan=False),
     str: TEXT,
+    str | None: st.none() | TEXT,
     bool: st.booleans(),
     list[str]: st.lists(TEXT, max_size=4),
     list[int]: st.lists(INTEGER, max_size=4),
@@ -141,7 +142,7 @@ def test_a_payload_nested_too_deeply_is_refused() -> None:
 
 
 def test_an_output_shorter_than_its_header_does_not_eat_the_next_frame() -> None:
-    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False))]) == ([], True)
+    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False, 0))]) == ([], True)
 
 
 def test_messages_before_the_garbage_are_delivered() -> None:

@@ -15,27 +15,6 @@ from . import processes
 PIPE_BYTES = 1 << 20
 
 
-class Stream:
-    """One output stream of a rank, as the agent reads it."""
-
-    __slots__ = ("credit", "fd", "rank", "stream")
-
-    def __init__(self, rank: int, stream: int, fd: int, credit: int) -> None:
-        self.rank = rank
-        self.stream = stream
-        self.fd = fd
-        self.credit = credit  # bytes that the head still takes
-
-    def read(self, most: int) -> bytes | None:
-        """What is there now; b"" at its end; None where there is nothing yet."""
-        try:
-            return os.read(self.fd, most)
-        except BlockingIOError:
-            return None
-        except OSError:  # EIO: every holder of the terminal's other side has closed it
-            return b""
-
-
 class Rank:
     """A started rank."""
 

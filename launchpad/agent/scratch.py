@@ -26,6 +26,18 @@ def error_file(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{rank}.error.json")
 
 
+def take_error_file(folder: str, rank: int, most: int) -> str:
+    """What stands in the rank's error file, `most` characters of it at most; the file is gone then."""
+    path = error_file(folder, rank)
+    try:
+        with open(path, errors="replace") as file:
+            text = file.read(most)
+        os.unlink(path)
+    except OSError:
+        return ""
+    return text
+
+
 def remove(folder: str) -> None:
     """Remove the folder; who is last, agent or guard, finds nothing to do."""
     try:

@@ -66,8 +66,8 @@ def main(link: Link | None) -> None:
 
 def _in_one_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and error.param is not None:
-        # Click names all of an option's spellings; the longest says most.
-        return f"{max(error.param.opts, key=len)}: {error.message}"
+        name = next((name for name in error.param.opts if name.startswith("--")), error.param.opts[0])
+        return f"{name}: {error.message}"
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "launchpad"
     message = error.format_message().rstrip(".")
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"

@@ -6,20 +6,24 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
 
-from launchpad.cli.options import GroupedCommand, GroupedOption, local_ranks, rank_count, seconds
+from launchpad.cli.options import GroupedCommand
+from launchpad.cli.run_options import run_options
 from launchpad.errors import UsageError
+from launchpad.events import STDERR, STDOUT, AgentReady
 from launchpad.head import preflight
 from launchpad.head.supervisor import Sink, Supervisor
-from launchpad.job.plan import Plan, make_plan
-from launchpad.job.spec import JobSpec, StreamMap
-from launchpad.report.console import Console, terminal_size
+from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
+from launchpad.job.spec import JobSpec, StreamMap, split_filters
+from launchpad.job.world import resolve_world
+from launchpad.report.console import Console, say_on_stderr, terminal_size
 from launchpad.report.summary import Summary
 from launchpad.transport import Link
+
+Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
 _EPILOG = """\b
 Examples:
@@ -36,17 +40,6 @@ rank's own, 128+n for signal n; 2 nothing could be started; 4 a node was lost;
 """
 
 
-def _grouped(group: str) -> Callable[..., Callable[[Any], Any]]:
-    return partial(click.option, cls=GroupedOption, group=group)
-
-
-_how_many = _grouped("How many ranks")
-_what = _grouped("What they run")
-_variables = _grouped("Their environment")
-_output = _grouped("Their output")
-_end = _grouped("The end")
-
-
 @click.command(
     "run",
     cls=GroupedCommand,
@@ -59,43 +52,7 @@ _end = _grouped("The end")
     },
     options_metavar="[OPTIONS]",
 )
-@_how_many(
-    "-n",
-    "-np",
-    "--nproc",
-    "--nproc-per-node",
-    "nproc",
-    type=rank_count,
-    metavar="N|auto|cpu|gpu",
-    default="1",
-    show_default=True,
-    help="Ranks on this machine; auto: one per GPU, else per usable core.",
-)
-@_what("-m", "--module", is_flag=True, help="The target is a Python module, as for python -m.")
-@_what("--no-python", is_flag=True, help="The target is a program, whatever its name.")
-@_what("--python", metavar="PATH", help="The ranks' interpreter. Default: the active environment's, else launchpad's.")
-@_variables("-x", "--env", "env", multiple=True, metavar="VAR[=VALUE]", help="Give the ranks a variable; repeatable.")
-@_variables("--env-file", multiple=True, metavar="FILE", help="The same from a file, a line each; repeatable.")
-@_output("--log-dir", metavar="DIR", help="Keep each rank's output in files here (and show it, unless -r says else).")
-@_output(
-    "-r",
-    "--redirects",
-    default="0",
-    metavar="MAP",
-    help="To files only: 1 stdout, 2 stderr, 3 both; or by local rank: 0:3,1:2.",
-)
-@_output("-t", "--tee", default="0", metavar="MAP", help="To files and the console, in the same words.")
-@_output("--local-ranks-filter", type=local_ranks, metavar="R,R,…", help="Show only these local ranks.")
-@_output("-q", "--quiet", is_flag=True, help="No notes of launchpad's own, but for why a job failed.")
-@_end(
-    "--grace",
-    type=seconds,
-    metavar="SECONDS",
-    help="From the first signal to the next. Default: 5 after a failure, 30 when asked to stop.",
-)
-@_end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124.")
-@_end("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")
-@_end("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
+@run_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
 @click.pass_obj
 def command(link: Link, /, **options: Any) -> int:
@@ -106,44 +63,87 @@ def command(link: Link, /, **options: Any) -> int:
     """
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
+    if options["hosts"] or options["hostfile"]:
+        raise UsageError(
+            "several hosts from one command (-H, --hostfile) are not supported by this version; run it once on each "
+            "node with --nnodes, --node-rank and --master-addr"
+        )
     spec = _spec(options)
     supervisor = Supervisor()
-    supervisor.handle_signals()
-    facts = supervisor.connect([link], count_gpus=spec.nproc in ("auto", "gpu"))
-    plan = make_plan(spec, facts, run_id=os.urandom(4).hex())
+    supervisor.handle_signals(options["signals_to_handle"])
+    world = spec.world
+    port = world.master_port if world.node_rank == 0 else 0
+    facts = supervisor.connect([link], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
+    run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.report.dry_run import show
 
-        show(plan, as_json=options["as_json"])
+        show(make_plan(spec, facts, run_id), as_json=options["as_json"])
         return 0
-    return _run(supervisor, spec, plan, quiet=options["quiet"], ready=facts[0])
+    rendezvous, elsewhere = None, Elsewhere()
+    if world.nnodes > 1:
+        from launchpad.head.rendezvous import Rendezvous
+
+        rendezvous = Rendezvous(world, run_id)
+        say = _say_nothing if options["quiet"] else say_on_stderr
+        elsewhere = supervisor.join(rendezvous, rank_count(spec, facts[0]), say)
+    plan = make_plan(spec, facts, run_id, elsewhere)
+    tell = _say_nothing if rendezvous is None else rendezvous.tell
+    return _run(supervisor, spec, plan, tell, quiet=options["quiet"], ready=facts[0])
+
+
+def _say_nothing(*_: Any) -> None:
+    """There is nobody to be told, or --quiet was given."""
 
 
 def _spec(options: dict[str, Any]) -> JobSpec:
     redirects = StreamMap.parse(options["redirects"], "--redirects")
     tee = StreamMap.parse(options["tee"], "--tee")
     log_dir = options["log_dir"]
-    if log_dir is not None and not (redirects or tee):
-        tee = StreamMap(everywhere=3)
+    if log_dir is not None:
+        log_dir = os.path.abspath(log_dir)
+        if not (redirects or tee):
+            tee = StreamMap(everywhere=3)
+    world = resolve_world(
+        **{name: options[name] for name in ("nnodes", "node_rank", "master_addr", "master_port", "standalone")},
+        **{name: options[name] for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")},
+    )
+    if world.nnodes > 1 and options["max_restarts"]:
+        raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
+    environ = preflight.collect_environ(options["env"], options["env_file"], os.environ)
+    cwd = preflight.working_folder(options["wdir"])
     return JobSpec(
-        target=preflight.find_target(options["target"], module=options["module"], no_python=options["no_python"]),
+        target=preflight.find_target(
+            options["target"],
+            module=options["module"],
+            no_python=options["no_python"] and not options["run_path"],
+            script=options["run_path"],
+        ),
         nproc=options["nproc"],
         python=preflight.find_python(options["python"], os.environ, sys.executable),
-        cwd=preflight.working_folder(),
-        environ=preflight.collect_environ(options["env"], options["env_file"], os.environ),
+        cwd=cwd,
+        environ=environ,
         log_dir=log_dir,
         redirects=redirects,
         tee=tee,
         shown_local_ranks=options["local_ranks_filter"],
+        filters={
+            STDOUT: split_filters(options["duplicate_stdout_filters"]),
+            STDERR: split_filters(options["duplicate_stderr_filters"]),
+        },
         grace=options["grace"],
         timeout=options["timeout"],
+        max_restarts=options["max_restarts"],
+        world=world,
+        role=options["role"],
+        virtual_local_rank=options["virtual_local_rank"],
     )
 
 
-def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, *, quiet: bool, ready: Any) -> int:
+def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet: bool, ready: AgentReady) -> int:
     folder = None
     sinks: list[Sink] = []
-    if spec.log_dir is not None or spec.redirects or spec.tee:
+    if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
         from launchpad.report.files import Files, temporary_folder
 
         files = Files(spec, plan, spec.log_dir or temporary_folder(), supervisor.post)
@@ -153,15 +153,21 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, *, quiet: bool, read
     summary = Summary(console.say, quiet)
     summary.on(ready)
     sinks += [console, summary]
-    prefix_columns = len(str(len(plan.ranks) - 1)) + 3
     code, cause = supervisor.run(
-        plan, sinks, grace=spec.grace, timeout=spec.timeout, terminal=terminal_size(os.environ, prefix_columns)
+        plan,
+        sinks,
+        grace=spec.grace,
+        timeout=spec.timeout,
+        max_restarts=spec.max_restarts,
+        terminal=terminal_size(os.environ, console.margin),
     )
+    report = summary.report(cause, folder, spec.timeout) if cause is not None else ""
+    tell(report.partition("\n")[0], code)
     if supervisor.leaving:  # output that nobody takes is all that is left
         os._exit(code)
     console.flush()
-    if cause is not None:
-        console.say(summary.report(cause, folder, spec.timeout), bad=True)
+    if report:
+        console.say(report, bad=True)
     # From here on nobody is left but a slow reader: Ctrl-C ends the wait for him.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN:

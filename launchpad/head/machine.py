@@ -1,7 +1,9 @@
 """The job's state machine: events and times in, actions out. It does no I/O and reads no clock.
 
-    running ──first failure, stop signal, time-out, lost node──► stopping ──ladder used up──► over
-       └──────────────────── every rank has left ────────────────────┴──────────────────────► over
+    running ──first failure, stop signal, time-out, lost node──► stopping ──all ranks have left──► over
+       ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
+       └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
+                   └──────────────── a stop signal, the time-out ───────────────────────────────────┘
 
 While stopping, the ladder says which signal the ranks get next and how long they have to obey it.
 """
@@ -15,7 +17,9 @@ from typing import Any, Literal, NamedTuple
 from launchpad.events import (
     AgentFailed,
     ConsoleClosed,
+    Drained,
     LinkClosed,
+    PeerFailed,
     PhaseChanged,
     RankExited,
     StartFailed,
@@ -35,29 +39,57 @@ HURRY_SECONDS = 1.0
 # A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
 KILL_SECONDS = 10.0
 
-Phase = Literal["running", "stopping", "over"]
+Phase = Literal["running", "stopping", "clearing", "over"]
 
 
 class Finish(NamedTuple):
-    """Have the agents sweep, send what was written, and leave."""
+    """Have the agents sweep and send what was written; then leave, or be ready to start the ranks again."""
+
+    leave: bool
+
+
+class Restart(NamedTuple):
+    """Start all ranks again; `attempt` is 1 for the first restart. The rank that had failed, and its code."""
+
+    attempt: int
+    rank: int
+    code: int
 
 
 class Leave(NamedTuple):
     """Stop at once, whatever is still unsent or alive."""
 
 
-Action = SendSignal | PhaseChanged | Finish | Leave
+class Suspend(NamedTuple):
+    """Stop the ranks, then ourselves (Ctrl-Z); continue them when we are continued."""
+
+
+Action = SendSignal | PhaseChanged | Finish | Restart | Leave | Suspend
 
 
 class Machine:
     """One job's state."""
 
-    def __init__(self, ranks: Sequence[int], grace: float | None, timeout: float | None, now: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        grace: float | None,
+        timeout: float | None,
+        now: float,
+        max_restarts: int = 0,
+        nodes: int = 1,
+    ) -> None:
         """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times."""
         self.phase: Phase = "running"
         self.cause: Cause | None = None
+        self.attempt = 0
         self.running = set(ranks)
         self.deadline: float | None = None if timeout is None else now + timeout
+        self._ranks = tuple(ranks)
+        self._nodes = nodes
+        self._draining = 0  # nodes that have not sent all of the last attempt's output
+        self._max_restarts = max_restarts
+        self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
         self._ladder: list[tuple[int, float]] = []
@@ -77,8 +109,12 @@ class Machine:
                 return self._left(rank, Cause("start", rank=rank, text=reason), now)
             case StopRequested(_, signum):
                 return self._on_signal(signum, now)
-            case ConsoleClosed(_, reason) if self.phase == "running":
+            case ConsoleClosed(_, reason) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
+            case PeerFailed(_, reason, code) if self.phase in ("running", "clearing"):
+                return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
+            case Drained() if self.phase == "clearing":
+                return self._on_drained()
             case AgentFailed(_, reason):  # also when all ranks are gone: their last output is lost
                 self.cause = self.cause or Cause("lost", text=reason)
                 return self._over(now) if self.phase != "over" else []
@@ -91,9 +127,13 @@ class Machine:
         """What to do because time has passed."""
         if self.deadline is None or now < self.deadline:
             return []
-        if self.phase == "running":
-            return self._stop(Cause("timeout"), self._after_failure(), now)
-        return [Leave()] if self.phase == "over" else self._step(now)
+        match self.phase:
+            case "running" | "clearing":
+                return self._stop(Cause("timeout"), self._after_failure(), now)
+            case "stopping":
+                return self._step(now)
+            case "over":
+                return [Leave()]
 
     def _left(self, rank: int, failure: Cause | None, now: float) -> list[Action]:
         """A rank is gone, or never was. What happens to one while we are stopping is no failure of its own."""
@@ -103,31 +143,64 @@ class Machine:
         actions: list[Action] = []
         if failure and self.phase == "running":
             actions = self._stop(failure, self._after_failure(), now)
-        return actions if self.running else actions + self._over(now)
+        if self.running:
+            return actions
+        if self.cause and self.cause.kind == "failure" and self.attempt < self._max_restarts:
+            return [*actions, *self._clear()]
+        return actions + self._over(now)
+
+    def _clear(self) -> list[Action]:
+        self.phase = "clearing"
+        self.deadline = self._timeout_at
+        self._draining = self._nodes
+        return [Finish(leave=False)]
+
+    def _on_drained(self) -> list[Action]:
+        self._draining -= 1
+        if self._draining:
+            return []
+        assert self.cause is not None  # a failure brought us here
+        failed, self.cause = self.cause, None
+        self.phase = "running"
+        self.attempt += 1
+        self.running = set(self._ranks)
+        return [Restart(self.attempt, failed.rank, failed.code)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
-        if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            return [SendSignal(signum)] if self.phase != "over" else []
+        if signum == signal.SIGQUIT:
+            return []
+        if signum == signal.SIGTSTP:
+            return [Suspend()] if self.phase != "over" else []
+        if signum not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            return [SendSignal(signum)] if self.phase in ("running", "stopping") else []
         if self.phase == "over":  # only output is still on its way, and perhaps nobody reads it
             return [Leave()]
         if self.phase == "stopping":
-            if signum != signal.SIGINT:
-                return [SendSignal(signum)]
-            self._hurried = True
-            self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
-            return self._step(now)
+            return self._on_another_signal(signum, now)
         grace = self._grace_after_request
         ladder: list[tuple[int, float]] = [(signum, grace), (signal.SIGKILL, KILL_SECONDS)]
         if signum == signal.SIGINT:
             ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
         return self._stop(Cause("signal", signum=signum), ladder, now)
 
+    def _on_another_signal(self, signum: int, now: float) -> list[Action]:
+        """A request to stop while we are stopping."""
+        if self.cause and self.cause.kind == "failure" and self.attempt < self._max_restarts:
+            self.cause = Cause("signal", signum=signum)  # we would have gone on
+        if signum != signal.SIGINT:
+            return [SendSignal(signum)]
+        self._hurried = True
+        self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
+        return self._step(now)
+
     def _after_failure(self) -> list[tuple[int, float]]:
         return [(signal.SIGTERM, self._grace_after_failure), (signal.SIGKILL, KILL_SECONDS)]
 
     def _stop(self, cause: Cause, ladder: list[tuple[int, float]], now: float) -> list[Action]:
-        self.phase = "stopping"
         self.cause = cause
+        if self.phase == "clearing":  # no rank is there to be stopped
+            return self._over(now)
+        self.phase = "stopping"
         self._ladder = ladder
         return self._step(now)
 
@@ -143,7 +216,7 @@ class Machine:
         self.phase = "over"
         # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries.
         self.deadline = now + HURRY_SECONDS if self._hurried else None
-        return [self._changed(now, 0, 0.0), Finish()]
+        return [self._changed(now, 0, 0.0), Finish(leave=True)]
 
     def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:
         kind = self.cause.kind if self.cause else ""

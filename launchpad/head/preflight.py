@@ -12,16 +12,24 @@ from launchpad.job.spec import Target
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 
-def working_folder() -> str:
-    """The current folder, absolute. Raises UsageError where it no longer exists."""
+def working_folder(asked: str | None) -> str:
+    """The folder that the ranks run in, absolute; it becomes the current one. UsageError where it can't be entered."""
+    if asked is not None:
+        try:
+            os.chdir(asked)
+        except OSError as error:
+            raise UsageError(f"--wdir {asked}: {error.strerror}; name a folder that can be entered") from None
     try:
         return os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
 
 
-def find_target(words: Sequence[str], *, module: bool, no_python: bool) -> Target:
-    """The program that the command line means. Raises UsageError where there is none that could be run."""
+def find_target(words: Sequence[str], *, module: bool, no_python: bool, script: bool = False) -> Target:
+    """The program that the command line means; `script`: a Python file, whatever its name.
+
+    Raises UsageError where there is none that could be run.
+    """
     if not words:
         raise UsageError("nothing to run; write launchpad run [OPTIONS] script.py [ARGS…]")
     name, args = words[0], tuple(words[1:])
@@ -34,7 +42,7 @@ def find_target(words: Sequence[str], *, module: bool, no_python: bool) -> Targe
         if name.endswith(".py") or "/" in name:
             raise UsageError(f"-m {name}: a module is named with dots (package.module); for a file leave -m out")
         return Target("module", name, args)
-    if not no_python and (name.endswith(_PYTHON_SUFFIXES) or os.path.isdir(name)):
+    if script or (not no_python and (name.endswith(_PYTHON_SUFFIXES) or os.path.isdir(name))):
         return Target("script", _check_script(name), args)
     return Target("program", _check_program(name), args)
 

@@ -6,12 +6,13 @@ sinks, which show and keep them.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launchpad import __version__, wire
 from launchpad.errors import NodeError
@@ -22,26 +23,40 @@ from launchpad.events import (
     Hello,
     LinkClosed,
     Output,
+    PeerFailed,
     PhaseChanged,
+    Restarted,
     StopRequested,
+    Suspended,
     Written,
 )
 from launchpad.events import Finish as FinishCommand
 from launchpad.events import Signal as SendSignal
-from launchpad.head.machine import Finish, Leave, Machine
+from launchpad.head.machine import Finish, Leave, Machine, Restart, Suspend
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
+from launchpad.job.plan import Elsewhere, Plan
 from launchpad.transport import Link
+
+if TYPE_CHECKING:  # sockets and HMAC, for a world of several launchpads only
+    from launchpad.head.rendezvous import Rendezvous
 
 # All streams together may have this much output under way between agent and sinks, each at most LARGEST_WINDOW.
 WINDOW_BYTES = 16 << 20
 LARGEST_WINDOW = 1 << 20
 LEAST_WINDOW = 16 << 10
 
+# After so long a wait for other nodes, the user is told what we wait for.
+TELL_SECONDS = 3.0
+
 # A node that has not answered by then is not going to.
 READY_SECONDS = 30.0
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HANDLED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # end the job
+    *(signal.SIGUSR1, signal.SIGUSR2),  # go on to the ranks
+    *(signal.SIGTSTP, signal.SIGCONT),  # stop us and the ranks, and continue
+    signal.SIGQUIT,  # kept for a dump of all stacks
+)
 
 
 class Sink(Protocol):
@@ -70,28 +85,34 @@ class Supervisor:
         self._open: set[int] = set()  # nodes whose links have not ended
         self._sinks: Sequence[Sink] = ()
         self._window = LARGEST_WINDOW
-        self._held: dict[int, tuple[int, Output]] = {}  # by id: how many sinks still hold the output
+        self._attempt = 0
+        self._held: dict[int, tuple[int, Output, int]] = {}  # by id: holding sinks, output, its attempt
         self._owed: dict[tuple[int, int], int] = {}  # credit to be given, by rank and stream
         self._node_of: dict[int, int] = {}
+        self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
+        self._suspending = 0  # nodes that have not yet stopped their ranks
         self.leaving = False  # output is left that nobody takes: don't wait for it
 
     def post(self, event: Any) -> None:
         """Put an event of the head's own into the inbox; for other threads and signal handlers."""
         self._inbox.put((-1, event))
 
-    def handle_signals(self) -> None:
-        """Turn signals into events. One that was ignored when we were started (nohup) stays ignored."""
-        for signum in FORWARDED:
+    def handle_signals(self, more: Iterable[int] = ()) -> None:
+        """Turn signals into events. One that was ignored when we were started (nohup) stays ignored.
+
+        `more`: what is to be passed on to the ranks beside HANDLED.
+        """
+        for signum in {*HANDLED, *more}:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, lambda number, _: self.post(StopRequested(time.monotonic_ns(), number)))
 
-    def connect(self, links: Sequence[Link], *, count_gpus: bool) -> list[AgentReady]:
+    def connect(self, links: Sequence[Link], *, count_gpus: bool, port: int = 0) -> list[AgentReady]:
         """Greet the nodes; return their facts. Raises NodeError where one does not answer."""
         self._links = list(links)
         for node, link in enumerate(self._links):
             self._open.add(node)
             threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
-            link.send(Hello(__version__, count_gpus))
+            link.send(Hello(__version__, count_gpus, port))
         ready: dict[int, AgentReady] = {}
         deadline = time.monotonic() + READY_SECONDS
         while len(ready) < len(self._links):
@@ -110,6 +131,31 @@ class Supervisor:
                     raise SystemExit(128 + signum)
         return [ready[node] for node in range(len(self._links))]
 
+    def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> Elsewhere:
+        """Meet the launchpads of the other nodes. Raises NodeError where they don't all come in time."""
+        threading.Thread(target=rendezvous.join, args=(nproc, self.post), name="rendezvous", daemon=True).start()
+        deadline = time.monotonic() + rendezvous.seconds
+        told = time.monotonic() + TELL_SECONDS
+        while True:
+            now = time.monotonic()
+            try:
+                _, event = self._inbox.get(timeout=max(0.0, min(deadline, told) - now))
+            except queue.Empty:
+                if time.monotonic() >= deadline:
+                    raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s") from None
+                say(rendezvous.waiting())
+                told = deadline
+                continue
+            match event:
+                case Elsewhere():
+                    return event
+                case PeerFailed(_, reason):
+                    raise NodeError(reason)
+                case LinkClosed():
+                    raise NodeError("the agent ended while the other nodes were waited for")
+                case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    raise SystemExit(128 + signum)
+
     def _read(self, node: int, link: Link) -> None:
         put = self._inbox.put
         try:
@@ -127,19 +173,23 @@ class Supervisor:
         *,
         grace: float | None,
         timeout: float | None,
+        max_restarts: int = 0,
         terminal: Sequence[int] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why."""
         self._sinks = sinks
-        machine = Machine([rank.rank for rank in plan.ranks], grace, timeout, clock())
+        self._plan = plan
+        self._terminal = terminal
+        self._max_restarts = max_restarts
+        ranks = [rank.rank for rank in plan.ranks]
+        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, len(plan.nodes))
         self._window = max(LEAST_WINDOW, min(LARGEST_WINDOW, WINDOW_BYTES // (2 * len(plan.ranks))))
-        for node in plan.nodes:
-            self._node_of.update((rank.rank, node.index) for rank in node.ranks)
-            self._links[node.index].send(plan.start(node, self._window, 0 if node.index == 0 else -1, terminal))
+        for place, node in enumerate(plan.nodes):
+            self._node_of.update((rank.rank, place) for rank in node.ranks)
+        self._start(attempt=0)
         while self._open and not self.leaving:
-            item = self._next(machine, clock)
-            now = clock()
+            item = self._next(machine)
+            now = self._clock()
             if item is not None:
                 source, event = item
                 self._dispatch(event)
@@ -147,16 +197,27 @@ class Supervisor:
                 if type(event) is LinkClosed:
                     self._open.discard(source)
             for sink in sinks:
-                if sink.deadline is not None and sink.deadline <= now:
-                    sink.tick(now)
+                if sink.deadline is not None and sink.deadline <= time.monotonic():
+                    sink.tick(time.monotonic())
             self._act(machine.tick(now))
         return machine.exit_code, machine.cause
 
-    def _next(self, machine: Machine, clock: Callable[[], float]) -> tuple[int, Any] | None:
-        due = [machine.deadline, *(sink.deadline for sink in self._sinks)]
-        deadline = min((moment for moment in due if moment is not None), default=None)
+    def _clock(self) -> float:
+        """The job's time, in seconds: it stands still while we do."""
+        return time.monotonic() - self._suspended
+
+    def _start(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._owed.clear()
+        for link, node in zip(self._links, self._plan.nodes, strict=True):
+            link.send(self._plan.start(node, attempt, self._window, self._terminal))
+
+    def _next(self, machine: Machine) -> tuple[int, Any] | None:
+        waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
+        if machine.deadline is not None and not self._suspending:
+            waits.append(machine.deadline - self._clock())
         try:
-            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - clock()))
+            return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
             return None
 
@@ -164,21 +225,24 @@ class Supervisor:
         if type(event) is Written:
             self._written(event.output)
             return
+        if type(event) is Suspended and self._suspending:
+            self._suspending -= 1
+            if not self._suspending:
+                self._stand_still()
         holders = 0
         for sink in self._sinks:
             holders += sink.on(event)
         if type(event) is Output:
             if holders:
-                self._held[id(event)] = (holders, event)
+                self._held[id(event)] = (holders, event, self._attempt)
             else:
                 self._give_credit(event)
 
     def _written(self, output: Output) -> None:
-        holders, _ = self._held[id(output)]
+        holders, _, attempt = self._held.pop(id(output))
         if holders > 1:
-            self._held[id(output)] = (holders - 1, output)
-        else:
-            del self._held[id(output)]
+            self._held[id(output)] = (holders - 1, output, attempt)
+        elif attempt == self._attempt:
             self._give_credit(output)
 
     def _give_credit(self, output: Output) -> None:
@@ -197,10 +261,23 @@ class Supervisor:
                     self._send_all(action)
                 case PhaseChanged():
                     self._dispatch(action)
-                case Finish():
-                    self._send_all(FinishCommand())
+                case Finish(leave):
+                    self._send_all(FinishCommand(leave))
+                case Restart(attempt, rank, code):
+                    self._dispatch(Restarted(time.monotonic_ns(), attempt, self._max_restarts, rank, code))
+                    self._start(attempt)
+                case Suspend():
+                    self._suspending = len(self._open)
+                    self._send_all(SendSignal(signal.SIGSTOP))
                 case Leave():
                     self.leaving = True
+
+    def _stand_still(self) -> None:
+        """Stop ourselves, as Ctrl-Z asks; the ranks have stopped. The shell's fg or bg continues us here."""
+        start = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._suspended += time.monotonic() - start
+        self._send_all(SendSignal(signal.SIGCONT))
 
     def _send_all(self, command: Any) -> None:
         for node in self._open:

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost"]
+CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "peer"]
 
 TIMED_OUT = 124
 NODE_LOST = 4
@@ -19,14 +19,16 @@ class Cause:
 
     kind: CauseKind
     rank: int = -1  # failure, start: the first failed rank
-    code: int = 0  # failure: its exit code, -n for signal n
+    code: int = 0  # failure: its exit code, -n for signal n; peer: the other launchpad's exit code
     signum: int = 0  # signal: what reached the head
-    text: str = ""  # start, lost: what the agent said
+    text: str = ""  # start, lost, peer, console: what was said about it
 
     @property
     def exit_code(self) -> int:
         """The job's exit code."""
         match self.kind:
+            case "peer":
+                return self.code
             case "failure":
                 return self.code if self.code > 0 else 128 - self.code
             case "signal":

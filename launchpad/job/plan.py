@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.events import AgentReady, Start
@@ -23,6 +23,13 @@ CONTRACT = frozenset(
         "TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE"
     ).split()
 )
+
+
+class Elsewhere(NamedTuple):
+    """The ranks of a world that other launchpads start, each on its node (`--nnodes`, `--node-rank`)."""
+
+    before: int = 0  # on nodes with a smaller node rank
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,21 +60,28 @@ class Plan:
     run_id: str
     nodes: tuple[NodePlan, ...]
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
+    elsewhere: Elsewhere = Elsewhere()
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the world has, here and elsewhere."""
+        return self.elsewhere.before + len(self.ranks) + self.elsewhere.after
 
     @property
     def ranks(self) -> list[RankPlan]:
         """All ranks, in order."""
         return [rank for node in self.nodes for rank in node.ranks]
 
-    def start(self, node: NodePlan, window: int, stdin_rank: int, terminal: Sequence[int]) -> Start:
-        """The command that starts the node's ranks."""
+    def start(self, node: NodePlan, attempt: int, window: int, terminal: Sequence[int]) -> Start:
+        """The command that starts the node's ranks, for the first time (attempt 0) or again."""
+        count = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
         return Start(
             cwd=node.cwd,
             environ=dict(self.environ),
             defaults=dict(node.defaults),
-            ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": dict(r.environ)} for r in node.ranks],
+            ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}} for r in node.ranks],
             window=window,
-            stdin_rank=stdin_rank,
+            stdin_rank=0,
             terminal=list(terminal),
         )
 
@@ -75,7 +89,7 @@ class Plan:
         """The plan for machines: as it is run, the values of the user's own variables masked."""
         return {
             "run_id": self.run_id,
-            "world_size": len(self.ranks),
+            "world_size": self.world_size,
             "forwarded": sorted(self.environ),
             "nodes": [
                 {
@@ -98,45 +112,66 @@ class Plan:
         }
 
 
-def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str) -> Plan:
+def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere: Elsewhere = Elsewhere()) -> Plan:
     """Lay the ranks out over the nodes. Raises UsageError where a node can't hold them."""
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
     counts = [rank_count(spec, node) for node in nodes]
-    world = sum(counts)
+    if nodes[0].port < 0:
+        raise UsageError(
+            f"--master-port {spec.world.master_port}: another program listens there on {nodes[0].hostname}; end it, "
+            "give another port, or leave the option out to get a free one"
+        )
+    world = elsewhere.before + sum(counts) + elsewhere.after
     job = {
-        "ROLE_NAME": "default",
+        "ROLE_NAME": spec.role,
         "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "GROUP_WORLD_SIZE": str(max(spec.world.nnodes, len(nodes))),
         "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(nodes[0].port),
+        "MASTER_ADDR": spec.world.master_addr,
+        "MASTER_PORT": str(spec.world.master_port or nodes[0].port),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         # False: rank 0 hosts the store itself, so that a script's own tcp:// address works too.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     planned = []
-    first = 0
-    for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+    first = elsewhere.before
+    for index, (node, count) in enumerate(zip(nodes, counts, strict=True), start=spec.world.node_rank):
         _check_limits(node, count)
         group = {**job, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, group) for local in range(count))
         defaults = {"OMP_NUM_THREADS": str(max(1, node.cores // count)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         planned.append(NodePlan(index, node.hostname, spec.cwd, defaults, ranks))
         first += count
-    return Plan(run_id, tuple(planned), dict(spec.environ))
+    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere)
 
 
 def _rank_plan(spec: JobSpec, rank: int, local_rank: int, node: AgentReady, group: Mapping[str, str]) -> RankPlan:
     own = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": "0" if spec.virtual_local_rank else str(local_rank),
         "ROLE_RANK": str(rank),
         "TORCHELASTIC_ERROR_FILE": f"{node.scratch}/{rank}.error.json",
     }
-    return RankPlan(rank, local_rank, spec.target.argv(spec.python), {**group, **own})
+    if spec.virtual_local_rank:
+        own["CUDA_VISIBLE_DEVICES"] = _own_gpu(spec, node, local_rank)
+    return RankPlan(rank, local_rank, spec.target.argv(spec.python, local_rank), {**group, **own})
+
+
+def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
+    """The one GPU that a rank sees under --virtual-local-rank: the one at its place in the node's list."""
+    listed = spec.environ.get("CUDA_VISIBLE_DEVICES", node.visible_devices)
+    if listed is None:
+        return str(local_rank)
+    devices = [device.strip() for device in listed.split(",")]
+    if local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank: local rank {local_rank} has no GPU in CUDA_VISIBLE_DEVICES={listed}; start fewer "
+            "ranks, or list more devices"
+        )
+    return devices[local_rank]
 
 
 def rank_count(spec: JobSpec, node: AgentReady) -> int:

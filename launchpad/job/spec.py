@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launchpad.errors import UsageError
+from launchpad.job.world import World
 
 Kind = Literal["script", "module", "program"]
 
@@ -19,15 +20,19 @@ class Target:
     name: str  # a path, a dotted module name, or a program's name or path
     args: tuple[str, ...] = ()
 
-    def argv(self, python: str) -> tuple[str, ...]:
-        """The command line. Python runs unbuffered (-u), as under torchrun: a killed rank's last words are not lost."""
+    def argv(self, python: str, local_rank: int) -> tuple[str, ...]:
+        """The command line, with `${local_rank}` in the arguments replaced, as torchrun does.
+
+        Python runs unbuffered (-u), as under torchrun: a killed rank's last words are not lost.
+        """
+        args = (arg.replace("${local_rank}", str(local_rank)) for arg in self.args)
         match self.kind:
             case "script":
-                return (python, "-u", self.name, *self.args)
+                return (python, "-u", self.name, *args)
             case "module":
-                return (python, "-u", "-m", self.name, *self.args)
+                return (python, "-u", "-m", self.name, *args)
             case "program":
-                return (self.name, *self.args)
+                return (self.name, *args)
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class StreamMap:
         return cls(by_local_rank=chosen)
 
 
+def split_filters(text: str) -> tuple[str, ...]:
+    """torchrun's list of filters: separated by commas, where two commas stand for one."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """One `launchpad run`."""
@@ -78,6 +88,13 @@ class JobSpec:
     log_dir: str | None = None
     redirects: StreamMap = field(default_factory=StreamMap)  # to files only
     tee: StreamMap = field(default_factory=StreamMap)  # to files and the console
+    filters: Mapping[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by stream: lines with these also go elsewhere
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of Grace
     timeout: float | None = None  # seconds, for the whole job
+    max_restarts: int = 0  # how often all ranks are started again after one has failed
+    world: World = World()
+    role: str = "default"  # ROLE_NAME
+    virtual_local_rank: bool = False  # every rank sees one GPU, its own, and LOCAL_RANK 0

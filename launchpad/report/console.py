@@ -35,7 +35,8 @@ class Console:
             else:
                 self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
-        digits = len(str(len(ranks) - 1))
+        digits = len(str(plan.world_size - 1))
+        self.margin = digits + 3  # the columns that a prefix takes
         for rank in ranks:
             if spec.shown_local_ranks is not None and rank.local_rank not in spec.shown_local_ranks:
                 continue
@@ -96,6 +97,11 @@ class Console:
     def _failed(self, fd: int, error: OSError) -> None:
         if fd == STDOUT:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+def say_on_stderr(text: str) -> None:
+    """A message of the launcher's own, before there is a console."""
+    os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad=False) + "\n").encode(errors="replace"))
 
 
 def message_line(line: str, colour: bool, bad: bool) -> str:

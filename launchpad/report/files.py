@@ -1,6 +1,6 @@
 """Per-rank files in torchrun's layout.
 
-LOG_DIR/RUN_ID_RANDOM/attempt_0/LOCAL_RANK/{stdout.log,stderr.log,error.json}
+LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad.errors import UsageError
-from launchpad.events import STDERR, STDOUT, LogFailed, Output, RankRaised
+from launchpad.events import STDERR, STDOUT, LogFailed, Output, RankRaised, Restarted
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
+from launchpad.report.filtered import Filter
 from launchpad.report.writer import Writer
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
@@ -25,24 +26,19 @@ class Files:
 
     def __init__(self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None]) -> None:
         self.folder = os.path.join(log_dir, f"{plan.run_id}_{os.urandom(4).hex()}")
+        self._spec = spec
+        self._plan = plan
         self._post = post
         self._paths: dict[int, str] = {}  # by descriptor
         self._files: dict[tuple[int, int], int] = {}
         self._folders: dict[int, str] = {}
+        self._filters = {stream: Filter(texts) for stream, texts in spec.filters.items() if texts}
+        self._filtered: dict[int, int] = {}  # descriptors, by stream
         _raise_file_limit()
         try:
             os.makedirs(log_dir, exist_ok=True)
             os.mkdir(self.folder, 0o700)
-            for rank in plan.ranks:
-                folder = os.path.join(self.folder, "attempt_0", str(rank.local_rank))
-                os.makedirs(folder, exist_ok=True)
-                self._folders[rank.rank] = folder
-                for stream, name in _NAMES.items():
-                    if spec.redirects.has(rank.local_rank, stream) or spec.tee.has(rank.local_rank, stream):
-                        path = os.path.join(folder, name)
-                        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                        self._files[rank.rank, stream] = fd
-                        self._paths[fd] = path
+            self._open(attempt=0)
         except OSError as error:
             for fd in self._paths:
                 os.close(fd)
@@ -52,9 +48,42 @@ class Files:
             ) from None
         self._writer = Writer(post, self._failed)
 
+    def _open(self, attempt: int) -> None:
+        for stream in self._filters:
+            self._filtered[stream] = self._open_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
+        for rank in self._plan.ranks:
+            folder = os.path.join(f"attempt_{attempt}", str(rank.local_rank))
+            os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
+            self._folders[rank.rank] = os.path.join(self.folder, folder)
+            for stream, name in _NAMES.items():
+                if any(streams.has(rank.local_rank, stream) for streams in (self._spec.redirects, self._spec.tee)):
+                    self._files[rank.rank, stream] = self._open_file(folder, name)
+
+    def _open_file(self, folder: str, name: str) -> int:
+        os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
+        path = os.path.join(self.folder, folder, name)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._paths[fd] = path
+        return fd
+
+    def _reopen(self, attempt: int) -> None:
+        for fd in (*self._files.values(), *self._filtered.values()):
+            self._writer.close_later(fd)
+            del self._paths[fd]
+        self._files.clear()
+        self._filtered.clear()
+        try:
+            self._open(attempt)
+        except OSError as error:
+            path = os.path.join(self.folder, f"attempt_{attempt}")
+            self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+
     def on(self, event: Any) -> bool:
         """Keep an event; True where its bytes were given to the writer."""
         if type(event) is Output:
+            if event.stream in self._filtered:
+                picked = self._filters[event.stream].pick(event.rank, event.data)
+                self._writer.put([(self._filtered[event.stream], picked)])
             fd = self._files.get((event.rank, event.stream))
             if fd is not None:
                 self._writer.put([(fd, event.data)], event)
@@ -66,6 +95,8 @@ class Files:
                     file.write(event.error)
             except OSError as error:
                 self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+        elif type(event) is Restarted:
+            self._reopen(event.attempt)
         return False
 
     deadline = None
@@ -80,7 +111,11 @@ class Files:
             os.close(fd)
 
     def _failed(self, fd: int, error: OSError) -> None:
-        self._post(LogFailed(time.monotonic_ns(), self._paths[fd], error.strerror or str(error)))
+        self._post(
+            LogFailed(
+                time.monotonic_ns(), self._paths.get(fd, "a log of an earlier attempt"), error.strerror or str(error)
+            )
+        )
 
 
 def temporary_folder() -> str:

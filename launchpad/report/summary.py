@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from launchpad.events import (
     RankExited,
     RankRaised,
     RankStarted,
+    Restarted,
+    StopRequested,
     StraysEnded,
 )
 from launchpad.job.outcome import Cause, exit_in_words, ranks_in_words, signal_name
@@ -48,6 +51,7 @@ class Summary:
         self._clock = 0.0  # what turns a monotonic time in seconds into a date
         self._stopping_at = 0
         self._stopped: list[int] = []
+        self._history: list[str] = []  # of the attempts before this one
 
     deadline = None
 
@@ -78,6 +82,10 @@ class Summary:
                 self._say(f"ended {len(processes)} processes that ranks left behind: {', '.join(processes[:5])}")
             case PhaseChanged():
                 self._phase(event)
+            case Restarted():
+                self._restarted(event)
+            case StopRequested(_, signal.SIGQUIT):
+                self._say("SIGQUIT is kept for a dump of the ranks' stacks, which this version does not have yet")
         return False
 
     def _phase(self, event: PhaseChanged) -> None:
@@ -96,6 +104,15 @@ class Summary:
             name = signal_name(event.signum)
             self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
 
+    def _restarted(self, event: Restarted) -> None:
+        end = self._exits[event.rank]
+        failure = f"rank {event.rank}, {exit_in_words(event.code)} after {(end.time - self._started) / 1e9:.2f} s"
+        self._say(f"failed: {failure}; all ranks are started again (restart {event.attempt} of {event.most})")
+        self._history.append(failure)
+        self._tails, self._raised, self._exits = {}, {}, {}
+        self._started = self._stopping_at = 0
+        self._stopped = []
+
     def report(self, cause: Cause, folder: str | None, timeout: float | None) -> str:
         """The account of a job that failed: the cause first, then what the cause did to the others, then the logs."""
         match cause.kind:
@@ -105,6 +122,8 @@ class Summary:
                 lines = [f"rank {cause.rank} could not be started: {cause.text}"]
             case "lost":
                 lines = [f"the job's node was lost: {cause.text}; its ranks were killed"]
+            case "peer":
+                lines = [f"the world failed on another node: {cause.text}"]
             case "timeout":
                 lines = [f"the job was ended: it ran longer than --timeout {timeout:g} s"]
             case "signal":
@@ -119,6 +138,8 @@ class Summary:
         ]
         if also and cause.kind == "failure":
             lines.append(f"failed too: {ranks_in_words(also)}")
+        if self._history:
+            lines.append(f"the {len(self._history)} attempts before: {'; '.join(self._history[-5:])}")
         if folder:
             lines.append(f"logs: {folder}")
         return "\n".join(lines)

@@ -21,7 +21,7 @@ class Writer:
         """`report` hears of each written Output; `failed` once of each descriptor that takes no more."""
         self._report = report
         self._failed = failed
-        self._queue: queue.SimpleQueue[tuple[list[tuple[int, bytes]], Output | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[list[tuple[int, bytes]], Output | int | None] | None] = queue.SimpleQueue()
         self._dead: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
@@ -30,6 +30,10 @@ class Writer:
         """Write these (descriptor, bytes); then report the output that they hold the last of."""
         self._queue.put((pieces, output))
 
+    def close_later(self, fd: int) -> None:
+        """Close a descriptor once all that was put for it is written."""
+        self._queue.put(([], fd))
+
     def close(self) -> None:
         """Wait until all is written. There is no time limit: a paused reader will want the rest."""
         self._queue.put(None)
@@ -37,7 +41,7 @@ class Writer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            pieces, output = item
+            pieces, then = item
             start = 0
             while start < len(pieces):
                 fd = pieces[start][0]
@@ -47,8 +51,11 @@ class Writer:
                 if fd not in self._dead:
                     self._write(fd, [memoryview(data) for _, data in pieces[start:end] if data])
                 start = end
-            if output is not None:
-                self._report(Written(output))
+            if isinstance(then, Output):
+                self._report(Written(then))
+            elif then is not None:
+                os.close(then)
+                self._dead.discard(then)
 
     def _write(self, fd: int, views: list[memoryview]) -> None:
         while views:

@@ -1,0 +1,295 @@
+"""torchrun's command line given to `launchpad run`; habits from mpirun; a world of several launchpads."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEADLINE, Launchpad
+from tests.test_run_targets import shown
+
+# Every option of torchrun 2.13, as people give them; the value is what `--help` says it takes.
+OPTIONS = {
+    "--nnodes": "1:1",
+    "--nproc-per-node": "1",
+    "--rdzv-backend": "c10d",
+    "--rdzv-endpoint": "localhost:0",
+    "--rdzv-id": "job1",
+    "--rdzv-conf": "timeout=10,join_timeout=20",
+    "--standalone": None,
+    "--max-restarts": "0",
+    "--monitor-interval": "0.5",
+    "--start-method": "forkserver",
+    "--event-log-handler": "null",
+    "--role": "trainer",
+    "--log-dir": "logs",
+    "--redirects": "0",
+    "--tee": "0:3",
+    "--local-ranks-filter": "0",
+    "--duplicate-stdout-filters": "a,b",
+    "--duplicate-stderr-filters": "a,b",
+    "--node-rank": "0",
+    "--master-addr": "127.0.0.1",
+    "--master-port": "0",
+    "--local-addr": "127.0.0.1",
+    "--logs-specs": "default",
+    "--numa-binding": "node",
+    "--signals-to-handle": "SIGTERM,SIGINT,SIGUSR1",
+    "--shutdown-timeout": "3",
+    "--run-path": None,
+    "--virtual-local-rank": None,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_torchrun_in_both_spellings(launchpad: Launchpad, name: str) -> None:
+    value = OPTIONS[name]
+    for spelling in {name, name.replace("-", "_").replace("__", "--", 1)}:
+        for words in ([spelling, value], [f"{spelling}={value}"]) if value else ([spelling],):
+            done = launchpad.run("run", *words, "show_env.py", "x")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert shown(done.stdout)[0]["argv"][1:] == ["x"]
+
+
+def test_no_option_of_torchrun_is_missing() -> None:
+    """Against the torchrun that is installed: a new option there is to be noticed here."""
+    torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or shutil.which("torchrun")
+    if torchrun is None:
+        pytest.skip("torch is not installed")
+    text = subprocess.run([torchrun, "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+    theirs = set(re.findall(r"^  (?:-\w [A-Z_]*, |-\w, )?(--[a-z-]+)", text, flags=re.M)) - {"--help"}
+    assert len(theirs) > 25
+    assert theirs <= {*OPTIONS, "--module", "--no-python"}
+
+
+@pytest.mark.parametrize(
+    ("short", "meant"),
+    [("--nproc-per", "3"), ("--nproc_p", "3"), ("--nproc-per-node", "3")],
+)
+def test_abbreviations(launchpad: Launchpad, short: str, meant: str) -> None:
+    assert len(shown(launchpad.run("run", short, meant, "show_env.py").stdout)) == 3
+
+
+def test_abbreviations_as_argparse_takes_them(launchpad: Launchpad) -> None:
+    words = [
+        "--stand",
+        "--redirect=0",
+        "--max-r",
+        "0",
+        "--rdzv_b",
+        "c10d",
+        "--local-ranks",
+        "1",
+        "--master-p=0",
+        "--mod",
+    ]
+    (launchpad.folder / "thing.py").write_text("import os; print(os.environ['RANK'])")
+    assert launchpad.run("run", "-n2", *words, "thing").stdout == "[1] 1\n"
+
+
+def test_ambiguous_abbreviation_is_refused(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--log", "x", "show_env.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("launchpad: error: --log could be --log-dir or --logs-specs")
+
+
+def test_defaults_from_pet_variables(launchpad: Launchpad) -> None:
+    launchpad.environ |= {"PET_NPROC_PER_NODE": "2", "PET_ROLE": "pet", "PET_STANDALONE": "1", "SHOW": "ROLE_NAME"}
+    assert [got["env"] for got in shown(launchpad.run("run", "show_env.py").stdout).values()] == [
+        {"ROLE_NAME": "pet"}
+    ] * 2
+    assert len(shown(launchpad.run("run", "-n", 1, "show_env.py").stdout)) == 1
+
+
+def test_local_rank_macro(launchpad: Launchpad) -> None:
+    got = shown(launchpad.run("run", "-n", 2, "show_env.py", "--id=${local_rank}", "$HOME").stdout)
+    assert [got[rank]["argv"][1:] for rank in (0, 1)] == [["--id=0", "$HOME"], ["--id=1", "$HOME"]]
+
+
+def test_role_and_run_id(launchpad: Launchpad) -> None:
+    launchpad.environ["SHOW"] = "ROLE_NAME TORCHELASTIC_RUN_ID"
+    done = launchpad.run("run", "--role", "eval", "--rdzv-id", "job7", "show_env.py")
+    assert shown(done.stdout)[0]["env"] == {"ROLE_NAME": "eval", "TORCHELASTIC_RUN_ID": "job7"}
+
+
+def test_virtual_local_rank(launchpad: Launchpad) -> None:
+    launchpad.environ |= {"SHOW": "LOCAL_RANK RANK CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES": "5, 3"}
+    got = shown(launchpad.run("run", "-n", 2, "--virtual-local-rank", "show_env.py").stdout)
+    assert [list(got[rank]["env"].values()) for rank in (0, 1)] == [["0", "0", "5"], ["0", "1", "3"]]
+    done = launchpad.run("run", "-n", 3, "--virtual-local-rank", "show_env.py")
+    assert done.returncode == 2
+    assert "local rank 2 has no GPU in CUDA_VISIBLE_DEVICES=5, 3" in done.stderr
+
+
+def test_run_path_runs_a_script_of_any_name(launchpad: Launchpad) -> None:
+    (launchpad.folder / "script").write_text("print(__name__)")
+    assert launchpad.run("run", "--run-path", launchpad.folder / "script").stdout == "[0] __main__\n"
+
+
+def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
+    (launchpad.folder / "t.py").write_text(
+        "import os; r = os.environ['RANK']; print('loss', r); print('a,b', r); print('no')"
+    )
+    words = ("--log-dir", "logs", "--tee", "3", "--duplicate-stdout-filters", "loss,a,,b")
+    assert launchpad.run("run", "-n", 2, *words, "t.py").returncode == 0
+    (found,) = (launchpad.folder / "logs").glob("*/attempt_0/filtered_stdout.log")
+    assert sorted(found.read_text().splitlines()) == ["[0] a,b 0", "[0] loss 0", "[1] a,b 1", "[1] loss 1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nnodes", "1:4"], "--nnodes 1:4: a world that grows and shrinks is not supported; give one number"),
+        (["--nnodes", "x"], "--nnodes x: give the number of nodes"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1"], "--nnodes 2: which node is this? Give each its"),
+        (["--nnodes=2", "--rdzv-backend=etcd", "--node-rank=0"], "--rdzv-backend etcd is not supported over several"),
+        (
+            ["--nnodes=2", "--node-rank=2", "--master-addr=h"],
+            "--node-rank 2: with --nnodes 2 node ranks go from 0 to 1",
+        ),
+        (["--nnodes=2", "--node-rank=1"], "--nnodes 2: give --master-addr, the address of node rank 0"),
+        (["--node-rank=1"], "--node-rank 1: with one node the only node rank is 0; give --nnodes"),
+        (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
+        (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
+        (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
+        (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; name a folder"),
+        (
+            ["-H", "a,b"],
+            "several hosts from one command (-H, --hostfile) are not supported by this version; run it once",
+        ),
+        (["--hostfile", "f"], "several hosts from one command (-H, --hostfile)"),
+        (
+            ["--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1"],
+            "--master-addr 192.0.2.1 --master-port 29500: Cannot",
+        ),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused(launchpad: Launchpad, words: list[str], message: str) -> None:
+    done = launchpad.run("run", *words, "show_env.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"launchpad: error: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_mpirun_habits(launchpad: Launchpad) -> None:
+    (launchpad.folder / "there").mkdir()
+    (launchpad.folder / "there" / "s.py").write_text("import os; print(os.getcwd())")
+    done = launchpad.run(
+        "run", "-np", 1, "--oversubscribe", "--allow-run-as-root", "--tag-output", "--wdir", "there", "s.py"
+    )
+    assert (done.stdout, done.stderr) == (f"[0] {launchpad.folder}/there\n", "")
+
+
+def test_master_port_that_is_taken(launchpad: Launchpad) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = launchpad.run("run", "--master-port", port, "show_env.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"launchpad: error: --master-port {port}: another program listens there on ")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def node(rank: int, port: int, nodes: int = 2, **more: str) -> list[str]:
+    options = {
+        "nnodes": str(nodes),
+        "node_rank": str(rank),
+        "master-addr": "127.0.0.1",
+        "master_port": str(port),
+        **more,
+    }
+    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+
+
+def test_launchpads_on_three_nodes_form_one_world(launchpad: Launchpad) -> None:
+    """With unequal numbers of ranks, whoever comes first."""
+    launchpad.environ["SHOW"] = "RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_PORT"
+    port = free_port()
+    counts = {2: 1, 0: 2, 1: 3}
+    jobs = {r: launchpad.start("run", *node(r, port, 3), "-n", counts[r], "show_env.py") for r in counts}
+    ranks: dict[int, dict[str, object]] = {}
+    for job in jobs.values():
+        out, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 0, err
+        ranks |= shown(out.decode())
+    places = {0: (0, 0, 2), 1: (0, 1, 2), 2: (1, 0, 3), 3: (1, 1, 3), 4: (1, 2, 3), 5: (2, 0, 1)}
+    for rank, (group, local, local_world) in places.items():
+        want = [rank, local, local_world, 6, group, 3, port]
+        assert list(ranks[rank]["env"].values()) == [str(value) for value in want]
+
+
+def test_torch_comes_up_across_two_launchpads(launchpad: Launchpad) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    example = Path(__file__).parent.parent / "examples" / "all_reduce.py"
+    port = free_port()
+    jobs = [launchpad.start("run", *node(r, port), "-n", 1 + r, example) for r in (1, 0)]
+    for job in jobs:
+        out, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 0, err
+        assert b"of 3: the sum of all ranks is [3.0, 3.0, 3.0]" in out
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_failure_on_one_node_ends_the_others_with_its_code(launchpad: Launchpad, failing: int) -> None:
+    port = free_port()
+    how = ["wait"] * 3
+    how[failing] = "7"
+    jobs = [launchpad.start("run", *node(r, port, 3), "exits.py", *how) for r in range(3)]
+    for rank, job in enumerate(jobs):
+        _, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 7, err
+        where = f"rank {failing} failed first: exit code 7"
+        assert (where if rank == failing else f"the world failed on another node: {where}") in err.decode()
+
+
+def test_launchpad_that_is_killed_ends_the_others(launchpad: Launchpad) -> None:
+    port = free_port()
+    jobs = [launchpad.start("run", *node(r, port), "exits.py", "wait", "wait") for r in range(2)]
+    for job in jobs:
+        assert b"waiting" in job.stdout.readline()
+    jobs[1].kill()
+    _, err = jobs[0].communicate(timeout=DEADLINE)
+    assert jobs[0].returncode == 4
+    assert b"the world failed on another node: the launchpad of node rank 1 is gone" in err
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"rdzv_id": "mine"}, {"rdzv_id": "other"}, "the job's id differs: give the same --rdzv-id on every node"),
+        ({}, {"nnodes": "3"}, "--nnodes differs: 2 on node rank 0, 3 here"),
+    ],
+)
+def test_launchpad_that_does_not_belong_is_not_let_in(
+    launchpad: Launchpad, first: dict[str, str], second: dict[str, str], message: str
+) -> None:
+    port = free_port()
+    host = launchpad.start("run", *node(0, port, **first), "exits.py", "0", "0")
+    done = launchpad.run("run", *node(1, port, **second), "exits.py", "0", "0")
+    assert done.returncode == 3
+    assert message in done.stderr
+    host.terminate()
+    assert host.wait(timeout=DEADLINE) == 143
+
+
+def test_node_that_never_comes_is_named(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", *node(0, free_port(), 3, rdzv_conf="join_timeout=0.5"), "exits.py", "0")
+    assert done.returncode == 3
+    assert "for node ranks 1, 2; gave up after 0.5 s" in done.stderr
+
+
+def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", *node(1, 29512), "--dry-run", "--json", "show_env.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["nodes"][0]["node"] == 1
