@@ -13,9 +13,10 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from tests.conftest import DEADLINE, Launchpad
+from tests.conftest import DEADLINE, Launchpad, wait_until
 
 COLUMNS = 60
 
@@ -47,12 +48,13 @@ class Terminal:
         """Press these keys."""
         os.write(self._fd, text.encode())
 
-    def expect(self, pattern: str) -> None:
-        """Read until the pattern appears in what is not matched yet."""
+    def expect(self, pattern: str) -> re.Match[str]:
+        """Read until the pattern appears in what is not matched yet; return the match."""
         deadline = time.monotonic() + DEADLINE
         while not (match := re.search(pattern, self.seen)):
             assert self._read(deadline), f"the terminal was closed before {pattern!r} appeared in {self.seen!r}"
         self.seen = self.seen[match.end() :]
+        return match
 
     def rest(self) -> str:
         """All that comes until the command has left the terminal."""
@@ -69,6 +71,11 @@ class Terminal:
         except OSError:  # EIO: everybody has left the terminal
             return False
         return True
+
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        os.close(self._fd)
+        self._fd = os.open(os.devnull, os.O_RDONLY)
 
     def end(self) -> int:
         """Wait for the command; its exit code."""
@@ -174,3 +181,46 @@ def test_background_job_leaves_the_terminals_input_alone(terminal: Start) -> Non
     one.type("words\n")
     one.expect("shell got words")
     assert one.end() == 0
+
+
+def test_ctrl_z_stops_the_ranks_and_fg_continues_them(terminal: Start, launchpad: Launchpad) -> None:
+    """No clock of the job's goes on meanwhile: its --timeout is shorter than the pause."""
+    (launchpad.folder / "t.py").write_text(
+        "import os, time\n"
+        "print('pid', os.getpid(), flush=True)\n"
+        "while not os.path.exists('go on'): time.sleep(0.01)\n"
+        "print('went on', flush=True)\n"
+    )
+    one = terminal(
+        "run", "--timeout", "2", "t.py", NO_COLOR="1", shell="set -m; {}; echo stopped $?; read x; fg; echo code $?"
+    )
+    one.expect(r"\[0\] pid ")
+    pid = int(one.expect(r"\d+").group())
+    one.type("\x1a")
+    one.expect("stopped 147")  # 128 + SIGSTOP
+    assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    start = time.monotonic()
+    wait_until(lambda: time.monotonic() - start > 2.2, "more than the job's time to pass")
+    one.type("\n")
+    wait_until(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED, "the rank to be continued")
+    (launchpad.folder / "go on").touch()
+    one.expect("went on")
+    one.expect("code 0")
+    assert one.end() == 0
+
+
+def test_ctrl_backslash_ends_nothing(terminal: Start) -> None:
+    one = terminal("run", "prompt.py", NO_COLOR="1")
+    one.expect("name")
+    one.type("\x1c")
+    one.expect("launchpad: SIGQUIT is kept for a dump of the ranks' stacks")
+    one.type("Ada\n")
+    one.expect("hello Ada")
+    assert one.end() == 0
+
+
+def test_terminal_that_closes_ends_the_job(terminal: Start, launchpad: Launchpad) -> None:
+    one = terminal("run", "-n", 2, "strays.py", "wait")
+    one.expect("leaving")
+    one.hang_up()
+    wait_until(lambda: not launchpad.survivors(), "everything to be gone", show=launchpad.survivors)

@@ -20,6 +20,7 @@ from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, say_on_stderr, terminal_size
+from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
 from launchpad.transport import Link
 
@@ -152,7 +153,7 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet
     console = Console(spec, plan, os.environ, supervisor.post)
     summary = Summary(console.say, quiet)
     summary.on(ready)
-    sinks += [console, summary]
+    sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
     code, cause = supervisor.run(
         plan,
         sinks,
