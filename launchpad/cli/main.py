@@ -13,7 +13,15 @@ from launchpad.errors import LaunchpadError
 from launchpad.transport import Link
 
 # A command's module is imported when the command is used: start-up time is the launcher's own product.
-_COMMANDS = {"run": "launchpad.cli.run"}
+_COMMANDS = {"run": "launchpad.cli.run", "smoke": "launchpad.cli.smoke"}
+
+
+_EPILOG = """\b
+Examples:
+  launchpad run --nproc 4 train.py --lr 0.1
+  launchpad run --help
+  launchpad smoke configs/smoke.toml
+"""
 
 
 class Commands(click.Group):
@@ -33,7 +41,7 @@ class Commands(click.Group):
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="\b\nExamples:\n  launchpad run --nproc 4 train.py --lr 0.1\n  launchpad run --help",
+    epilog=_EPILOG,
 )
 @click.version_option(__version__, message="launchpad %(version)s")
 def cli() -> None:

@@ -36,7 +36,8 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Complete abbreviated long options up to the target, then read the command line."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        return super().parse_args(ctx, _complete(options, list(args)))
+        ctx.meta["args"] = _complete(options, list(args))
+        return super().parse_args(ctx, list(ctx.meta["args"]))
 
 
 def _complete(options: list[click.Option], args: list[str]) -> list[str]:

@@ -22,7 +22,6 @@ from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, say_on_stderr, terminal_size
 from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
-from launchpad.transport import Link
 
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
@@ -55,13 +54,23 @@ rank's own, 128+n for signal n; 2 nothing could be started; 4 a node was lost;
 )
 @run_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
-@click.pass_obj
-def command(link: Link, /, **options: Any) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
     """Start N ranks of TARGET: a script.py, a module (-m), or any program on PATH.
 
     Each rank gets torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR …). When one fails, the others are
     ended, and you are told which one it was and why. Everything after TARGET belongs to TARGET.
     """
+    if options["config"] is not None:
+        from launchpad.cli import jobs
+
+        found = jobs.read_job_file(options["config"], ctx.command)
+        if options["job"] is None and list(found) != [""]:
+            ctx.obj.close()  # each job has an agent of its own
+            return jobs.run_all(list(found), ctx.meta["args"])
+        options = jobs.with_job(ctx, found, options["job"] or "")
+    elif options["job"] is not None:
+        raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
     if options["hosts"] or options["hostfile"]:
@@ -74,12 +83,13 @@ def command(link: Link, /, **options: Any) -> int:
     supervisor.handle_signals(options["signals_to_handle"])
     world = spec.world
     port = world.master_port if world.node_rank == 0 else 0
-    facts = supervisor.connect([link], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
+    facts = supervisor.connect([ctx.obj], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
+        from launchpad.cli.jobs import sources
         from launchpad.report.dry_run import show
 
-        show(make_plan(spec, facts, run_id), as_json=options["as_json"])
+        show(make_plan(spec, facts, run_id), sources(ctx, options["config"]), as_json=options["as_json"])
         return 0
     rendezvous, elsewhere = None, Elsewhere()
     if world.nnodes > 1:

@@ -22,6 +22,7 @@ _what = _group("What they run")
 _env = _group("Their environment")
 _output = _group("Their output")
 _end = _group("The end")
+_file = _group("From a file")
 _world = _group("Several nodes, launchpad started once on each", pet=True)
 _no_meaning = _group("Taken from torchrun, of no effect here", pet=True)
 _habit = _group("Taken from mpirun, of no effect here", is_flag=True, expose_value=False)
@@ -89,6 +90,8 @@ _OPTIONS = (
         pet=True,
         help="Pass these on to the ranks beside INT, TERM, HUP, USR1 and USR2.",
     ),
+    _file("--config", metavar="FILE", help="Take options, and the target, from a job file (TOML)."),
+    _file("--job", metavar="NAME", help="Of a file with several jobs, this one. Default: all, one after the other."),
     _end("--dry-run", is_flag=True, help="Print what would be run, and run nothing."),
     _end("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),
     _world("--nnodes", default="1", metavar="N", help="How many nodes."),

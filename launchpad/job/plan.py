@@ -143,7 +143,8 @@ def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere
         group = {**job, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, group) for local in range(count))
         defaults = {"OMP_NUM_THREADS": str(max(1, node.cores // count)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-        planned.append(NodePlan(index, node.hostname, spec.cwd, defaults, ranks))
+        unset = {name: value for name, value in defaults.items() if name not in spec.environ}
+        planned.append(NodePlan(index, node.hostname, spec.cwd, unset, ranks))
         first += count
     return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere)
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 
 from launchpad.job.plan import Plan
 
+Sources = Mapping[str, tuple[str, str]]  # by option: its value, and where it came from
 
-def show(plan: Plan, *, as_json: bool) -> None:
-    """Print the plan on stdout."""
-    print(json.dumps(plan.as_json(), indent=2) if as_json else in_words(plan))
+
+def show(plan: Plan, sources: Sources, *, as_json: bool) -> None:
+    """Print the plan on stdout, and which options led to it."""
+    if as_json:
+        options = {name: {"value": value, "from": source} for name, (value, source) in sources.items()}
+        print(json.dumps({**plan.as_json(), "options": options}, indent=2))
+    else:
+        print(in_words(plan))
+        if sources:
+            print("options:")
+        for name, (value, source) in sources.items():
+            print(f"  {name} = {value}  (from {source})")
 
 
 def in_words(plan: Plan) -> str:
@@ -26,5 +37,5 @@ def in_words(plan: Plan) -> str:
         lines += [f"    {name}=***" for name in sorted(plan.environ)]
         for rank in node.ranks:
             own = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank.environ.items() if name not in shared)
-            lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", f"    {own}"]
+            lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Names a `file://` store that an earlier job, or an earlier attempt, has left: ranks would meet the dead in it and hang.
+"""Names a `file://` store that an earlier job, or attempt, has left: ranks would meet the dead in it and hang.
 
 torch's FileStore removes its file only when every rank has closed it, so a crash leaves it.
 """

@@ -75,7 +75,9 @@ class LocalLink:
             yield from decoder.feed(data)
 
     def close(self) -> None:
-        """Hang up; wait for the guard, which ends by itself once its agent has."""
+        """Hang up, if that is still to be done; wait for the guard, which ends by itself once its agent has."""
+        if self._pid == 0:
+            return
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
@@ -86,6 +88,7 @@ class LocalLink:
                 os.waitpid(self._pid, 0)
                 break
             time.sleep(0.001)
+        self._pid = 0
         os.close(self._in)
 
 

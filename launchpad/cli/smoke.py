@@ -1,0 +1,20 @@
+"""`launchpad smoke FILE`: run the jobs of a file one after the other, and say how each ended."""
+
+from __future__ import annotations
+
+import click
+
+from launchpad.cli import run
+from launchpad.cli.jobs import read_job_file, run_all
+
+
+@click.command("smoke", context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
+@click.argument("file")
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF run]...")
+def command(file: str, overrides: tuple[str, ...]) -> int:
+    """Run the jobs of FILE (TOML) one after the other: the smoke test of a CI run.
+
+    Options of `launchpad run` override the file's. The exit code is the first failed job's, or 0.
+    """
+    names = list(read_job_file(file, run.command))
+    return run_all(names, ["--config", file, *overrides])
