@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from launchpad.events import (
     AgentFailed,
     ConsoleClosed,
+    Drained,
     LinkClosed,
+    PeerFailed,
     PhaseChanged,
     RankExited,
     StartFailed,
@@ -28,6 +30,8 @@ from launchpad.head.machine import (
     Finish,
     Leave,
     Machine,
+    Restart,
+    Suspend,
 )
 from launchpad.job.outcome import Cause
 
@@ -296,3 +300,83 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
     assert finished == (machine.phase == "over")
     assert causes <= 1
     assert (machine.cause is None) == (machine.exit_code == 0)
+
+
+def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:
+    """Two ranks that may be restarted; rank 1 has failed with 7 and all have left."""
+    machine = Machine(range(2), None, timeout, START, max_restarts=most, nodes=nodes)
+    machine.on(exited(1, 7), START)
+    assert machine.on(exited(0, -TERM), START) == [Finish(leave=False)]
+    return machine
+
+
+def test_after_a_failure_all_ranks_start_again() -> None:
+    machine = restarting()
+    assert machine.on(Drained(0), START) == [Restart(1, rank=1, code=7)]
+    assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1}, 0)
+    machine.on(exited(0), START)
+    assert ends(machine.on(exited(1), START))
+    assert machine.exit_code == 0
+
+
+def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
+    machine = restarting()
+    machine.on(Drained(0), START)
+    machine.on(exited(0, 9), START)
+    assert ends(machine.on(exited(1, -TERM), START))
+    assert machine.exit_code == 9
+
+
+def test_a_restart_waits_for_every_node() -> None:
+    machine = restarting(nodes=3)
+    assert [machine.on(Drained(0), START) for _ in range(2)] == [[], []]
+    assert machine.on(Drained(0), START) == [Restart(1, rank=1, code=7)]
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [(asked(INT), 130), (asked(TERM), 143), (PeerFailed(0, "why", 5), 5), (ConsoleClosed(0, "why"), 141)],
+)
+def test_a_reason_to_stop_between_two_attempts_ends_the_job(event: Any, code: int) -> None:
+    machine = restarting()
+    assert ends(machine.on(event, START))
+    assert machine.exit_code == code
+    assert machine.on(Drained(0), START) == []
+
+
+def test_the_time_limit_holds_for_all_attempts_together() -> None:
+    machine = restarting(timeout=60)
+    assert machine.deadline == START + 60
+    machine.on(Drained(0), START + 50)
+    assert machine.deadline == START + 60
+    assert step(machine)[1] == [TERM]
+    assert machine.exit_code == 124
+
+
+def test_a_stop_request_while_stopping_for_a_restart_is_heeded() -> None:
+    machine = Machine(range(2), None, None, START, max_restarts=3)
+    machine.on(exited(1, 7), START)
+    machine.on(asked(TERM), START)
+    assert ends(machine.on(exited(0, -TERM), START))
+    assert machine.exit_code == 143
+
+
+def test_an_executable_that_can_not_be_run_is_not_tried_again() -> None:
+    machine = Machine(range(1), None, None, START, max_restarts=3)
+    assert ends(machine.on(StartFailed(0, 0, "why"), START))
+    assert machine.exit_code == 2
+
+
+def test_a_failure_on_another_node_ends_ours_with_its_code() -> None:
+    machine = job(1)
+    assert sent(machine.on(PeerFailed(0, "rank 9 failed", 12), START)) == [TERM]
+    assert ends(machine.on(exited(0, -TERM), START))
+    assert machine.exit_code == 12
+
+
+def test_ctrl_z_and_quit_end_nothing() -> None:
+    machine = job()
+    assert machine.on(asked(signal.SIGTSTP), START) == [Suspend()]
+    assert machine.on(asked(signal.SIGQUIT), START) == []
+    assert sent(machine.on(asked(signal.SIGCONT), START)) == [signal.SIGCONT]
+    assert machine.phase == "running"
