@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad
+from tests.test_torchrun import free_port
 
 # Rank 1 fails in each attempt up to the one that is given.
 FLAKY = """
@@ -51,9 +52,10 @@ def test_the_whole_group_is_restarted_until_it_is_well(launchpad: Launchpad, fla
 
 
 def test_the_port_that_was_asked_for_is_kept(launchpad: Launchpad, flaky: Path) -> None:
-    done = launchpad.run("run", "-n", 2, "--max-restarts", 1, "--master-port", 29617, flaky, 1)
+    port = free_port()
+    done = launchpad.run("run", "-n", 2, "--max-restarts", 1, "--master-port", port, flaky, 1)
     assert done.returncode == 0
-    assert {line.rpartition(" ")[2] for line in done.stdout.splitlines()} == {"29617"}
+    assert {line.rpartition(" ")[2] for line in done.stdout.splitlines()} == {str(port)}
 
 
 def test_when_restarts_are_used_up_the_last_failure_counts(launchpad: Launchpad, flaky: Path) -> None:

@@ -180,7 +180,7 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet
     if report:
         console.say(report, bad=True)
     # From here on nobody is left but a slow reader: Ctrl-C ends the wait for him.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     for sink in sinks:

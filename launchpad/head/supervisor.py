@@ -127,7 +127,7 @@ class Supervisor:
                     raise NodeError(f"the agent could not start: {reason}")
                 case LinkClosed():
                     raise NodeError("the agent could not start; what it said stands above")
-                case StopRequested(_, signum):
+                case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
         return [ready[node] for node in range(len(self._links))]
 
@@ -153,6 +153,8 @@ class Supervisor:
                     raise NodeError(reason)
                 case LinkClosed():
                     raise NodeError("the agent ended while the other nodes were waited for")
+                case StopRequested(_, signal.SIGTSTP):
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
 
@@ -196,6 +198,7 @@ class Supervisor:
                 self._act(machine.on(event, now))
                 if type(event) is LinkClosed:
                     self._open.discard(source)
+                    self._suspending = 0  # it will not say that its ranks have stopped
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
