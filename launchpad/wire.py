@@ -6,8 +6,11 @@ JSON of the message's fields, except for Output, whose payload is a fixed header
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
+import types
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +60,29 @@ def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
     return _HEAD.pack(size + 1 + _OUTPUT.size, 0) + _OUTPUT.pack(time, rank, stream)
 
 
+@functools.cache
+def _hints(cls: type) -> list[Any]:
+    return list(typing.get_type_hints(cls).values())
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value that JSON gave is of the type that a message's field is declared with."""
+    if hint is Any:
+        return True
+    if hint is int:
+        return type(value) is int and -(1 << 63) <= value < 1 << 63
+    if hint is float:
+        return type(value) in (int, float)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return type(value) is list and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return type(value) is dict and all(_fits(item, inner[1]) for item in value.values())
+    if origin is types.UnionType:
+        return any(_fits(value, one) for one in inner)
+    return type(value) is hint
+
+
 class Decoder:
     """Turns bytes that are cut anywhere into messages."""
 
@@ -92,8 +118,9 @@ class Decoder:
                 return events.Output(time, rank, stream, data)
             text = self._buffer[start:end].decode("utf-8", "surrogateescape")
             fields = json.loads(text)
-            if not isinstance(fields, list):
-                raise TypeError("not a list of fields")
+            hints = _hints(cls)
+            if not (isinstance(fields, list) and len(fields) == len(hints) and all(map(_fits, fields, hints))):
+                raise TypeError("its fields are not of the right number and types")
             return cls(*fields)
         except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"a broken {cls.__name__} frame: {error}") from error

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
@@ -104,21 +105,28 @@ class Agent:
             data = b""
         if not data:
             self._head_gone = True
-        for command in self._decoder.feed(data):
-            match command:
-                case Hello():
-                    self._hello(command)
-                case Start():
-                    self._start(command)
-                case Signal(signum):
-                    for started in self._ranks.values():
-                        started.signal(signum)
-                    if signum == signal.SIGSTOP:
-                        self._outbox.say(Suspended(time.monotonic_ns()))
-                case Credit(number, stream, size):
-                    self._outbox.credit(number, stream, size)
-                case Finish(leave):
-                    self._finish(leave)
+        try:
+            for command in self._decoder.feed(data):
+                self._obey(command)
+        except (wire.WireError, LookupError, ValueError, OverflowError) as error:  # no head of ours speaks like this
+            sys.stderr.write(f"launchpad: the agent was asked for nonsense: {error}\n")
+            self._head_gone = True
+
+    def _obey(self, command: Any) -> None:
+        match command:
+            case Hello():
+                self._hello(command)
+            case Start():
+                self._start(command)
+            case Signal(signum):
+                for started in self._ranks.values():
+                    started.signal(signum)
+                if signum == signal.SIGSTOP:
+                    self._outbox.say(Suspended(time.monotonic_ns()))
+            case Credit(number, stream, size):
+                self._outbox.credit(number, stream, size)
+            case Finish(leave):
+                self._finish(leave)
 
     def _hello(self, hello: Hello) -> None:
         # Bound and not listening, with SO_REUSEADDR: nobody is given this port, and rank 0 can still listen on it.
@@ -186,10 +194,9 @@ class Agent:
         """All ranks are gone: kill what they left behind, then send what all of them wrote."""
         self._finishing = True
         self._leaving = leave
-        left = [f"{pid} {processes.name_of(pid)}" for pid in processes.children() if not processes.is_zombie(pid)]
-        if left:
-            processes.sweep(self._reap)
-            self._outbox.say(StraysEnded(time.monotonic_ns(), left))
+        killed = processes.sweep(self._reap)
+        if killed:
+            self._outbox.say(StraysEnded(time.monotonic_ns(), killed))
         self._outbox.drain()
 
     # Children.

@@ -14,6 +14,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A process in uninterruptible sleep can't be killed; the sweep does not wait for it for ever.
 SWEEP_SECONDS = 10.0
 
+# Python's helper that removes the shared memory and semaphores of a process that died: it does so, and leaves, as soon
+# as the last process that could use them is gone. Killed before, it would leave them in /dev/shm.
+_TRACKER = "multiprocessing.resource_tracker"
+TRACKER_SECONDS = 2.0
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -72,7 +77,7 @@ def name_of(pid: int) -> str:
                 words = file.read().strip()
     except OSError:
         return ""
-    return words if len(words) <= 60 else words[:57] + "..."
+    return words if len(words) <= 80 else words[:77] + "..."
 
 
 def is_zombie(pid: int) -> bool:
@@ -98,19 +103,26 @@ def reap(watched: int) -> int | None:
             result = os.waitstatus_to_exitcode(status)
 
 
-def sweep(reap_children: Callable[[], object]) -> list[int]:
+def sweep(reap_children: Callable[[], object]) -> list[str]:
     """Kill all descendants. Each kill hands the victim's children to us, a subreaper, so it takes rounds.
 
-    Returns what could not be killed within SWEEP_SECONDS: [] but for processes in uninterruptible sleep.
+    Returns who was killed, "PID NAME" each. It gives up after SWEEP_SECONDS on what can't be killed: processes in
+    uninterruptible sleep.
     """
-    deadline = time.monotonic() + SWEEP_SECONDS
+    start = time.monotonic()
     pause = 0.0005
+    killed: dict[int, str] = {}
     while True:
         reap_children()
         left = children()
-        if not left or time.monotonic() > deadline:
-            return left
+        waited = time.monotonic() - start
+        if not left or waited > SWEEP_SECONDS:
+            return [f"{pid} {name}" for pid, name in killed.items()]
         for pid in left:
+            name = name_of(pid)
+            if (name.find(_TRACKER) >= 0 and waited < TRACKER_SECONDS) or is_zombie(pid):
+                continue
+            killed[pid] = name
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

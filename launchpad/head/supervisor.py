@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launchpad import __version__, wire
 from launchpad.errors import NodeError
 from launchpad.events import (
+    STDERR,
+    STDOUT,
     AgentFailed,
     AgentReady,
     Credit,
@@ -25,7 +27,11 @@ from launchpad.events import (
     Output,
     PeerFailed,
     PhaseChanged,
+    RankExited,
+    RankRaised,
+    RankStarted,
     Restarted,
+    StartFailed,
     StopRequested,
     Suspended,
     Written,
@@ -89,6 +95,7 @@ class Supervisor:
         self._held: dict[int, tuple[int, Output, int]] = {}  # by id: holding sinks, output, its attempt
         self._owed: dict[tuple[int, int], int] = {}  # credit to be given, by rank and stream
         self._node_of: dict[int, int] = {}
+        self._gone: set[int] = set()  # ranks whose end was told, in this attempt
         self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
         self._suspending = 0  # nodes that have not yet stopped their ranks
         self.leaving = False  # output is left that nobody takes: don't wait for it
@@ -121,7 +128,9 @@ class Supervisor:
             except queue.Empty:
                 raise NodeError(f"no answer from the agent within {READY_SECONDS:g} s") from None
             match event:
-                case AgentReady():
+                case AgentReady(_, wall):
+                    if not 0 <= wall < 1e11:
+                        raise NodeError(f"the agent's clock makes no sense: it says {wall:g} s since 1970")
                     ready[node] = event
                 case AgentFailed(_, reason):
                     raise NodeError(f"the agent could not start: {reason}")
@@ -194,6 +203,8 @@ class Supervisor:
             now = self._clock()
             if item is not None:
                 source, event = item
+                if source >= 0 and not self._makes_sense(event):
+                    event = AgentFailed(time.monotonic_ns(), f"the agent said what no agent says: {event!r:.80}")
                 self._dispatch(event)
                 self._act(machine.on(event, now))
                 if type(event) is LinkClosed:
@@ -205,6 +216,19 @@ class Supervisor:
             self._act(machine.tick(now))
         return machine.exit_code, machine.cause
 
+    def _makes_sense(self, event: Any) -> bool:
+        """Whether an agent may say this now: of a rank that it has, and of its end once."""
+        match event:
+            case Output(_, rank, stream):
+                return rank in self._node_of and stream in (STDOUT, STDERR)
+            case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
+                return rank in self._node_of
+            case RankExited(_, rank, code):
+                first = rank in self._node_of and rank not in self._gone
+                self._gone.add(rank)
+                return first and -256 < code < 256
+        return type(event) is not AgentReady
+
     def _clock(self) -> float:
         """The job's time, in seconds: it stands still while we do."""
         return time.monotonic() - self._suspended
@@ -212,6 +236,7 @@ class Supervisor:
     def _start(self, attempt: int) -> None:
         self._attempt = attempt
         self._owed.clear()
+        self._gone.clear()
         for link, node in zip(self._links, self._plan.nodes, strict=True):
             link.send(self._plan.start(node, attempt, self._window, self._terminal))
 

@@ -66,7 +66,7 @@ class Console:
         """Show a message of the launcher's own, each of its lines marked as such."""
         for line in text.splitlines():
             shown = message_line(line, self._colour[STDERR], bad)
-            pieces = self._devices[STDERR].note(shown.encode(errors="surrogateescape"), STDERR)
+            pieces = self._devices[STDERR].note(_encoded(shown), STDERR)
             self._writers[STDERR].put(pieces)
 
     @property
@@ -97,6 +97,13 @@ class Console:
     def _failed(self, fd: int, error: OSError) -> None:
         if fd == STDOUT:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a character, from an error file's JSON
+        return text.encode(errors="backslashreplace")
 
 
 def say_on_stderr(text: str) -> None:

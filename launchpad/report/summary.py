@@ -154,7 +154,9 @@ class Summary:
             how += f", by the kernel for want of memory: it had {end.memory / 2**20:.0f} MiB"
         elif cause.code == -9:
             how += "; the kernel's memory counters did not rise, so somebody sent the signal"
-        lines = [f"rank {rank} failed first: {how} (pid {self._pids[rank]}, {after:.2f} s after the start, {date})"]
+        lines = [
+            f"rank {rank} failed first: {how} (pid {self._pids.get(rank, 0)}, {after:.2f} s after the start, {date})"
+        ]
         return lines + [f"    {line}" for line in self._last_words(rank)]
 
     def _last_words(self, rank: int) -> list[str]:

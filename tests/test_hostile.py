@@ -1,0 +1,300 @@
+"""Hostile surroundings: crowds, full disks, missing folders, bare environments, and bytes that are no frames.
+
+A clear end each time, never a hang, and nothing left (conftest looks for processes and files after each test).
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import launchpad as package
+from launchpad import __version__, events, wire
+from launchpad.errors import LaunchpadError
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.plan import make_plan
+from launchpad.job.spec import JobSpec, Target
+from launchpad.report.summary import Summary
+from tests.conftest import DEADLINE, Launchpad, wait_until
+
+
+def run_with_mounts(launchpad: Launchpad, mounts: str, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run with these mounts, in a mount namespace of its own; skip where that can't be had."""
+    argv = ["unshare", "-m", "sh", "-ec", mounts + '\nexec "$@"', "sh"]
+    options = {"capture_output": True, "text": True, "cwd": launchpad.folder, "timeout": DEADLINE}
+    try:
+        trial = subprocess.run([*argv, "true"], env=launchpad.environ, **options)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if trial.returncode != 0:
+        pytest.skip(f"needs to mount in a namespace of its own (root): {trial.stderr.strip()}")
+    return subprocess.run([*argv, *launchpad.argv(*args)], env=launchpad.environ, stdin=subprocess.DEVNULL, **options)
+
+
+# Crowds.
+
+
+def test_500_ranks_that_leave_at_once(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", 500, "true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_one_of_500_that_fails_gives_the_code(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", 500, "sh", "-c", "[ $RANK != 250 ] || exit 9")
+    assert done.returncode == 9
+    assert "launchpad: rank 250 failed first: exit code 9" in done.stderr
+
+
+def test_64_ranks_at_full_speed_into_a_pipe_that_closes(launchpad: Launchpad) -> None:
+    process = launchpad.start("run", "-n", 64, "yes")
+    assert process.stdout.readline().endswith(b"] y\n")
+    process.stdout.close()
+    assert process.wait(timeout=DEADLINE) == 141
+    assert not launchpad.survivors()
+
+
+@pytest.mark.parametrize("reader", ["comes back", "never comes back"])
+def test_64_ranks_into_a_paused_reader_then_term(launchpad: Launchpad, reader: str) -> None:
+    process = launchpad.start("run", "-n", 64, "yes")
+    assert process.stdout.readline().endswith(b"] y\n")
+    process.terminate()
+    wait_until(lambda: not any(one.split()[1:] == ["yes"] for one in launchpad.survivors()), "the ranks to be gone")
+    assert process.poll() is None, "the rest of the output waits for its reader"
+    if reader == "comes back":
+        while process.stdout.read(1 << 16):
+            pass
+    else:  # another TERM says that nobody will; one that comes before the last rank's end is known is passed on
+        wait_until(lambda: process.terminate() or process.poll() is not None, "the head to leave")
+    assert process.wait(timeout=DEADLINE) == 143
+
+
+# Disks, folders and limits.
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_full_disk_under_log_dir_is_noted_once_for_each_file(launchpad: Launchpad, code: int) -> None:
+    (launchpad.folder / "logs").mkdir()
+    script = f"yes words | head -n 300000; yes complaints | head -n 200000 >&2; [ $RANK = 0 ] || exit {code}"
+    mounts = "mount -t tmpfs -o size=1m none logs"
+    done = run_with_mounts(launchpad, mounts, "run", "-n", 2, "--log-dir", "logs", "sh", "-c", script)
+    assert done.returncode == code
+    assert done.stdout.count("] words\n") == 600_000
+    notes = [line for line in done.stderr.splitlines() if "No space left on device" in line]
+    assert sorted("/".join(note.partition(":")[2].split(":")[0].split("/")[-2:]) for note in notes) == [
+        f"{rank}/{name}" for rank in range(2) for name in ("stderr.log", "stdout.log")
+    ]
+
+
+def test_standard_output_that_is_full_ends_the_job(launchpad: Launchpad) -> None:
+    with open("/dev/full", "wb") as full:
+        process = launchpad.start("run", "-n", 2, "yes", stdout=full)
+        _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 141
+    assert b"launchpad: the job was ended: standard output takes no more (No space left on device)" in err
+
+
+def test_standard_error_that_is_full_ends_nothing(launchpad: Launchpad) -> None:
+    with open("/dev/full", "wb") as full:
+        process = launchpad.start("run", "-n", 2, "sh", "-c", "echo words; echo complaints >&2", stderr=full)
+        out, _ = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out.count(b"words")) == (0, 2)
+
+
+@pytest.mark.parametrize(("ranks", "code"), [(10, 0), (11, 2)])
+def test_64_descriptors_do_for_ten_ranks(launchpad: Launchpad, ranks: int, code: int) -> None:
+    process = launchpad.start(
+        "run", "-n", ranks, "--log-dir", "logs", "echo", "words",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    )  # fmt: skip
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out.count(b"words")) == (code, 0 if code else ranks)
+    assert (b"and start at most 10" in err or b"or start at most 10" in err) == bool(code)
+    assert err.count(b"\n") == bool(code)
+
+
+HIDE = "for folder in {}; do mount --bind $folder $folder; mount -o remount,bind,ro $folder; done"
+
+
+def test_without_shared_memory_and_tmp(launchpad: Launchpad) -> None:
+    """/var/tmp does; the working folder, in /tmp as it may be, is read-only too."""
+    del launchpad.environ["TMPDIR"]
+    done = run_with_mounts(launchpad, HIDE.format("/tmp /dev/shm"), "run", "-n", 2, "exits.py", 0, 0)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_nowhere_to_put_temporary_files_is_said(launchpad: Launchpad) -> None:
+    del launchpad.environ["TMPDIR"]
+    launchpad.environ.pop("XDG_RUNTIME_DIR", None)
+    done = run_with_mounts(launchpad, HIDE.format("/tmp /dev/shm /var/tmp"), "run", "-n", 2, "exits.py", 0, 0)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "no folder for temporary files can be made (/tmp: Read-only file system; /var/tmp" in done.stderr
+    assert "set TMPDIR to one that can" in done.stderr
+
+
+def test_read_only_working_folder(launchpad: Launchpad) -> None:
+    done = run_with_mounts(launchpad, HIDE.format('"$PWD"') + "; cd .", "run", "-n", 2, "sh", "-c", "! echo > file")
+    assert done.returncode == 0
+    assert not list(launchpad.folder.iterdir())
+
+
+def test_log_dir_on_a_read_only_disk_is_refused(launchpad: Launchpad) -> None:
+    mounts = HIDE.format('"$PWD"') + '; cd "$PWD"'
+    logs = launchpad.folder / "logs"
+    done = run_with_mounts(launchpad, mounts, "run", "--log-dir", "logs", "true")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"launchpad: error: --log-dir {logs}: {logs}: Read-only file system; choose a folder that can be written to\n"
+    )
+
+
+def test_error_file_with_half_a_character(launchpad: Launchpad) -> None:
+    """Whatever Python strings a rank's exception holds, torch's @record writes them down like this."""
+    script = """echo '{"message": {"message": "no such file: \\ud83d"}}' > $TORCHELASTIC_ERROR_FILE; exit 3"""
+    done = launchpad.run("run", "sh", "-c", script)
+    assert done.returncode == 3
+    assert "launchpad:     no such file: \\ud83d\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Bare environments.
+
+
+@pytest.mark.parametrize("name", ["HOME", "PATH", "LANG", "everything"])
+def test_unset_variable(launchpad: Launchpad, name: str) -> None:
+    kept = {} if name == "everything" else {k: v for k, v in launchpad.environ.items() if k != name}
+    environ = {**kept, "LAUNCHPAD_TEST": launchpad.mark, "TMPDIR": str(launchpad.scratch)}
+    for target in (["true"], ["exits.py", 0, 0]):
+        done = launchpad.run("run", "-n", 2, *target, env=environ)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_python_without_site_packages(launchpad: Launchpad) -> None:
+    """Nothing of launchpad is imported in a rank."""
+    wrapper = launchpad.folder / "bare"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    wrapper.chmod(0o755)
+    script = launchpad.folder / "bare.py"
+    script.write_text("import sys; print(any('site-packages' in p for p in sys.path), 'launchpad' in sys.modules)\n")
+    done = launchpad.run("run", "-n", 2, "--python", "./bare", script)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] False False", "[1] False False"])
+
+
+# Bytes that are no frames.
+
+READY = events.AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501, "/tmp/x")
+SAID = [
+    READY,
+    events.RankStarted(1, 0, 100),
+    events.Output(2, 0, 2, b"some words\n"),
+    events.RankRaised(3, 0, '{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback"}}}'),
+    events.RankExited(4, 0, 1, 1 << 20, False),
+    events.RankExited(5, 1, 0, 1 << 20, False),
+    events.StraysEnded(6, ["7 sleep"]),
+]
+SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
+ASKED = [
+    events.Hello(__version__, False, 0),
+    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, 1 << 16, -1, []),
+    events.Credit(0, 1, 100),
+    events.Signal(signal.SIGCONT),
+]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def frame(code: int, fields: list[Any]) -> bytes:
+    """A frame whose JSON is in order and whose fields are whatever they are."""
+    payload = json.dumps(fields).encode()
+    return struct.pack("!IB", len(payload) + 1, code) + payload
+
+
+@st.composite
+def fuzzed(draw: st.DrawFn, valid: list[Any]) -> bytes:
+    """Bytes at random; valid frames with bytes changed, lost or put in; a valid start, then a wrong field or rank."""
+    frames = [wire.encode(message) for message in valid]
+    kept = frames[: draw(st.integers(0, len(frames)))]
+    match draw(st.sampled_from(["noise", "mutated", "fields", "field"])):
+        case "noise":
+            return b"".join(kept) + draw(st.binary(max_size=100))
+        case "mutated":
+            data = bytearray(b"".join(frames))
+            for _ in range(draw(st.integers(1, 4))):
+                at = draw(st.integers(0, len(data) - 1))
+                data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+            return bytes(data)
+        case "fields":
+            code = draw(st.integers(1, len(wire.MESSAGES) - 1))
+            count = len(wire.MESSAGES[code]._fields)
+            return b"".join(kept) + frame(code, draw(st.lists(ANYTHING, min_size=count, max_size=count)))
+        case _:
+            fields = list(draw(st.sampled_from([message for message in valid if type(message) is not events.Output])))
+            code = wire.CODES[type(next(m for m in valid if list(m) == fields))]
+            fields[draw(st.integers(0, len(fields) - 1))] = draw(ANYTHING)
+            return b"".join(kept) + frame(code, fields)
+
+
+class FuzzedLink:
+    """A link whose agent says these bytes and hangs up."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def send(self, command: Any) -> None:
+        """Nobody listens."""
+
+    def messages(self) -> Iterator[Any]:
+        """What the bytes hold."""
+        yield from wire.Decoder().feed(self._data)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=fuzzed(SAID))
+def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None:
+    head = Supervisor()
+    spec = JobSpec(target=Target("program", "true"), nproc=2)
+    try:
+        facts = head.connect([FuzzedLink(data)], count_gpus=False)
+        plan = make_plan(spec, facts, run_id="x")
+    except LaunchpadError:  # a sentence and an exit code: as good an end as any
+        return
+    notes: list[str] = []
+    summary = Summary(notes.append, quiet=False)
+    summary.on(facts[0])
+    code, cause = head.run(plan, [summary], grace=None, timeout=None)
+    assert 0 <= code <= 255
+    assert (cause is None) == (code == 0)
+    if cause is not None:
+        notes.append(summary.report(cause, None, None))
+    assert all(note.encode(errors="surrogateescape") for note in notes)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(data=fuzzed(ASKED))
+def test_whatever_a_head_says_the_agent_ends_in_good_order(launchpad: Launchpad, data: bytes) -> None:
+    """It leaves nothing, and complains in one line at most."""
+    entry = Path(package.__file__).parent / "agent" / "__main__.py"
+    argv = [sys.executable, "-I", "-S", str(entry)]
+    options = {"env": launchpad.environ, "cwd": launchpad.folder, "timeout": DEADLINE}
+    done = subprocess.run(argv, input=data, capture_output=True, check=False, **options)
+    assert not launchpad.survivors()
+    assert not list(launchpad.scratch.iterdir())
+    assert done.stderr.count(b"\n") <= 1
+    assert b"Traceback" not in done.stderr
+    assert all(type(event) in wire.MESSAGES for event in wire.Decoder().feed(done.stdout))
