@@ -1,197 +1,152 @@
-"""What a fault costs, beside torchrun and mpirun: python tests/bench/faults.py [--fault WORDS]
+"""What is left after a fault, beside torchrun and mpirun in one run: python tests/bench/faults.py
 
-For each fault and launcher: the launcher's exit code, the seconds from the fault until the launcher is gone, and how
-many of the job's processes are still alive a second later. Four ranks; "they wait" means that they sleep and obey.
-
-Processes of a job are told by a variable that they inherit. A launcher that is not gone in time is killed.
+For each fault and launcher: the launcher's exit code, the seconds from the fault until it is gone, and how many
+processes of the job live a second after that. Those are then killed. A launcher that is not gone after 20 s is
+killed too.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parent))
 from launch import RANKS, Peer, installed
 
-MARK = "LAUNCHPAD_FAULTS"
-READY_SECONDS = 60.0
-GONE_SECONDS = 20.0
+MARK = "LAUNCHPAD_BENCH"
+PATIENCE = 20.0
+
+
+class Fault(NamedTuple):
+    """What happens to a job of RANKS ranks once they are all there."""
+
+    name: str
+    program: str  # what rank 1 does, for programs/faults.py; the other ranks wait
+    others: str  # what the other ranks do
+    strike: Callable[[subprocess.Popen[bytes]], None] | None = None  # what happens from outside
+    options: Mapping[str, Sequence[str]] = MappingProxyType({})  # by launcher
+
+
+def _send(*signums: int) -> Callable[[subprocess.Popen[bytes]], None]:
+    def strike(process: subprocess.Popen[bytes]) -> None:
+        for number, signum in enumerate(signums):
+            if number:
+                time.sleep(0.3)  # a person's second thought
+            if signum == signal.SIGINT:  # as a terminal does: to all of the process group
+                os.killpg(process.pid, signum)
+            else:
+                process.send_signal(signum)
+
+    return strike
+
+
 GRACE = {"launchpad": ["--grace", "2"], "torchrun": ["--shutdown-timeout", "2"]}
 
-# Rank 1 plays the fault's part once all are there, and the file "go"; it notes the moment.
-PROGRAM = """
-import os, pathlib, signal, sys, time
-
-part, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-rank = os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-
-def on(signum, frame):
-    (folder / f"told{signum}-{rank}").touch()
-
-if part == "deaf":
-    signal.signal(signal.SIGINT, on)
-    signal.signal(signal.SIGTERM, on)
-if part == "daemon" and os.fork() == 0:
-    os.setsid()
-    if os.fork() > 0:
-        os._exit(0)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        os.dup2(null, fd)
-    time.sleep(600)
-    os._exit(0)
-if part == "daemon":
-    os.wait()
-(folder / f"here{rank}").touch()
-deadline = time.monotonic() + 600
-while time.monotonic() < deadline:
-    time.sleep(0.005)
-    if not (folder / "go").exists() or not (rank == "1" or part == "daemon"):
-        continue
-    (folder / f"fault{rank}").write_text(str(time.monotonic()))
-    if part == "daemon":
-        sys.exit(0)
-    if part == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if part == "raises":
-        raise ValueError("the learning rate is negative")
-    os._exit(7)
-"""
+FAULTS = (
+    Fault("a rank exits with 7", "exit", "wait"),
+    Fault("a rank raises", "raise", "wait"),
+    Fault("a rank is killed (SIGKILL)", "kill", "wait"),
+    Fault("a rank exits with 7, the others ignore TERM (grace 2 s)", "exit", "deaf", None, GRACE),
+    Fault("all ranks exit 0, each leaves a daemon", "daemon", "daemon"),
+    Fault("a rank exits with 7, each has a daemon", "daemon exit", "daemon wait"),
+    Fault("Ctrl-C", "wait", "wait", _send(signal.SIGINT)),
+    Fault("Ctrl-C twice, ranks ignore INT and TERM", "deaf", "deaf", _send(signal.SIGINT, signal.SIGINT)),
+    Fault("TERM to the launcher", "wait", "wait", _send(signal.SIGTERM)),
+    Fault("HUP to the launcher", "wait", "wait", _send(signal.SIGHUP)),
+    Fault("KILL to the launcher", "wait", "wait", _send(signal.SIGKILL)),
+    Fault("KILL to the launcher, each rank has a daemon", "daemon wait", "daemon wait", _send(signal.SIGKILL)),
+)
 
 
-class Job(NamedTuple):
-    """A launcher at work, in a process group of its own."""
+class Result(NamedTuple):
+    """What a launcher made of a fault."""
 
-    process: subprocess.Popen[bytes]
-    folder: Path
+    code: int | None  # None: it was not gone after PATIENCE
+    seconds: float
+    left: int
 
-    def let_the_rank(self) -> float:
-        """Have the ranks play their part; the moment in which the last of them did."""
-        (self.folder / "go").touch()
-        wait_until(lambda: list(self.folder.glob("fault*")))
-        self._wait()
-        return max(float(file.read_text()) for file in self.folder.glob("fault*"))
-
-    def signal(self, signum: signal.Signals, group: bool = False) -> float:
-        """Signal the launcher, or its process group as a terminal does; the moment in which it was done."""
-        now = time.monotonic()
-        if group:
-            os.killpg(self.process.pid, signum)
-        else:
-            self.process.send_signal(signum)
-        return now
-
-    def ctrl_c_twice(self) -> float:
-        """The second one when ranks have been told of the first, or two seconds pass without."""
-        self.signal(signal.SIGINT, group=True)
-        wait_until(lambda: list(self.folder.glob("told*")) or self.process.poll() is not None, 2.0)
-        return self.signal(signal.SIGINT, group=True)
-
-    def _wait(self) -> None:
-        wait_until(lambda: self.process.poll() is not None, GONE_SECONDS)
+    def __str__(self) -> str:
+        gone = f"{self.seconds:.2f} s" if self.code is not None else f"> {PATIENCE:g} s"
+        code = "-" if self.code is None else str(self.code if self.code >= 0 else 128 - self.code)
+        return f"{code}, {gone}, {self.left} left"
 
 
-# Words for it; the ranks' part; the ranks' grace, where the default is not the point; what happens.
-FAULTS: list[tuple[str, str, bool, Callable[[Job], float]]] = [
-    ("a rank exits with 7, the others wait", "exits", False, Job.let_the_rank),
-    ("a rank is killed by SIGKILL", "killed", False, Job.let_the_rank),
-    ("a rank raises", "raises", False, Job.let_the_rank),
-    ("each rank leaves a daemon behind and exits with 0", "daemon", False, Job.let_the_rank),
-    ("a rank exits with 7, the others ignore TERM (grace 2 s)", "deaf", True, Job.let_the_rank),
-    ("Ctrl-C", "waits", False, lambda job: job.signal(signal.SIGINT, group=True)),
-    ("SIGTERM to the launcher", "waits", False, lambda job: job.signal(signal.SIGTERM)),
-    ("SIGHUP to the launcher", "waits", False, lambda job: job.signal(signal.SIGHUP)),
-    ("SIGKILL of the launcher", "waits", False, lambda job: job.signal(signal.SIGKILL)),
-    ("Ctrl-C twice, the ranks ignore INT and TERM", "deaf", False, Job.ctrl_c_twice),
-]
+def try_fault(peer: Peer, fault: Fault) -> Result:
+    """Start a job, wait until its ranks are there, let the fault happen, and look at what is left."""
+    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory() as folder:
+        argv = peer.argv("faults.py", folder, fault.program, fault.others)
+        options = list(fault.options.get(peer.name, []))
+        argv = (
+            [argv[0], *argv[1:2], *options, *argv[2:]] if peer.name == "launchpad" else [argv[0], *options, *argv[1:]]
+        )
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(
+            argv, env={**os.environ, MARK: mark}, stdin=null, stdout=null, stderr=null, start_new_session=True
+        )
+        _wait(lambda: len(list(Path(folder).glob("here*"))) == RANKS, 60)
+        start = time.monotonic()
+        Path(folder, "go").touch()
+        if fault.strike:
+            fault.strike(process)
+        try:
+            code: int | None = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = None
+        seconds = time.monotonic() - start
+        if code is None:
+            process.kill()
+            process.wait()
+        time.sleep(1)
+        left = [pid for pid in _marked(mark) if pid != process.pid]
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        _wait(lambda: not _marked(mark), 20)
+    return Result(code, seconds, len(left))
 
 
-def wait_until(fact: Callable[[], object], seconds: float = READY_SECONDS) -> bool:
-    """Wait for a fact; whether it came true in time."""
-    deadline = time.monotonic() + seconds
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.002)
-    return True
-
-
-def alive(mark: str) -> list[int]:
-    """The live processes that have inherited the mark."""
+def _marked(mark: str) -> list[int]:
+    """Live processes that inherited the mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if not entry.name.isdigit() or wanted not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            marked = entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0")
+            if marked and (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                 found.append(int(entry.name))
-        except (OSError, IndexError):  # gone meanwhile
+        except (OSError, IndexError):
             continue
     return found
 
 
-def measure(peer: Peer, part: str, grace: bool, happen: Callable[[Job], float]) -> str:
-    """One fault under one launcher: "code, seconds, left"."""
-    mark = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "program.py").write_text(PROGRAM)
-        options = GRACE.get(peer.name, []) if grace else []
-        argv = [*peer.command, *options, *peer.interpreter, str(folder / "program.py"), part, name]
-        process = subprocess.Popen(
-            argv,
-            env={**os.environ, MARK: mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            if not wait_until(lambda: len(list(folder.glob("here*"))) == RANKS):
-                return "did not start"
-            assert len(alive(mark)) > RANKS, "ranks that don't inherit the mark can't be counted"
-            at = happen(Job(process, folder))
-            in_time = wait_until(lambda: process.poll() is not None, max(0.0, at + GONE_SECONDS - time.monotonic()))
-            how = f"{process.returncode}, {time.monotonic() - at:.2f} s" if in_time else f"none, > {GONE_SECONDS:g} s"
-            process.kill()
-            process.wait()
-            time.sleep(1.0)  # not to wait for anything: so long what is left may take to end by itself
-            return f"{how}, {len(alive(mark))}"
-        finally:
-            while left_over := alive(mark):
-                for pid in left_over:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
-                process.poll()
-                time.sleep(0.01)
+def _wait(fact: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not fact():
+        if time.monotonic() > deadline:
+            raise TimeoutError("a job did not come up, or did not go")
+        time.sleep(0.01)
 
 
 def main() -> None:
-    """Run the faults and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", metavar="WORDS", default="", help="only the faults with these words in their name")
-    wanted = parser.parse_args().fault
-    peers = [peer for peer in installed() if "Hydra" not in peer.name]
-    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, {sys.executable}\n")
-    print("| fault | " + " | ".join(f"{peer.name}: code, s, left" for peer in peers) + " |")
+    """Print the table."""
+    peers = installed()
+    print("| fault | " + " | ".join(peer.name for peer in peers) + " |")
     print("|---" * (len(peers) + 1) + "|")
-    for words, part, grace, happen in FAULTS:
-        if wanted in words:
-            cells = [measure(peer, part, grace, happen) for peer in peers]
-            print(f"| {words} | " + " | ".join(cells) + " |", flush=True)
+    for fault in FAULTS:
+        cells = [str(try_fault(peer, fault)) for peer in peers]
+        print(f"| {fault.name} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":
