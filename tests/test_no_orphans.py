@@ -8,6 +8,7 @@ import random
 import select
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -269,8 +270,12 @@ def test_shared_memory_of_killed_ranks_is_removed(start: Start, victim: str) -> 
     assert job.end(victim) == {**CODES, "nobody": 143}[victim]
 
 
-def test_pythons_helper_is_no_process_left_behind(start: Start) -> None:
+@pytest.mark.parametrize("python", ["python", f"{'long-name/' * 12}python"])
+def test_pythons_helper_is_no_process_left_behind(start: Start, launchpad: Launchpad, python: str) -> None:
     """Whoever uses multiprocessing has one, and it goes by itself: it is not worth a note."""
-    job = start("-n", 2, "shares.py", "tidy")
+    interpreter = launchpad.folder / python
+    interpreter.parent.mkdir(parents=True, exist_ok=True)
+    interpreter.symlink_to(sys.executable)
+    job = start("-n", 2, "--python", interpreter, "shares.py", "tidy")
     _, err = job.process.communicate(timeout=DEADLINE)
     assert (job.process.returncode, err) == (0, b"")

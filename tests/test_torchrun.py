@@ -293,3 +293,6 @@ def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
     done = launchpad.run("run", *node(1, 29512), "--dry-run", "--json", "show_env.py")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["nodes"][0]["node"] == 1
+    assert done.stderr == (
+        "launchpad: how many ranks the other nodes have is not known here: RANK and WORLD_SIZE leave them out\n"
+    )

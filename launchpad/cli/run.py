@@ -90,6 +90,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         from launchpad.report.dry_run import show
 
         show(make_plan(spec, facts, run_id), sources(ctx, options["config"]), as_json=options["as_json"])
+        if world.nnodes > 1:
+            say_on_stderr("how many ranks the other nodes have is not known here: RANK and WORLD_SIZE leave them out")
         return 0
     rendezvous, elsewhere = None, Elsewhere()
     if world.nnodes > 1:

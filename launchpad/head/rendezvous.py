@@ -166,6 +166,7 @@ class Rendezvous:
     def _hear(self, node: int, peer: socket.socket, post: Callable[[Any], None]) -> None:
         """Wait for a peer's last word, and pass a failure on."""
         peer.settimeout(None)
+        _keep_alive(peer)
         try:
             told = _read(peer.makefile("rb"))
         except (OSError, ValueError):
@@ -178,6 +179,13 @@ class Rendezvous:
             if other != node:
                 _say(one, told)
         post(PeerFailed(time.monotonic_ns(), str(told["failed"]), int(told.get("code", NODE_LOST))))
+
+
+def _keep_alive(peer: socket.socket) -> None:
+    """A node whose power is cut says nothing: the kernel asks after 10 s of silence, and gives up 15 s later."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _say(peer: socket.socket, message: dict[str, Any]) -> None:
