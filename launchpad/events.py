@@ -70,7 +70,7 @@ class RankExited(NamedTuple):
     rank: int
     code: int  # its exit code, or -n for signal n
     memory: int  # largest resident set, in bytes
-    memory_killed: bool  # the kernel's counters rose: it killed for memory since the last exit
+    memory_killed: bool  # the kernel's counters rose: it has killed for memory since the last failure
 
 
 class StraysEnded(NamedTuple):

@@ -27,6 +27,7 @@ from launchpad.head.machine import (
     GRACE_AFTER_REQUEST,
     HURRY_SECONDS,
     KILL_SECONDS,
+    TIMEOUT_DRAIN_SECONDS,
     Finish,
     Leave,
     Machine,
@@ -205,7 +206,7 @@ def test_a_signal_when_all_is_over_leaves_at_once(signum: int) -> None:
     machine = job(1)
     machine.on(exited(0), START)
     assert machine.on(asked(signum), START) == [Leave()]
-    assert machine.exit_code == 0
+    assert machine.exit_code == 128 + signum  # output was given up: that is no success
 
 
 def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
@@ -380,3 +381,12 @@ def test_ctrl_z_and_quit_end_nothing() -> None:
     assert machine.on(asked(signal.SIGQUIT), START) == []
     assert sent(machine.on(asked(signal.SIGCONT), START)) == [signal.SIGCONT]
     assert machine.phase == "running"
+
+
+def test_after_the_time_limit_a_reader_has_so_long_for_the_rest() -> None:
+    machine = job(1, timeout=60)
+    step(machine)
+    assert ends(machine.on(exited(0, -TERM), START + 61))
+    assert machine.deadline == START + 61 + TIMEOUT_DRAIN_SECONDS
+    assert machine.tick(machine.deadline) == [Leave()]
+    assert machine.exit_code == 124

@@ -83,7 +83,7 @@ def test_what_an_attempt_left_behind_is_gone_before_the_next(launchpad: Launchpa
     )
     done = launchpad.run("run", "--max-restarts", 1, script)
     assert (done.returncode, done.stdout) == (0, "[0] well\n")
-    assert "launchpad: ended 1 processes that ranks left behind" in done.stderr
+    assert "launchpad: ended 1 process that ranks left behind" in done.stderr
 
 
 def test_output_of_all_attempts_comes_whole(launchpad: Launchpad) -> None:

@@ -191,7 +191,7 @@ def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Supervi
         agent.hear(Finish)
         head.post(StopRequested(0, 2))
 
-    assert play(script)[0] == 0
+    assert play(script)[0] == 130
     assert head.leaving
 
 

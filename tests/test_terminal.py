@@ -224,3 +224,15 @@ def test_terminal_that_closes_ends_the_job(terminal: Start, launchpad: Launchpad
     one.expect("leaving")
     one.hang_up()
     wait_until(lambda: not launchpad.survivors(), "everything to be gone", show=launchpad.survivors)
+
+
+def test_terminal_is_left_as_it_was_when_a_rank_is_ended_at_a_prompt(terminal: Start) -> None:
+    """readline turns off echo and line mode for its prompt; the rank that would turn them on again is killed."""
+    shell = "stty -a | grep -o '.icanon\\|.echo '; {}; stty -a | grep -o '.icanon\\|.echo '; echo checked"
+    one = terminal("run", "-n", 2, "--grace", "0.2", "ended_at_prompt.py", NO_COLOR="1", shell=shell)
+    before = one.expect(r"(.icanon)\r\n(.echo )").groups()
+    one.expect(re.escape("(Pdb) "))
+    one.expect("rank 1 failed first: exit code 9")
+    assert one.expect(r"(.icanon)\r\n(.echo )").groups() == before == (" icanon", " echo ")
+    one.expect("checked")
+    assert one.end() == 0

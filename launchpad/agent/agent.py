@@ -108,7 +108,14 @@ class Agent:
         try:
             for command in self._decoder.feed(data):
                 self._obey(command)
-        except (wire.WireError, LookupError, ValueError, OverflowError) as error:  # no head of ours speaks like this
+        except (
+            wire.WireError,
+            LookupError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            OSError,
+        ) as error:  # no head of ours speaks like this
             sys.stderr.write(f"launchpad: the agent was asked for nonsense: {error}\n")
             self._head_gone = True
 
@@ -154,6 +161,7 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         shared = {**os.environ, **start.environ}
+        shared.pop("", None)  # some shells export one; exec takes none
         for name, value in start.defaults.items():
             shared.setdefault(name, value)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -166,6 +174,7 @@ class Agent:
                     failure = f"no process could be made for it: {error.strerror}"
             if failure:
                 self._outbox.say(StartFailed(time.monotonic_ns(), entry["rank"], failure))
+            self._reap()  # who dies while others are still being started is to be told in the order of the deaths
         os.close(null)
 
     def _start_rank(self, start: Start, entry: dict[str, Any], shared: dict[str, str], null: int) -> None:
@@ -221,10 +230,8 @@ class Agent:
         now = time.monotonic_ns()
         if started.status_fd in self._poll:
             self._on_status(started.status_fd, started)
-        killed = False
-        if code == -signal.SIGKILL:
-            before, self._memory_kills = self._memory_kills, memory.kills()
-            killed = self._memory_kills > before
+        before, self._memory_kills = self._memory_kills, memory.kills() if code else self._memory_kills
+        killed = code == -signal.SIGKILL and self._memory_kills > before
         error = scratch.take_error_file(self._scratch, started.rank, ERROR_FILE_BYTES)
         if error:
             self._outbox.say(RankRaised(now, started.rank, error))

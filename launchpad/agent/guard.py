@@ -19,8 +19,6 @@ def main(stdin_fd: int | None) -> None:
 
     `stdin_fd` is the head's own standard input, for rank 0; None where there is none to pass on.
     """
-    # A terminal's signals go to its session; the head decides what they mean for the ranks.
-    os.setsid()
     _close_inherited(keep=stdin_fd)
     if stdin_fd is not None:
         os.set_inheritable(stdin_fd, False)  # rank 0 gets it as its descriptor 0, and nobody as anything else

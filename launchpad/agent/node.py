@@ -1,4 +1,4 @@
-"""What this node has: usable cores, visible GPUs, limits, a free port."""
+"""What this node has: usable cores, visible GPUs, limits."""
 
 from __future__ import annotations
 

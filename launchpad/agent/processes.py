@@ -14,10 +14,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A process in uninterruptible sleep can't be killed; the sweep does not wait for it for ever.
 SWEEP_SECONDS = 10.0
 
-# Python's helper that removes the shared memory and semaphores of a process that died: it does so, and leaves, as soon
-# as the last process that could use them is gone. Killed before, it would leave them in /dev/shm.
-_TRACKER = "multiprocessing.resource_tracker"
-TRACKER_SECONDS = 2.0
+# Python's helpers go by themselves as soon as the last process that could use them is gone; the tracker removes the
+# shared memory and semaphores of a process that died first: killed before, it would leave them in /dev/shm.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+HELPER_SECONDS = 2.0
+
+# Of a command line, so much is shown.
+_SHOWN = 60
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,7 +61,7 @@ def _children_by_scan() -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat") as file:
+                with open(f"/proc/{name}/stat", errors="replace") as file:
                     parent = file.read().rpartition(")")[2].split()[1]
             except OSError:
                 continue
@@ -68,22 +71,18 @@ def _children_by_scan() -> list[int]:
 
 
 def name_of(pid: int) -> str:
-    """The command line of a process, shortened; its bare name where it has none; "" where it is gone."""
+    """The command line of a process; "" where it has none any more: it is gone, or about to be."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        if not words:
-            with open(f"/proc/{pid}/comm") as file:
-                words = file.read().strip()
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
-    return words if len(words) <= 80 else words[:77] + "..."
 
 
 def is_zombie(pid: int) -> bool:
     """Whether a child is dead and only waits to be reaped."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
@@ -117,12 +116,14 @@ def sweep(reap_children: Callable[[], object]) -> list[str]:
         left = children()
         waited = time.monotonic() - start
         if not left or waited > SWEEP_SECONDS:
-            return [f"{pid} {name}" for pid, name in killed.items()]
+            return [f"{pid} {name if len(name) <= _SHOWN else name[:_SHOWN] + '…'}" for pid, name in killed.items()]
         for pid in left:
             name = name_of(pid)
-            if (name.find(_TRACKER) >= 0 and waited < TRACKER_SECONDS) or is_zombie(pid):
+            leaves = any(helper in name for helper in _HELPERS) and waited < HELPER_SECONDS
+            if leaves or is_zombie(pid):
                 continue
-            killed[pid] = name
+            if name:
+                killed[pid] = name
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

@@ -32,7 +32,7 @@ class Rank:
                 os.kill(self.pid, signum)
             except ProcessLookupError:
                 pass
-        except PermissionError:  # all of the group has become another user (sudo); the sweep reports it
+        except PermissionError:  # all of the group has become another user (sudo)
             pass
 
 

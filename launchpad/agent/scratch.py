@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 
 def create() -> str:
@@ -30,8 +31,9 @@ def take_error_file(folder: str, rank: int, most: int) -> str:
     """What stands in the rank's error file, `most` characters of it at most; the file is gone then."""
     path = error_file(folder, rank)
     try:
-        with open(path, errors="replace") as file:
-            text = file.read(most)
+        # Without O_NONBLOCK a named pipe there, a user's prank, would hold us up.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), errors="replace") as file:
+            text = file.read(most) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
         os.unlink(path)
     except OSError:
         return ""
@@ -41,8 +43,11 @@ def take_error_file(folder: str, rank: int, most: int) -> str:
 def remove(folder: str) -> None:
     """Remove the folder; who is last, agent or guard, finds nothing to do."""
     try:
-        for entry in os.listdir(folder):
-            os.unlink(os.path.join(folder, entry))
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                remove(entry.path)
+            else:
+                os.unlink(entry.path)
         os.rmdir(folder)
     except OSError:
         pass

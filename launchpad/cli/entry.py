@@ -9,6 +9,7 @@ import sys
 
 def main() -> None:
     """Start this node's guard and agent, whose start-up then passes while click is imported; then run the command."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as we may have inherited it, no child could be waited for
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job's own handler stands, Ctrl-C just ends us
     _open_standard_descriptors()
@@ -16,7 +17,10 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         from launchpad.transport.local import LocalLink
 
-        link = LocalLink()
+        try:
+            link = LocalLink()
+        except (OSError, RuntimeError):  # the command tries again, where the reason can be told
+            pass
     from launchpad.cli.main import main as run_command
 
     run_command(link)
@@ -28,6 +32,6 @@ def _open_standard_descriptors() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, "r" if fd == 0 else "w"))  # noqa: SIM115

@@ -67,8 +67,10 @@ def main(link: Link | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # its reader has left: nothing to say to anybody
+        except BrokenPipeError:  # its reader has left: nothing to say to anybody
             pass
+        except OSError as error:
+            code = code or _fail(f"{stream.name}: {error.strerror}", 1)
     os._exit(code or 0)  # taking the interpreter down takes 10 ms, and nothing here needs it
 
 

@@ -12,16 +12,17 @@ import click
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
-from launchpad.errors import UsageError
+from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT, AgentReady
 from launchpad.head import preflight
 from launchpad.head.supervisor import Sink, Supervisor
 from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import resolve_world
-from launchpad.report.console import Console, say_on_stderr, terminal_size
+from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
 from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
+from launchpad.transport import Link
 
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
@@ -66,7 +67,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         found = jobs.read_job_file(options["config"], ctx.command)
         if options["job"] is None and list(found) != [""]:
-            ctx.obj.close()  # each job has an agent of its own
+            _link(ctx).close()  # each job has an agent of its own
             return jobs.run_all(list(found), ctx.meta["args"])
         options = jobs.with_job(ctx, found, options["job"] or "")
     elif options["job"] is not None:
@@ -83,7 +84,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     supervisor.handle_signals(options["signals_to_handle"])
     world = spec.world
     port = world.master_port if world.node_rank == 0 else 0
-    facts = supervisor.connect([ctx.obj], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
+    facts = supervisor.connect([_link(ctx)], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.cli.jobs import sources
@@ -103,6 +104,20 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     plan = make_plan(spec, facts, run_id, elsewhere)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
     return _run(supervisor, spec, plan, tell, quiet=options["quiet"], ready=facts[0])
+
+
+def _link(ctx: click.Context) -> Link:
+    """The link to this node's agent, which the entry has opened unless the command line looked strange to it."""
+    if ctx.obj is None:
+        from launchpad.transport.local import LocalLink
+
+        try:
+            ctx.obj = LocalLink()
+        except (OSError, RuntimeError) as error:
+            raise NodeError(f"this node's agent can't be started: {error}") from None
+        ctx.call_on_close(ctx.obj.close)
+    link: Link = ctx.obj
+    return link
 
 
 def _say_nothing(*_: Any) -> None:
@@ -166,17 +181,22 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet
     summary = Summary(console.say, quiet)
     summary.on(ready)
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
-    code, cause = supervisor.run(
-        plan,
-        sinks,
-        grace=spec.grace,
-        timeout=spec.timeout,
-        max_restarts=spec.max_restarts,
-        terminal=terminal_size(os.environ, console.margin),
-    )
+    modes = terminal_modes()
+    try:
+        code, cause = supervisor.run(
+            plan,
+            sinks,
+            grace=spec.grace,
+            timeout=spec.timeout,
+            max_restarts=spec.max_restarts,
+            terminal=terminal_size(os.environ, console.margin),
+        )
+    finally:
+        restore_terminal(modes)
     report = summary.report(cause, folder, spec.timeout) if cause is not None else ""
     tell(report.partition("\n")[0], code)
     if supervisor.leaving:  # output that nobody takes is all that is left
+        console.say_and_leave(report)
         os._exit(code)
     console.flush()
     if report:

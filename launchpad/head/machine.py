@@ -36,6 +36,9 @@ GRACE_AFTER_REQUEST = 30.0
 # After a second Ctrl-C, so long for a reader to take the output that is left.
 HURRY_SECONDS = 1.0
 
+# After the job's time-out, so long; a reader that is only slow can take a few MB in it.
+TIMEOUT_DRAIN_SECONDS = 10.0
+
 # A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
 KILL_SECONDS = 10.0
 
@@ -174,6 +177,7 @@ class Machine:
         if signum not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             return [SendSignal(signum)] if self.phase in ("running", "stopping") else []
         if self.phase == "over":  # only output is still on its way, and perhaps nobody reads it
+            self.cause = self.cause or Cause("signal", signum=signum)
             return [Leave()]
         if self.phase == "stopping":
             return self._on_another_signal(signum, now)
@@ -214,8 +218,11 @@ class Machine:
 
     def _over(self, now: float) -> list[Action]:
         self.phase = "over"
-        # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries.
-        self.deadline = now + HURRY_SECONDS if self._hurried else None
+        # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries, or
+        # has set one.
+        self.deadline = None
+        if self._hurried or (self.cause and self.cause.kind == "timeout"):
+            self.deadline = now + (HURRY_SECONDS if self._hurried else TIMEOUT_DRAIN_SECONDS)
         return [self._changed(now, 0, 0.0), Finish(leave=True)]
 
     def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:

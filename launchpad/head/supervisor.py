@@ -118,9 +118,13 @@ class Supervisor:
         self._links = list(links)
         for node, link in enumerate(self._links):
             self._open.add(node)
-            threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
+            try:
+                threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
+            except RuntimeError as error:  # no memory for its stack, or too many of them
+                raise NodeError(f"this machine has no room for the launcher: {error}") from None
             link.send(Hello(__version__, count_gpus, port))
         ready: dict[int, AgentReady] = {}
+        early: list[StopRequested] = []
         deadline = time.monotonic() + READY_SECONDS
         while len(ready) < len(self._links):
             try:
@@ -138,6 +142,10 @@ class Supervisor:
                     raise NodeError("the agent could not start; what it said stands above")
                 case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
+                case StopRequested():
+                    early.append(event)
+        for event in early:  # for the ranks, which are yet to be started
+            self.post(event)
         return [ready[node] for node in range(len(self._links))]
 
     def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> Elsewhere:

@@ -92,7 +92,7 @@ class JobSpec:
         default_factory=dict
     )  # by stream: lines with these also go elsewhere
     shown_local_ranks: frozenset[int] | None = None  # None: all
-    grace: float | None = None  # seconds between the first signal and the next; None: the defaults of Grace
+    grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
     timeout: float | None = None  # seconds, for the whole job
     max_restarts: int = 0  # how often all ranks are started again after one has failed
     world: World = World()

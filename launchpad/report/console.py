@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ from launchpad.report.writer import Writer
 
 # Told apart at a glance, also by most who can't tell red from green.
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+
+# Who leaves in a hurry waits so long for stderr to take the report.
+LAST_WORDS_SECONDS = 0.5
 
 
 class Console:
@@ -88,6 +93,12 @@ class Console:
             if pieces:
                 self._writers[fd].put(pieces)
 
+    def say_and_leave(self, text: str) -> None:
+        """A last message, while output waits for a reader who may never take it."""
+        if self._writers[STDERR] is not self._writers[STDOUT]:
+            self.say(text, bad=True)
+            self._writers[STDERR].close(LAST_WORDS_SECONDS)
+
     def close(self) -> None:
         """Wait until all is written."""
         self.flush()
@@ -95,7 +106,7 @@ class Console:
             writer.close()
 
     def _failed(self, fd: int, error: OSError) -> None:
-        if fd == STDOUT:
+        if fd == STDOUT or self._writers[STDOUT] is self._writers[STDERR]:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
 
 
@@ -129,6 +140,20 @@ def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[i
         return []
     size = os.get_terminal_size(STDOUT)
     return [size.lines, max(20, size.columns - prefix_columns)] if size.columns else []
+
+
+def terminal_modes() -> list[Any] | None:
+    """How our terminal is set (echo, lines …), for `restore_terminal`; None where we have none in the foreground."""
+    try:
+        return termios.tcgetattr(0) if os.tcgetpgrp(0) == os.getpgrp() else None
+    except (OSError, termios.error):
+        return None
+
+
+def restore_terminal(modes: list[Any] | None) -> None:
+    """Undo what a rank that was ended at a prompt (readline, a debugger) has left."""
+    if modes is not None and terminal_modes() is not None:
+        termios.tcsetattr(0, termios.TCSANOW, modes)
 
 
 def _columns(fd: int) -> int | None:

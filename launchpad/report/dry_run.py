@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 from collections.abc import Mapping
 
 from launchpad.job.plan import Plan
@@ -15,13 +17,11 @@ def show(plan: Plan, sources: Sources, *, as_json: bool) -> None:
     """Print the plan on stdout, and which options led to it."""
     if as_json:
         options = {name: {"value": value, "from": source} for name, (value, source) in sources.items()}
-        print(json.dumps({**plan.as_json(), "options": options}, indent=2))
+        text = json.dumps({**plan.as_json(), "options": options}, indent=2)
     else:
-        print(in_words(plan))
-        if sources:
-            print("options:")
-        for name, (value, source) in sources.items():
-            print(f"  {name} = {value}  (from {source})")
+        chosen = [f"  {name} = {value}  (from {source})" for name, (value, source) in sources.items()]
+        text = "\n".join([in_words(plan), *(["options:", *chosen] if chosen else [])])
+    sys.stdout.buffer.write(os.fsencode(text + "\n"))  # arguments need not be text in the terminal's encoding
 
 
 def in_words(plan: Plan) -> str:

@@ -91,7 +91,7 @@ class Files:
         elif type(event) is RankRaised:
             path = os.path.join(self._folders[event.rank], "error.json")
             try:
-                with open(path, "w", errors="surrogateescape") as file:
+                with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
                     file.write(event.error)
             except OSError as error:
                 self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))

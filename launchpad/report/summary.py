@@ -79,7 +79,8 @@ class Summary:
             case LogFailed(_, path, reason):
                 self._say(f"{path}: {reason}; what the rank writes from here on is missing there")
             case StraysEnded(_, processes):
-                self._say(f"ended {len(processes)} processes that ranks left behind: {', '.join(processes[:5])}")
+                many = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+                self._say(f"ended {many} that ranks left behind: {', '.join(processes[:5])}")
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -177,7 +178,7 @@ def _error_file_text(error: str) -> str:
     """
     try:
         message = json.loads(error)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     if isinstance(message, dict):
         extra = message.get("extraInfo")

@@ -34,10 +34,10 @@ class Writer:
         """Close a descriptor once all that was put for it is written."""
         self._queue.put(([], fd))
 
-    def close(self) -> None:
-        """Wait until all is written. There is no time limit: a paused reader will want the rest."""
+    def close(self, seconds: float | None = None) -> None:
+        """Wait until all is written, at most so long. Without a limit: a paused reader will want the rest."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -21,8 +21,8 @@ _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__ma
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20
 
-# A guard that has hung up is about to end; it is not waited for longer than this.
-GUARD_EXIT_SECONDS = 5.0
+# Guard and agent end by themselves, at the latest after guard.STUCK_AGENT and processes.SWEEP_SECONDS.
+GUARD_EXIT_SECONDS = 20.0
 
 
 class LocalLink:
@@ -45,7 +45,17 @@ class LocalLink:
             passed = os.dup(stdin_fd)
             os.set_inheritable(passed, True)
             argv.append(str(passed))
-        self._pid = os.posix_spawn(sys.executable, argv, os.environ, file_actions=actions)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._pid = os.posix_spawn(
+            sys.executable,
+            argv,
+            {name: value for name, value in os.environ.items() if name},
+            file_actions=actions,
+            setsid=True,  # a terminal's signals go to its session; the head decides what they mean for the ranks
+            # Both may come to us blocked or ignored, and guard and agent live by them.
+            setsigmask=mask - {signal.SIGCHLD},
+            setsigdef=[signal.SIGCHLD],
+        )
         for fd in (commands_in, events_out, passed):
             if fd >= 0:
                 os.close(fd)
