@@ -126,8 +126,12 @@ def _run_one(argv: list[str]) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda number, _: process.send_signal(number))
-    code = process.wait()
-    return code if code >= 0 else 128 - code
+    while True:
+        try:
+            code = process.wait(timeout=1)
+        except subprocess.TimeoutExpired:  # so that a signal that came just before the wait is passed on
+            continue
+        return code if code >= 0 else 128 - code
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:

@@ -109,9 +109,20 @@ class Supervisor:
 
         `more`: what is to be passed on to the ranks beside HANDLED.
         """
-        for signum in {*HANDLED, *more}:
-            if signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, lambda number, _: self.post(StopRequested(time.monotonic_ns(), number)))
+        handled = {signum for signum in (*HANDLED, *more) if signal.getsignal(signum) != signal.SIG_IGN}
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        # Not in the handlers: one that came just before the loop goes to sleep would run only at its next event.
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._read_signals, args=(reader, handled), name="signals", daemon=True).start()
+        for signum in handled:
+            signal.signal(signum, lambda *_: None)
+
+    def _read_signals(self, reader: int, handled: set[int]) -> None:
+        while numbers := os.read(reader, 64):
+            for number in numbers:
+                if number in handled:
+                    self.post(StopRequested(time.monotonic_ns(), number))
 
     def connect(self, links: Sequence[Link], *, count_gpus: bool, port: int = 0) -> list[AgentReady]:
         """Greet the nodes; return their facts. Raises NodeError where one does not answer."""
