@@ -27,6 +27,7 @@ def main(stdin_fd: int | None) -> None:
     except OSError as error:
         _tell_head(str(error))
         os._exit(1)
+    processes.become_subreaper()
     agent = os.fork()
     if agent == 0:
         code = 1
@@ -39,7 +40,6 @@ def main(stdin_fd: int | None) -> None:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    processes.become_subreaper()
     if stdin_fd is not None:
         os.close(stdin_fd)
     status = _wait(agent)

@@ -14,9 +14,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 # A process in uninterruptible sleep can't be killed; the sweep does not wait for it for ever.
 SWEEP_SECONDS = 10.0
 
-# Python's helpers go by themselves as soon as the last process that could use them is gone; the tracker removes the
-# shared memory and semaphores of a process that died first: killed before, it would leave them in /dev/shm.
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# Python's and torch's helpers go by themselves as soon as the last process that could use them is gone. They remove the
+# shared memory and semaphores of a process that died; killed before that, they would leave them in /dev/shm.
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")
 HELPER_SECONDS = 2.0
 
 # Of a command line, so much is shown.

@@ -25,6 +25,8 @@ class Rank:
 
     def signal(self, signum: int) -> None:
         """Signal the rank's process group. Only for a rank that was not reaped: its pid is still its own."""
+        if not 0 < signum < signal.NSIG:
+            raise ValueError(f"there is no signal {signum}")
         try:
             os.killpg(self.pid, signum)
         except ProcessLookupError:  # it has not come as far as setsid

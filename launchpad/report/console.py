@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launchpad.events import STDERR, STDOUT, ConsoleClosed, Output
+from launchpad.events import STDERR, STDOUT, ConsoleClosed, Output, StopRequested
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.report.lines import Device, Stream
@@ -106,7 +108,12 @@ class Console:
             writer.close()
 
     def _failed(self, fd: int, error: OSError) -> None:
-        if fd == STDOUT or self._writers[STDOUT] is self._writers[STDERR]:
+        if fd != STDOUT and self._writers[STDOUT] is not self._writers[STDERR]:
+            return
+        if error.errno == errno.EIO and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            # The terminal is gone, and the signal that says so is on its way: the same end, whichever is seen first.
+            self._post(StopRequested(time.monotonic_ns(), signal.SIGHUP))
+        else:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
 
 

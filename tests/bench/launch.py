@@ -4,6 +4,8 @@ noop: 4 ranks that print and leave. crash: from a rank's death until its launche
 4 ranks, each marked with its rank. damaged: how many of those did not arrive whole. memory: the launcher's own
 processes while it passes them on.
 
+faults: what is left after a fault (faults.py), only where it is asked for.
+
 Peers take turns, so that a machine whose speed drifts drifts for all of them. Figures are medians; the last column is
 the peer's figure over Launchpad's. A peer that is not installed is left out.
 """
@@ -160,8 +162,13 @@ def main() -> None:
     """Run the parts and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each peer in each part (after one more)")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this part; repeatable")
+    parser.add_argument("--part", choices=[*PARTS, "faults"], action="append", help="only this part; repeatable")
     options = parser.parse_args()
+    if options.part == ["faults"]:
+        import faults
+
+        faults.main()
+        return
     found = installed()
     print(
         f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}; {options.runs} runs each\n"
@@ -169,6 +176,8 @@ def main() -> None:
     print("| what | " + " | ".join(peer.name for peer in found) + " | ratios |")
     print("|---" * (len(found) + 2) + "|")
     for part in options.part or PARTS:
+        if part not in PARTS:
+            continue
         what, measure, unit = PARTS[part]
         figures: list[list[float]] = [[] for _ in found]
         for run in range(options.runs + 1):
