@@ -57,7 +57,10 @@ class Job:
         agent = self.agent()
 
         def leaders() -> list[psutil.Process]:
-            return [one for one in agent.children() if os.getsid(one.pid) == one.pid and one.ppid() == agent.pid]
+            try:
+                return [one for one in agent.children() if os.getsid(one.pid) == one.pid and one.ppid() == agent.pid]
+            except (psutil.NoSuchProcess, ProcessLookupError):  # one has just gone: look again
+                return []
 
         wait_until(lambda: len(leaders()) >= count, f"{count} ranks")
         return leaders()

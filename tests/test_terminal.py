@@ -198,7 +198,7 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them(terminal: Start, launchpad
     pid = int(one.expect(r"\d+").group())
     one.type("\x1a")
     one.expect("stopped 147")  # 128 + SIGSTOP
-    assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the rank to stand still")
     start = time.monotonic()
     wait_until(lambda: time.monotonic() - start > 2.2, "more than the job's time to pass")
     one.type("\n")
