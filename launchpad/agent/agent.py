@@ -60,7 +60,7 @@ class Agent:
     def run(self) -> int:
         """Serve until told to finish, or until the head is gone. Returns the process's exit code."""
         processes.become_subreaper()
-        self._watch_children()
+        self._poll.watch(processes.wakeup_on_exit(), self._on_child)
         self._raise_file_limit()
         self._memory_kills = memory.kills()
         os.set_blocking(self._link_in, False)
@@ -78,14 +78,6 @@ class Agent:
         return 0
 
     # Getting ready.
-
-    def _watch_children(self) -> None:
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._poll.watch(reader, self._on_child)
 
     def _raise_file_limit(self) -> None:
         _, hard = self._files

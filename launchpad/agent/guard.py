@@ -52,11 +52,7 @@ def main(stdin_fd: int | None) -> None:
 
 def _wait(agent: int) -> int:
     """The agent's exit code (-n for signal n), once it is gone."""
-    wakeup, poke = os.pipe()
-    os.set_blocking(wakeup, False)
-    os.set_blocking(poke, False)
-    signal.set_wakeup_fd(poke)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wakeup = processes.wakeup_on_exit()
     poll = select.poll()
     poll.register(wakeup, select.POLLIN)
     poll.register(0, 0)  # only whether the head has hung up: what it says is the agent's to read

@@ -43,6 +43,16 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def wakeup_on_exit() -> int:
+    """A descriptor that is readable when a child has ended; for a process that waits for other things too."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
 def children() -> list[int]:
     """The processes whose parent is this process, zombies among them."""
     found: list[int] = []

@@ -101,7 +101,7 @@ class Supervisor:
         self.leaving = False  # output is left that nobody takes: don't wait for it
 
     def post(self, event: Any) -> None:
-        """Put an event of the head's own into the inbox; for other threads and signal handlers."""
+        """Put an event of the head's own into the inbox; for other threads."""
         self._inbox.put((-1, event))
 
     def handle_signals(self, more: Iterable[int] = ()) -> None:
