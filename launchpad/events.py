@@ -46,6 +46,13 @@ class StartFailed(NamedTuple):
     reason: str
 
 
+class NotForked(NamedTuple):
+    """The ranks were to be forked from the nursery, and are executed, each by itself, instead."""
+
+    time: int
+    reason: str
+
+
 class Output(NamedTuple):
     """Bytes that a rank wrote, in bulk; they begin and end anywhere."""
 
@@ -169,6 +176,7 @@ Event = (
     AgentReady
     | RankStarted
     | StartFailed
+    | NotForked
     | Output
     | RankRaised
     | RankExited
@@ -204,6 +212,7 @@ class Start(NamedTuple):
     environ: dict[str, str]  # for all ranks, over the agent's own environment
     defaults: dict[str, str]  # for all ranks, where the result of the above leaves them unset
     ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
+    preload: list[str]  # modules to be imported once, in a process that the ranks are forked from; none: execute them
     window: int  # bytes of output that may be under way per rank and stream
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []

@@ -33,6 +33,7 @@ MESSAGES: tuple[Any, ...] = (
     events.AgentFailed,
     events.Suspended,
     events.Drained,
+    events.NotForked,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 

@@ -23,6 +23,7 @@ STAIRCASE = {
     "wire": {"events"},
     "job": {"errors", "events"},
     "agent": {"events", "wire"},
+    "nursery": set(),
     "transport": {"errors", "events", "job", "wire"},
     "head": {"errors", "events", "job", "transport", "wire"},
     "report": {"errors", "events", "job"},
@@ -30,7 +31,7 @@ STAIRCASE = {
 }
 
 # Where a heavy package may be imported at all.
-HOMES = {"torch": {"collectives"}, "paramiko": {"transport"}, "rich": {"report", "cli"}, "click": {"cli"}}
+HOMES = {"torch": {"collectives", "nursery"}, "paramiko": {"transport"}, "rich": {"report", "cli"}, "click": {"cli"}}
 
 
 def modules() -> list[Path]:
@@ -67,7 +68,9 @@ def test_imports_go_one_way(path: Path) -> None:
             assert room in HOMES[parts[0]], f"{room} imports {name}"
 
 
-@pytest.mark.parametrize("path", [p for p in modules() if room_of(p) in ("agent", "wire", "events")], ids=str)
+@pytest.mark.parametrize(
+    "path", [p for p in modules() if room_of(p) in ("agent", "nursery", "wire", "events")], ids=str
+)
 def test_agent_needs_the_standard_library_only(path: Path) -> None:
     for name in imported(path):
         top = name.split(".")[0]

@@ -206,7 +206,7 @@ SAID = [
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     events.Hello(__version__, False, 0),
-    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, 1 << 16, -1, []),
+    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, -1, []),
     events.Credit(0, 1, 100),
     events.Signal(signal.SIGCONT),
 ]

@@ -93,7 +93,7 @@ def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any
 def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], 1, -1, [])
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, -1, [])
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 

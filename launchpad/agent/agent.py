@@ -15,8 +15,6 @@ from typing import Any
 
 from .. import wire
 from ..events import (
-    STDERR,
-    STDOUT,
     AgentReady,
     Credit,
     Drained,
@@ -24,7 +22,6 @@ from ..events import (
     Hello,
     RankExited,
     RankRaised,
-    RankStarted,
     Signal,
     Start,
     StartFailed,
@@ -32,8 +29,9 @@ from ..events import (
     Suspended,
 )
 from . import memory, node, processes, rank, scratch
-from .outbox import Outbox, Stream
+from .outbox import Outbox
 from .poll import Poll
+from .starter import Starter
 
 # The most that is taken from an error file: a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -45,7 +43,6 @@ class Agent:
     def __init__(self, link_in: int, link_out: int, stdin_fd: int | None, folder: str) -> None:
         self._link_in = link_in
         self._link_out = link_out
-        self._stdin_fd = stdin_fd
         self._scratch = folder
         self._decoder = wire.Decoder()
         self._ranks: dict[int, rank.Rank] = {}  # by pid, until reaped
@@ -55,7 +52,7 @@ class Agent:
         self._leaving = False  # and when it is, so are we
         self._head_gone = False
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._port = socket.socket()
+        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._files, self._begun)
 
     def run(self) -> int:
         """Serve until told to finish, or until the head is gone. Returns the process's exit code."""
@@ -116,10 +113,11 @@ class Agent:
             case Hello():
                 self._hello(command)
             case Start():
-                self._start(command)
+                self._starter.start(command, self._reap)
             case Signal(signum):
                 for started in self._ranks.values():
                     started.signal(signum)
+                self._starter.signal(signum)
                 if signum == signal.SIGSTOP:
                     self._outbox.say(Suspended(time.monotonic_ns()))
             case Credit(number, stream, size):
@@ -128,13 +126,6 @@ class Agent:
                 self._finish(leave)
 
     def _hello(self, hello: Hello) -> None:
-        # Bound and not listening, with SO_REUSEADDR: nobody is given this port, and rank 0 can still listen on it.
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._port.bind(("127.0.0.1", hello.port))
-            port = self._port.getsockname()[1]
-        except OSError:
-            port = -1
         self._outbox.say(
             AgentReady(
                 time=time.monotonic_ns(),
@@ -146,56 +137,22 @@ class Agent:
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 open_files=node.open_file_limit(),
                 processes=node.process_limit(),
-                port=port,
+                port=self._starter.hold_port(hello.port),
                 scratch=self._scratch,
             )
         )
 
-    def _start(self, start: Start) -> None:
-        shared = {**os.environ, **start.environ}
-        shared.pop("", None)  # some shells export one; exec takes none
-        for name, value in start.defaults.items():
-            shared.setdefault(name, value)
-        null = os.open(os.devnull, os.O_RDONLY)
-        failure = ""
-        for entry in start.ranks:
-            if not failure:
-                try:
-                    self._start_rank(start, entry, shared, null)
-                except OSError as error:
-                    failure = f"no process could be made for it: {error.strerror}"
-            if failure:
-                self._outbox.say(StartFailed(time.monotonic_ns(), entry["rank"], failure))
-            self._reap()  # who dies while others are still being started is to be told in the order of the deaths
-        os.close(null)
-
-    def _start_rank(self, start: Start, entry: dict[str, Any], shared: dict[str, str], null: int) -> None:
-        number = entry["rank"]
-        stdin, terminal = null, []
-        if number == start.stdin_rank and self._stdin_fd is not None:
-            stdin, terminal = self._stdin_fd, start.terminal
-        outlets = rank.open_outlets(terminal)
-        try:
-            environ = {**shared, **entry["environ"]}
-            started = rank.start(number, entry["argv"], environ, start.cwd, stdin, outlets, self._files)
-        except OSError:
-            os.close(outlets.stdout)
-            os.close(outlets.stderr)
-            raise
-        finally:
-            os.close(outlets.rank_stdout)
-            os.close(outlets.rank_stderr)
+    def _begun(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
-        self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
-        self._outbox.say(RankStarted(time.monotonic_ns(), number, started.pid))
-        for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):
-            self._outbox.open(Stream(number, stream, fd, start.window))
+        if started.status_fd is not None:
+            self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
     def _finish(self, leave: bool) -> None:
         """All ranks are gone: kill what they left behind, then send what all of them wrote."""
         self._finishing = True
         self._leaving = leave
-        killed = processes.sweep(self._reap)
+        spared = self._starter.finish(leave)
+        killed = processes.sweep(self._reap, self._starter.own, spared)
         if killed:
             self._outbox.say(StraysEnded(time.monotonic_ns(), killed))
         self._outbox.drain()
@@ -214,13 +171,17 @@ class Agent:
                 return
             if pid == 0:
                 return
+            if pid not in self._ranks:
+                self._starter.hear()  # it may have been forked a moment ago
             started = self._ranks.pop(pid, None)
-            if started is not None:
+            if started is None:
+                self._starter.exited(pid)
+            else:
                 self._exited(started, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
 
     def _exited(self, started: rank.Rank, code: int, largest: int) -> None:
         now = time.monotonic_ns()
-        if started.status_fd in self._poll:
+        if started.status_fd is not None and started.status_fd in self._poll:
             self._on_status(started.status_fd, started)
         before, self._memory_kills = self._memory_kills, memory.kills() if code else self._memory_kills
         killed = code == -signal.SIGKILL and self._memory_kills > before

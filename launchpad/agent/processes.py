@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -112,18 +112,18 @@ def reap(watched: int) -> int | None:
             result = os.waitstatus_to_exitcode(status)
 
 
-def sweep(reap_children: Callable[[], object]) -> list[str]:
+def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
     """Kill all descendants. Each kill hands the victim's children to us, a subreaper, so it takes rounds.
 
-    Returns who was killed, "PID NAME" each. It gives up after SWEEP_SECONDS on what can't be killed: processes in
-    uninterruptible sleep.
+    `own` are killed and not named, `spared` are left alone. Returns who was killed, "PID NAME" each. It gives up after
+    SWEEP_SECONDS on what can't be killed: processes in uninterruptible sleep.
     """
     start = time.monotonic()
     pause = 0.0005
     killed: dict[int, str] = {}
     while True:
         reap_children()
-        left = children()
+        left = [pid for pid in children() if pid not in spared]
         waited = time.monotonic() - start
         if not left or waited > SWEEP_SECONDS:
             return [f"{pid} {name if len(name) <= _SHOWN else name[:_SHOWN] + '…'}" for pid, name in killed.items()]
@@ -132,7 +132,7 @@ def sweep(reap_children: Callable[[], object]) -> list[str]:
             leaves = any(helper in name for helper in _HELPERS) and waited < HELPER_SECONDS
             if leaves or is_zombie(pid):
                 continue
-            if name:
+            if name and pid not in own:
                 killed[pid] = name
             try:
                 os.kill(pid, signal.SIGKILL)

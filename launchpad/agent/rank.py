@@ -18,10 +18,10 @@ PIPE_BYTES = 1 << 20
 class Rank:
     """A started rank."""
 
-    def __init__(self, rank: int, pid: int, status_fd: int) -> None:
+    def __init__(self, rank: int, pid: int, status_fd: int | None) -> None:
         self.rank = rank
         self.pid = pid
-        self.status_fd = status_fd  # end-of-file: the program was loaded; bytes: why it was not
+        self.status_fd = status_fd  # end-of-file: the program was loaded; bytes: why it was not; None: it was forked
 
     def signal(self, signum: int) -> None:
         """Signal the rank's process group. Only for a rank that was not reaped: its pid is still its own."""
@@ -84,11 +84,19 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
 
 
 def start(
-    rank: int, argv: list[str], environ: dict[str, str], cwd: str, stdin: int, outlets: Outlets, files: tuple[int, int]
+    rank: int,
+    argv: list[str],
+    environ: dict[str, str],
+    cwd: str,
+    stdin: int,
+    outlets: Outlets,
+    files: tuple[int, int],
+    link: int | None = None,
 ) -> Rank:
     """Fork and execute `argv`. What goes wrong in the child is told through the rank's status descriptor.
 
-    `stdin` is the descriptor that becomes the rank's standard input; `files` its limit of open files (soft, hard).
+    `stdin` is the descriptor that becomes the rank's standard input; `files` its limit of open files (soft, hard);
+    `link`, if any, a descriptor that it gets as its descriptor 3.
     """
     status_fd, status_writer = os.pipe()
     parent = os.getpid()
@@ -100,6 +108,9 @@ def start(
             processes.die_with_parent(parent)
             for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
                 os.dup2(fd, number)
+            if link is not None:  # 3 is in use in an agent: it can be none of the descriptors that are needed below
+                os.dup2(link, 3)
+                os.set_inheritable(3, True)
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
             # Python ignores these two from its start; a program expects the defaults.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)

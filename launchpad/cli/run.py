@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -15,9 +15,10 @@ from launchpad.cli.run_options import run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT, AgentReady
 from launchpad.head import preflight
+from launchpad.head.preload import TORCH, look_through
 from launchpad.head.supervisor import Sink, Supervisor
 from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
-from launchpad.job.spec import JobSpec, StreamMap, split_filters
+from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
 from launchpad.report.stale_store import StaleStores
@@ -25,6 +26,15 @@ from launchpad.report.summary import Summary
 from launchpad.transport import Link
 
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
+
+# What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
+_NOT_FORKED = (
+    "PYTHONINSPECT",
+    "PYTHONDUMPREFS",
+    "PYTHONMALLOCSTATS",
+    "PYTHONPROFILEIMPORTTIME",
+    "COVERAGE_PROCESS_START",
+)
 
 _EPILOG = """\b
 Examples:
@@ -140,13 +150,14 @@ def _spec(options: dict[str, Any]) -> JobSpec:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
     environ = preflight.collect_environ(options["env"], options["env_file"], os.environ)
     cwd = preflight.working_folder(options["wdir"])
+    target = preflight.find_target(
+        options["target"],
+        module=options["module"],
+        no_python=options["no_python"] and not options["run_path"],
+        script=options["run_path"],
+    )
     return JobSpec(
-        target=preflight.find_target(
-            options["target"],
-            module=options["module"],
-            no_python=options["no_python"] and not options["run_path"],
-            script=options["run_path"],
-        ),
+        target=target,
         nproc=options["nproc"],
         python=preflight.find_python(options["python"], os.environ, sys.executable),
         cwd=cwd,
@@ -162,10 +173,38 @@ def _spec(options: dict[str, Any]) -> JobSpec:
         grace=options["grace"],
         timeout=options["timeout"],
         max_restarts=options["max_restarts"],
+        preload=_preload(options, target, cwd, {**os.environ, **environ}),
         world=world,
         role=options["role"],
         virtual_local_rank=options["virtual_local_rank"],
     )
+
+
+def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The modules to be imported before the ranks are forked; none where they are to be executed."""
+    asked = options["preload"]
+    if asked is not None and options["start_method"] in ("exec", "spawn"):
+        raise UsageError(
+            f"--preload says what ranks are forked with, and --start-method {options['start_method']} "
+            "executes them: leave one of them out"
+        )
+    names = tuple(name.strip() for name in (asked or "").split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {name}: not a module's name; write --preload MODULE,MODULE")
+    if names and target.kind == "program":
+        raise UsageError(f"--preload: {target.name} is not a Python target, so nothing can be imported for it")
+    if asked is not None and not names:
+        return ()
+    if options["start_method"] in ("exec", "spawn") or target.kind == "program":
+        return ()
+    found = look_through(target, cwd, environ)
+    why_not = found.why_not or next((f"{name} is set" for name in _NOT_FORKED if environ.get(name)), "")
+    if why_not and (found.torch or names):
+        if not options["quiet"]:
+            say_on_stderr(f"ranks are executed one by one, and each imports torch itself: {why_not}")
+        return ()
+    return (*(TORCH if found.torch else ()), *names)
 
 
 def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet: bool, ready: AgentReady) -> int:

@@ -19,6 +19,7 @@ def _group(heading: str, **common: Any) -> Declare:
 
 _many = _group("How many ranks")
 _what = _group("What they run")
+_start = _group("How they start")
 _env = _group("Their environment")
 _output = _group("Their output")
 _end = _group("The end")
@@ -42,6 +43,19 @@ _OPTIONS = (
     _what("--no-python", is_flag=True, pet=True, help="The target is a program, whatever its name."),
     _what("--run-path", is_flag=True, pet=True, help="The target is a Python script, whatever its name."),
     _what("--python", metavar="PATH", help="The ranks' interpreter. Default: the active environment's, else our own."),
+    _start(
+        "--start-method",
+        type=click.Choice(["fork", "exec", "forkserver", "spawn"]),
+        default="fork",
+        metavar="fork|exec",
+        pet=True,
+        help="fork: import torch once, if the target does, then fork the ranks. exec, spawn: each by itself.",
+    ),
+    _start(
+        "--preload",
+        metavar="MODULE,…",
+        help="Import these too before ranks are forked, whatever the target imports. '': import and fork nothing.",
+    ),
     _what("--wdir", "-wdir", metavar="DIR", help="Run there instead of in the current folder."),
     _env("-x", "--env", "env", multiple=True, metavar="VAR[=VALUE]", help="Give the ranks a variable; repeatable."),
     _env("--env-file", multiple=True, metavar="FILE", help="The same from a file, a line each; repeatable."),
@@ -109,12 +123,6 @@ _OPTIONS = (
     _world("--rdzv-conf", default="", metavar="K=V,…", help="join_timeout: seconds to wait for the other nodes (600)."),
     _no_meaning("--local-addr", expose_value=False, metavar="HOST", help="A node's address is seen, not told."),
     _no_meaning("--monitor-interval", expose_value=False, metavar="SECONDS", help="Exits are seen when they happen."),
-    _no_meaning(
-        "--start-method",
-        type=click.Choice(["spawn", "fork", "forkserver", "exec"]),
-        expose_value=False,
-        help="Ranks are executed.",
-    ),
     _no_meaning(
         "--event-log-handler", expose_value=False, metavar="NAME", help="Names a Python entry point of torch's."
     ),

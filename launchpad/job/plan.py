@@ -61,6 +61,7 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
     elsewhere: Elsewhere = Elsewhere()
+    preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; none: they are executed
 
     @property
     def world_size(self) -> int:
@@ -80,6 +81,7 @@ class Plan:
             environ=dict(self.environ),
             defaults=dict(node.defaults),
             ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}} for r in node.ranks],
+            preload=list(self.preload),
             window=window,
             stdin_rank=0,
             terminal=list(terminal),
@@ -90,6 +92,7 @@ class Plan:
         return {
             "run_id": self.run_id,
             "world_size": self.world_size,
+            "preload": list(self.preload),
             "forwarded": sorted(self.environ),
             "nodes": [
                 {
@@ -133,7 +136,8 @@ def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
-        # False: rank 0 hosts the store itself, so that a script's own tcp:// address works too.
+        # True would make every rank a client, at whatever address. A forked rank asks launchpad for the store of this
+        # one address (nursery/store.py); everywhere else rank 0 hosts it.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     planned = []
@@ -146,7 +150,7 @@ def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere
         unset = {name: value for name, value in defaults.items() if name not in spec.environ}
         planned.append(NodePlan(index, node.hostname, spec.cwd, unset, ranks))
         first += count
-    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere)
+    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload)
 
 
 def _rank_plan(spec: JobSpec, rank: int, local_rank: int, node: AgentReady, group: Mapping[str, str]) -> RankPlan:

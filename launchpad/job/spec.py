@@ -97,4 +97,5 @@ class JobSpec:
     max_restarts: int = 0  # how often all ranks are started again after one has failed
     world: World = World()
     role: str = "default"  # ROLE_NAME
+    preload: tuple[str, ...] = ()  # modules that are imported once for all ranks of a node; none: ranks are executed
     virtual_local_rank: bool = False  # every rank sees one GPU, its own, and LOCAL_RANK 0

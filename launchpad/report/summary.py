@@ -12,6 +12,7 @@ from launchpad.events import (
     STDERR,
     AgentReady,
     LogFailed,
+    NotForked,
     Output,
     PhaseChanged,
     RankExited,
@@ -76,6 +77,8 @@ class Summary:
                 self._raised[rank] = error
             case RankExited(at, rank, code, memory, memory_killed):
                 self._exits[rank] = Exit(at, code, memory, memory_killed)
+            case NotForked(_, reason):
+                self._say(f"ranks are executed one by one, and each imports torch itself: {reason}")
             case LogFailed(_, path, reason):
                 self._say(f"{path}: {reason}; what the rank writes from here on is missing there")
             case StraysEnded(_, processes):

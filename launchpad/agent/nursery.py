@@ -1,0 +1,159 @@
+"""The agent's side of the nursery: start it, ask it to fork ranks, one at a time, and hear what came of it."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from . import rank
+
+_MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "__main__.py")
+# What its imports print, every rank is to print; no more than a terminal takes at once.
+PRINTED_BYTES = 3000
+
+STORE = -1  # in the place of a rank's number
+
+
+class Order(NamedTuple):
+    """Something to be forked."""
+
+    number: int  # the rank, or STORE
+    request: dict[str, Any]
+    fds: tuple[int, ...]  # for it, closed here when it has been forked
+
+
+class Nursery:
+    """A process that imports the modules, then forks. `state`: importing, ready, off."""
+
+    def __init__(self, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> None:
+        """`argv` is a rank's whole command line; its interpreter is the nursery's. Raises OSError."""
+        self.state = "importing"
+        self.why_off = ""
+        self._orders: list[Order] = []
+        self._busy = False
+        self.link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Pipes, as the ranks have: what Python finds out about its standard streams at its start stays right.
+        null, null_writer = os.pipe()
+        os.close(null_writer)
+        outlets = rank.open_outlets([])
+        self.printed = {outlets.stdout: b"", outlets.stderr: b""}
+        self._streams = (outlets.stdout, outlets.stderr)
+        try:
+            command = [argv[0], "-u", _MAIN, *argv[2:]]
+            self.process = rank.start(-1, command, environ, cwd, null, outlets, files, far.fileno())
+        finally:
+            _close((null, outlets.rank_stdout, outlets.rank_stderr))
+            far.close()
+        assert self.process.status_fd is not None
+        os.close(self.process.status_fd)  # where it can't be executed, neither can the ranks, and they will tell
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.process.pid
+
+    def prepare(self, modules: Sequence[str]) -> None:
+        """Have it import the modules; `hear` will be called when it has."""
+        self._send({"preload": list(modules)}, ())
+
+    def order(self, order: Order) -> None:
+        """Have something forked, after what was ordered before."""
+        self._orders.append(order)
+        self._next()
+
+    def take_orders(self) -> None:
+        """Forget what was ordered: nobody is there to obey."""
+        for order in self._orders:
+            _close(order.fds)
+        self._orders.clear()
+
+    def cancel_orders(self) -> int | None:
+        """Forget what was ordered, but for the one that is under way; its number."""
+        kept, cancelled = (self._orders[:1], self._orders[1:]) if self._busy else ([], self._orders)
+        for order in cancelled:
+            _close(order.fds)
+        self._orders = kept
+        return kept[0].number if kept else None
+
+    def read_printed(self, fd: int) -> bool:
+        """Take what the nursery has printed; False at its end."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if self.state != "importing":
+            return bool(data)
+        self.printed[fd] = (self.printed[fd] + data)[: PRINTED_BYTES + 1]
+        return bool(data)
+
+    def print_again(self, outlets: rank.Outlets) -> None:
+        """Write into a rank's pipes what the imports have printed."""
+        for fd, to in zip(self._streams, (outlets.rank_stdout, outlets.rank_stderr), strict=True):
+            if self.printed[fd]:
+                os.write(to, self.printed[fd])
+
+    def hear(self, forked: Callable[[int, int], None], failed: Callable[[int, str], None]) -> bool:
+        """Take what the nursery says now; False where it has nothing more to say."""
+        while True:
+            try:
+                data = self.link.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if not data:
+                return False
+            kind, *words = json.loads(data)
+            if kind == "ready":
+                self._ready(words[0])
+                continue
+            order = self._orders.pop(0)
+            self._busy = False
+            _close(order.fds)
+            (forked if kind == "forked" else failed)(*words)
+            self._next()
+
+    def _ready(self, why_off: str) -> None:
+        for fd in self._streams:
+            while self.read_printed(fd) and len(self.printed[fd]) <= PRINTED_BYTES:
+                if not _readable(fd):
+                    break
+            if len(self.printed[fd]) > PRINTED_BYTES:
+                why_off = why_off or "importing prints much"
+        self.why_off = why_off
+        self.state = "off" if why_off else "ready"
+        self._next()
+
+    def _next(self) -> None:
+        if self.state == "ready" and self._orders and not self._busy:
+            self._busy = True
+            order = self._orders[0]
+            self._send({"number": order.number, **order.request}, order.fds)
+
+    def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        # A command line may be longer than the longest message on a socket.
+        sheet = os.memfd_create("launchpad-request")
+        try:
+            os.write(sheet, json.dumps(request).encode())
+            os.lseek(sheet, 0, os.SEEK_SET)
+            rights = array.array("i", [sheet, *fds])
+            self.link.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError:  # it is gone; its exit tells
+            pass
+        finally:
+            os.close(sheet)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _readable(fd: int) -> bool:
+    import select
+
+    return bool(select.select([fd], [], [], 0)[0])

@@ -1,0 +1,251 @@
+"""Starts the node's ranks: forked from the nursery where modules are to be imported once for all, else executed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..events import STDERR, STDOUT, NotForked, RankExited, RankStarted, Start, StartFailed
+from . import nursery, port, rank
+from .outbox import Outbox, Stream
+from .poll import Poll
+
+# To a rank that has not been forked yet these do what they would have done to an interpreter that is importing torch.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+
+class Starter:
+    """Owns the nursery, the store's process and the port. `begun` is called with each rank that has a process."""
+
+    def __init__(
+        self,
+        poll: Poll,
+        outbox: Outbox,
+        folder: str,
+        stdin_fd: int | None,
+        files: tuple[int, int],
+        begun: Callable[[rank.Rank], None],
+    ) -> None:
+        self._poll = poll
+        self._outbox = outbox
+        self._folder = folder
+        self._stdin_fd = stdin_fd
+        self._files = files
+        self._begun = begun
+        self._nursery: nursery.Nursery | None = None
+        self._store = 0  # the pid of the store's process
+        self._asked_for_store = False
+        self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._cancelled = 0  # the signal that came while a rank was being forked
+
+    def hold_port(self, wanted: int) -> int:
+        """Hold the rendezvous port; returns its number, -1 where it is taken."""
+        self._port = port.Port(wanted)
+        return self._port.number
+
+    def start(self, start: Start, reap: Callable[[], None]) -> None:
+        """Start the ranks; `reap` is called between two, so that deaths are told in their order."""
+        self._start = start
+        self._shared = {**os.environ, **start.environ}
+        self._shared.pop("", None)  # some shells export one; exec takes none
+        for name, value in start.defaults.items():
+            self._shared.setdefault(name, value)
+        self._failure = ""
+        self._cancelled = 0
+        if start.preload and self._nursery is None:
+            self._open_nursery()
+        for entry in start.ranks:
+            if self._nursery is not None and self._nursery.state != "off":
+                self._prepare(entry)
+            else:
+                self._execute(entry)
+                reap()
+        if self._nursery is not None and self._nursery.state == "ready":
+            self._order_all()
+
+    # Executed ranks.
+
+    def _execute(self, entry: dict[str, Any], outlets: rank.Outlets | None = None) -> None:
+        number = entry["rank"]
+        environ = {**self._shared, **entry["environ"]}
+        if not self._failure:
+            try:
+                outlets = outlets or rank.open_outlets(self._terminal(number))
+                try:
+                    argv = entry["argv"]
+                    begun = rank.start(
+                        number, argv, environ, self._start.cwd, self._stdin(number), outlets, self._files
+                    )
+                except OSError:
+                    _close(outlets.stdout, outlets.stderr)
+                    raise
+                finally:
+                    _close(outlets.rank_stdout, outlets.rank_stderr)
+                self._open_streams(begun, outlets)
+                return
+            except OSError as error:
+                self._failure = f"no process could be made for it: {error.strerror}"
+        elif outlets is not None:
+            _close(*outlets)
+        self._outbox.say(StartFailed(time.monotonic_ns(), number, self._failure))
+
+    def _terminal(self, number: int) -> list[int]:
+        return self._start.terminal if self._stdin(number) != self._null else []
+
+    def _stdin(self, number: int) -> int:
+        return self._null if number != self._start.stdin_rank or self._stdin_fd is None else self._stdin_fd
+
+    def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
+        self._begun(begun)
+        self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
+        for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):
+            self._outbox.open(Stream(begun.rank, stream, fd, self._start.window))
+
+    # Forked ranks.
+
+    def _open_nursery(self) -> None:
+        try:
+            opened = nursery.Nursery(self._start.ranks[0]["argv"], self._shared, self._start.cwd, self._files)
+            self._bell = port.Bell(self._folder)
+        except OSError:  # executing the ranks will meet the same, and say it
+            return
+        self._nursery = opened
+        self._poll.watch(opened.link.fileno(), lambda _: self.hear())
+        for fd in opened.printed:
+            self._poll.watch(fd, self._on_printed)
+        self._poll.watch(self._bell.fileno(), lambda _: self._on_bell())
+        opened.prepare(self._start.preload)
+
+    def _on_printed(self, fd: int) -> None:
+        assert self._nursery is not None
+        if not self._nursery.read_printed(fd):
+            self._poll.unwatch(fd)
+
+    def _prepare(self, entry: dict[str, Any]) -> None:
+        number = entry["rank"]
+        try:
+            self._waiting[number] = (entry, rank.open_outlets(self._terminal(number)))
+        except OSError as error:
+            reason = f"no pipes could be made for it: {error.strerror}"
+            self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
+
+    def _order_all(self) -> None:
+        assert self._nursery is not None
+        for number, (entry, outlets) in self._waiting.items():
+            self._nursery.print_again(outlets)
+            environ = entry["environ"]
+            address = [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), self._bell.path]
+            serves = address[0] in (port.ADDRESS, "localhost") and address[1] == self._port.number
+            request = {
+                "argv": entry["argv"],
+                "environ": environ,
+                "agent": os.getpid(),
+                "store": address if serves else [],
+            }
+            # Copies: should the nursery die, the rank is executed with the others.
+            fds = tuple(map(os.dup, (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)))
+            self._nursery.order(nursery.Order(number, request, fds))
+
+    def hear(self) -> None:
+        """Take what the nursery says."""
+        if self._nursery is None:
+            return
+        before = self._nursery.state
+        if not self._nursery.hear(self._forked, self._failed):
+            self._poll.unwatch(self._nursery.link.fileno())
+        if before == "importing" and self._nursery.state == "ready":
+            self._order_all()
+        elif before == "importing" and self._nursery.state == "off":
+            self._turn_off(self._nursery.why_off)
+
+    def _forked(self, number: int, pid: int) -> None:
+        if number == nursery.STORE:
+            self._store = pid
+            return
+        _, outlets = self._waiting.pop(number)
+        _close(outlets.rank_stdout, outlets.rank_stderr)
+        begun = rank.Rank(number, pid, None)
+        self._open_streams(begun, outlets)
+        if self._cancelled:
+            begun.signal(self._cancelled)
+
+    def _failed(self, number: int, reason: str) -> None:
+        if number == nursery.STORE:
+            return
+        _close(*self._waiting.pop(number)[1])
+        self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
+
+    def _turn_off(self, reason: str) -> None:
+        """Execute the ranks instead, those that were to be forked now and all later ones."""
+        opened = self._nursery
+        assert opened is not None
+        opened.state = "off"
+        self._end_nursery()
+        opened.take_orders()
+        if self._waiting:
+            self._outbox.say(NotForked(time.monotonic_ns(), reason))
+        waiting, self._waiting = self._waiting, {}
+        for entry, outlets in waiting.values():
+            self._execute(entry, outlets)
+
+    def _on_bell(self) -> None:
+        """A rank asks for the store: the first time, listen for it and have its process forked."""
+        assert self._nursery is not None
+        if not self._asked_for_store and self._nursery.state == "ready" and self._port.listen():
+            self._asked_for_store = True
+            address = [port.ADDRESS, self._port.number, os.getpid()]
+            self._nursery.order(nursery.Order(nursery.STORE, {"serve": address}, (self._port.duplicate(),)))
+        self._bell.answer(self._asked_for_store)
+
+    # The end.
+
+    def signal(self, signum: int) -> None:
+        """Do to ranks that have no process yet what the signal would do to them."""
+        if signum in _ENDING and self._waiting:
+            self._cancelled = signum
+            under_way = self._nursery.cancel_orders() if self._nursery else None
+            for number in [number for number in self._waiting if number != under_way]:
+                _close(*self._waiting.pop(number)[1])
+                self._outbox.say(RankExited(time.monotonic_ns(), number, -signum, 0, False))
+        elif signum in (signal.SIGSTOP, signal.SIGCONT) and self._nursery is not None and self._nursery.pid:
+            self._nursery.process.signal(signum)
+
+    def exited(self, pid: int) -> None:
+        """A child that is no rank is gone."""
+        if self._nursery is not None and pid == self._nursery.pid:
+            self._nursery.process.pid = 0
+            self.hear()
+            if self._nursery.state != "off":
+                self._turn_off("the process that was to fork them died")
+        elif pid == self._store:
+            self._store = 0
+
+    def finish(self, leave: bool) -> set[int]:
+        """All ranks are gone: end the store, and the nursery when leaving. Returns whom to leave alone."""
+        self.hear()
+        if self._store:
+            os.kill(self._store, signal.SIGKILL)
+        if self._asked_for_store:
+            self._port.stop_listening()
+            self._asked_for_store = False
+        if leave:
+            self._end_nursery()
+        return {self._nursery.pid} if self._nursery is not None and self._nursery.pid and not leave else set()
+
+    @property
+    def own(self) -> set[int]:
+        """Processes of ours, which nobody is to be told of."""
+        return {pid for pid in (self._store, self._nursery.pid if self._nursery else 0) if pid}
+
+    def _end_nursery(self) -> None:
+        if self._nursery is not None and self._nursery.pid:
+            self._nursery.process.signal(signal.SIGKILL)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,122 @@
+"""The nursery's loop: import what the ranks will need, say whether forking is sound, fork a rank whenever asked.
+
+The agent's requests are descriptors: a file with the request as JSON, then the rank's stdin, stdout and stderr, or the
+socket that the store is to serve. Our answers are JSON lists: ["ready", why not or ""], ["forked", number, pid],
+["failed", number, why].
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from . import process, store, target
+
+LINK = 3
+LARGEST_DESCRIPTOR_COUNT = 4
+
+Request = dict[str, Any]
+
+
+def main() -> None:
+    """Serve the agent. What returns from `_serve` is a rank, or the store's process."""
+    os.set_inheritable(LINK, False)
+    link = socket.socket(fileno=LINK)
+    target.put_first_on_path(sys.argv[1:])  # what is imported here is found where the ranks would find it
+    request, _ = _receive(link)
+    _say(link, "ready", _preload(request["preload"]))
+    request, fds = _serve(link)
+    if "serve" in request:
+        store.serve(fds[0], request["serve"])
+    else:
+        target.become(request, fds)
+        target.run(request["argv"])
+
+
+def _preload(names: list[str]) -> str:
+    """Import the modules. Returns why this process is no good to be forked, "" where it is."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # the ranks will meet it too, and show it whole
+            return f"importing {name} here failed ({type(error).__name__})"
+    if "torch" in names:
+        store.install()
+    gc.collect()
+    gc.freeze()  # else the ranks' garbage collectors would write to every page, and unshare it
+    if sys.gettrace() or sys.getprofile():
+        return "a tracer or profiler runs in the interpreter from its start"
+    if process.holds_gpu():
+        return "an import has opened the GPU, which no forked process can use"
+    if process.threads() > 1:
+        # OpenBLAS's threads end at a fork by its own handler, and stay ended.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if process.threads() > 1:
+            return "an import has started a thread, which no forked process would have"
+    return ""
+
+
+def _serve(link: socket.socket) -> tuple[Request, list[int]]:
+    """Fork for each request. Returns, in the new process only, what it is to do."""
+    while True:
+        request, fds = _receive(link)
+        born, go = os.pipe()
+        try:
+            middle = os.fork()
+        except OSError as error:
+            _say(link, "failed", request["number"], f"no process could be made for it: {error.strerror}")
+            _close(born, go, *fds)
+            continue
+        if middle == 0:
+            os.close(go)
+            nursery_child = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _say(link, "failed", request["number"], f"no process could be made for it: {error.strerror}")
+                os._exit(1)
+            if pid:
+                _say(link, "forked", request["number"], pid)
+                os._exit(0)
+            # The one in the middle is gone, and the agent our parent, when the nursery says so.
+            if os.read(born, 1) != b"g" or os.getppid() == nursery_child:
+                os._exit(1)
+            _close(born)
+            link.close()
+            return request, fds
+        _, status = os.waitpid(middle, 0)
+        if status == 0:
+            os.write(go, b"g")
+        elif os.WIFSIGNALED(status):
+            _say(link, "failed", request["number"], f"it was killed by signal {os.WTERMSIG(status)} while being made")
+        _close(born, go, *fds)
+
+
+def _receive(link: socket.socket) -> tuple[Request, list[int]]:
+    fds = array.array("i")
+    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(LARGEST_DESCRIPTOR_COUNT * fds.itemsize))
+    if not data:
+        os._exit(0)  # the agent is gone
+    for _, _, payload in ancillary:
+        fds.frombytes(payload)
+    with open(fds[0]) as file:
+        request = json.load(file)
+    return request, list(fds[1:])
+
+
+def _say(link: socket.socket, *words: object) -> None:
+    link.send(json.dumps(words).encode())
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

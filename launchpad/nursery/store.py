@@ -1,0 +1,74 @@
+"""torch's key-value store, in which ranks meet: served by a process of its own, on a socket that the agent holds.
+
+A forked rank that asks for the store at the job's address gets a client of that one. The agent is asked to start it
+then, and not before: where nobody asks, the port stays free for a script that wants to listen on it. Every other
+address means what it means under plain torch: rank 0 listens there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from . import process
+
+
+def install() -> None:
+    """Have torch's env:// and tcp:// ask us first. A torch that does it another way than 2.x is left as it is."""
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    create = getattr(rendezvous, "_create_c10d_store", None)
+    if create is None:
+        return
+    count = 0
+
+    def create_store(hostname: str, port: int, rank: int, *rest: Any, **options: Any) -> Any:
+        nonlocal count
+        if not _serves(hostname, port) or not _ask():
+            return create(hostname, port, rank, *rest, **options)
+        # It is only to rank 0 that `rank` makes a difference: it would listen.
+        store = create(hostname, port, 1, *rest, **options)
+        count += 1  # a script that comes a second time, having destroyed its group, is not to find its old keys
+        return store if count == 1 else sys.modules["torch.distributed"].PrefixStore(str(count), store)
+
+    rendezvous._create_c10d_store = create_store  # type: ignore[union-attr]
+
+
+_address: tuple[str, int, str] | None = None
+
+
+def hold(address: list[Any]) -> None:
+    """In a rank: the host and port that the agent serves, and the Unix socket by which it is asked to; or nothing."""
+    global _address
+    _address = (address[0], address[1], address[2]) if address else None
+
+
+def _serves(host: str, port: int) -> bool:
+    return _address is not None and (host, int(port)) == _address[:2]
+
+
+def _ask() -> bool:
+    """Ring; whether the store is there now."""
+    assert _address is not None
+    folder = os.open(os.path.dirname(_address[2]), os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
+            # By way of /proc, as a socket's path may have 107 bytes at most.
+            bell.connect(f"/proc/self/fd/{folder}/{os.path.basename(_address[2])}")
+            return bell.recv(1) == b"y"
+    except OSError:
+        return False
+    finally:
+        os.close(folder)
+
+
+def serve(listener: int, address: list[Any]) -> None:
+    """Serve the store on a socket that listens already, until killed."""
+    host, port, agent = address
+    process.die_with_parent(agent)
+    TCPStore = sys.modules["torch.distributed"].TCPStore
+    kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener)
+    threading.Event().wait()
+    del kept
