@@ -6,7 +6,7 @@ import array
 import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from . import rank
@@ -17,9 +17,12 @@ PRINTED_BYTES = 3000
 
 STORE = -1  # in the place of a rank's number
 
+# So many descriptors go with one request; the kernel takes 253 (SCM_MAX_FD), and one is the request's own.
+_DESCRIPTORS = 240
+
 
 class Order(NamedTuple):
-    """Something to be forked."""
+    """A process to be forked."""
 
     number: int  # the rank, or STORE
     request: dict[str, Any]
@@ -34,7 +37,7 @@ class Nursery:
         self.state = "importing"
         self.why_off = ""
         self._orders: list[Order] = []
-        self._busy = False
+        self._under_way: dict[int, Order] = {}  # by number
         self.link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Pipes, as the ranks have: what Python finds out about its standard streams at its start stays right.
         null, null_writer = os.pipe()
@@ -60,24 +63,24 @@ class Nursery:
         """Have it import the modules; `hear` will be called when it has."""
         self._send({"preload": list(modules)}, ())
 
-    def order(self, order: Order) -> None:
-        """Have something forked, after what was ordered before."""
-        self._orders.append(order)
+    def order(self, orders: Sequence[Order]) -> None:
+        """Have processes forked, after what was ordered before."""
+        self._orders += orders
         self._next()
 
     def take_orders(self) -> None:
         """Forget what was ordered: nobody is there to obey."""
+        self.cancel_orders()
+        for order in self._under_way.values():
+            _close(order.fds)
+        self._under_way.clear()
+
+    def cancel_orders(self) -> Collection[int]:
+        """Forget what was ordered, but for what is under way; the numbers of that."""
         for order in self._orders:
             _close(order.fds)
         self._orders.clear()
-
-    def cancel_orders(self) -> int | None:
-        """Forget what was ordered, but for the one that is under way; its number."""
-        kept, cancelled = (self._orders[:1], self._orders[1:]) if self._busy else ([], self._orders)
-        for order in cancelled:
-            _close(order.fds)
-        self._orders = kept
-        return kept[0].number if kept else None
+        return self._under_way.keys()
 
     def read_printed(self, fd: int) -> bool:
         """Take what the nursery has printed; False at its end."""
@@ -111,10 +114,13 @@ class Nursery:
             if kind == "ready":
                 self._ready(words[0])
                 continue
-            order = self._orders.pop(0)
-            self._busy = False
-            _close(order.fds)
-            (forked if kind == "forked" else failed)(*words)
+            if kind == "forked":
+                _close(self._under_way.pop(words[0]).fds)
+                forked(*words)
+                continue
+            for number in list(self._under_way):
+                _close(self._under_way.pop(number).fds)
+                failed(number, words[0])
             self._next()
 
     def _ready(self, why_off: str) -> None:
@@ -129,10 +135,15 @@ class Nursery:
         self._next()
 
     def _next(self) -> None:
-        if self.state == "ready" and self._orders and not self._busy:
-            self._busy = True
-            order = self._orders[0]
-            self._send({"number": order.number, **order.request}, order.fds)
+        """Hand over what was ordered, all at once: the ranks of one request cost one process more than they are."""
+        if self.state != "ready" or self._under_way or not self._orders:
+            return
+        share = len(self._orders[0].fds)
+        batch = [order for order in self._orders[: _DESCRIPTORS // share] if len(order.fds) == share]
+        self._orders = self._orders[len(batch) :]
+        self._under_way = {order.number: order for order in batch}
+        processes = [{"number": order.number, **order.request} for order in batch]
+        self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
 
     def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         # A command line may be longer than the longest message on a socket.

@@ -135,6 +135,7 @@ class Starter:
 
     def _order_all(self) -> None:
         assert self._nursery is not None
+        orders = []
         for number, (entry, outlets) in self._waiting.items():
             self._nursery.print_again(outlets)
             environ = entry["environ"]
@@ -148,7 +149,8 @@ class Starter:
             }
             # Copies: should the nursery die, the rank is executed with the others.
             fds = tuple(map(os.dup, (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)))
-            self._nursery.order(nursery.Order(number, request, fds))
+            orders.append(nursery.Order(number, request, fds))
+        self._nursery.order(orders)
 
     def hear(self) -> None:
         """Take what the nursery says."""
@@ -198,7 +200,7 @@ class Starter:
         if not self._asked_for_store and self._nursery.state == "ready" and self._port.listen():
             self._asked_for_store = True
             address = [port.ADDRESS, self._port.number, os.getpid()]
-            self._nursery.order(nursery.Order(nursery.STORE, {"serve": address}, (self._port.duplicate(),)))
+            self._nursery.order([nursery.Order(nursery.STORE, {"serve": address}, (self._port.duplicate(),))])
         self._bell.answer(self._asked_for_store)
 
     # The end.
@@ -207,8 +209,8 @@ class Starter:
         """Do to ranks that have no process yet what the signal would do to them."""
         if signum in _ENDING and self._waiting:
             self._cancelled = signum
-            under_way = self._nursery.cancel_orders() if self._nursery else None
-            for number in [number for number in self._waiting if number != under_way]:
+            under_way = self._nursery.cancel_orders() if self._nursery else ()
+            for number in [number for number in self._waiting if number not in under_way]:
                 _close(*self._waiting.pop(number)[1])
                 self._outbox.say(RankExited(time.monotonic_ns(), number, -signum, 0, False))
         elif signum in (signal.SIGSTOP, signal.SIGCONT) and self._nursery is not None and self._nursery.pid:

@@ -1,8 +1,8 @@
-"""The nursery's loop: import what the ranks will need, say whether forking is sound, fork a rank whenever asked.
+"""The nursery's loop: import what the ranks will need, say whether forking is sound, fork ranks whenever asked.
 
-The agent's requests are descriptors: a file with the request as JSON, then the rank's stdin, stdout and stderr, or the
-socket that the store is to serve. Our answers are JSON lists: ["ready", why not or ""], ["forked", number, pid],
-["failed", number, why].
+The agent's requests are descriptors: a file with the request as JSON, then each rank's stdin, stdout and stderr, or the
+socket that the store is to serve. Our answers are JSON lists: ["ready", why not or ""]; for a request to fork
+["forked", number, pid] each, then ["done", why those that were not forked were not].
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import json
 import os
 import socket
 import sys
+import weakref
 from typing import Any
 
 from . import process, store, target
 
 LINK = 3
-LARGEST_DESCRIPTOR_COUNT = 4
+MOST_DESCRIPTORS = 253  # SCM_MAX_FD
 
 Request = dict[str, Any]
 
@@ -48,6 +49,7 @@ def _preload(names: list[str]) -> str:
             return f"importing {name} here failed ({type(error).__name__})"
     if "torch" in names:
         store.install()
+        _keep_library()
     gc.collect()
     gc.freeze()  # else the ranks' garbage collectors would write to every page, and unshare it
     if sys.gettrace() or sys.getprofile():
@@ -65,45 +67,64 @@ def _preload(names: list[str]) -> str:
     return ""
 
 
+def _keep_library() -> None:
+    """At a rank's exit torch would unregister its own operators, one by one: 6 800 pages that are shared until then."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
+
+
 def _serve(link: socket.socket) -> tuple[Request, list[int]]:
-    """Fork for each request. Returns, in the new process only, what it is to do."""
+    """Fork for each request. Returns, in the new processes only, what each is to do, and its descriptors."""
     while True:
         request, fds = _receive(link)
+        share = len(fds) // len(request["processes"])
         born, go = os.pipe()
         try:
             middle = os.fork()
         except OSError as error:
-            _say(link, "failed", request["number"], f"no process could be made for it: {error.strerror}")
+            _say(link, "done", _no_process(error))
             _close(born, go, *fds)
             continue
         if middle == 0:
             os.close(go)
-            nursery_child = os.getpid()
-            try:
-                pid = os.fork()
-            except OSError as error:
-                _say(link, "failed", request["number"], f"no process could be made for it: {error.strerror}")
-                os._exit(1)
-            if pid:
-                _say(link, "forked", request["number"], pid)
-                os._exit(0)
-            # The one in the middle is gone, and the agent our parent, when the nursery says so.
-            if os.read(born, 1) != b"g" or os.getppid() == nursery_child:
-                os._exit(1)
-            _close(born)
-            link.close()
-            return request, fds
+            middle = os.getpid()
+            for place, wanted in enumerate(request["processes"]):
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    _say(link, "done", _no_process(error))
+                    os._exit(1)
+                if pid:
+                    _say(link, "forked", wanted["number"], pid)
+                    continue
+                # The one in the middle is gone, and the agent our parent, when the nursery says so.
+                if os.read(born, 1) != b"g" or os.getppid() == middle:
+                    os._exit(1)
+                os.close(born)
+                link.close()
+                own = fds[place * share : (place + 1) * share]
+                _close(*(fd for fd in fds if fd not in own))
+                return wanted, own
+            os._exit(0)
         _, status = os.waitpid(middle, 0)
+        if not os.WIFSIGNALED(status):
+            os.write(go, b"g" * len(request["processes"]))
         if status == 0:
-            os.write(go, b"g")
+            _say(link, "done", "")
         elif os.WIFSIGNALED(status):
-            _say(link, "failed", request["number"], f"it was killed by signal {os.WTERMSIG(status)} while being made")
+            _say(link, "done", f"it was killed by signal {os.WTERMSIG(status)} while being made")
         _close(born, go, *fds)
+
+
+def _no_process(error: OSError) -> str:
+    return f"no process could be made for it: {error.strerror}"
 
 
 def _receive(link: socket.socket) -> tuple[Request, list[int]]:
     fds = array.array("i")
-    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(LARGEST_DESCRIPTOR_COUNT * fds.itemsize))
+    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * fds.itemsize))
     if not data:
         os._exit(0)  # the agent is gone
     for _, _, payload in ancillary:

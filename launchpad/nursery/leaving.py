@@ -2,8 +2,8 @@
 
 Of the steps of CPython's Py_FinalizeEx these are kept: non-daemon threads are joined, atexit's functions run,
 `__main__` and the modules that the rank has imported are cleared, the garbage is collected (so files are flushed and
-`__del__` runs), standard output is flushed. Tearing torch down in 64 ranks would take ten seconds: every page of it would be
-written to, so copied.
+`__del__` runs), standard output is flushed. Tearing torch down in 64 ranks would take ten seconds: every page of
+it would be written to, so copied.
 """
 
 from __future__ import annotations
