@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+import types
 import weakref
 
 from . import process
@@ -32,11 +33,13 @@ def remember() -> None:
     _imported_before.update(sys.modules)
 
 
-def leave(ended: BaseException | None, ours: str) -> None:
+def leave(how: list[BaseException], ours: str) -> None:
     """Tell how the program ended as the interpreter would, finish, and end the process. Never returns.
 
-    `ours`: the file whose frames stand above the program's in the traceback.
+    `how`: the exception that ended it, if one did; it is taken. `ours`: the file whose frames stand above the program's
+    in the traceback.
     """
+    ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
     code = _tell(ended, ours)
     del ended
@@ -121,8 +124,11 @@ def _clear_modules() -> None:
     """finalize_modules of CPython's Python/pylifecycle.c, for the modules that the nursery did not have."""
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
+    # While all is still reached from outside, this sorts every object before what it holds: so a text file will be
+    # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
+    gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
-    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if hasattr(module, "__weakref__")]
+    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):

@@ -16,7 +16,7 @@ from . import leaving, process, store
 def put_first_on_path(words: list[str]) -> None:
     """Set sys.path[0] as the interpreter does for `python SCRIPT ARGS` and `python -m MODULE ARGS`."""
     if words[0] != "-m" and _is_package(words[0]):
-        sys.path.insert(0, words[0])
+        sys.path.insert(0, absolute(words[0]))
     elif not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0])))
 
@@ -26,6 +26,11 @@ def _is_package(path: str) -> bool:
     import pkgutil
 
     return not path.endswith(".py") and pkgutil.get_importer(path) is not None
+
+
+def absolute(path: str) -> str:
+    """As the interpreter makes the path of its script absolute: without looking at what is there."""
+    return os.path.join(os.getcwd(), path.removeprefix("./"))
 
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
@@ -49,20 +54,26 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
 
 def _open_stdin() -> None:
     """Make sys.stdin anew: whether it can seek was found out, and kept, when it was another file."""
-    old = sys.stdin
+    old: Any = sys.stdin
     if old is None:
         return
     raw = io.FileIO(0, "r", closefd=False)
     raw.name = "<stdin>"
-    new = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors, line_buffering=bool(old.line_buffering))
+    new = io.TextIOWrapper(
+        io.BufferedReader(raw),
+        old.encoding,
+        old.errors,
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
     new.mode = "r"  # type: ignore[misc]
     sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
 
 
 def _reseed() -> None:
-    """Give this process randomness of its own. Python's random and torch's generators need nothing: the first reseeds
-    itself after a fork, the second begin with the same seed in every fresh process too.
-    """
+    """Give this process randomness of its own. Python's random needs nothing: it reseeds itself after a fork."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "multiprocessing.process" in sys.modules:
@@ -72,7 +83,7 @@ def _reseed() -> None:
 def run(argv: list[str]) -> None:
     """Run a command line `python -u (SCRIPT | -m MODULE) ARGS` in this interpreter, and leave. Never returns."""
     main = _fresh_main()
-    ended: BaseException | None = None
+    ended: list[BaseException] = []  # emptied by who takes it: a traceback holds every frame's variables
     try:
         if argv[2] == "-m":
             _run_main(argv[3], True)
@@ -81,7 +92,7 @@ def run(argv: list[str]) -> None:
         else:
             _run_script(argv[2], main)
     except BaseException as error:
-        ended = error
+        ended.append(error)
     del main
     leaving.leave(ended, ours=__file__)
 
@@ -104,6 +115,7 @@ def _run_script(path: str, main: dict[str, Any]) -> None:
     """As pymain_run_file of CPython's Modules/main.c does."""
     from importlib.machinery import SourceFileLoader
 
+    path = absolute(path)
     try:
         with open(path, "rb") as file:
             source = file.read()
