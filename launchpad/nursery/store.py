@@ -36,6 +36,8 @@ def install() -> None:
     rendezvous._create_c10d_store = create_store  # type: ignore[union-attr]
 
 
+_LOOPBACK = {"127.0.0.1", "localhost"}
+
 _address: tuple[str, int, str] | None = None
 
 
@@ -46,7 +48,9 @@ def hold(address: list[Any]) -> None:
 
 
 def _serves(host: str, port: int) -> bool:
-    return _address is not None and (host, int(port)) == _address[:2]
+    if _address is None or int(port) != _address[1]:
+        return False
+    return host == _address[0] or {host, _address[0]} <= _LOOPBACK
 
 
 def _ask() -> bool:

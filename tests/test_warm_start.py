@@ -1,0 +1,343 @@
+"""The nursery: when it is used, what it says when it can't be, restarts from it, and the store it serves."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launchpad.head.preload import look_through
+from launchpad.job.spec import Target
+from tests.conftest import DEADLINE, Launchpad, wait_until
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+SUM = (
+    "import os, torch, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "x = torch.ones(1); dist.all_reduce(x); print('sum', x.item(), flush=True)\n"
+)
+
+# A module that takes a while to be imported: until the test lets it go on.
+SLOW = (
+    "import os, time\nopen('importing', 'w').close()\n"
+    "while not os.path.exists('go'): time.sleep(0.005)\n"  # polls, as a pipe would have to be inherited
+)
+
+
+def of(folder: Path, source: str, **others: str) -> tuple[bool, str]:
+    """What is found in a script with this source, and local modules beside it."""
+    for name, text in {**others, "script": source}.items():
+        path = folder / (name.replace("__", "/") + ".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return look_through(Target("script", "script.py"), str(folder), {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch",
+        "import os, torch.nn as nn",
+        "from torch import nn",
+        "def main():\n    import torch\n",
+        "try:\n    import torch\nexcept ImportError:\n    pass\n",
+        "from torchvision import models",
+        "from launchpad import collectives as dist",
+        "from local import f",
+        "import package.part",
+        "from package import part",
+        "from package.deep import g",
+    ],
+)
+def test_torch_is_found(tmp_path: Path, source: str) -> None:
+    others = {"local": "from other import g", "other": "import torch"}
+    others |= {
+        "package__part": "from . import sub",
+        "package__sub": "import torch",
+        "package__deep": "from .sub import g",
+    }
+    assert of(tmp_path, source, **others) == (True, "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print('torch')",
+        "'''\nimport torch\n'''",
+        "import torchless",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n",
+        "import local",
+        "def broken(:\nimport torch",
+    ],
+)
+def test_torch_is_not_seen_where_it_is_not(tmp_path: Path, source: str) -> None:
+    assert of(tmp_path, source, local="import json") == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n", "script.py, line 2 sets OMP_NUM_THREADS"),
+        ("import os\nos.environ.setdefault('TORCH_LOGS', '+dynamo')\nimport torch\n", "line 2 sets TORCH_LOGS"),
+        ("import os\nos.environ.update({'A': '1', 'MKL_NUM_THREADS': '1'})\nimport torch\n", "line 2 sets MKL_NUM"),
+        ("import os\nos.environ.update(KMP_AFFINITY='none')\nimport torch\n", "line 2 sets KMP_AFFINITY"),
+        ("import os\nos.putenv('PYTORCH_JIT', '0')\nimport torch\n", "line 2 sets PYTORCH_JIT"),
+        (
+            "from os import environ\nfor k in 'ab': environ[k] = '1'\nimport torch\n",
+            "line 2 sets a variable whose name",
+        ),
+        ("import config\nimport torch\n", "config.py, line 2 sets OMP_NUM_THREADS"),
+        ("import torch, os\nos.environ['OMP_NUM_THREADS'] = '2'\n", ""),
+        ("import os\nos.environ['MASTER_ADDR'] = 'localhost'\nimport torch\n", ""),
+        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\nimport torch\n", ""),
+        ("import os\nprint(os.environ['OMP_NUM_THREADS'])\nimport torch\n", ""),
+    ],
+)
+def test_what_torch_is_to_find_at_its_import_is_named(tmp_path: Path, source: str, named: str) -> None:
+    torch, why_not = of(tmp_path, source, config="import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
+    assert torch
+    assert named in why_not
+    assert bool(named) == bool(why_not)
+
+
+def test_a_module_target_is_looked_through(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text("from . import model")
+    (tmp_path / "package" / "model.py").write_text("import torch")
+    assert look_through(Target("module", "package"), str(tmp_path), {}) == (True, "")
+    assert look_through(Target("module", "package.model"), "/", {"PYTHONPATH": str(tmp_path)}) == (True, "")
+
+
+def parents(launchpad: Launchpad, *options: object) -> tuple[str, str]:
+    """What a run shows whose ranks tell whether a module was there before they began."""
+    script = launchpad.folder / "asks.py"
+    script.write_text("import sys\nprint('wanted' in sys.modules)\nimport wanted\n")
+    (launchpad.folder / "wanted.py").write_text("print('imported')\n")
+    done = launchpad.run("run", "-n", 2, *options, script)
+    assert done.returncode == 0
+    return "".join(sorted(done.stdout.splitlines())), done.stderr
+
+
+def test_modules_are_imported_once_and_what_they_print_is_printed_by_each(launchpad: Launchpad) -> None:
+    assert parents(launchpad, "--preload", "wanted") == ("[0] True[0] imported[1] True[1] imported", "")
+    for options in (["--preload", ""], ["--start-method", "exec"], ["--start-method", "spawn"], []):
+        assert parents(launchpad, *options) == ("[0] False[0] imported[1] False[1] imported", "")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "started a thread"),
+        ("import sys\nsys.setprofile(lambda *_: None)", "a tracer or profiler"),
+        ("1 / 0", "importing odd here failed (ZeroDivisionError)"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "the process that was to fork them died"),
+        ("print('x' * 100000)", "importing prints much"),
+        ("import sys\nsys.exit(3)", "importing odd here failed (SystemExit)"),
+    ],
+)
+def test_where_forking_is_unsound_ranks_are_executed_and_it_is_said_once(
+    launchpad: Launchpad, module: str, why: str
+) -> None:
+    (launchpad.folder / "odd.py").write_text(module)
+    (launchpad.folder / "plain.py").write_text("print('here')")
+    done = launchpad.run("run", "-n", 3, "--preload", "odd", "plain.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[{n}] here" for n in range(3)])
+    assert done.stderr.count("ranks are executed one by one") == 1
+    assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--preload", "json", "--start-method", "exec", "x.py"], "leave one of them out"),
+        (["--preload", "a-b", "x.py"], "--preload a-b: not a module's name"),
+        (["--preload", "json", "--no-python", "true"], "not a Python target"),
+    ],
+)
+def test_preload_is_checked(launchpad: Launchpad, options: list[str], message: str) -> None:
+    (launchpad.folder / "x.py").touch()
+    done = launchpad.run("run", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_job_is_ended_while_it_imports(launchpad: Launchpad, signum: int, code: int) -> None:
+    (launchpad.folder / "slow.py").write_text(SLOW)
+    (launchpad.folder / "plain.py").touch()
+    process = launchpad.start("run", "-n", 3, "--preload", "slow", "plain.py")
+    wait_until((launchpad.folder / "importing").exists, "the import to begin")
+    process.send_signal(signum)
+    assert process.wait(timeout=DEADLINE) == code
+
+
+def test_ctrl_z_stops_the_import_too(launchpad: Launchpad) -> None:
+    (launchpad.folder / "slow.py").write_text(SLOW)
+    (launchpad.folder / "plain.py").write_text("print('done')")
+    process = launchpad.start("run", "-n", 2, "--preload", "slow", "plain.py")
+    wait_until((launchpad.folder / "importing").exists, "the import to begin")
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "launchpad to stop")
+    (launchpad.folder / "go").touch()
+    process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out.count(b"done")) == (0, 2)
+
+
+def test_a_restart_forks_from_the_same_nursery(launchpad: Launchpad) -> None:
+    (launchpad.folder / "slow.py").write_text("import os\nopen(f'imported.{os.getpid()}', 'w').close()\n")
+    (launchpad.folder / "flaky.py").write_text(
+        "import os, sys, slow\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '3')\n"
+    )
+    done = launchpad.run("run", "-n", 3, "--max-restarts", 3, "--preload", "slow", "flaky.py")
+    assert done.returncode == 0
+    assert "left behind" not in done.stderr
+    assert len(list(launchpad.folder.glob("imported.*"))) == 1
+
+
+def test_a_dead_nursery_costs_the_next_attempt_only_time(launchpad: Launchpad) -> None:
+    (launchpad.folder / "pid.py").write_text("import os\nopen('nursery', 'w').write(str(os.getpid()))\n")
+    (launchpad.folder / "flaky.py").write_text(
+        "import os, signal\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    os.kill(int(open('nursery').read()), signal.SIGKILL)\n    raise SystemExit(1)\nprint('well')\n"
+    )
+    done = launchpad.run("run", "--max-restarts", 1, "--preload", "pid", "flaky.py")
+    assert (done.returncode, done.stdout) == (0, "[0] well\n")
+
+
+@needs_torch
+def test_gloo_comes_up_again_after_every_restart(launchpad: Launchpad) -> None:
+    (launchpad.folder / "again.py").write_text(
+        SUM + "if os.environ['TORCHELASTIC_RESTART_COUNT'] != '20' and dist.get_rank() == 1: os._exit(9)\n"
+        "dist.all_reduce(x)\nprint('end', x.item())\ndist.destroy_process_group()\n"
+    )
+    done = launchpad.run("run", "-n", 4, "--max-restarts", 20, "again.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "end" in line) == [f"[{n}] end 16.0" for n in range(4)]
+    assert "(restart 20 of 20)" in done.stderr
+
+
+@needs_torch
+def test_every_init_method_and_address(launchpad: Launchpad, free_ports: list[int]) -> None:
+    (launchpad.folder / "meets.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "rank, size, port = int(os.environ['RANK']), int(os.environ['WORLD_SIZE']), os.environ['MASTER_PORT']\n"
+        f"own = 'tcp://127.0.0.1:{free_ports[0]}'\n"
+        "for method in ('env://', own, f'tcp://127.0.0.1:{port}', f'tcp://localhost:{port}', f'file://{os.getcwd()}/store', None):\n"
+        "    dist.init_process_group('gloo', init_method=method, rank=rank, world_size=size)\n"
+        "    x = torch.ones(1); dist.all_reduce(x); assert x.item() == size\n"
+        "    dist.barrier(); dist.destroy_process_group()\n"
+        "print('all')\n"
+    )
+    for options in ([], ["--start-method", "exec"], ["--master-port", free_ports[1]], ["--master-addr", "localhost"]):
+        done = launchpad.run("run", "-n", 3, *options, "meets.py")
+        assert (done.returncode, done.stdout.count("all\n")) == (0, 3), done.stderr
+
+
+@needs_torch
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("own_port", [True, False])
+def test_children_of_a_rank_meet(launchpad: Launchpad, free_ports: list[int], method: str, own_port: bool) -> None:
+    """The tutorials' `mp.Process(target=init_process, …)`, with a port of their own or with the one they inherit."""
+    (launchpad.folder / "tutorial.py").write_text(
+        "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
+        "def init_process(rank, size):\n"
+        + (f"    os.environ['MASTER_PORT'] = '{free_ports[0]}'\n" if own_port else "")
+        + "    dist.init_process_group('gloo', rank=rank, world_size=size)\n"
+        "    x = torch.ones(1); dist.all_reduce(x); assert x.item() == size\n"
+        "    dist.destroy_process_group()\n"
+        "if __name__ == '__main__':\n"
+        f"    ps = [mp.get_context('{method}').Process(target=init_process, args=(r, 2)) for r in range(2)]\n"
+        "    [p.start() for p in ps]; [p.join() for p in ps]; print([p.exitcode for p in ps])\n"
+    )
+    done = launchpad.run("run", "tutorial.py")
+    assert (done.returncode, done.stdout) == (0, "[0] [0, 0]\n"), done.stderr
+
+
+@needs_torch
+def test_the_port_is_free_for_a_program_that_listens_there(launchpad: Launchpad) -> None:
+    (launchpad.folder / "listens.py").write_text(
+        "import os, torch.distributed as dist\n"
+        "first = os.environ['RANK'] == '0'\n"
+        "store = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), 2, first)\n"
+        "store.set(os.environ['RANK'], 'x'); store.wait(['0', '1']); print('met')\n"
+        "store.add('n', 1)\n"
+        "while first and store.add('n', 0) < 2: pass\n"
+    )
+    done = launchpad.run("run", "-n", 2, "listens.py")
+    assert (done.returncode, done.stdout.count("met")) == (0, 2), done.stderr
+
+
+def test_a_taken_port_is_an_error_before_anything_starts(launchpad: Launchpad) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        (launchpad.folder / "x.py").write_text("print('started')")
+        done = launchpad.run("run", "--preload", "json", "--master-port", port, "x.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--master-port {port}: another program listens there" in done.stderr
+
+
+@needs_torch
+def test_ranks_share_the_imported_image(launchpad: Launchpad) -> None:
+    """Proportional set sizes: pages that are shared count for each by its share."""
+    (launchpad.folder / "image.py").write_text(
+        SUM + "print('up', os.getpid(), flush=True)\nimport signal; signal.pause()\n"
+    )
+    sizes = []
+    for options in ([], ["--start-method", "exec"]):
+        process = launchpad.start("run", "-n", 4, *options, "image.py")
+        pids = []
+        while len(pids) < 4:
+            found = re.search(rb"up (\d+)", process.stdout.readline())
+            pids += [int(found[1])] if found else []
+        sizes.append(sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE)
+    assert sizes[0] < sizes[1]
+
+
+def test_more_ranks_than_fit_in_one_request(launchpad: Launchpad) -> None:
+    (launchpad.folder / "many.py").write_text("import os\nprint('rank', os.environ['RANK'], os.getppid())\n")
+    done = launchpad.run("run", "-n", 200, "--preload", "json", "many.py")
+    assert done.returncode == 0
+    shown = [line.split()[-2:] for line in done.stdout.splitlines()]
+    assert sorted(int(rank) for rank, _ in shown) == list(range(200))
+    assert len({parent for _, parent in shown}) == 1  # the agent
+
+
+def test_standard_input_reaches_a_forked_rank(launchpad: Launchpad) -> None:
+    (launchpad.folder / "reads.py").write_text("import sys\nprint(sys.stdin.seekable(), sys.stdin.read())\n")
+    (launchpad.folder / "given").write_text("a line")
+    with open(launchpad.folder / "given") as given:
+        done = launchpad.run("run", "-n", 2, "--preload", "json", "reads.py", stdin=given)
+    assert sorted(done.stdout.splitlines()) == ["[0] True a line", "[1] True "]
+
+
+def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Launchpad) -> None:
+    (launchpad.folder / "counts.py").write_text(
+        "import os, sys\nprint(len(os.listdir(f'/proc/{os.getppid()}/fd')))\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '12')\n"
+    )
+    done = launchpad.run("run", "--max-restarts", 12, "--preload", "json", "counts.py")
+    counts = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(counts) == 13
+    assert max(counts[2:]) <= counts[1], counts
+
+
+@pytest.fixture
+def free_ports() -> list[int]:
+    """Two ports that were free a moment ago."""
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1], other.getsockname()[1]]
