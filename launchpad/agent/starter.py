@@ -140,7 +140,10 @@ class Starter:
             self._nursery.print_again(outlets)
             environ = entry["environ"]
             address = [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), self._bell.path]
-            serves = address[0] in (port.ADDRESS, "localhost") and address[1] == self._port.number
+            here = address[0] in (port.ADDRESS, "localhost") and address[1] == self._port.number
+            serves = (
+                here and environ["GROUP_WORLD_SIZE"] == "1"
+            )  # the ranks of other nodes know of no store but rank 0's
             request = {
                 "argv": entry["argv"],
                 "environ": environ,

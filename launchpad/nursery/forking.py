@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import weakref
@@ -32,11 +33,16 @@ def main() -> None:
     target.put_first_on_path(sys.argv[1:])  # what is imported here is found where the ranks would find it
     request, _ = _receive(link)
     _say(link, "ready", _preload(request["preload"]))
+    heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds_interrupt:  # a rank that has not begun shows no traceback of ours
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     request, fds = _serve(link)
     if "serve" in request:
         store.serve(fds[0], request["serve"])
     else:
         target.become(request, fds)
+        if heeds_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         target.run(request["argv"])
 
 

@@ -16,6 +16,7 @@ import sys
 import traceback
 import types
 import weakref
+from typing import Any
 
 from . import process
 
@@ -47,9 +48,10 @@ def leave(how: list[BaseException], ours: str) -> None:
     atexit._run_exitfuncs()
     flushed = _flush()
     sys.setswitchinterval(_NO_TURNS)
+    mpi = sys.modules.get("mpi4py.MPI")
     _clear_modules()
     flushed = _flush() and flushed
-    _finish_mpi()
+    _finish_mpi(mpi)
     process.flush_c()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -143,8 +145,7 @@ def _clear_modules() -> None:
     gc.collect()
 
 
-def _finish_mpi() -> None:
+def _finish_mpi(mpi: Any) -> None:
     """mpi4py finalizes MPI in a C function that only a whole interpreter exit calls."""
-    mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()

@@ -26,7 +26,7 @@ def show(plan: Plan, sources: Sources, *, as_json: bool) -> None:
 
 def in_words(plan: Plan) -> str:
     """The plan for people: what all ranks of a node share is said once."""
-    lines = []
+    lines = [f"imported once, then the ranks are forked: {', '.join(plan.preload)}"] if plan.preload else []
     for node in plan.nodes:
         first = node.ranks[0].environ
         shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}

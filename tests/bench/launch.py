@@ -4,7 +4,7 @@ noop: 4 ranks that print and leave. crash: from a rank's death until its launche
 4 ranks, each marked with its rank. damaged: how many of those did not arrive whole. memory: the launcher's own
 processes while it passes them on.
 
-faults: what is left after a fault (faults.py), only where it is asked for.
+faults: what is left after a fault (faults.py); warm: until the first all_reduce (warm.py). Only where asked for.
 
 Peers take turns, so that a machine whose speed drifts drifts for all of them. Figures are medians; the last column is
 the peer's figure over Launchpad's. A peer that is not installed is left out.
@@ -162,12 +162,19 @@ def main() -> None:
     """Run the parts and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each peer in each part (after one more)")
-    parser.add_argument("--part", choices=[*PARTS, "faults"], action="append", help="only this part; repeatable")
+    parser.add_argument(
+        "--part", choices=[*PARTS, "faults", "warm"], action="append", help="only this part; repeatable"
+    )
     options = parser.parse_args()
     if options.part == ["faults"]:
         import faults
 
         faults.main()
+        return
+    if options.part == ["warm"]:
+        import warm
+
+        warm.main(options.runs)
         return
     found = installed()
     print(

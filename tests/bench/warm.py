@@ -1,0 +1,150 @@
+"""From the command to the first all_reduce and out, recovery, and memory: the part `warm` of launch.py.
+
+Each figure stands beside torchrun, mp.spawn and, where Open MPI is installed, mpirun; and beside one bare
+`import torch`, which none of them can do without. gloo over the loopback interface, no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+PROGRAMS = Path(__file__).parent / "programs"
+DEADLINE = 240.0
+RECOVERY_DEADLINE = 60.0  # a launcher that has not come back by then does not
+
+Command = Callable[[int, list[str]], list[str]]
+
+
+def peers() -> dict[str, Command]:
+    """Name and command line for so many ranks, of the programs of this bench."""
+    beside = Path(sys.executable).parent
+    program = str(PROGRAMS / "first_sum.py")
+    found: dict[str, Command] = {
+        "launchpad": lambda n, more: [str(beside / "launchpad"), "run", "-n", str(n), *_restarts(more), program, *more],
+        "torchrun": lambda n, more: [
+            *(str(beside / "torchrun"), "--nproc-per-node", str(n), *_restarts(more), program),
+            *more,
+        ],
+        "mp.spawn": lambda n, _: [sys.executable, "-u", str(PROGRAMS / "spawned_sum.py"), str(n)],
+    }
+    mpirun = shutil.which("mpirun", path=os.pathsep.join(p for p in os.environ["PATH"].split(":") if p != str(beside)))
+    if (
+        mpirun
+        and "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=True).stdout
+    ):
+        options = ["--allow-run-as-root", "--oversubscribe", "-x", "MASTER_ADDR", "-x", "MASTER_PORT"]
+        found["mpirun"] = lambda n, more: [mpirun, *options, "-n", str(n), sys.executable, "-u", program, *more]
+    return found
+
+
+def _restarts(more: list[str]) -> list[str]:
+    return ["--max-restarts", "3"] if more[:1] == ["crash"] else []
+
+
+def environ() -> dict[str, str]:
+    """For the peers that choose no port themselves."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+
+
+def first_sum(command: Command, ranks: int) -> float:
+    """Seconds from the command to its end."""
+    start = time.monotonic()
+    subprocess.run(command(ranks, []), env=environ(), capture_output=True, timeout=DEADLINE, check=True)
+    return time.monotonic() - start
+
+
+def bare_import() -> float:
+    """Seconds for `python -c "import torch"`."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], env=environ(), timeout=DEADLINE, check=True)
+    return time.monotonic() - start
+
+
+def recovery(command: Command) -> float | None:
+    """Seconds from rank 1's death to the first all_reduce of the next attempt, of 4 ranks; None: it never came."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command(4, ["crash", folder]), env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(timeout=RECOVERY_DEADLINE)
+        except subprocess.TimeoutExpired:
+            end(process)
+        back = Path(folder, "back")
+        return float(back.read_text()) - float(Path(folder, "crashed").read_text()) if back.exists() else None
+
+
+def memory(command: Command, ranks: int) -> float:
+    """MB (10^6 bytes) of proportional set size, of the launcher and all that descends from it, when all have summed."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command(ranks, ["wait", folder]), env=environ(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + DEADLINE
+        while len(list(Path(folder).glob("here*"))) < ranks:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        root = psutil.Process(process.pid)
+        total = sum(one.memory_full_info().pss for one in [root, *root.children(recursive=True)])
+        Path(folder, "go").touch()
+        assert process.wait(timeout=DEADLINE) == 0
+        return float(total) / 1e6
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it and all that descends from it."""
+    root = psutil.Process(process.pid)
+    for one in [*root.children(recursive=True), root]:
+        one.kill()
+    process.wait()
+
+
+def main(runs: int) -> None:
+    """Run all parts and print a table."""
+    found = peers()
+    print("| what | " + " | ".join(found) + " | one import torch |")
+    print("|---" * (len(found) + 2) + "|")
+    for ranks in (1, 4, 16, 64):
+        figures: dict[str, list[float]] = {name: [] for name in [*found, "import"]}
+        for _ in range(runs if ranks < 64 else 1):
+            for name, command in found.items():
+                figures[name].append(first_sum(command, ranks))
+            figures["import"].append(bare_import())
+        row(f"{ranks} ranks: start, first all_reduce, out", [statistics.median(f) for f in figures.values()], "s")
+    tried = ["launchpad", "torchrun"]
+    back: dict[str, list[float | None]] = {name: [] for name in tried}
+    for _ in range(runs):
+        for name in tried:
+            back[name].append(recovery(found[name]))
+    cells = []
+    for name in tried:
+        came = [seconds for seconds in back[name] if seconds is not None]
+        median = f"{statistics.median(came):.2f} s, " if came else ""
+        cells.append(f"{median}{len(came)} of {runs} came back")
+    print("| a rank dies: first all_reduce of the next attempt | " + " | ".join(cells) + " |" + " |" * (len(found) - 1))
+    sizes = [memory(found[name], 16) for name in found if name != "mp.spawn"]
+    print(
+        f"| memory of 16 ranks and their launcher (PSS) | {sizes[0]:.0f} MB | {sizes[1]:.0f} MB "
+        f"({sizes[0] / sizes[1]:.0%} of it) |" + " |" + "".join(f" {size:.0f} MB |" for size in sizes[2:]) + " |"
+    )
+
+
+def row(what: str, figures: list[float], unit: str) -> None:
+    """One line of the table, each peer's figure with its ratio to ours."""
+    cells = [f"{figures[0]:.2f} {unit}"] + [f"{f:.2f} {unit} ({f / figures[0]:.1f}x)" for f in figures[1:]]
+    print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
