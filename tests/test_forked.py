@@ -179,6 +179,18 @@ def test_unflushed_files_are_whole(both: Launchpad) -> None:
     assert (both.folder / "kept.unflushed_in_module").read_text() == "kept"
 
 
+def test_mpi_is_finalized(both: Launchpad) -> None:
+    """mpi4py does it in a C function that a forked rank's exit does not reach: the exit has to. A stand-in for it."""
+    (both.folder / "mpi4py").mkdir()
+    (both.folder / "mpi4py" / "__init__.py").touch()
+    (both.folder / "mpi4py" / "MPI.py").write_text(
+        "def Is_initialized(): return True\ndef Is_finalized(): return False\ndef Finalize(): print('finalized')\n"
+    )
+    (both.folder / "m.py").write_text("from mpi4py import MPI\nprint('main')\n")
+    done = both.run("run", *FORK, "m.py")
+    assert (done.returncode, done.stdout) == (0, "[0] main\n[0] finalized\n")
+
+
 @pytest.mark.parametrize("variable", ["PYTHONFAULTHANDLER=1", "PYTHONSAFEPATH=1", "PYTHONUTF8=1", "PYTHONHASHSEED=5"])
 def test_pythons_variables_are_heard(both: Launchpad, variable: str) -> None:
     (both.folder / "v.py").write_text(

@@ -53,6 +53,7 @@ def of(folder: Path, source: str, **others: str) -> tuple[bool, str]:
         "import package.part",
         "from package import part",
         "from package.deep import g",
+        "from package import (\n    nothing,  # yet\n    part,\n)",
     ],
 )
 def test_torch_is_found(tmp_path: Path, source: str) -> None:

@@ -26,7 +26,7 @@ class Order(NamedTuple):
 
     number: int  # the rank, or STORE
     request: dict[str, Any]
-    fds: tuple[int, ...]  # for it, closed here when it has been forked
+    fds: tuple[int, ...]  # for it; to be kept open until it has been forked
 
 
 class Nursery:
@@ -37,7 +37,7 @@ class Nursery:
         self.state = "importing"
         self.why_off = ""
         self._orders: list[Order] = []
-        self._under_way: dict[int, Order] = {}  # by number
+        self._under_way: set[int] = set()  # numbers
         self.link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Pipes, as the ranks have: what Python finds out about its standard streams at its start stays right.
         null, null_writer = os.pipe()
@@ -68,19 +68,10 @@ class Nursery:
         self._orders += orders
         self._next()
 
-    def take_orders(self) -> None:
-        """Forget what was ordered: nobody is there to obey."""
-        self.cancel_orders()
-        for order in self._under_way.values():
-            _close(order.fds)
-        self._under_way.clear()
-
     def cancel_orders(self) -> Collection[int]:
         """Forget what was ordered, but for what is under way; the numbers of that."""
-        for order in self._orders:
-            _close(order.fds)
         self._orders.clear()
-        return self._under_way.keys()
+        return self._under_way
 
     def read_printed(self, fd: int) -> bool:
         """Take what the nursery has printed; False at its end."""
@@ -115,11 +106,11 @@ class Nursery:
                 self._ready(words[0])
                 continue
             if kind == "forked":
-                _close(self._under_way.pop(words[0]).fds)
+                self._under_way.discard(words[0])
                 forked(*words)
                 continue
-            for number in list(self._under_way):
-                _close(self._under_way.pop(number).fds)
+            left, self._under_way = self._under_way, set()
+            for number in sorted(left):
                 failed(number, words[0])
             self._next()
 
@@ -141,7 +132,7 @@ class Nursery:
         share = len(self._orders[0].fds)
         batch = [order for order in self._orders[: _DESCRIPTORS // share] if len(order.fds) == share]
         self._orders = self._orders[len(batch) :]
-        self._under_way = {order.number: order for order in batch}
+        self._under_way = {order.number for order in batch}
         processes = [{"number": order.number, **order.request} for order in batch]
         self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
 

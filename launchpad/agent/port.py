@@ -40,9 +40,9 @@ class Port:
         except OSError:  # it was not listening
             pass
 
-    def duplicate(self) -> int:
-        """A descriptor of the same socket."""
-        return os.dup(self._socket.fileno())
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
 
 
 def _bound(number: int) -> socket.socket:

@@ -150,8 +150,7 @@ class Starter:
                 "agent": os.getpid(),
                 "store": address if serves else [],
             }
-            # Copies: should the nursery die, the rank is executed with the others.
-            fds = tuple(map(os.dup, (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)))
+            fds = (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)
             orders.append(nursery.Order(number, request, fds))
         self._nursery.order(orders)
 
@@ -190,7 +189,7 @@ class Starter:
         assert opened is not None
         opened.state = "off"
         self._end_nursery()
-        opened.take_orders()
+        opened.cancel_orders()
         if self._waiting:
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
         waiting, self._waiting = self._waiting, {}
@@ -203,7 +202,7 @@ class Starter:
         if not self._asked_for_store and self._nursery.state == "ready" and self._port.listen():
             self._asked_for_store = True
             address = [port.ADDRESS, self._port.number, os.getpid()]
-            self._nursery.order([nursery.Order(nursery.STORE, {"serve": address}, (self._port.duplicate(),))])
+            self._nursery.order([nursery.Order(nursery.STORE, {"serve": address}, (self._port.fileno(),))])
         self._bell.answer(self._asked_for_store)
 
     # The end.

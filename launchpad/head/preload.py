@@ -28,7 +28,9 @@ _READ_AT_IMPORT = re.compile(r"(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|
 _FILES = 300
 _BYTES = 2 << 20
 
-_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+\(?([^#\n;]*)|import[ \t]+([^#\n;]+))", re.M)
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+(\([^)]*|[^#\n;]*)|import[ \t]+([^#\n;]+))", re.M
+)
 _AST_ONLY = 0x400  # ast.PyCF_ONLY_AST; ast itself takes milliseconds to import
 
 
@@ -85,8 +87,8 @@ def _imported(path: str) -> Iterator[str]:
     """The names that a file's import statements name, as they stand there; those that may be modules among them."""
     for match in _IMPORT.finditer(_read(path)):
         base, names, plain = (part.decode(errors="replace") if part else "" for part in match.groups())
-        for part in (plain or names).split(","):
-            name = part.strip().rstrip("\\)").split(" ")[0].strip()
+        for part in re.sub("#.*", "", plain or names).split(","):
+            name = part.strip(" \t\r\n\\()").split(" ")[0].strip()
             if plain:
                 yield name
             elif base:
@@ -135,8 +137,12 @@ def _examine(path: str) -> tuple[bool, str]:
         tree = compile(source, path, "exec", _AST_ONLY, dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False, ""  # the ranks will say it
-    torch_line = min((line for line, kind, _ in _facts(tree) if kind == "torch"), default=0)
-    for line, kind, name in _facts(tree):
+    try:
+        facts = list(_facts(tree))
+    except RecursionError:  # an expression of a thousand terms
+        return mentions, ""
+    torch_line = min((line for line, kind, _ in facts if kind == "torch"), default=0)
+    for line, kind, name in facts:
         if kind == "sets" and (not torch_line or line < torch_line):
             where = f"{os.path.relpath(path)}, line {line}"
             return bool(torch_line), f"{where} sets {name}, which torch is to find when it is imported"

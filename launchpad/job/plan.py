@@ -10,7 +10,8 @@ from launchpad.errors import UsageError
 from launchpad.events import AgentReady, Start
 from launchpad.job.spec import JobSpec
 
-# Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own.
+# Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own. Ranks that wait to be
+# forked have four (both ends of stdout and stderr).
 FILES_PER_RANK = 3
 FILES_OF_AGENT = 32
 
@@ -143,7 +144,7 @@ def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere
     planned = []
     first = elsewhere.before
     for index, (node, count) in enumerate(zip(nodes, counts, strict=True), start=spec.world.node_rank):
-        _check_limits(node, count)
+        _check_limits(node, count, FILES_PER_RANK + bool(spec.preload))
         group = {**job, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, group) for local in range(count))
         defaults = {"OMP_NUM_THREADS": str(max(1, node.cores // count)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -197,10 +198,10 @@ def rank_count(spec: JobSpec, node: AgentReady) -> int:
             return number
 
 
-def _check_limits(node: AgentReady, count: int) -> None:
-    files = count * FILES_PER_RANK + FILES_OF_AGENT
+def _check_limits(node: AgentReady, count: int, per_rank: int) -> None:
+    files = count * per_rank + FILES_OF_AGENT
     if files > node.open_files:
-        most = max(0, (node.open_files - FILES_OF_AGENT) // FILES_PER_RANK)
+        most = max(0, (node.open_files - FILES_OF_AGENT) // per_rank)
         raise UsageError(
             f"--nproc {count} needs {files} open files, and the limit on {node.hostname} is {node.open_files}: "
             f"raise it (ulimit -Hn) or start at most {most}"

@@ -16,7 +16,7 @@ import sys
 import traceback
 import types
 import weakref
-from typing import Any
+from collections.abc import Callable
 
 from . import process
 
@@ -48,10 +48,10 @@ def leave(how: list[BaseException], ours: str) -> None:
     atexit._run_exitfuncs()
     flushed = _flush()
     sys.setswitchinterval(_NO_TURNS)
-    mpi = sys.modules.get("mpi4py.MPI")
+    finish_mpi = _mpi_finisher()
     _clear_modules()
     flushed = _flush() and flushed
-    _finish_mpi(mpi)
+    finish_mpi()
     process.flush_c()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -145,7 +145,10 @@ def _clear_modules() -> None:
     gc.collect()
 
 
-def _finish_mpi(mpi: Any) -> None:
-    """mpi4py finalizes MPI in a C function that only a whole interpreter exit calls."""
-    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
+def _mpi_finisher() -> Callable[[], None]:
+    """mpi4py finalizes MPI in a C function that only a whole interpreter exit calls. The module is not held by this."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None:
+        return lambda: None
+    initialized, finalized, finalize = mpi.Is_initialized, mpi.Is_finalized, mpi.Finalize
+    return lambda: finalize() if initialized() and not finalized() else None
