@@ -121,9 +121,6 @@ TORCH_PROGRAMS = {
     "for round in range(2):\n    x = torch.ones(2) * (dist.get_rank() + 1); dist.all_reduce(x); print(x)\n"
     "    box = [None] * 2; dist.all_gather_object(box, dist.get_rank()); print(box)\n"
     "dist.destroy_process_group()\n",
-    "twice": "import torch, torch.distributed as dist\n"
-    "for round in range(3):\n    dist.init_process_group('gloo'); x = torch.ones(1); dist.all_reduce(x); print(round, x)\n"
-    "    dist.barrier(); dist.destroy_process_group()\n",
     "ddp": "import torch, torch.distributed as dist\ndist.init_process_group('gloo'); torch.manual_seed(0)\n"
     "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))\n"
     "opt = torch.optim.SGD(net.parameters(), 0.1)\n"
