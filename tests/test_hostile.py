@@ -5,9 +5,12 @@ A clear end each time, never a hang, and nothing left (conftest looks for proces
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -166,6 +169,40 @@ def test_error_file_with_half_a_character(launchpad: Launchpad) -> None:
     assert done.returncode == 3
     assert "launchpad:     no such file: \\ud83d\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# A name server that never answers.
+
+
+def test_no_rank_waits_for_a_dns_that_is_dead(launchpad: Launchpad) -> None:
+    """torch looks up a name for the store's address at each connection; the ranks' own questions still go out."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    if (os.confstr("CS_GNU_LIBC_VERSION") or "") < "glibc 2.34":
+        pytest.skip("needs glibc 2.34")
+    (launchpad.folder / "meets.py").write_text(
+        "import contextlib, os, socket, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 0:\n"
+        "    print(os.stat('/etc/resolv.conf').st_size, flush=True)\n"
+        "    with contextlib.suppress(socket.gaierror):\n"
+        "        socket.getnameinfo(('::ffff:127.0.0.1', 1), 0)\n"
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        try:
+            server.bind(("127.53.53.53", 53))
+        except PermissionError:
+            pytest.skip("needs port 53 (root)")
+        server.setblocking(False)
+        settings = "nameserver 127.53.53.53\noptions timeout:1 attempts:1\n"
+        (launchpad.folder / "resolv.conf").write_text(settings)
+        done = run_with_mounts(launchpad, "mount --bind resolv.conf /etc/resolv.conf", "run", "-n", 3, "meets.py")
+        questions = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                questions.append(server.recv(512))
+    assert (done.returncode, done.stdout) == (0, f"[0] {len(settings)}\n"), done.stderr
+    assert len([one for one in questions if b"arpa" in one]) == 1, questions
 
 
 # Bare environments.

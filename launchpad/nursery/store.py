@@ -7,10 +7,13 @@ address means what it means under plain torch: rank 0 listens there.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from . import process
@@ -28,8 +31,9 @@ def install() -> None:
         nonlocal count
         if not _serves(hostname, port) or not _ask():
             return create(hostname, port, rank, *rest, **options)
-        # It is only to rank 0 that `rank` makes a difference: it would listen.
-        store = create(hostname, port, 1, *rest, **options)
+        with _hosts_from_files():
+            # It is only to rank 0 that `rank` makes a difference: it would listen.
+            store = create(hostname, port, 1, *rest, **options)
         count += 1  # a script that comes a second time, having destroyed its group, is not to find its old keys
         return store if count == 1 else sys.modules["torch.distributed"].PrefixStore(str(count), store)
 
@@ -68,10 +72,39 @@ def _ask() -> bool:
         os.close(folder)
 
 
+@contextlib.contextmanager
+def _hosts_from_files() -> Iterator[None]:
+    """Without the DNS, which torch asks for the name of ::ffff:127.0.0.1 each time it connects to there, for its log.
+
+    Where the DNS doesn't answer this is 5 s or more; and of 64 questions at once one is easily lost.
+    """
+    before = b"files dns"
+    with contextlib.suppress(OSError), open("/etc/nsswitch.conf", "rb") as lines:
+        before = next((line[6:].partition(b"#")[0].strip() for line in lines if line.startswith(b"hosts:")), before)
+    if not _look_up_hosts(b"files"):
+        yield
+        return
+    try:
+        yield
+    finally:
+        _look_up_hosts(before)
+
+
+def _look_up_hosts(where: bytes) -> bool:
+    """Replace this process's line `hosts:` of nsswitch.conf(5). Only the glibc since 2.34 can take it back."""
+    name, _, version = (
+        (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ") if sys.platform == "linux" else ("",) * 3
+    )
+    if name != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < (2, 34):
+        return False
+    return ctypes.CDLL(None).__nss_configure_lookup(b"hosts", where) == 0  # type: ignore[no-any-return]
+
+
 def serve(listener: int, address: list[Any]) -> None:
     """Serve the store on a socket that listens already, until killed."""
     host, port, agent = address
     process.die_with_parent(agent)
+    _look_up_hosts(b"files")
     TCPStore = sys.modules["torch.distributed"].TCPStore
     kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener)
     threading.Event().wait()
