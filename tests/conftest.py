@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,11 @@ PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
 
 MARK = "LAUNCHPAD_TEST"
+
+# nohup, and a shell's & without job control, have ignored these for us; commands that we start would ignore them too.
+for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_signum) == signal.SIG_IGN:
+        signal.signal(_signum, signal.SIG_DFL)
 
 
 class Launchpad:
