@@ -30,6 +30,47 @@ class AgentReady(NamedTuple):
     scratch: str  # a folder private to this job and user, removed at the end
 
 
+class Surveyed(NamedTuple):
+    """What a job over several nodes has to know of each; the answer to Survey."""
+
+    time: int
+    python: str  # the interpreter that runs the agent: the ranks' on this node
+    version: str  # its version, like "3.11.7"
+    torch: str  # torch's version there; "" where there is none, or it was not asked for
+    problem: str  # why the ranks can't run in their folder; "" where they can
+    machine: str  # the same for two agents on one machine
+    addresses: list[list[str]]  # [address, interface] each, those that other machines can be expected to reach first
+
+
+class Listening(NamedTuple):
+    """The answer to Listen."""
+
+    time: int
+    ports: list[int]  # one for each address; -1 where it can't be listened on
+
+
+class Reached(NamedTuple):
+    """One of the addresses in a Reach was reached, and the agent there gave the right answer."""
+
+    time: int
+    address: str
+    interface: str  # the one of this node that leads there
+
+
+class Held(NamedTuple):
+    """The answer to Hold."""
+
+    time: int
+    port: int  # -1 where the one that was asked for is taken
+
+
+class Pong(NamedTuple):
+    """The answer to Ping."""
+
+    time: int
+    ping: int  # the Ping's time
+
+
 class RankStarted(NamedTuple):
     """The rank's process exists (its program may not have been loaded yet)."""
 
@@ -115,6 +156,15 @@ class LinkClosed(NamedTuple):
     time: int
 
 
+class NodeLost(NamedTuple):
+    """A node is gone, or can't be heard any more, with the ranks that it had."""
+
+    time: int
+    node: int
+    reason: str
+    ranks: list[int]  # that it was to run
+
+
 class StopRequested(NamedTuple):
     """A signal reached the head."""
 
@@ -166,7 +216,7 @@ class PhaseChanged(NamedTuple):
 
     time: int
     phase: str  # "stopping", "over"
-    cause: str  # "", "failure", "signal", "timeout", "console", "start", "lost"
+    cause: str  # "", "failure", "signal", "timeout", "console", "start", "lost", "peer"
     signum: int  # the signal that was sent to the ranks, 0 for none
     seconds: float  # how long the ranks have until the next step, 0 for no limit
     ranks: list[int]  # the ranks that were still running
@@ -174,6 +224,11 @@ class PhaseChanged(NamedTuple):
 
 Event = (
     AgentReady
+    | Surveyed
+    | Listening
+    | Reached
+    | Held
+    | Pong
     | RankStarted
     | StartFailed
     | NotForked
@@ -185,6 +240,7 @@ Event = (
     | Drained
     | AgentFailed
     | LinkClosed
+    | NodeLost
     | StopRequested
     | ConsoleClosed
     | PeerFailed
@@ -202,7 +258,44 @@ class Hello(NamedTuple):
 
     version: str
     count_gpus: bool
-    port: int  # of the rendezvous; 0 for any that is free
+    port: int  # of the rendezvous on the loopback address; 0 for any that is free
+    silence: float  # seconds after which a head that says nothing is taken for gone; 0: the link's end tells
+
+
+class Survey(NamedTuple):
+    """Look around; asked where there is another node than the head's own."""
+
+    cwd: str  # the folder that the ranks are to run in
+    torch: bool  # whether torch's version is of interest
+
+
+class Listen(NamedTuple):
+    """Listen on these addresses, to find out which of them the other nodes reach."""
+
+    addresses: list[str]
+    ask: str  # who says this
+    answer: str  # is told that
+
+
+class Reach(NamedTuple):
+    """Connect to these, all at once; each that answers rightly is reported. They are forgotten at the Start."""
+
+    places: list[list[Any]]  # [address, port] each
+    ask: str
+    answer: str
+
+
+class Hold(NamedTuple):
+    """Hold the rendezvous port at this address instead of the loopback one."""
+
+    address: str
+    port: int  # 0 for any that is free
+
+
+class Ping(NamedTuple):
+    """The head is there; say that you are."""
+
+    time: int  # of the head
 
 
 class Start(NamedTuple):
@@ -214,6 +307,7 @@ class Start(NamedTuple):
     ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
     preload: list[str]  # modules to be imported once, in a process that the ranks are forked from; none: execute them
     window: int  # bytes of output that may be under way per rank and stream
+    store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" it as served on another node, "" not ours
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
 
@@ -238,4 +332,4 @@ class Finish(NamedTuple):
     leave: bool
 
 
-Command = Hello | Start | Signal | Credit | Finish
+Command = Hello | Survey | Listen | Reach | Hold | Ping | Start | Signal | Credit | Finish

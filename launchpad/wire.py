@@ -34,6 +34,16 @@ MESSAGES: tuple[Any, ...] = (
     events.Suspended,
     events.Drained,
     events.NotForked,
+    events.Survey,
+    events.Surveyed,
+    events.Listen,
+    events.Listening,
+    events.Reach,
+    events.Reached,
+    events.Hold,
+    events.Held,
+    events.Ping,
+    events.Pong,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 

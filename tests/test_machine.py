@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.events import (
-    AgentFailed,
     ConsoleClosed,
     Drained,
-    LinkClosed,
+    NodeLost,
     PeerFailed,
     PhaseChanged,
     RankExited,
@@ -237,28 +236,64 @@ def test_a_timeout_does_not_follow_a_job_that_is_ending() -> None:
     assert machine.exit_code == 7
 
 
-@pytest.mark.parametrize("event", [AgentFailed(0, "killed"), LinkClosed(0)])
-def test_a_lost_agent_ends_the_job_with_4(event: Any) -> None:
+def lost(node: int, *ranks: int) -> NodeLost:
+    return NodeLost(0, node, "killed", list(ranks))
+
+
+def test_a_lost_node_ends_the_job_with_4() -> None:
     machine = job()
-    actions = machine.on(event, START)
+    actions = machine.on(lost(0, 0, 1, 2, 3), START)
     assert ends(actions)
     assert sent(actions) == []
     assert (machine.exit_code, machine.deadline) == (4, None)
-    assert machine.on(LinkClosed(0), START) == []
+    assert machine.cause == Cause("lost", node=0, text="killed")
 
 
-def test_an_agent_lost_while_stopping_does_not_change_the_cause() -> None:
+def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
+    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=2)
+    assert sent(machine.on(lost(1, 2, 3), START)) == [TERM]
+    assert machine.on(exited(0, -15), START) == []
+    assert ends(machine.on(exited(1, 0), START))
+    assert machine.cause == Cause("lost", node=1, text="killed")
+
+
+def test_a_node_lost_while_stopping_does_not_change_the_cause() -> None:
     machine = job()
     machine.on(exited(1, 7), START)
-    assert ends(machine.on(AgentFailed(0, "killed"), START))
+    assert ends(machine.on(lost(0, 0, 1, 2, 3), START))
     assert machine.exit_code == 7
 
 
-def test_an_agent_that_fails_before_the_last_output_came_is_a_loss() -> None:
+def test_a_world_with_a_lost_node_is_not_started_again() -> None:
+    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=2)
+    machine.on(exited(0, 7), START)
+    machine.on(lost(1, 2, 3), START)
+    assert ends(machine.on(exited(1, -15), START))
+    assert machine.exit_code == 7
+
+
+def test_a_node_lost_between_two_attempts_ends_the_job() -> None:
+    machine = Machine(range(2), None, None, START, max_restarts=3, nodes=2)
+    machine.on(exited(0, 7), START)
+    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(Drained(0), START) == []
+    assert ends(machine.on(lost(1, 1), START))
+    assert machine.exit_code == 7
+
+
+def test_a_node_that_is_lost_before_the_last_output_came_is_a_loss() -> None:
     machine = job(1)
     machine.on(exited(0), START)
-    machine.on(AgentFailed(0, "killed"), START)
+    assert machine.on(lost(0, 0), START) == []
     assert machine.exit_code == 4
+
+
+def test_the_first_failure_is_the_one_that_happened_first_not_the_one_heard_first() -> None:
+    machine = job(3)
+    machine.on(RankExited(2000, 1, 1, 0, False), START)
+    machine.on(RankExited(1000, 2, 7, 0, False), START)
+    machine.on(RankExited(3000, 0, -15, 0, False), START)
+    assert machine.cause == Cause("failure", rank=2, code=7)
 
 
 def test_a_rank_that_cannot_start_ends_the_others_with_2() -> None:

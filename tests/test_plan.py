@@ -62,7 +62,7 @@ def test_a_node_of_four_ranks_has_torchruns_variables_and_no_others() -> None:
         assert planned.environ.keys() == CONTRACT
         assert planned.argv == ("/venv/bin/python", "-u", "train.py", "--lr", "0.1")
     assert node.defaults == {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    assert (node.index, node.hostname, node.cwd) == (0, "node0", "/work")
+    assert (node.index, node.name, node.cwd) == (0, "node0", "/work")
 
 
 def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
@@ -78,7 +78,7 @@ def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
     ]
     assert {rank.environ["MASTER_PORT"] for rank in plan.ranks} == {"29501"}
     assert plan.ranks[3].environ["TORCHELASTIC_ERROR_FILE"] == "/tmp/b/3.error.json"
-    assert [(node.index, node.hostname, len(node.ranks)) for node in plan.nodes] == [(0, "node0", 3), (1, "node1", 2)]
+    assert [(node.index, node.name, len(node.ranks)) for node in plan.nodes] == [(0, "node0", 3), (1, "node1", 2)]
 
 
 @UNHURRIED
@@ -139,7 +139,7 @@ def test_the_plan_for_machines_names_the_users_variables_and_hides_their_values(
     assert shown["forwarded"] == ["ALPHA", "TOKEN"]
     assert (shown["run_id"], shown["world_size"]) == ("abc", 2)
     (node,) = shown["nodes"]
-    assert (node["hostname"], node["cwd"], node["environ_where_unset"]["OMP_NUM_THREADS"]) == ("node0", "/work", "4")
+    assert (node["name"], node["cwd"], node["environ_where_unset"]["OMP_NUM_THREADS"]) == ("node0", "/work", "4")
     assert [rank["environ"] for rank in node["ranks"]] == [rank.environ for rank in plan.ranks]
     for text in (json.dumps(shown), repr(plan)):
         assert "hunter2" not in text

@@ -17,6 +17,7 @@ from launchpad.events import (
     Credit,
     Finish,
     Hello,
+    NodeLost,
     Output,
     PhaseChanged,
     RankExited,
@@ -27,7 +28,8 @@ from launchpad.events import (
     Written,
 )
 from launchpad.head import supervisor as module
-from launchpad.head.supervisor import LARGEST_WINDOW, Supervisor
+from launchpad.head.flow import LARGEST_WINDOW
+from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.transport.memory import MemoryLink
@@ -149,7 +151,7 @@ def test_a_job_from_hello_to_hanging_up(play: Play) -> None:
     code, seen = play(script)
     assert code == 0
     assert [type(event).__name__ for event in seen.events] == [
-        *("RankStarted", "Output", "RankExited", "PhaseChanged", "Output", "LinkClosed")
+        *("RankStarted", "Output", "RankExited", "PhaseChanged", "Output")
     ]
     assert [event.data for event in seen.events if isinstance(event, Output)] == [b"hello\n", b"late\n"]
 
@@ -296,7 +298,7 @@ def test_garbage_on_the_link_ends_the_job_with_4(play: Play) -> None:
 
     code, seen = play(script)
     assert code == 4
-    assert [event.reason for event in seen.events if isinstance(event, AgentFailed)] == [
+    assert [event.reason for event in seen.events if isinstance(event, NodeLost)] == [
         "not a frame: b'Segmentation fault\\n'"
     ]
 
@@ -306,15 +308,15 @@ def test_an_agent_that_never_answers_is_a_node_error(head: Supervisor, monkeypat
     link = MemoryLink()
     with pytest.raises(NodeError, match=r"no answer from the agent within 0\.01 s"):
         head.connect([link], count_gpus=True)
-    assert link.heard.get(timeout=DEADLINE) == Hello(__version__, True, 0)
+    assert link.heard.get(timeout=DEADLINE) == Hello(__version__, True, 0, 0.0)
     link.hang_up()
 
 
 @pytest.mark.parametrize(
     ("say", "message"),
     [
-        (lambda link: link.say(AgentFailed(0, "no /tmp")), "could not start: no /tmp"),
-        (lambda link: link.hang_up(), "could not start"),
+        (lambda link: link.say(AgentFailed(0, "no /tmp")), "ended before any rank was started: no /tmp"),
+        (lambda link: link.hang_up(), "ended before any rank"),
         (lambda link: link._frames.put(b"command not found\n"), "not a frame: .*command not found"),
     ],
 )

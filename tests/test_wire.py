@@ -28,6 +28,8 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     list[str]: st.lists(TEXT, max_size=4),
     list[int]: st.lists(INTEGER, max_size=4),
+    list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
+    list[list[Any]]: st.lists(st.lists(TEXT | INTEGER, max_size=2), max_size=3),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
     list[dict[str, Any]]: st.lists(RANK, max_size=3),
 }
@@ -93,7 +95,7 @@ def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any
 def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, -1, [])
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, [])
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 
@@ -142,7 +144,7 @@ def test_a_payload_nested_too_deeply_is_refused() -> None:
 
 
 def test_an_output_shorter_than_its_header_does_not_eat_the_next_frame() -> None:
-    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False, 0))]) == ([], True)
+    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False, 0, 0.0))]) == ([], True)
 
 
 def test_messages_before_the_garbage_are_delivered() -> None:

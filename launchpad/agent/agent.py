@@ -5,13 +5,14 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import wire
 from ..events import (
@@ -19,19 +20,29 @@ from ..events import (
     Credit,
     Drained,
     Finish,
+    Held,
     Hello,
+    Listen,
+    Ping,
+    Pong,
     RankExited,
     RankRaised,
+    Reach,
     Signal,
     Start,
     StartFailed,
     StraysEnded,
+    Survey,
     Suspended,
 )
+from ..events import Hold as HoldPort
 from . import memory, node, processes, rank, scratch
 from .outbox import Outbox
 from .poll import Poll
 from .starter import Starter
+
+if TYPE_CHECKING:
+    from .meeting import Meeting
 
 # The most that is taken from an error file: a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -53,6 +64,9 @@ class Agent:
         self._head_gone = False
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._files, self._begun)
+        self._meeting: Meeting | None = None
+        self._silence = 0.0  # seconds without a word from the head that mean its end; 0: no limit
+        self._heard_at = 0.0
 
     def run(self) -> int:
         """Serve until told to finish, or until the head is gone. Returns the process's exit code."""
@@ -64,7 +78,7 @@ class Agent:
         os.set_blocking(self._link_out, False)
         self._poll.watch(self._link_in, self._on_link_in)
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(self._outbox.patience)
+            self._poll.wait(self._patience())
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -73,6 +87,15 @@ class Agent:
         processes.sweep(self._reap)
         scratch.remove(self._scratch)
         return 0
+
+    def _patience(self) -> float:
+        """Seconds to wait for events at most, -1 for any time. Finds out whether the head has been silent too long."""
+        own = self._outbox.patience
+        if not self._silence or self._heard_at == math.inf:
+            return own
+        left = self._heard_at + self._silence - time.monotonic()
+        self._head_gone = self._head_gone or left <= 0
+        return max(0.0, left if own < 0 else min(own, left))
 
     # Getting ready.
 
@@ -94,6 +117,7 @@ class Agent:
             data = b""
         if not data:
             self._head_gone = True
+        self._heard_at = time.monotonic()
         try:
             for command in self._decoder.feed(data):
                 self._obey(command)
@@ -112,7 +136,19 @@ class Agent:
         match command:
             case Hello():
                 self._hello(command)
+            case Survey():
+                from .survey import survey
+
+                self._outbox.say(survey(command))
+            case Listen() | Reach():
+                self._meet(command)
+            case HoldPort(address, port):
+                self._outbox.say(Held(time.monotonic_ns(), self._starter.hold_port(port, address)))
+            case Ping(at):
+                self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
+                if self._meeting:
+                    self._meeting.close()
                 self._starter.start(command, self._reap)
             case Signal(signum):
                 for started in self._ranks.values():
@@ -120,12 +156,23 @@ class Agent:
                 self._starter.signal(signum)
                 if signum == signal.SIGSTOP:
                     self._outbox.say(Suspended(time.monotonic_ns()))
+                    self._heard_at = math.inf  # it says nothing as long as it stands still itself
             case Credit(number, stream, size):
                 self._outbox.credit(number, stream, size)
             case Finish(leave):
                 self._finish(leave)
 
+    def _meet(self, command: Listen | Reach) -> None:
+        from .meeting import Meeting
+
+        self._meeting = self._meeting or Meeting(self._poll, self._outbox)
+        if isinstance(command, Listen):
+            self._meeting.listen(command)
+        else:
+            self._meeting.reach(command)
+
     def _hello(self, hello: Hello) -> None:
+        self._silence = hello.silence
         self._outbox.say(
             AgentReady(
                 time=time.monotonic_ns(),

@@ -13,13 +13,15 @@ ADDRESS = "127.0.0.1"
 class Port:
     """Bound and not listening, with SO_REUSEADDR: nobody is given this port, and rank 0 can still listen on it."""
 
-    def __init__(self, wanted: int) -> None:
+    def __init__(self, wanted: int, address: str = ADDRESS) -> None:
         """`wanted` may be 0 for any that is free. `number` is the port, -1 where the wanted one is taken."""
+        self.address = address
+        self._socket: socket.socket | None = None
         try:
-            first = _bound(wanted)
+            first = _bound(wanted, address)
             self.number: int = first.getsockname()[1]
             # Only a port that was asked for by its number is kept when a socket stops listening.
-            self._socket = _bound(self.number) if wanted == 0 else first
+            self._socket = _bound(self.number, address) if wanted == 0 else first
             if wanted == 0:
                 first.close()
         except OSError:
@@ -27,6 +29,7 @@ class Port:
 
     def listen(self) -> bool:
         """Begin to listen; False where another process does by now."""
+        assert self._socket is not None
         try:
             self._socket.listen(BACKLOG)
         except OSError:
@@ -35,6 +38,7 @@ class Port:
 
     def stop_listening(self) -> None:
         """Hold the port as at first. Who else has this socket has it no more as a listener."""
+        assert self._socket is not None
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it was not listening
@@ -42,14 +46,20 @@ class Port:
 
     def fileno(self) -> int:
         """The socket's descriptor."""
+        assert self._socket is not None
         return self._socket.fileno()
 
+    def close(self) -> None:
+        """Hold it no more."""
+        if self._socket is not None:
+            self._socket.close()
 
-def _bound(number: int) -> socket.socket:
-    made = socket.socket()
+
+def _bound(number: int, address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((ADDRESS, number))
+        made.bind((address, number))
     except OSError:
         made.close()
         raise

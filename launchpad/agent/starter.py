@@ -36,15 +36,18 @@ class Starter:
         self._files = files
         self._begun = begun
         self._nursery: nursery.Nursery | None = None
+        self._port: port.Port | None = None
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # the signal that came while a rank was being forked
 
-    def hold_port(self, wanted: int) -> int:
-        """Hold the rendezvous port; returns its number, -1 where it is taken."""
-        self._port = port.Port(wanted)
+    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> int:
+        """Hold the rendezvous port, and no other any more; returns its number, -1 where it is taken."""
+        if self._port is not None:
+            self._port.close()
+        self._port = port.Port(wanted, address)
         return self._port.number
 
     def start(self, start: Start, reap: Callable[[], None]) -> None:
@@ -139,16 +142,12 @@ class Starter:
         for number, (entry, outlets) in self._waiting.items():
             self._nursery.print_again(outlets)
             environ = entry["environ"]
-            address = [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), self._bell.path]
-            here = address[0] in (port.ADDRESS, "localhost") and address[1] == self._port.number
-            serves = (
-                here and environ["GROUP_WORLD_SIZE"] == "1"
-            )  # the ranks of other nodes know of no store but rank 0's
+            bell = self._bell.path if self._start.store == "serve" else ""
             request = {
                 "argv": entry["argv"],
                 "environ": environ,
                 "agent": os.getpid(),
-                "store": address if serves else [],
+                "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
             fds = (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)
             orders.append(nursery.Order(number, request, fds))
@@ -199,9 +198,11 @@ class Starter:
     def _on_bell(self) -> None:
         """A rank asks for the store: the first time, listen for it and have its process forked."""
         assert self._nursery is not None
+        assert self._port is not None
         if not self._asked_for_store and self._nursery.state == "ready" and self._port.listen():
             self._asked_for_store = True
-            address = [port.ADDRESS, self._port.number, os.getpid()]
+            shared = self._start.ranks[0]["environ"]["GROUP_WORLD_SIZE"] != "1"
+            address = [self._port.address, self._port.number, os.getpid(), shared]
             self._nursery.order([nursery.Order(nursery.STORE, {"serve": address}, (self._port.fileno(),))])
         self._bell.answer(self._asked_for_store)
 
@@ -233,7 +234,7 @@ class Starter:
         self.hear()
         if self._store:
             os.kill(self._store, signal.SIGKILL)
-        if self._asked_for_store:
+        if self._asked_for_store and self._port:
             self._port.stop_listening()
             self._asked_for_store = False
         if leave:

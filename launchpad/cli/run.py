@@ -16,7 +16,8 @@ from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT, AgentReady
 from launchpad.head import preflight
 from launchpad.head.preload import TORCH, look_through
-from launchpad.head.supervisor import Sink, Supervisor
+from launchpad.head.sink import Sink
+from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.world import resolve_world
@@ -110,7 +111,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         rendezvous = Rendezvous(world, run_id)
         say = _say_nothing if options["quiet"] else say_on_stderr
-        elsewhere = supervisor.join(rendezvous, rank_count(spec, facts[0]), say)
+        elsewhere = supervisor.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
     return _run(supervisor, spec, plan, tell, quiet=options["quiet"], ready=facts[0])

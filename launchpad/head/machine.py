@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from launchpad.events import (
-    AgentFailed,
     ConsoleClosed,
     Drained,
-    LinkClosed,
+    NodeLost,
     PeerFailed,
     PhaseChanged,
     RankExited,
@@ -96,6 +95,7 @@ class Machine:
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
         self._ladder: list[tuple[int, float]] = []
+        self._failed_at = 0  # the first failure's time in ns, by the head's clock
         self._hurried = False  # Ctrl-C came while stopping
 
     @property
@@ -106,10 +106,10 @@ class Machine:
     def on(self, event: Any, now: float) -> list[Action]:
         """What to do about an event."""
         match event:
-            case RankExited(_, rank, code):
-                return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, now)
-            case StartFailed(_, rank, reason):
-                return self._left(rank, Cause("start", rank=rank, text=reason), now)
+            case RankExited(at, rank, code):
+                return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, at, now)
+            case StartFailed(at, rank, reason):
+                return self._left(rank, Cause("start", rank=rank, text=reason), at, now)
             case StopRequested(_, signum):
                 return self._on_signal(signum, now)
             case ConsoleClosed(_, reason) if self.phase in ("running", "clearing"):
@@ -118,12 +118,8 @@ class Machine:
                 return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
             case Drained() if self.phase == "clearing":
                 return self._on_drained()
-            case AgentFailed(_, reason):  # also when all ranks are gone: their last output is lost
-                self.cause = self.cause or Cause("lost", text=reason)
-                return self._over(now) if self.phase != "over" else []
-            case LinkClosed() if self.phase != "over":
-                self.cause = self.cause or Cause("lost", text="its agent hung up")
-                return self._over(now)
+            case NodeLost():
+                return self._lose(event, now)
         return []
 
     def tick(self, now: float) -> list[Action]:
@@ -138,19 +134,38 @@ class Machine:
             case "over":
                 return [Leave()]
 
-    def _left(self, rank: int, failure: Cause | None, now: float) -> list[Action]:
-        """A rank is gone, or never was. What happens to one while we are stopping is no failure of its own."""
+    def _left(self, rank: int, failure: Cause | None, at: int, now: float) -> list[Action]:
+        """A rank is gone, or never was. What happens to one while we are stopping is no failure of its own.
+
+        Unless it happened, on another node, before the one that was heard of first.
+        """
         if self.phase == "over":
             return []
         self.running.discard(rank)
         actions: list[Action] = []
         if failure and self.phase == "running":
+            self._failed_at = at
             actions = self._stop(failure, self._after_failure(), now)
+        elif failure and self.cause and self.cause.kind in ("failure", "start") and at < self._failed_at:
+            self._failed_at = at
+            self.cause = failure
         if self.running:
             return actions
         if self.cause and self.cause.kind == "failure" and self.attempt < self._max_restarts:
             return [*actions, *self._clear()]
         return actions + self._over(now)
+
+    def _lose(self, lost: NodeLost, now: float) -> list[Action]:
+        """A node is gone with its ranks, or when they had all left: then with what they wrote last."""
+        self.cause = self.cause or Cause("lost", node=lost.node, text=lost.reason)
+        self._max_restarts = self.attempt  # a world without it can't be started again
+        self._nodes -= 1
+        self.running.difference_update(lost.ranks)
+        if self.phase == "over":
+            return []
+        if self.running:
+            return self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else []
+        return self._over(now)
 
     def _clear(self) -> list[Action]:
         self.phase = "clearing"

@@ -11,45 +11,49 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from launchpad import __version__, wire
+from launchpad import __version__
 from launchpad.errors import NodeError
 from launchpad.events import (
     STDERR,
     STDOUT,
     AgentFailed,
     AgentReady,
+    Command,
     Credit,
+    Held,
     Hello,
     LinkClosed,
+    Listening,
+    NodeLost,
     Output,
     PeerFailed,
     PhaseChanged,
+    Pong,
     RankExited,
     RankRaised,
     RankStarted,
     Restarted,
     StartFailed,
     StopRequested,
+    Surveyed,
     Suspended,
     Written,
 )
 from launchpad.events import Finish as FinishCommand
 from launchpad.events import Signal as SendSignal
+from launchpad.head.flow import Flow
 from launchpad.head.machine import Finish, Leave, Machine, Restart, Suspend
+from launchpad.head.nodes import Nodes
+from launchpad.head.sink import Sink
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Elsewhere, Plan
 from launchpad.transport import Link
 
 if TYPE_CHECKING:  # sockets and HMAC, for a world of several launchpads only
     from launchpad.head.rendezvous import Rendezvous
-
-# All streams together may have this much output under way between agent and sinks, each at most LARGEST_WINDOW.
-WINDOW_BYTES = 16 << 20
-LARGEST_WINDOW = 1 << 20
-LEAST_WINDOW = 16 << 10
 
 # After so long a wait for other nodes, the user is told what we wait for.
 TELL_SECONDS = 3.0
@@ -65,36 +69,15 @@ HANDLED = (
 )
 
 
-class Sink(Protocol):
-    """Consumes the event stream."""
-
-    def on(self, event: Any) -> bool:
-        """Take an event. True: an Output's bytes are still held, and a Written will follow."""
-
-    @property
-    def deadline(self) -> float | None:
-        """When `tick` is to be called, in seconds of time.monotonic()."""
-
-    def tick(self, now: float) -> None:
-        """Do what was due."""
-
-    def close(self) -> None:
-        """Finish writing."""
-
-
 class Supervisor:
     """One job, from the first frame to the exit code."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._links: list[Link] = []
-        self._open: set[int] = set()  # nodes whose links have not ended
+        self._early: list[StopRequested] = []  # signals for the ranks, which are yet to be started
         self._sinks: Sequence[Sink] = ()
-        self._window = LARGEST_WINDOW
-        self._attempt = 0
-        self._held: dict[int, tuple[int, Output, int]] = {}  # by id: holding sinks, output, its attempt
-        self._owed: dict[tuple[int, int], int] = {}  # credit to be given, by rank and stream
         self._node_of: dict[int, int] = {}
+        self._lost: set[int] = set()  # nodes
         self._gone: set[int] = set()  # ranks whose end was told, in this attempt
         self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
         self._suspending = 0  # nodes that have not yet stopped their ranks
@@ -124,40 +107,68 @@ class Supervisor:
                 if number in handled:
                     self.post(StopRequested(time.monotonic_ns(), number))
 
-    def connect(self, links: Sequence[Link], *, count_gpus: bool, port: int = 0) -> list[AgentReady]:
-        """Greet the nodes; return their facts. Raises NodeError where one does not answer."""
-        self._links = list(links)
-        for node, link in enumerate(self._links):
-            self._open.add(node)
-            try:
-                threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
-            except RuntimeError as error:  # no memory for its stack, or too many of them
-                raise NodeError(f"this machine has no room for the launcher: {error}") from None
-            link.send(Hello(__version__, count_gpus, port))
-        ready: dict[int, AgentReady] = {}
-        early: list[StopRequested] = []
-        deadline = time.monotonic() + READY_SECONDS
-        while len(ready) < len(self._links):
+    def connect(
+        self, links: Sequence[Link], *, count_gpus: bool, port: int = 0, silence: float = 0.0
+    ) -> list[AgentReady]:
+        """Greet the nodes; return their facts. Raises NodeError where one does not answer.
+
+        `port` is held on the first; `silence`: seconds after which a remote node, or for it the head, counts as gone.
+        """
+        self.nodes = Nodes(links, self._inbox.put, silence)
+        self.nodes.read()
+        hellos = {
+            node: Hello(__version__, count_gpus, 0 if node else port, silence if link.remote else 0.0)
+            for node, link in enumerate(links)
+        }
+        ready = self.ask(hellos, AgentReady, READY_SECONDS)
+        for node, facts in enumerate(ready):
+            if not 0 <= facts.wall < 1e11:
+                reason = f"the agent's clock makes no sense: it says {facts.wall:g} s since 1970"
+                raise NodeError(self._of(node, reason))
+        return ready
+
+    def ask(self, commands: Mapping[int, Command], answer: type, seconds: float) -> list[Any]:
+        """Send each node its command; return their answers, in the order of the nodes. Raises NodeError."""
+        for node, command in commands.items():
+            self.nodes.send(node, command)
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + seconds
+        while len(answers) < len(commands):
+            heard = self.hear(deadline)
+            if heard is None:
+                silent = min(commands.keys() - answers.keys())
+                raise NodeError(self._of(silent, f"no answer from the agent within {seconds:g} s"))
+            if type(heard[1]) is answer:
+                answers[heard[0]] = heard[1]
+        return [answers[node] for node in sorted(answers)]
+
+    def hear(self, deadline: float) -> tuple[int, Any] | None:
+        """What a node says before the job runs; None when the time is over. Raises NodeError where one has ended."""
+        while True:
             try:
                 node, event = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise NodeError(f"no answer from the agent within {READY_SECONDS:g} s") from None
+                return None
             match event:
-                case AgentReady(_, wall):
-                    if not 0 <= wall < 1e11:
-                        raise NodeError(f"the agent's clock makes no sense: it says {wall:g} s since 1970")
-                    ready[node] = event
                 case AgentFailed(_, reason):
-                    raise NodeError(f"the agent could not start: {reason}")
+                    raise NodeError(self._of(node, f"the agent ended before any rank was started: {reason}"))
                 case LinkClosed():
-                    raise NodeError("the agent could not start; what it said stands above")
+                    raise NodeError(self._of(node, "the agent ended before any rank was started"))
                 case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
+                case StopRequested(_, signal.SIGTSTP):
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 case StopRequested():
-                    early.append(event)
-        for event in early:  # for the ranks, which are yet to be started
-            self.post(event)
-        return [ready[node] for node in range(len(self._links))]
+                    self._early.append(event)
+                case Pong():
+                    self.nodes.pong(node, event)
+                    return node, event
+                case _:
+                    return node, event
+
+    def _of(self, node: int, text: str) -> str:
+        name = self.nodes.name(node)
+        return f"{name}: {text}" if name else text
 
     def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> Elsewhere:
         """Meet the launchpads of the other nodes. Raises NodeError where they don't all come in time."""
@@ -165,36 +176,16 @@ class Supervisor:
         deadline = time.monotonic() + rendezvous.seconds
         told = time.monotonic() + TELL_SECONDS
         while True:
-            now = time.monotonic()
-            try:
-                _, event = self._inbox.get(timeout=max(0.0, min(deadline, told) - now))
-            except queue.Empty:
+            heard = self.hear(min(deadline, told))
+            if heard is None:
                 if time.monotonic() >= deadline:
-                    raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s") from None
+                    raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s")
                 say(rendezvous.waiting())
                 told = deadline
-                continue
-            match event:
-                case Elsewhere():
-                    return event
-                case PeerFailed(_, reason):
-                    raise NodeError(reason)
-                case LinkClosed():
-                    raise NodeError("the agent ended while the other nodes were waited for")
-                case StopRequested(_, signal.SIGTSTP):
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    raise SystemExit(128 + signum)
-
-    def _read(self, node: int, link: Link) -> None:
-        put = self._inbox.put
-        try:
-            for event in link.messages():
-                put((node, event))
-        except (OSError, wire.WireError) as error:
-            put((node, AgentFailed(time.monotonic_ns(), str(error))))
-        finally:  # the loop waits for this, whatever happens here
-            put((node, LinkClosed(time.monotonic_ns())))
+            elif isinstance(heard[1], Elsewhere):
+                return heard[1]
+            elif isinstance(heard[1], PeerFailed):
+                raise NodeError(heard[1].reason)
 
     def run(
         self,
@@ -213,56 +204,89 @@ class Supervisor:
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, len(plan.nodes))
-        self._window = max(LEAST_WINDOW, min(LARGEST_WINDOW, WINDOW_BYTES // (2 * len(plan.ranks))))
+        self._flow = Flow(len(plan.ranks), self._give_credit)
         for place, node in enumerate(plan.nodes):
             self._node_of.update((rank.rank, place) for rank in node.ranks)
+        for event in self._early:
+            self.post(event)
         self._start(attempt=0)
-        while self._open and not self.leaving:
+        while self.nodes.open and not self.leaving:
             item = self._next(machine)
-            now = self._clock()
             if item is not None:
-                source, event = item
-                if source >= 0 and not self._makes_sense(event):
-                    event = AgentFailed(time.monotonic_ns(), f"the agent said what no agent says: {event!r:.80}")
-                self._dispatch(event)
-                self._act(machine.on(event, now))
-                if type(event) is LinkClosed:
-                    self._open.discard(source)
-                    self._suspending = 0  # it will not say that its ranks have stopped
+                self._take(*item, machine)
+            now = time.monotonic()
+            if self.nodes.deadline is not None and self.nodes.deadline <= now and not self._suspending:
+                for silent in self.nodes.tick(now):
+                    self._lose(silent, f"nothing was heard of it for {self.nodes.silence:g} s", machine)
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
-            self._act(machine.tick(now))
+            self._act(machine.tick(self._clock()))
         return machine.exit_code, machine.cause
 
-    def _makes_sense(self, event: Any) -> bool:
-        """Whether an agent may say this now: of a rank that it has, and of its end once."""
+    def _take(self, source: int, event: Any, machine: Machine) -> None:
+        """An event of a node, or of our own (source -1)."""
+        if source < 0:
+            self._dispatch(event)
+            self._act(machine.on(event, self._clock()))
+            return
+        match event:
+            case Pong():
+                self.nodes.pong(source, event)
+            case LinkClosed():
+                if source in self.nodes.open:
+                    self.nodes.open.discard(source)
+                    self._suspending = 0  # it will not say that its ranks have stopped
+                    if source not in self._lost and machine.phase != "over":
+                        self._lose(source, "its agent hung up", machine)
+            case AgentFailed(_, reason):
+                self._lose(source, reason, machine)
+            case _ if source in self._lost:  # what it says of its ranks was decided by its loss
+                pass
+            case _ if not self._makes_sense(source, event):
+                self._lose(source, f"the agent said what no agent says: {event!r:.80}", machine)
+            case _:
+                event = self.nodes.in_our_time(source, event)
+                self._dispatch(event)
+                self._act(machine.on(event, self._clock()))
+
+    def _lose(self, node: int, reason: str, machine: Machine) -> None:
+        self._lost.add(node)
+        ranks = [rank for rank, place in self._node_of.items() if place == node]
+        event = NodeLost(time.monotonic_ns(), node, reason, ranks)
+        self._dispatch(event)
+        self._act(machine.on(event, self._clock()))
+
+    def _makes_sense(self, source: int, event: Any) -> bool:
+        """Whether this agent may say this now: of a rank that it has, and of its end once."""
         match event:
             case Output(_, rank, stream):
-                return rank in self._node_of and stream in (STDOUT, STDERR)
+                return self._node_of.get(rank) == source and stream in (STDOUT, STDERR)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
-                return rank in self._node_of
+                return self._node_of.get(rank) == source
             case RankExited(_, rank, code):
-                first = rank in self._node_of and rank not in self._gone
+                first = self._node_of.get(rank) == source and rank not in self._gone
                 self._gone.add(rank)
                 return first and -256 < code < 256
-        return type(event) is not AgentReady
+        return not isinstance(event, (AgentReady, Surveyed, Listening, Held))
 
     def _clock(self) -> float:
         """The job's time, in seconds: it stands still while we do."""
         return time.monotonic() - self._suspended
 
     def _start(self, attempt: int) -> None:
-        self._attempt = attempt
-        self._owed.clear()
+        self._flow.start(attempt)
         self._gone.clear()
-        for link, node in zip(self._links, self._plan.nodes, strict=True):
-            link.send(self._plan.start(node, attempt, self._window, self._terminal))
+        for place, node in enumerate(self._plan.nodes):
+            self.nodes.send(place, self._plan.start(node, attempt, self._flow.window, self._terminal))
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
-        if machine.deadline is not None and not self._suspending:
-            waits.append(machine.deadline - self._clock())
+        if not self._suspending:
+            if machine.deadline is not None:
+                waits.append(machine.deadline - self._clock())
+            if self.nodes.deadline is not None:
+                waits.append(self.nodes.deadline - time.monotonic())
         try:
             return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -270,7 +294,7 @@ class Supervisor:
 
     def _dispatch(self, event: Any) -> None:
         if type(event) is Written:
-            self._written(event.output)
+            self._flow.written(event.output)
             return
         if type(event) is Suspended and self._suspending:
             self._suspending -= 1
@@ -280,42 +304,26 @@ class Supervisor:
         for sink in self._sinks:
             holders += sink.on(event)
         if type(event) is Output:
-            if holders:
-                self._held[id(event)] = (holders, event, self._attempt)
-            else:
-                self._give_credit(event)
+            self._flow.shown(event, holders)
 
-    def _written(self, output: Output) -> None:
-        holders, _, attempt = self._held.pop(id(output))
-        if holders > 1:
-            self._held[id(output)] = (holders - 1, output, attempt)
-        elif attempt == self._attempt:
-            self._give_credit(output)
-
-    def _give_credit(self, output: Output) -> None:
-        """In portions: a frame for every few bytes would cost more than the bytes."""
-        key = (output.rank, output.stream)
-        owed = self._owed.get(key, 0) + len(output.data)
-        if owed * 4 >= self._window:
-            self._links[self._node_of[output.rank]].send(Credit(*key, owed))
-            owed = 0
-        self._owed[key] = owed
+    def _give_credit(self, rank: int, stream: int, size: int) -> None:
+        self.nodes.send(self._node_of[rank], Credit(rank, stream, size))
 
     def _act(self, actions: Sequence[Any]) -> None:
         for action in actions:
             match action:
                 case SendSignal():
-                    self._send_all(action)
+                    self.nodes.send_all(action)
                 case PhaseChanged():
                     self._dispatch(action)
                 case Finish(leave):
-                    self._send_all(FinishCommand(leave))
+                    self.nodes.send_all(FinishCommand(leave))
                 case Restart(attempt, rank, code):
                     self._dispatch(Restarted(time.monotonic_ns(), attempt, self._max_restarts, rank, code))
                     self._start(attempt)
                 case Suspend():
-                    self._suspending = len(self._open)
-                    self._send_all(SendSignal(signal.SIGSTOP))
+                    self._suspending = len(self.nodes.open)
+                    self.nodes.send_all(SendSignal(signal.SIGSTOP))
                 case Leave():
                     self.leaving = True
 
@@ -324,8 +332,5 @@ class Supervisor:
         start = time.monotonic()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._suspended += time.monotonic() - start
-        self._send_all(SendSignal(signal.SIGCONT))
-
-    def _send_all(self, command: Any) -> None:
-        for node in self._open:
-            self._links[node].send(command)
+        self.nodes.forgive(time.monotonic())
+        self.nodes.send_all(SendSignal(signal.SIGCONT))

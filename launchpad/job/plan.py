@@ -15,6 +15,9 @@ from launchpad.job.spec import JobSpec
 FILES_PER_RANK = 3
 FILES_OF_AGENT = 32
 
+# Addresses at which the agent of a single node holds the port.
+LOOPBACK = ("127.0.0.1", "localhost")
+
 # torchrun's contract (2.13: torch/distributed/elastic/agent/server/local_elastic_agent.py), which a user's --env may
 # not break.
 CONTRACT = frozenset(
@@ -33,6 +36,22 @@ class Elsewhere(NamedTuple):
     after: int = 0
 
 
+class Place(NamedTuple):
+    """One of several nodes that are started from here, or one that is not this machine."""
+
+    name: str  # as the user gave it
+    nproc: int | str  # a number of ranks, or auto, cpu, gpu
+    python: str  # the ranks' interpreter there
+    interface: str = ""  # by which the nodes reach each other; "" for one node
+
+
+class Master(NamedTuple):
+    """Where several nodes meet: what all of them were seen to reach."""
+
+    address: str
+    port: int
+
+
 @dataclass(frozen=True)
 class RankPlan:
     """One rank."""
@@ -48,10 +67,11 @@ class NodePlan:
     """One node and its ranks."""
 
     index: int
-    hostname: str
+    name: str  # as the user gave it, or its own
     cwd: str
     defaults: Mapping[str, str]  # for every rank, where the node's environment leaves them unset
     ranks: tuple[RankPlan, ...]
+    store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" where rank 0 is to serve it
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,7 @@ class Plan:
             ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}} for r in node.ranks],
             preload=list(self.preload),
             window=window,
+            store=node.store,
             stdin_rank=0,
             terminal=list(terminal),
         )
@@ -98,8 +119,9 @@ class Plan:
             "nodes": [
                 {
                     "node": node.index,
-                    "hostname": node.hostname,
+                    "name": node.name,
                     "cwd": node.cwd,
+                    "store": node.store,
                     "environ_where_unset": dict(node.defaults),
                     "ranks": [
                         {
@@ -116,24 +138,36 @@ class Plan:
         }
 
 
-def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere: Elsewhere = Elsewhere()) -> Plan:
-    """Lay the ranks out over the nodes. Raises UsageError where a node can't hold them."""
+def make_plan(
+    spec: JobSpec,
+    nodes: Sequence[AgentReady],
+    run_id: str,
+    elsewhere: Elsewhere = Elsewhere(),
+    places: Sequence[Place] = (),
+    master: Master | None = None,
+) -> Plan:
+    """Lay the ranks out over the nodes. Raises UsageError where a node can't hold them.
+
+    `places` says for each node what is its own, where it was named by the user; `master` is given for several nodes.
+    """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
-    counts = [rank_count(spec, node) for node in nodes]
+    places = places or [Place(node.hostname, spec.nproc, spec.python) for node in nodes]
+    counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
         raise UsageError(
-            f"--master-port {spec.world.master_port}: another program listens there on {nodes[0].hostname}; end it, "
+            f"--master-port {spec.world.master_port}: another program listens there on {places[0].name}; end it, "
             "give another port, or leave the option out to get a free one"
         )
     world = elsewhere.before + sum(counts) + elsewhere.after
+    address, port = master or (spec.world.master_addr, spec.world.master_port or nodes[0].port)
     job = {
         "ROLE_NAME": spec.role,
         "WORLD_SIZE": str(world),
         "GROUP_WORLD_SIZE": str(max(spec.world.nnodes, len(nodes))),
         "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": spec.world.master_addr,
-        "MASTER_PORT": str(spec.world.master_port or nodes[0].port),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
@@ -141,20 +175,36 @@ def make_plan(spec: JobSpec, nodes: Sequence[AgentReady], run_id: str, elsewhere
         # one address (nursery/store.py); everywhere else rank 0 hosts it.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
+    held = master is not None or (spec.world.nnodes == 1 and address in LOOPBACK and port == nodes[0].port)
     planned = []
     first = elsewhere.before
-    for index, (node, count) in enumerate(zip(nodes, counts, strict=True), start=spec.world.node_rank):
-        _check_limits(node, count, FILES_PER_RANK + bool(spec.preload))
-        group = {**job, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
-        ranks = tuple(_rank_plan(spec, first + local, local, node, group) for local in range(count))
-        defaults = {"OMP_NUM_THREADS": str(max(1, node.cores // count)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    for index, (node, place, count) in enumerate(zip(nodes, places, counts, strict=True)):
+        _check_limits(node, place.name, count, FILES_PER_RANK + bool(spec.preload))
+        group = {**job, "GROUP_RANK": str(spec.world.node_rank + index), "LOCAL_WORLD_SIZE": str(count)}
+        ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
+        defaults = {
+            "OMP_NUM_THREADS": str(max(1, node.cores // count)),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            **_interfaces(place.interface),
+        }
         unset = {name: value for name, value in defaults.items() if name not in spec.environ}
-        planned.append(NodePlan(index, node.hostname, spec.cwd, unset, ranks))
+        store = ("use" if index else "serve") if held and spec.preload else ""
+        planned.append(NodePlan(spec.world.node_rank + index, place.name, spec.cwd, unset, ranks, store))
         first += count
     return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload)
 
 
-def _rank_plan(spec: JobSpec, rank: int, local_rank: int, node: AgentReady, group: Mapping[str, str]) -> RankPlan:
+def _interfaces(name: str) -> dict[str, str]:
+    """Have gloo, NCCL and tensorpipe use the interface by which the nodes were seen to reach each other."""
+    if not name:
+        return {}
+    # NCCL takes a name for the beginning of one (eth1 for eth10 too) unless "=" stands before it.
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "TP_SOCKET_IFNAME": name}
+
+
+def _rank_plan(
+    spec: JobSpec, rank: int, local_rank: int, node: AgentReady, python: str, group: Mapping[str, str]
+) -> RankPlan:
     own = {
         "RANK": str(rank),
         "LOCAL_RANK": "0" if spec.virtual_local_rank else str(local_rank),
@@ -163,7 +213,7 @@ def _rank_plan(spec: JobSpec, rank: int, local_rank: int, node: AgentReady, grou
     }
     if spec.virtual_local_rank:
         own["CUDA_VISIBLE_DEVICES"] = _own_gpu(spec, node, local_rank)
-    return RankPlan(rank, local_rank, spec.target.argv(spec.python, local_rank), {**group, **own})
+    return RankPlan(rank, local_rank, spec.target.argv(python, local_rank), {**group, **own})
 
 
 def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
@@ -180,34 +230,33 @@ def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
     return devices[local_rank]
 
 
-def rank_count(spec: JobSpec, node: AgentReady) -> int:
+def rank_count(asked: int | str, node: AgentReady, name: str) -> int:
     """How many ranks the node gets: `auto` is a rank per GPU where there are GPUs, else one per usable core."""
-    match spec.nproc:
+    match asked:
         case "cpu":
             return node.cores
         case "gpu":
             if node.gpus == 0:
                 raise UsageError(
-                    f"--nproc gpu: {node.hostname} has no visible GPU; check CUDA_VISIBLE_DEVICES and the driver, "
+                    f"--nproc gpu: {name} has no visible GPU; check CUDA_VISIBLE_DEVICES and the driver, "
                     "or give a number"
                 )
             return node.gpus
         case "auto":
             return node.gpus or node.cores
-        case number:
-            return number
+    return int(asked)
 
 
-def _check_limits(node: AgentReady, count: int, per_rank: int) -> None:
+def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:
     files = count * per_rank + FILES_OF_AGENT
     if files > node.open_files:
         most = max(0, (node.open_files - FILES_OF_AGENT) // per_rank)
         raise UsageError(
-            f"--nproc {count} needs {files} open files, and the limit on {node.hostname} is {node.open_files}: "
+            f"--nproc {count} needs {files} open files, and the limit on {name} is {node.open_files}: "
             f"raise it (ulimit -Hn) or start at most {most}"
         )
     if count >= node.processes:
         raise UsageError(
-            f"--nproc {count} can't be had where {node.hostname} allows {node.processes} processes in all: "
+            f"--nproc {count} can't be had where {name} allows {node.processes} processes in all: "
             "start fewer, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
         )

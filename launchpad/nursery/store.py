@@ -35,18 +35,26 @@ def install() -> None:
             # It is only to rank 0 that `rank` makes a difference: it would listen.
             store = create(hostname, port, 1, *rest, **options)
         count += 1  # a script that comes a second time, having destroyed its group, is not to find its old keys
-        return store if count == 1 else sys.modules["torch.distributed"].PrefixStore(str(count), store)
+        if count == 1 or not _is_ours(store):
+            return store
+        return sys.modules["torch.distributed"].PrefixStore(str(count), store)
 
     rendezvous._create_c10d_store = create_store  # type: ignore[union-attr]
 
 
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
+# A key by which the ranks of other nodes, who can't ring, tell our store from one that rank 0 serves.
+_OURS = "launchpad"
+
 _address: tuple[str, int, str] | None = None
 
 
 def hold(address: list[Any]) -> None:
-    """In a rank: the host and port that the agent serves, and the Unix socket by which it is asked to; or nothing."""
+    """In a rank: the store's host and port, and the Unix socket by which the agent is asked for it; or nothing.
+
+    No socket, "": it is served on another node.
+    """
     global _address
     _address = (address[0], address[1], address[2]) if address else None
 
@@ -60,6 +68,8 @@ def _serves(host: str, port: int) -> bool:
 def _ask() -> bool:
     """Ring; whether the store is there now."""
     assert _address is not None
+    if not _address[2]:
+        return True
     folder = os.open(os.path.dirname(_address[2]), os.O_PATH)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bell:
@@ -72,9 +82,14 @@ def _ask() -> bool:
         os.close(folder)
 
 
+def _is_ours(store: Any) -> bool:
+    assert _address is not None
+    return bool(_address[2]) or store.check([_OURS])
+
+
 @contextlib.contextmanager
 def _hosts_from_files() -> Iterator[None]:
-    """Without the DNS, which torch asks for the name of ::ffff:127.0.0.1 each time it connects to there, for its log.
+    """Without the DNS, which torch asks for the name of ::ffff:127.0.0.1, say, each time it connects, for its log.
 
     Where the DNS doesn't answer this is 5 s or more; and of 64 questions at once one is easily lost.
     """
@@ -102,10 +117,12 @@ def _look_up_hosts(where: bytes) -> bool:
 
 def serve(listener: int, address: list[Any]) -> None:
     """Serve the store on a socket that listens already, until killed."""
-    host, port, agent = address
+    host, port, agent, shared = address
     process.die_with_parent(agent)
     _look_up_hosts(b"files")
     TCPStore = sys.modules["torch.distributed"].TCPStore
     kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener)
+    if shared:
+        kept.set(_OURS, "")
     threading.Event().wait()
     del kept

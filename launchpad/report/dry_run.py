@@ -30,7 +30,7 @@ def in_words(plan: Plan) -> str:
     for node in plan.nodes:
         first = node.ranks[0].environ
         shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}
-        lines.append(f"node {node.index}: {node.hostname}, {len(node.ranks)} of {len(plan.ranks)} ranks, in {node.cwd}")
+        lines.append(f"node {node.index}: {node.name}, {len(node.ranks)} of {len(plan.ranks)} ranks, in {node.cwd}")
         lines.append("  every rank:")
         lines += [f"    {name}={shlex.quote(first[name])}" for name in first if name in shared]
         lines += [f"    {name}={value}  (where unset)" for name, value in node.defaults.items()]

@@ -15,6 +15,9 @@ from launchpad.events import Command
 class Link(Protocol):
     """The head's end of the connection to one agent."""
 
+    name: str  # of the node, as the user gave it; "" for the machine that the head runs on, if nobody named it
+    remote: bool  # whether the link can fall silent without ending
+
     def send(self, command: Command) -> None:
         """Queue a command. A link that has ended takes it and forgets it: `messages` tells of the end."""
 

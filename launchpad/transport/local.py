@@ -28,6 +28,9 @@ GUARD_EXIT_SECONDS = 20.0
 class LocalLink:
     """A Link to an agent on this machine; making one starts the guard, and the agent waits for its Hello."""
 
+    name = ""
+    remote = False
+
     def __init__(self) -> None:
         """Rank 0 will read our standard input, unless it is a terminal that others are using."""
         stdin_fd = _stdin_to_pass_on()

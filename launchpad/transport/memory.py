@@ -13,7 +13,9 @@ from launchpad.events import Command, Event
 class MemoryLink:
     """A Link whose agent is the caller: `say` plays the agent's part, `heard` is what the head has asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "", *, remote: bool = False) -> None:
+        self.name = name
+        self.remote = remote
         self._frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._decoder = wire.Decoder()
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,0 +1,116 @@
+"""The agents as the head sees them: their links, their clocks, and whether they are still there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launchpad import wire
+from launchpad.errors import NodeError
+from launchpad.events import AgentFailed, Command, LinkClosed, Ping, Pong
+from launchpad.transport import Link
+
+# A node is asked for a sign of life so many times within the time that it may be silent.
+PINGS = 4
+
+# A head that has itself stood still so much longer than it meant to (a paused machine) judges nobody by that time.
+LATE_SECONDS = 1.0
+
+
+class Nodes:
+    """The job's nodes by their place in the plan."""
+
+    def __init__(self, links: Sequence[Link], put: Callable[[tuple[int, Any]], None], silence: float) -> None:
+        """`put` takes (node, event) from the threads that read; `silence`: seconds that a remote node may be silent."""
+        self._links = list(links)
+        self._put = put
+        self.silence = silence
+        self.open = set(range(len(self._links)))  # whose links have not ended
+        self._remote = [node for node, link in enumerate(self._links) if link.remote]
+        self._heard = dict.fromkeys(self._remote, 0.0)  # when; written by the reading threads
+        self._due = 0.0
+        # By node: what is to be taken from its times to have ours, and how long the question was under way, both in ns.
+        self._offset = [0] * len(self._links)
+        self._uncertain = [1 << 62] * len(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def name(self, node: int) -> str:
+        """As the user named it; "" for the only one, here."""
+        return self._links[node].name
+
+    def read(self) -> None:
+        """Begin to read what the agents say. Raises NodeError where this machine has no room for that."""
+        for node, link in enumerate(self._links):
+            try:
+                threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
+            except RuntimeError as error:  # no memory for its stack, or too many of them
+                raise NodeError(f"this machine has no room for the launcher: {error}") from None
+
+    def _read(self, node: int, link: Link) -> None:
+        put = self._put
+        try:
+            for event in link.messages():
+                self._heard[node] = time.monotonic()
+                put((node, event))
+        except (OSError, wire.WireError) as error:
+            put((node, AgentFailed(time.monotonic_ns(), str(error))))
+        finally:  # the loop waits for this, whatever happens here
+            put((node, LinkClosed(time.monotonic_ns())))
+
+    def send(self, node: int, command: Command) -> None:
+        """Send a command to one."""
+        self._links[node].send(command)
+
+    def send_all(self, command: Command) -> None:
+        """Send a command to all that are there."""
+        for node in self.open:
+            self._links[node].send(command)
+
+    # Clocks.
+
+    def in_our_time(self, node: int, event: Any) -> Any:
+        """The event with its time by our clock."""
+        offset = self._offset[node]
+        return event._replace(time=event.time - offset) if offset else event
+
+    def ping(self) -> None:
+        """Ask all remote nodes for a sign of life, and for their time."""
+        for node in self._remote:
+            if node in self.open:
+                self._links[node].send(Ping(time.monotonic_ns()))
+
+    def pong(self, node: int, event: Pong) -> None:
+        """Learn the node's clock: it said its time half-way between question and answer, the better the sooner."""
+        now = time.monotonic_ns()
+        under_way = now - event.ping
+        if 0 <= under_way < self._uncertain[node]:
+            self._uncertain[node] = under_way
+            self._offset[node] = event.time - (event.ping + now) // 2
+
+    # Signs of life.
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` is to be called, in seconds of time.monotonic()."""
+        return self._due if self.silence and any(node in self.open for node in self._remote) else None
+
+    def tick(self, now: float) -> list[int]:
+        """Ask for signs of life; the nodes that have given none for too long."""
+        if now > self._due + LATE_SECONDS:
+            self.forgive(now)
+        self._due = now + self.silence / PINGS
+        self.ping()
+        return [node for node in self._remote if node in self.open and now - self._heard[node] > self.silence]
+
+    def forgive(self, now: float) -> None:
+        """Begin to count anew: we have not listened."""
+        for node in self._remote:
+            self._heard[node] = max(self._heard[node], now)
+
+    def hang_up(self, node: int) -> None:
+        """Close the link to a node that is lost, which may take a while."""
+        threading.Thread(target=self._links[node].close, name=f"close-{node}", daemon=True).start()

@@ -1,0 +1,22 @@
+"""What consumes the event stream: the console, the files, the summary …"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Sink(Protocol):
+    """Consumes the event stream."""
+
+    def on(self, event: Any) -> bool:
+        """Take an event. True: an Output's bytes are still held, and a Written will follow."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When `tick` is to be called, in seconds of time.monotonic()."""
+
+    def tick(self, now: float) -> None:
+        """Do what was due."""
+
+    def close(self) -> None:
+        """Finish writing."""
