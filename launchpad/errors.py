@@ -3,9 +3,19 @@
     LaunchpadError
     ├── UsageError    what the user asked for can't be done: exit code 2
     └── NodeError     a node could not be reached or set up: exit code 3
+        └── ConnectError  no SSH connection to it; `kind` says at which step that failed
 
 The message is one sentence for the user: what is wrong, where, and what to do about it.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+ConnectFailure = Literal[
+    "unresolvable", "refused", "timed out", "unreachable", "host key", "authentication", "protocol", "no Python"
+]
 
 
 class LaunchpadError(Exception):
@@ -24,3 +34,22 @@ class NodeError(LaunchpadError):
     """A node could not be reached or set up; nothing was started."""
 
     exit_code = 3
+
+
+class ConnectError(NodeError):
+    """There is no authenticated SSH connection to a host, or no agent at its far end."""
+
+    def __init__(self, kind: ConnectFailure, host: str, text: str) -> None:
+        """`text` is what is wrong, where, and the mend; the message puts the host's name and the kind before it."""
+        super().__init__(f"{host}: {kind}: {text}")
+        self.kind: ConnectFailure = kind
+        self.host = host
+        self.text = text
+
+
+def failed_hosts(why: Mapping[str, str], count: int, mend: str) -> str:
+    """The message for hosts that can't take part: a line for each, by name, then what to do."""
+    width = max(map(len, why))
+    lines = [f"  {name:<{width}}  {text}" for name, text in why.items()]
+    hosts = "the only host" if count == 1 else f"{len(why)} of {count} hosts"
+    return "\n".join([f"{hosts} can't take part, so nothing was started:", *lines, *([mend] if mend else [])])

@@ -310,8 +310,7 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     except LaunchpadError:  # a sentence and an exit code: as good an end as any
         return
     notes: list[str] = []
-    summary = Summary(notes.append, quiet=False)
-    summary.on(facts[0])
+    summary = Summary(notes.append, False, plan, clock=0.0)
     code, cause = head.run(plan, [summary], grace=None, timeout=None)
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)

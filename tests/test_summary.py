@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from launchpad.events import (
     STDOUT,
     AgentReady,
     LogFailed,
+    NodeLost,
     Output,
     PhaseChanged,
     RankExited,
@@ -22,19 +24,27 @@ from launchpad.events import (
     StraysEnded,
 )
 from launchpad.job.outcome import Cause
+from launchpad.job.plan import Place, Plan, make_plan
+from launchpad.job.spec import JobSpec, Target
 from launchpad.report.summary import TAIL_BYTES, TAIL_LINES, Summary
 
 SECOND = 10**9
-READY = AgentReady(100 * SECOND, 1.7e9, 1, "node0", 2, 0, None, 1024, 1024, 1, "/tmp/x")
+
+
+def plan_of(*nodes: int) -> Plan:
+    """A plan with so many ranks on each node; they are called h0, h1 …"""
+    ready = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1024, 1024, 1, "/tmp/x")
+    places = [Place(f"h{place}", count, "python3") for place, count in enumerate(nodes)]
+    return make_plan(JobSpec(Target("program", "true")), [ready] * len(nodes), "id", places=places)
 
 
 class Told:
     """A summary of a job that started at 101 s, and the notes that it made."""
 
-    def __init__(self, ranks: int = 4, *, quiet: bool = False) -> None:
+    def __init__(self, ranks: int = 4, *, quiet: bool = False, nodes: tuple[int, ...] = ()) -> None:
         self.notes: list[str] = []
-        self.summary = Summary(self.notes.append, quiet)
-        self.on(READY, *(RankStarted(101 * SECOND, rank, 4000 + rank) for rank in range(ranks)))
+        self.summary = Summary(self.notes.append, quiet, plan_of(*(nodes or (ranks,))), clock=1.7e9 - 100)
+        self.on(*(RankStarted(101 * SECOND, rank, 4000 + rank) for rank in range(ranks)))
 
     def on(self, *events: Any) -> None:
         for event in events:
@@ -189,3 +199,27 @@ def test_quiet_silences_the_notes_and_not_the_report() -> None:
     told.on(stopping("signal", 2, 30.0, [0]), StraysEnded(0, ["71 python"]), LogFailed(0, "x", "y"))
     assert told.notes == []
     assert told.report(Cause("signal", signum=2))[0] == "the job was ended by SIGINT"
+
+
+def test_with_several_nodes_each_rank_is_named_with_its_own() -> None:
+    told = Told(nodes=(2, 2))
+    lines = told.fails(3, 7)
+    assert lines[0].startswith("rank 3 on h1 failed first: exit code 7 (pid 4003")
+
+
+def test_a_lost_node_is_named_with_what_it_ran() -> None:
+    told = Told(nodes=(2, 2))
+    told.on(NodeLost(0, 1, "nothing was heard of it for 10 s", [2, 3]))
+    told.on(stopping("lost", signal.SIGTERM, 5, [0, 1]))
+    assert told.report(Cause("lost", node=1, text="nothing was heard of it for 10 s")) == [
+        "h1 was lost: nothing was heard of it for 10 s; it ran ranks 2-3",
+        "stopped because of it: ranks 0-1",
+    ]
+
+
+def test_a_node_lost_while_stopping_stands_in_the_report_too() -> None:
+    told = Told(nodes=(2, 2))
+    told.on(RankExited(102 * SECOND, 0, 7, 0, False), stopping("failure", signal.SIGTERM, 5, [1, 2, 3]))
+    told.on(NodeLost(0, 1, "its agent hung up", [2, 3]))
+    lines = told.report(Cause("failure", rank=0, code=7))
+    assert lines[-2:] == ["h1 was lost: its agent hung up; it ran ranks 2-3", "stopped because of it: rank 1"]

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
 from launchpad.errors import NodeError, UsageError
-from launchpad.events import STDERR, STDOUT, AgentReady
+from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight
 from launchpad.head.preload import TORCH, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import Elsewhere, Plan, make_plan, rank_count
+from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
 from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.job.hosts import Host
 
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
@@ -37,18 +42,21 @@ _NOT_FORKED = (
     "COVERAGE_PROCESS_START",
 )
 
+_ABOUT_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys")
+
 _EPILOG = """\b
 Examples:
   launchpad run --nproc 4 train.py --lr 0.1        a script
   launchpad run -n gpu -m package.train            a module, a rank per GPU
   launchpad run -n 2 -- ./prog --flag              any program
   launchpad run -n 4 --log-dir logs -r 1:3 t.py    rank 1 to files only
+  launchpad run -H a:4,b:4 train.py                on two hosts, by ssh
   launchpad run -n 4 --dry-run train.py            what would be run
 
 \b
 Exit code: 0 when every rank left with 0; a failed job's is the first failed
-rank's own, 128+n for signal n; 2 nothing could be started; 4 a node was lost;
-124 --timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
+rank's own, 128+n for signal n; 2 nothing could be started; 3 a host can't be
+used; 4 a node was lost; 124 --timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
 """
 
 
@@ -85,23 +93,32 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
-    if options["hosts"] or options["hostfile"]:
-        raise UsageError(
-            "several hosts from one command (-H, --hostfile) are not supported by this version; run it once on each "
-            "node with --nnodes, --node-rank and --master-addr"
-        )
-    spec = _spec(options)
+    hosts = _hosts(options)
+    spec = _spec(options, hosts)
+    links = _links(ctx, hosts, options, spec.python)
     supervisor = Supervisor()
     supervisor.handle_signals(options["signals_to_handle"])
     world = spec.world
-    port = world.master_port if world.node_rank == 0 else 0
-    facts = supervisor.connect([_link(ctx)], count_gpus=spec.nproc in ("auto", "gpu"), port=port)
+    port = world.master_port if world.node_rank == 0 and len(links) == 1 else 0
+    facts = supervisor.connect(
+        links,
+        count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(host.slots for host in hosts)}),
+        port=port,
+        silence=options["heartbeat_timeout"],
+    )
+    places: Sequence[Place] = ()
+    master = None
+    if hosts:
+        from launchpad.cli.hosts import make_world
+
+        places, master = make_world(supervisor, spec, hosts, links, options["nproc"])
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.cli.jobs import sources
         from launchpad.report.dry_run import show
 
-        show(make_plan(spec, facts, run_id), sources(ctx, options["config"]), as_json=options["as_json"])
+        plan = make_plan(spec, facts, run_id, places=places, master=master)
+        show(plan, sources(ctx, options["config"]), as_json=options["as_json"])
         if world.nnodes > 1:
             say_on_stderr("how many ranks the other nodes have is not known here: RANK and WORLD_SIZE leave them out")
         return 0
@@ -112,9 +129,17 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         rendezvous = Rendezvous(world, run_id)
         say = _say_nothing if options["quiet"] else say_on_stderr
         elsewhere = supervisor.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
-    plan = make_plan(spec, facts, run_id, elsewhere)
+    plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(supervisor, spec, plan, tell, quiet=options["quiet"], ready=facts[0])
+    return _run(supervisor, spec, plan, tell, quiet=options["quiet"])
+
+
+def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
+    if not any(options[name] not in (None, "", False) for name in _ABOUT_HOSTS) and options["hosts"] is None:
+        return ()
+    from launchpad.cli.hosts import read_hosts
+
+    return read_hosts(options)
 
 
 def _link(ctx: click.Context) -> Link:
@@ -131,11 +156,25 @@ def _link(ctx: click.Context) -> Link:
     return link
 
 
+def _links(ctx: click.Context, hosts: Sequence[Host], options: dict[str, Any], python: str) -> list[Link]:
+    """The links to all hosts' agents; to this machine's where no hosts are named."""
+    if not hosts:
+        return [_link(ctx)]
+    from launchpad.cli.hosts import is_here, open_links
+
+    if ctx.obj is not None and not any(map(is_here, hosts)):
+        ctx.obj.close()
+    links = open_links(hosts, lambda: _link(ctx), options, python, exact=options["python"] is not None)
+    for link in links:
+        ctx.call_on_close(link.close)
+    return links
+
+
 def _say_nothing(*_: Any) -> None:
     """There is nobody to be told, or --quiet was given."""
 
 
-def _spec(options: dict[str, Any]) -> JobSpec:
+def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     redirects = StreamMap.parse(options["redirects"], "--redirects")
     tee = StreamMap.parse(options["tee"], "--tee")
     log_dir = options["log_dir"]
@@ -147,20 +186,30 @@ def _spec(options: dict[str, Any]) -> JobSpec:
         **{name: options[name] for name in ("nnodes", "node_rank", "master_addr", "master_port", "standalone")},
         **{name: options[name] for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")},
     )
+    if hosts:
+        if options["node_rank"] is not None or world.nnodes not in (1, len(hosts)):
+            raise UsageError("--nnodes and --node-rank are for launchpads started on each node; hosts need neither")
+        world = dataclasses.replace(world, nnodes=1)
     if world.nnodes > 1 and options["max_restarts"]:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
     environ = preflight.collect_environ(options["env"], options["env_file"], os.environ)
-    cwd = preflight.working_folder(options["wdir"])
+    here = not hosts
+    if hosts:
+        from launchpad.cli.hosts import is_here
+
+        here = any(map(is_here, hosts))
+    cwd = preflight.working_folder(options["wdir"], here=here)
     target = preflight.find_target(
         options["target"],
         module=options["module"],
         no_python=options["no_python"] and not options["run_path"],
         script=options["run_path"],
+        here=here,
     )
     return JobSpec(
         target=target,
-        nproc=options["nproc"],
-        python=preflight.find_python(options["python"], os.environ, sys.executable),
+        nproc=options["nproc"] or 1,
+        python=preflight.find_python(options["python"], os.environ, sys.executable, here=here),
         cwd=cwd,
         environ=environ,
         log_dir=log_dir,
@@ -208,7 +257,7 @@ def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping
     return (*(TORCH if found.torch else ()), *names)
 
 
-def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet: bool, ready: AgentReady) -> int:
+def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet: bool) -> int:
     folder = None
     sinks: list[Sink] = []
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
@@ -218,8 +267,7 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet
         folder = files.folder
         sinks.append(files)
     console = Console(spec, plan, os.environ, supervisor.post)
-    summary = Summary(console.say, quiet)
-    summary.on(ready)
+    summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
     modes = terminal_modes()
     try:

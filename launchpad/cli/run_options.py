@@ -27,17 +27,15 @@ _file = _group("From a file")
 _world = _group("Several nodes, launchpad started once on each", pet=True)
 _no_meaning = _group("Taken from torchrun, of no effect here", pet=True)
 _habit = _group("Taken from mpirun, of no effect here", is_flag=True, expose_value=False)
-_hosts = _group("Not yet", hidden=True, metavar="HOSTS")
+_hosts = _group("Several hosts, from this one command")
 
 _OPTIONS = (
     _many(
         *("-n", "-np", "--nproc", "--nproc-per-node", "nproc"),
         type=rank_count,
         metavar="N|auto|cpu|gpu",
-        default="1",
-        show_default=True,
         pet=True,
-        help="Ranks on this machine; auto: one per GPU, else per usable core.",
+        help="Ranks on this machine, or on each host; auto: one per GPU, else per usable core. Default: 1.",
     ),
     _what("-m", "--module", is_flag=True, pet=True, help="The target is a Python module, as for python -m."),
     _what("--no-python", is_flag=True, pet=True, help="The target is a program, whatever its name."),
@@ -108,6 +106,32 @@ _OPTIONS = (
     _file("--job", metavar="NAME", help="Of a file with several jobs, this one. Default: all, one after the other."),
     _end("--dry-run", is_flag=True, help="Print what would be run, and run nothing."),
     _end("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),
+    _hosts(
+        *("-H", "--host", "--hosts", "-host", "-hosts", "hosts"),
+        metavar="HOST[:N],…",
+        help="Run on these, N ranks each; by ssh, but for localhost. [USER@]HOST, [::1]:N.",
+    ),
+    _hosts(
+        *("--hostfile", "-hostfile", "--machinefile", "-machinefile", "hostfile"),
+        metavar="FILE",
+        help="The same from a file, a line each: HOST slots=N, or HOST:N.",
+    ),
+    _hosts("--include", default="", metavar="HOST,…", help="Of these hosts, only those; * and ? are patterns."),
+    _hosts("--exclude", default="", metavar="HOST,…", help="Of these hosts, not those."),
+    _hosts("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config."),
+    _hosts(
+        "--accept-new-host-keys",
+        is_flag=True,
+        help="Trust, and remember, the key of a host that was never met before. A changed key is refused all the same.",
+    ),
+    _hosts(
+        "--heartbeat-timeout",
+        type=seconds,
+        default="10",
+        show_default=True,
+        metavar="SECONDS",
+        help="A host that gives no sign of life for so long is lost, and ends the job.",
+    ),
     _world("--nnodes", default="1", metavar="N", help="How many nodes."),
     _world("--node-rank", type=int, metavar="R", help="Which of them this one is, from 0."),
     _world("--master-addr", metavar="HOST", help="The address of node rank 0."),
@@ -136,8 +160,6 @@ _OPTIONS = (
     _habit("--oversubscribe", "-oversubscribe", help="More ranks than cores are fine."),
     _habit("--allow-run-as-root", help="root is not refused."),
     _habit("--tag-output", "-tag-output", help="Lines are always marked."),
-    _hosts("-H", "--host", "--hosts", "-host", "-hosts", "hosts"),
-    _hosts("--hostfile", "-hostfile", "--machinefile", "-machinefile", "hostfile"),
 )
 
 

@@ -28,8 +28,8 @@ class Nodes:
         self._put = put
         self.silence = silence
         self.open = set(range(len(self._links)))  # whose links have not ended
-        self._remote = [node for node, link in enumerate(self._links) if link.remote]
-        self._heard = dict.fromkeys(self._remote, 0.0)  # when; written by the reading threads
+        self.remote = [node for node, link in enumerate(self._links) if link.remote]
+        self._heard = dict.fromkeys(self.remote, 0.0)  # when; written by the reading threads
         self._due = 0.0
         # By node: what is to be taken from its times to have ours, and how long the question was under way, both in ns.
         self._offset = [0] * len(self._links)
@@ -79,7 +79,7 @@ class Nodes:
 
     def ping(self) -> None:
         """Ask all remote nodes for a sign of life, and for their time."""
-        for node in self._remote:
+        for node in self.remote:
             if node in self.open:
                 self._links[node].send(Ping(time.monotonic_ns()))
 
@@ -96,7 +96,7 @@ class Nodes:
     @property
     def deadline(self) -> float | None:
         """When `tick` is to be called, in seconds of time.monotonic()."""
-        return self._due if self.silence and any(node in self.open for node in self._remote) else None
+        return self._due if self.silence and any(node in self.open for node in self.remote) else None
 
     def tick(self, now: float) -> list[int]:
         """Ask for signs of life; the nodes that have given none for too long."""
@@ -104,11 +104,11 @@ class Nodes:
             self.forgive(now)
         self._due = now + self.silence / PINGS
         self.ping()
-        return [node for node in self._remote if node in self.open and now - self._heard[node] > self.silence]
+        return [node for node in self.remote if node in self.open and now - self._heard[node] > self.silence]
 
     def forgive(self, now: float) -> None:
         """Begin to count anew: we have not listened."""
-        for node in self._remote:
+        for node in self.remote:
             self._heard[node] = max(self._heard[node], now)
 
     def hang_up(self, node: int) -> None:

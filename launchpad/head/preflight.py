@@ -12,9 +12,16 @@ from launchpad.job.spec import Target
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 
-def working_folder(asked: str | None) -> str:
-    """The folder that the ranks run in, absolute; it becomes the current one. UsageError where it can't be entered."""
+def working_folder(asked: str | None, *, here: bool = True) -> str:
+    """The folder that the ranks run in, absolute; it becomes the current one. UsageError where it can't be entered.
+
+    Where no rank runs `here`, it need not be on this machine.
+    """
     if asked is not None:
+        if not here and not os.path.isdir(asked):
+            if not os.path.isabs(asked):
+                raise UsageError(f"--wdir {asked}: there is no such folder here; give it as an absolute path")
+            return os.path.normpath(asked)
         try:
             os.chdir(asked)
         except OSError as error:
@@ -25,10 +32,12 @@ def working_folder(asked: str | None) -> str:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
 
 
-def find_target(words: Sequence[str], *, module: bool, no_python: bool, script: bool = False) -> Target:
+def find_target(
+    words: Sequence[str], *, module: bool, no_python: bool, script: bool = False, here: bool = True
+) -> Target:
     """The program that the command line means; `script`: a Python file, whatever its name.
 
-    Raises UsageError where there is none that could be run.
+    Raises UsageError where there is none that could be run. Where no rank runs `here`, it need not be on this machine.
     """
     if not words:
         raise UsageError("nothing to run; write launchpad run [OPTIONS] script.py [ARGS…]")
@@ -43,8 +52,8 @@ def find_target(words: Sequence[str], *, module: bool, no_python: bool, script: 
             raise UsageError(f"-m {name}: a module is named with dots (package.module); for a file leave -m out")
         return Target("module", name, args)
     if script or (not no_python and (name.endswith(_PYTHON_SUFFIXES) or os.path.isdir(name))):
-        return Target("script", _check_script(name), args)
-    return Target("program", _check_program(name), args)
+        return Target("script", _check_script(name) if here else name, args)
+    return Target("program", _check_program(name) if here else name, args)
 
 
 def _check_script(path: str) -> str:
@@ -78,8 +87,13 @@ def _check_program(name: str) -> str:
     raise UsageError(f"no such program: {name} (it is neither a .py file nor on PATH)")
 
 
-def find_python(asked: str | None, environ: Mapping[str, str], own: str) -> str:
-    """The ranks' interpreter: --python, PYTHON_EXEC (as torchrun), the active venv's or conda's, else `own`."""
+def find_python(asked: str | None, environ: Mapping[str, str], own: str, *, here: bool = True) -> str:
+    """The ranks' interpreter: --python, PYTHON_EXEC (as torchrun), the active venv's or conda's, else `own`.
+
+    Where no rank runs `here`, --python need not be on this machine.
+    """
+    if asked and not here:
+        return asked
     for source, name in (("--python", asked), ("PYTHON_EXEC", environ.get("PYTHON_EXEC"))):
         if name:
             from shutil import which

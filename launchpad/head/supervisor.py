@@ -31,6 +31,7 @@ from launchpad.events import (
     Output,
     PeerFailed,
     PhaseChanged,
+    Ping,
     Pong,
     RankExited,
     RankRaised,
@@ -142,13 +143,22 @@ class Supervisor:
                 answers[heard[0]] = heard[1]
         return [answers[node] for node in sorted(answers)]
 
+    def measure_clocks(self) -> None:
+        """Ask the remote nodes for their time. Raises NodeError."""
+        self.ask({node: Ping(time.monotonic_ns()) for node in self.nodes.remote}, Pong, READY_SECONDS)
+
     def hear(self, deadline: float) -> tuple[int, Any] | None:
         """What a node says before the job runs; None when the time is over. Raises NodeError where one has ended."""
         while True:
+            due = self.nodes.deadline
+            until = deadline if due is None else min(deadline, due)
             try:
-                node, event = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                node, event = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                return None
+                if time.monotonic() >= deadline:
+                    return None
+                self.nodes.tick(time.monotonic())  # that we are there; who is silent now may be looking for its torch
+                continue
             match event:
                 case AgentFailed(_, reason):
                     raise NodeError(self._of(node, f"the agent ended before any rank was started: {reason}"))
@@ -209,6 +219,7 @@ class Supervisor:
             self._node_of.update((rank.rank, place) for rank in node.ranks)
         for event in self._early:
             self.post(event)
+        self.nodes.forgive(time.monotonic())
         self._start(attempt=0)
         while self.nodes.open and not self.leaving:
             item = self._next(machine)

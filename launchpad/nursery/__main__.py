@@ -10,14 +10,15 @@ import sys
 # Where the interpreter has put our folder, the ranks' program would have had its own.
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
-_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_root, _name = os.path.split(_package)  # launchpad, or what it is called where it was sent to
 sys.path.insert(0, _root)
 
-from launchpad.nursery import forking  # noqa: E402
+_forking = __import__(f"{_name}.nursery.forking", fromlist=["main"])
 
 del sys.path[0]
 sys.path_importer_cache.pop(_root, None)
-for _name in [name for name in sys.modules if name.split(".")[0] == "launchpad"]:
-    del sys.modules[_name]  # the ranks' own import of launchpad, or of what they call so, finds theirs
+for _one in [one for one in sys.modules if one.split(".")[0] == _name]:
+    del sys.modules[_one]  # the ranks' own import of launchpad, or of what they call so, finds theirs
 
-forking.main()
+_forking.main()

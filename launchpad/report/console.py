@@ -42,15 +42,15 @@ class Console:
             else:
                 self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
-        digits = len(str(plan.world_size - 1))
-        self.margin = digits + 3  # the columns that a prefix takes
+        labels = _labels(plan)
+        self.margin = len(labels[ranks[0].rank]) + 1  # the columns that a prefix takes
         for rank in ranks:
             if spec.shown_local_ranks is not None and rank.local_rank not in spec.shown_local_ranks:
                 continue
             for stream in (STDOUT, STDERR):
                 if spec.redirects.has(rank.local_rank, stream) and not spec.tee.has(rank.local_rank, stream):
                     continue
-                label = f"[{rank.rank:>{digits}}]"
+                label = labels[rank.rank]
                 prefix = f"{label} "
                 if self._colour[stream]:
                     # The reset in front ends what an earlier line may have left on.
@@ -115,6 +115,18 @@ class Console:
             self._post(StopRequested(time.monotonic_ns(), signal.SIGHUP))
         else:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+def _labels(plan: Plan) -> dict[int, str]:
+    """What stands before a rank's lines, of one length for all: [3], and with several nodes [name 3]."""
+    digits = len(str(plan.world_size - 1))
+    longest = max(len(node.name) for node in plan.nodes)
+    several = len(plan.nodes) > 1
+    return {
+        rank.rank: f"[{f'{node.name:<{longest}} ' if several else ''}{rank.rank:>{digits}}]"
+        for node in plan.nodes
+        for rank in node.ranks
+    }
 
 
 def _encoded(text: str) -> bytes:

@@ -1,6 +1,7 @@
 """Per-rank files in torchrun's layout.
 
-LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}
+LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; where several nodes' files come together
+here, RANK stands in LOCAL_RANK's place.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Files:
         for stream in self._filters:
             self._filtered[stream] = self._open_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
         for rank in self._plan.ranks:
-            folder = os.path.join(f"attempt_{attempt}", str(rank.local_rank))
+            number = rank.rank if len(self._plan.nodes) > 1 else rank.local_rank
+            folder = os.path.join(f"attempt_{attempt}", str(number))
             os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
             self._folders[rank.rank] = os.path.join(self.folder, folder)
             for stream, name in _NAMES.items():

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from launchpad.events import (
     STDERR,
-    AgentReady,
     LogFailed,
+    NodeLost,
     NotForked,
     Output,
     PhaseChanged,
@@ -23,6 +23,7 @@ from launchpad.events import (
     StraysEnded,
 )
 from launchpad.job.outcome import Cause, exit_in_words, ranks_in_words, signal_name
+from launchpad.job.plan import Plan
 
 # Of each rank's last error output this much is kept, and this many lines are shown.
 TAIL_BYTES = 8192
@@ -41,15 +42,23 @@ class Exit(NamedTuple):
 class Summary:
     """A sink that remembers; `report` puts it into words."""
 
-    def __init__(self, say: Callable[[str], None], quiet: bool) -> None:
-        """`say` shows a note at once, unless `quiet`."""
+    def __init__(self, say: Callable[[str], None], quiet: bool, plan: Plan, clock: float) -> None:
+        """`say` shows a note at once, unless `quiet`; `clock` turns an event's time in seconds into one since 1970."""
+        several = len(plan.nodes) > 1
+        self._nodes = [node.name for node in plan.nodes]
+        self._names = {
+            rank.rank: f"rank {rank.rank} on {node.name}" if several else f"rank {rank.rank}"
+            for node in plan.nodes
+            for rank in node.ranks
+        }
+        self._lost: dict[int, tuple[str, list[int]]] = {}  # nodes: why, and what they ran
         self._say = say if not quiet else lambda _: None
         self._tails: dict[int, bytes] = {}
         self._raised: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exit] = {}
         self._started = 0
-        self._clock = 0.0  # what turns a monotonic time in seconds into a date
+        self._clock = clock
         self._stopping_at = 0
         self._stopped: list[int] = []
         self._history: list[str] = []  # of the attempts before this one
@@ -68,8 +77,8 @@ class Summary:
             case Output(_, rank, stream, data):
                 if stream == STDERR:
                     self._tails[rank] = (self._tails.get(rank, b"") + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-            case AgentReady():
-                self._clock = event.wall - event.time / 1e9
+            case NodeLost(_, node, reason, ranks):
+                self._lost[node] = (reason, ranks)
             case RankStarted(at, rank, pid):
                 self._started = self._started or at
                 self._pids[rank] = pid
@@ -110,7 +119,9 @@ class Summary:
 
     def _restarted(self, event: Restarted) -> None:
         end = self._exits[event.rank]
-        failure = f"rank {event.rank}, {exit_in_words(event.code)} after {(end.time - self._started) / 1e9:.2f} s"
+        failure = (
+            f"{self._names[event.rank]}, {exit_in_words(event.code)} after {(end.time - self._started) / 1e9:.2f} s"
+        )
         self._say(f"failed: {failure}; all ranks are started again (restart {event.attempt} of {event.most})")
         self._history.append(failure)
         self._tails, self._raised, self._exits = {}, {}, {}
@@ -123,9 +134,9 @@ class Summary:
             case "failure":
                 lines = self._failure(cause)
             case "start":
-                lines = [f"rank {cause.rank} could not be started: {cause.text}"]
+                lines = [f"{self._names[cause.rank]} could not be started: {cause.text}"]
             case "lost":
-                lines = [f"the job's node was lost: {cause.text}; its ranks were killed"]
+                lines = [self._loss(cause.node)]
             case "peer":
                 lines = [f"the world failed on another node: {cause.text}"]
             case "timeout":
@@ -134,7 +145,9 @@ class Summary:
                 lines = [f"the job was ended by {signal_name(cause.signum)}"]
             case "console":
                 lines = [f"the job was ended: standard output takes no more ({cause.text})"]
-        others = [rank for rank in self._stopped if rank != cause.rank]
+        lines += [self._loss(node) for node in self._lost if node != cause.node]
+        gone = {rank for _, ranks in self._lost.values() for rank in ranks}
+        others = [rank for rank in self._stopped if rank != cause.rank and rank not in gone]
         if others:
             lines.append(f"stopped because of it: {ranks_in_words(others)}")
         also = [
@@ -148,6 +161,12 @@ class Summary:
             lines.append(f"logs: {folder}")
         return "\n".join(lines)
 
+    def _loss(self, node: int) -> str:
+        reason, ranks = self._lost[node]
+        if len(self._nodes) == 1:
+            return f"the job's node was lost: {reason}; its ranks were killed"
+        return f"{self._nodes[node]} was lost: {reason}; it ran {ranks_in_words(ranks)}"
+
     def _failure(self, cause: Cause) -> list[str]:
         rank = cause.rank
         end = self._exits[rank]
@@ -158,9 +177,8 @@ class Summary:
             how += f", by the kernel for want of memory: it had {end.memory / 2**20:.0f} MiB"
         elif cause.code == -9:
             how += "; the kernel's memory counters did not rise, so somebody sent the signal"
-        lines = [
-            f"rank {rank} failed first: {how} (pid {self._pids.get(rank, 0)}, {after:.2f} s after the start, {date})"
-        ]
+        when = f"pid {self._pids.get(rank, 0)}, {after:.2f} s after the start, {date}"
+        lines = [f"{self._names[rank]} failed first: {how} ({when})"]
         return lines + [f"    {line}" for line in self._last_words(rank)]
 
     def _last_words(self, rank: int) -> list[str]:

@@ -1,0 +1,142 @@
+"""Several hosts from one command: read their names, reach them all at once, make one world of them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+import sys
+import termios
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
+from launchpad.head.supervisor import Supervisor
+from launchpad.head.survey import meet, survey
+from launchpad.job.hosts import Host, choose_hosts, parse_hostfile, parse_hosts, slots_of
+from launchpad.job.plan import Master, Place
+from launchpad.job.spec import JobSpec
+from launchpad.transport import Link
+
+# Names of the machine that launchpad runs on; it needs no ssh.
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def read_hosts(options: dict[str, Any]) -> tuple[Host, ...]:
+    """The hosts that the command line names; none where it names none. Raises UsageError."""
+    if options["hosts"] is not None and options["hostfile"] is not None:
+        raise UsageError("--hosts and --hostfile both name the hosts; give one of them")
+    if options["hosts"] is not None:
+        hosts = parse_hosts(options["hosts"])
+    elif options["hostfile"] is not None:
+        path = options["hostfile"]
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                hosts = parse_hostfile(file.read(), path)
+        except OSError as error:
+            raise UsageError(f"--hostfile {path}: {error.strerror}; name a file with a host a line") from None
+    else:
+        for name in ("include", "exclude", "ssh_config", "accept_new_host_keys"):
+            if options[name]:
+                shown = name.replace("_", "-")
+                raise UsageError(f"--{shown} is about hosts; name them with --hosts or --hostfile, or leave it out")
+        return ()
+    hosts = choose_hosts(hosts, options["include"], options["exclude"])
+    slots_of(hosts, options["nproc"])  # what can't be is said before any host is reached
+    return hosts
+
+
+def is_here(host: Host) -> bool:
+    """Whether the host is this machine, by its name."""
+    return host.name in (*_HERE, socket.gethostname()) and not (host.user or host.port)
+
+
+def open_links(
+    hosts: Sequence[Host], here: Callable[[], Link], options: dict[str, Any], python: str, *, exact: bool
+) -> list[Link]:
+    """Reach all hosts at once and start their agents. Raises NodeError with a line for each that can't be used.
+
+    `here` gives the link to this machine's agent; `python` is looked for on each host, and unless it has to be `exact`,
+    python3 will do where it is not there.
+    """
+    links: dict[int, Link] = {}
+    failures: dict[str, str] = {}
+    far = [(place, host) for place, host in enumerate(hosts) if not is_here(host)]
+    for place, host in enumerate(hosts):
+        if is_here(host):
+            links[place] = here()
+            links[place].name = host.name
+    if far:
+        from launchpad.transport.ssh.dial import Dialer  # paramiko takes a tenth of a second
+        from launchpad.transport.ssh.link import SshLink
+
+        ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+        dialer = Dialer(options["ssh_config"], accept_new=options["accept_new_host_keys"], ask=ask)
+
+        def reach(place: int, host: Host) -> None:
+            try:
+                transport = dialer.connect(host.name, host.user, host.port)
+                links[place] = SshLink(host.name, transport, python, exact=exact)
+            except ConnectError as error:
+                failures[host.name] = f"{error.kind}: {error.text}"
+            except LaunchpadError as error:
+                failures[host.name] = str(error)
+
+        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
+        _wait_for(threads)
+    if failures:
+        for link in links.values():
+            link.close()
+        ordered = {host.name: failures[host.name] for host in hosts if host.name in failures}
+        raise NodeError(failed_hosts(ordered, len(hosts), ""))
+    return [links[place] for place in range(len(hosts))]
+
+
+def _wait_for(threads: Sequence[threading.Thread]) -> None:
+    """Run the threads to their ends. Ctrl-C meanwhile leaves the terminal as it was, if a passphrase is asked for."""
+    modes = termios.tcgetattr(0) if os.isatty(0) else None
+    before = {one: signal.signal(one, _leave) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    except SystemExit as request:
+        if modes is not None:
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+        os._exit(int(str(request.code)))  # threads may be in the midst of a connection, which ends with us
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _leave(signum: int, _: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _ask(prompt: str) -> str | None:
+    try:
+        return getpass.getpass(prompt)
+    except (EOFError, OSError):
+        return None
+
+
+def make_world(
+    head: Supervisor, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], nproc: Any
+) -> tuple[list[Place], Master | None]:
+    """Look at the nodes, and where there are several, find out where they meet. Raises NodeError."""
+    found = survey(head, spec.cwd, torch="torch" in spec.preload)
+    master, interfaces = None, [""] * len(hosts)
+    if len(hosts) > 1:
+        seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
+        wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
+        master, interfaces = meet(head, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen)
+    places = [
+        Place(host.name, count, one.python if link.remote else spec.python, interface)
+        for host, count, one, link, interface in zip(
+            hosts, slots_of(hosts, nproc), found, links, interfaces, strict=True
+        )
+    ]
+    return places, master

@@ -1,0 +1,126 @@
+"""Makes one world of several nodes: are they different machines, alike enough, and by which address do they meet?"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from launchpad.errors import NodeError, UsageError, failed_hosts
+from launchpad.events import Held, Hold, Listen, Listening, Reach, Reached, Survey, Surveyed
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.plan import Master
+
+# Looking at a node's torch starts a Python there, which may have to be read over a network.
+SURVEY_SECONDS = 60.0
+
+# What does not answer within this is behind a firewall.
+REACH_SECONDS = 5.0
+
+# Once one address has been reached by all, a better one has so long to be reached too.
+BETTER_SECONDS = 0.2
+
+
+def survey(head: Supervisor, cwd: str, *, torch: bool) -> list[Surveyed]:
+    """Have all nodes look around. Raises NodeError with a line for each that can't take part."""
+    count = len(head.nodes)
+    found: list[Surveyed] = head.ask({node: Survey(cwd, torch) for node in range(count)}, Surveyed, SURVEY_SECONDS)
+    names = [head.nodes.name(node) for node in range(count)]
+    for _ in range(2):  # the first answer has waited for the survey, or for a module to be imported
+        head.measure_clocks()
+    if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
+        raise NodeError(failed_hosts(bad, count, "give --wdir a folder that all hosts have"))
+    check_machines(names, found)
+    check_versions(names, found, torch=torch)
+    return found
+
+
+def check_machines(names: Sequence[str], found: Sequence[Surveyed]) -> None:
+    """Raises UsageError where two names mean one machine: their ranks would take each other's GPUs and cores."""
+    seen: dict[str, str] = {}
+    for name, one in zip(names, found, strict=True):
+        if one.machine in seen:
+            raise UsageError(
+                f"{seen[one.machine]} and {name} are one machine; name it once, with the ranks of both: "
+                f"{seen[one.machine]}:N"
+            )
+        seen[one.machine] = name
+
+
+def check_versions(names: Sequence[str], found: Sequence[Surveyed], *, torch: bool) -> None:
+    """Raises NodeError where the nodes' Python (to its minor version) or torch differ: ranks would fail, or hang."""
+    pythons = {name: ".".join(one.version.split(".")[:2]) for name, one in zip(names, found, strict=True)}
+    _check_same("Python", pythons, {name: one.python for name, one in zip(names, found, strict=True)})
+    if torch:
+        versions = {name: one.torch or "none" for name, one in zip(names, found, strict=True)}
+        _check_same("torch", versions, {name: one.python for name, one in zip(names, found, strict=True)})
+
+
+def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, str]) -> None:
+    first = next(iter(versions))
+    if bad := {
+        name: f"wrong {what}: {version} ({pythons[name]}), and {first} has {versions[first]} ({pythons[first]})"
+        for name, version in versions.items()
+        if version != versions[first]
+    }:
+        raise NodeError(failed_hosts(bad, len(versions), f"install the same {what}, or name an interpreter: --python"))
+
+
+def meet(head: Supervisor, found: Sequence[Surveyed], wanted: str, port: int, prefer: str) -> tuple[Master, list[str]]:
+    """Find an address of node 0 that every other node reaches, and hold the rendezvous port there.
+
+    `wanted`: the only address that will do, "" for any; `prefer`: the best one, if it is one. Returns also the
+    interface by which each node reaches it. Raises NodeError where there is none.
+    """
+    own = {address: interface for address, interface, *_ in found[0].addresses}
+    candidates = [_number(wanted)] if wanted else sorted(own, key=lambda address: address != prefer)
+    ask, answer = os.urandom(16).hex(), os.urandom(16).hex()
+    (listening,) = head.ask({0: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
+    places = [[address, at] for address, at in zip(candidates, listening.ports, strict=True) if at > 0]
+    if not places:
+        raise NodeError(f"--master-addr {wanted}: {head.nodes.name(0)} has no such address; it has {', '.join(own)}")
+    others = range(1, len(found))
+    for node in others:
+        head.nodes.send(node, Reach(places, ask, answer))
+    reached: dict[int, dict[str, str]] = {node: {} for node in others}
+    deadline = time.monotonic() + REACH_SECONDS
+    while (heard := head.hear(deadline)) is not None:
+        node, event = heard
+        if isinstance(event, Reached):
+            reached[node][event.address] = event.interface
+            common = [address for address, _ in places if all(address in by for by in reached.values())]
+            if common and common[0] == places[0][0]:
+                break
+            if common:
+                deadline = min(deadline, time.monotonic() + BETTER_SECONDS)
+    common = [address for address, _ in places if all(address in by for by in reached.values())]
+    if not common:
+        raise NodeError(_unreached(head, reached, [address for address, _ in places]))
+    address = common[0]
+    (held,) = head.ask({0: Hold(address, port)}, Held, REACH_SECONDS)
+    if held.port < 0:
+        raise UsageError(
+            f"--master-port {port}: another program listens there on {head.nodes.name(0)}; end it, give another port, "
+            "or leave the option out to get a free one"
+        )
+    return Master(address, held.port), [own.get(address, ""), *(reached[node][address] for node in others)]
+
+
+def _number(name: str) -> str:
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        raise UsageError(f"--master-addr {name}: no such host; give an address of the first one") from None
+
+
+def _unreached(head: Supervisor, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
+    first = head.nodes.name(0)
+    bad = {
+        head.nodes.name(node): f"reaches {first} at {', '.join(by)} only" if by else f"reaches {first} at none of these"
+        for node, by in reached.items()
+        if len(by) < len(addresses)
+    }
+    return failed_hosts(
+        bad, len(reached) + 1, f"{first} has the addresses {', '.join(addresses)}; open one between the hosts"
+    )

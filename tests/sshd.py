@@ -1,0 +1,231 @@
+"""Real OpenSSH servers for tests: each on a loopback address of its own, run by the user who runs the tests.
+
+    with Cluster(tmp_path, 2) as cluster:
+        ... launchpad run --ssh-config {cluster.ssh_config} --hosts n1,n2 ...
+
+All of them are this one machine: what differs is the address, the port and the host key. Only the user who started them
+can log in, with `cluster.identity`. Sessions get their environment from sshd, not from the test: `settings` may hold
+`SetEnv NAME=VALUE`. At the end the servers are killed together with everything that descends from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+DEADLINE = 30.0
+USER = pwd.getpwuid(os.getuid()).pw_name
+
+# As the user's PATH may not have it; sshd wants to be called by its absolute path.
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+needs_sshd = pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh-keygen") is None, reason="sshd is not installed (openssh-server)"
+)
+
+
+def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", comment: str = "") -> Path:
+    """Make a key pair; the path of its private half."""
+    comment = comment or path.name
+    argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", comment, "-f", str(path)]
+    subprocess.run(argv, check=True, timeout=DEADLINE)
+    return path
+
+
+def public(path: Path) -> str:
+    """The type and the base64 of a key pair's public half."""
+    return " ".join(Path(f"{path}.pub").read_text().split()[:2])
+
+
+class Sshd:
+    """One server. Its `folder` holds its host keys (host_ed25519, …), its log and authorized_keys."""
+
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.2", settings: str = "", key_types: tuple[str, ...] = ("ed25519",)
+    ) -> None:
+        """`settings`: lines for sshd_config, which win over those of this class."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.address = address
+        self.port = free_port(address)
+        self.settings = settings
+        self.host_keys = [keygen(folder / f"host_{kind}", kind) for kind in key_types]
+        self.authorized_keys = folder / "authorized_keys"
+        self.authorized_keys.touch()
+        self.log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def known_as(self) -> str:
+        """Its name in known_hosts."""
+        return f"[{self.address}]:{self.port}"
+
+    def known_hosts(self) -> str:
+        """Its lines for known_hosts."""
+        return "".join(f"{self.known_as} {public(key)}\n" for key in self.host_keys)
+
+    def authorize(self, key: Path, options: str = "") -> None:
+        """Let the owner of this key in."""
+        with self.authorized_keys.open("a") as file:
+            file.write(f"{options} {public(key)}\n".lstrip())
+
+    def start(self) -> None:
+        """Returns once it listens."""
+        assert SSHD is not None
+        if os.getuid() == 0:
+            os.makedirs("/run/sshd", exist_ok=True)  # root's sshd wants its folder for privilege separation
+        config = self.folder / "sshd_config"
+        config.write_text(self._config())
+        self.log.write_bytes(b"")
+        self._process = subprocess.Popen(
+            [SSHD, "-D", "-f", str(config), "-E", str(self.log)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + DEADLINE
+        while "Server listening" not in self.log.read_text():
+            assert self._process.poll() is None, f"sshd ended: {self.log.read_text()}"
+            assert time.monotonic() < deadline, f"sshd does not listen: {self.log.read_text()}"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Kill it and everything that descends from it, as a power cut does; returns when all are gone."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        # Stopped first, each may lose no child to init and gain none while they are counted.
+        doomed: list[int] = []
+        waiting = [process.pid]
+        while waiting:
+            pid = waiting.pop()
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                children = [Path(f"/proc/{pid}/task/{task}/children") for task in os.listdir(f"/proc/{pid}/task")]
+                waiting += [int(child) for path in children for child in path.read_text().split()]
+            except OSError:
+                continue
+            doomed.append(pid)
+        for pid in doomed:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        process.wait(DEADLINE)
+        deadline = time.monotonic() + DEADLINE
+        while left := [pid for pid in doomed if _lives(pid)]:
+            assert time.monotonic() < deadline, f"processes of sshd are left: {left}"
+            time.sleep(0.01)
+
+    def _config(self) -> str:
+        keys = "".join(f"HostKey {key}\n" for key in self.host_keys)
+        return f"""{self.settings}
+Port {self.port}
+ListenAddress {self.address}
+{keys}{_no_penalties()}
+AuthorizedKeysFile {self.authorized_keys}
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM no
+UseDNS no
+PidFile none
+PrintMotd no
+Subsystem sftp internal-sftp
+"""
+
+
+class Cluster:
+    """`count` servers, and what ssh needs to reach them as n1 … nN: `ssh_config`, `known_hosts`, `identity`.
+
+    `ssh_config` names nothing of the user's own.
+    """
+
+    def __init__(self, folder: Path, count: int, settings: str = "", config: str = "") -> None:
+        """`settings` go into each sshd_config; `config` are lines for ssh_config, which win over the ones made here."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.identity = keygen(folder / "id_test")
+        self.hosts = [Sshd(folder / f"n{n}", f"127.0.0.{n + 1}", settings) for n in range(1, count + 1)]
+        for host in self.hosts:
+            host.authorize(self.identity)
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text("".join(host.known_hosts() for host in self.hosts))
+        self.ssh_config = folder / "ssh_config"
+        self.configure(config)
+
+    def configure(self, config: str) -> None:
+        """Write ssh_config anew, with these lines first."""
+        aliases = "".join(
+            f"Host n{n}\n  HostName {host.address}\n  Port {host.port}\n" for n, host in enumerate(self.hosts, 1)
+        )
+        self.ssh_config.write_text(f"""{config}
+{aliases}
+Host *
+  User {USER}
+  IdentityFile {self.identity}
+  IdentitiesOnly yes
+  IdentityAgent none
+  UserKnownHostsFile {self.known_hosts}
+  GlobalKnownHostsFile /dev/null
+  BatchMode yes
+""")
+
+    def start(self) -> None:
+        """Returns once all of them listen."""
+        for host in self.hosts:
+            host.start()
+
+    def stop(self) -> None:
+        """Kill all servers with all that they started."""
+        for host in self.hosts:
+            host.stop()
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@functools.cache
+def _no_penalties() -> str:
+    """From 9.8 on, sshd locks out an address for a while after refusals; older ones don't know the setting."""
+    assert SSHD is not None
+    argv = [SSHD, "-f", "/dev/null", "-T", "-o", "PerSourcePenalties=no"]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE).stderr
+    return "" if "onfiguration option" in told else "PerSourcePenalties no"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
