@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launchpad.cli import options
 from launchpad.errors import UsageError
-from launchpad.job.environ import parse_file, parse_option
+from launchpad.job.environ import parse_file, parse_option, travelling
 from launchpad.job.outcome import Cause, CauseKind, exit_in_words, ranks_in_words
 from launchpad.job.spec import StreamMap, Target
 
@@ -85,7 +85,7 @@ def test_a_target_is_a_command_line(
     ],
 )
 def test_an_option_gives_a_variable_or_passes_one_on(text: str, pair: tuple[str, str]) -> None:
-    assert parse_option(text, {"HERE": "v"}) == pair
+    assert parse_option(text, {"HERE": "v"}) == dict([pair])
 
 
 @pytest.mark.parametrize(
@@ -233,3 +233,23 @@ def test_local_ranks_are_separated_by_commas() -> None:
 def test_what_is_no_list_of_local_ranks_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a list of local ranks"):
         options.local_ranks(text)
+
+
+def test_a_pattern_passes_on_all_that_match() -> None:
+    environ = {"HF_HOME": "/x", "HF_TOKEN": "secret", "HOME": "/h"}
+    assert parse_option("HF_*", environ) == {"HF_HOME": "/x", "HF_TOKEN": "secret"}
+    assert parse_option("H?ME", environ) == {"HOME": "/h"}
+    with pytest.raises(UsageError, match=r"^--env NCCL_\*: no variable that is set here matches"):
+        parse_option("NCCL_*", environ)
+
+
+def test_what_goes_to_other_machines_by_itself() -> None:
+    there = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "2",
+        "PYTHONPATH": "lib",
+        "PYTHONHASHSEED": "0",
+        "TORCH_LOGS": "all",
+    }
+    here = {"PATH": "/bin", "PYTHONHOME": "/usr", "CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "x", "HOME": "/h"}
+    assert travelling({**there, **here}) == there

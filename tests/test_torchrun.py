@@ -161,10 +161,14 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
         (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; name a folder"),
         (
-            ["-H", "a,b"],
-            "several hosts from one command (-H, --hostfile) are not supported by this version; run it once",
+            ["-H", "a,b", "--node-rank=1", "--nnodes=2", "--master-addr=c"],
+            "--nnodes and --node-rank are for launchpads",
         ),
-        (["--hostfile", "f"], "several hosts from one command (-H, --hostfile)"),
+        (["--hostfile", "f"], "--hostfile f: No such file or directory; name a file with a host a line"),
+        (["-H", "a:2", "-n", "4"], "--hosts: a has 2 ranks there, and --nproc asks for 4"),
+        (["-H", "a", "--hostfile", "f"], "--hosts and --hostfile both name the hosts"),
+        (["--include", "a"], "--include is about hosts; name them with --hosts or --hostfile"),
+        (["-H", ""], "--hosts is empty"),
         (
             ["--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1"],
             "--master-addr 192.0.2.1 --master-port 29500: Cannot",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -182,22 +181,24 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         log_dir = os.path.abspath(log_dir)
         if not (redirects or tee):
             tee = StreamMap(everywhere=3)
+    nnodes = options["nnodes"]
+    if hosts:
+        if options["node_rank"] is not None or nnodes not in ("1", str(len(hosts))):
+            raise UsageError("--nnodes and --node-rank are for launchpads started on each node; hosts need neither")
+        nnodes = "1"
     world = resolve_world(
-        **{name: options[name] for name in ("nnodes", "node_rank", "master_addr", "master_port", "standalone")},
+        nnodes=nnodes,
+        **{name: options[name] for name in ("node_rank", "master_addr", "master_port", "standalone")},
         **{name: options[name] for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf")},
     )
-    if hosts:
-        if options["node_rank"] is not None or world.nnodes not in (1, len(hosts)):
-            raise UsageError("--nnodes and --node-rank are for launchpads started on each node; hosts need neither")
-        world = dataclasses.replace(world, nnodes=1)
     if world.nnodes > 1 and options["max_restarts"]:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
-    environ = preflight.collect_environ(options["env"], options["env_file"], os.environ)
-    here = not hosts
+    here, far = True, False
     if hosts:
         from launchpad.cli.hosts import is_here
 
-        here = any(map(is_here, hosts))
+        here, far = any(map(is_here, hosts)), not all(map(is_here, hosts))
+    environ = preflight.collect_environ(options["env"], options["env_file"], os.environ, far=far)
     cwd = preflight.working_folder(options["wdir"], here=here)
     target = preflight.find_target(
         options["target"],

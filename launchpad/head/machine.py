@@ -146,7 +146,7 @@ class Machine:
         if failure and self.phase == "running":
             self._failed_at = at
             actions = self._stop(failure, self._after_failure(), now)
-        elif failure and self.cause and self.cause.kind in ("failure", "start") and at < self._failed_at:
+        elif failure and self.cause and self.cause.kind == "failure" and at < self._failed_at:
             self._failed_at = at
             self.cause = failure
         if self.running:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from launchpad.errors import UsageError
-from launchpad.job.environ import parse_file, parse_option
+from launchpad.job.environ import parse_file, parse_option, travelling
 from launchpad.job.spec import Target
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
@@ -109,9 +109,14 @@ def find_python(asked: str | None, environ: Mapping[str, str], own: str, *, here
     return own
 
 
-def collect_environ(options: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's own variables, files first, so that an option overrides a file. Raises UsageError."""
-    found: dict[str, str] = {}
+def collect_environ(
+    options: Sequence[str], files: Sequence[str], environ: Mapping[str, str], *, far: bool = False
+) -> dict[str, str]:
+    """The user's own variables, files first, so that an option overrides a file. Raises UsageError.
+
+    `far`: some ranks run on other machines, to which the variables of job/environ.py's TRAVEL go by themselves.
+    """
+    found: dict[str, str] = travelling(environ) if far else {}
     for path in files:
         try:
             with open(path, encoding="utf-8") as file:
@@ -122,6 +127,5 @@ def collect_environ(options: Sequence[str], files: Sequence[str], environ: Mappi
             raise UsageError(f"--env-file {path}: not UTF-8 text (byte {error.start}); give VAR=VALUE lines") from None
         found.update(parse_file(text, path, environ))
     for option in options:
-        name, value = parse_option(option, environ)
-        found[name] = value
+        found.update(parse_option(option, environ))
     return found

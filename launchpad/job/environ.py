@@ -1,19 +1,39 @@
-"""Variables that the user hands to the ranks: `--env VAR[=VALUE]` and files of such lines."""
+"""Variables that the user hands to the ranks: `--env VAR[=VALUE]`, `--env 'VAR*'`, and files of such lines."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 
 from launchpad.errors import UsageError
 
+_PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def parse_option(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """`VAR=VALUE`, or `VAR` to pass on the value that it has here. Raises UsageError."""
-    name = text.partition("=")[0]
-    return _parse(text, environ, f"--env {name}" if _NAME.fullmatch(name) else "--env")
+# What goes from here to other machines by itself: settings of the libraries that a rank talks to others with, and
+# Python's. What names a place or a device of this machine (PATH, CUDA_VISIBLE_DEVICES …) does not.
+TRAVEL = (
+    *("NCCL_*", "GLOO_*", "TP_*", "UCX_*", "FI_*", "TORCH_*", "PYTORCH_*", "OMP_*", "MKL_*", "KMP_*"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHON[!H]*", "PYTHONHASHSEED"),
+)
+
+
+def travelling(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to other machines by themselves."""
+    return {name: value for name, value in environ.items() if any(fnmatchcase(name, one) for one in TRAVEL)}
+
+
+def parse_option(text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """`VAR=VALUE`, `VAR` to pass on the value that it has here, or `VAR*` for several. Raises UsageError."""
+    name, given, _ = text.partition("=")
+    if not given and _PATTERN.fullmatch(name) and not _NAME.fullmatch(name):
+        found = {one: value for one, value in environ.items() if fnmatchcase(one, name)}
+        if not found:
+            raise UsageError(f"--env {name}: no variable that is set here matches; correct it, or leave it out")
+        return found
+    return dict([_parse(text, environ, f"--env {name}" if _NAME.fullmatch(name) else "--env")])
 
 
 def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:

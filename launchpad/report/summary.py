@@ -51,7 +51,8 @@ class Summary:
             for node in plan.nodes
             for rank in node.ranks
         }
-        self._lost: dict[int, tuple[str, list[int]]] = {}  # nodes: why, and what they ran
+        self._ranks = [[rank.rank for rank in node.ranks] for node in plan.nodes]
+        self._lost: dict[int, str] = {}  # nodes, and why
         self._say = say if not quiet else lambda _: None
         self._tails: dict[int, bytes] = {}
         self._raised: dict[int, str] = {}
@@ -77,8 +78,8 @@ class Summary:
             case Output(_, rank, stream, data):
                 if stream == STDERR:
                     self._tails[rank] = (self._tails.get(rank, b"") + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-            case NodeLost(_, node, reason, ranks):
-                self._lost[node] = (reason, ranks)
+            case NodeLost(_, node, reason):
+                self._lost[node] = reason
             case RankStarted(at, rank, pid):
                 self._started = self._started or at
                 self._pids[rank] = pid
@@ -136,7 +137,7 @@ class Summary:
             case "start":
                 lines = [f"{self._names[cause.rank]} could not be started: {cause.text}"]
             case "lost":
-                lines = [self._loss(cause.node)]
+                lines = [self._loss(cause.node, cause.text)]
             case "peer":
                 lines = [f"the world failed on another node: {cause.text}"]
             case "timeout":
@@ -145,8 +146,8 @@ class Summary:
                 lines = [f"the job was ended by {signal_name(cause.signum)}"]
             case "console":
                 lines = [f"the job was ended: standard output takes no more ({cause.text})"]
-        lines += [self._loss(node) for node in self._lost if node != cause.node]
-        gone = {rank for _, ranks in self._lost.values() for rank in ranks}
+        lines += [self._loss(node, reason) for node, reason in self._lost.items() if node != cause.node]
+        gone = {rank for node in self._lost for rank in self._ranks[node]}
         others = [rank for rank in self._stopped if rank != cause.rank and rank not in gone]
         if others:
             lines.append(f"stopped because of it: {ranks_in_words(others)}")
@@ -161,11 +162,10 @@ class Summary:
             lines.append(f"logs: {folder}")
         return "\n".join(lines)
 
-    def _loss(self, node: int) -> str:
-        reason, ranks = self._lost[node]
+    def _loss(self, node: int, reason: str) -> str:
         if len(self._nodes) == 1:
             return f"the job's node was lost: {reason}; its ranks were killed"
-        return f"{self._nodes[node]} was lost: {reason}; it ran {ranks_in_words(ranks)}"
+        return f"{self._nodes[node]} was lost: {reason}; it ran {ranks_in_words(self._ranks[node])}"
 
     def _failure(self, cause: Cause) -> list[str]:
         rank = cause.rank
