@@ -42,6 +42,29 @@ class Surveyed(NamedTuple):
     addresses: list[list[str]]  # [address, interface] each, those that other machines can be expected to reach first
 
 
+class Wanted(NamedTuple):
+    """The answer to Sync."""
+
+    time: int
+    folder: str  # where the files are kept on this node; "" where there is no room for them
+    files: list[int]  # those to be sent, by their place in the list
+    problem: str
+
+
+class Taken(NamedTuple):
+    """Bytes of Pieces were written."""
+
+    time: int
+    size: int
+
+
+class Synced(NamedTuple):
+    """All that was wanted is there; or why not."""
+
+    time: int
+    problem: str
+
+
 class Listening(NamedTuple):
     """The answer to Listen."""
 
@@ -225,6 +248,9 @@ class PhaseChanged(NamedTuple):
 Event = (
     AgentReady
     | Surveyed
+    | Wanted
+    | Taken
+    | Synced
     | Listening
     | Reached
     | Held
@@ -267,6 +293,20 @@ class Survey(NamedTuple):
 
     cwd: str  # the folder that the ranks are to run in
     torch: bool  # whether torch's version is of interest
+
+
+class Sync(NamedTuple):
+    """Have the files of a folder here, as they are on the head's machine."""
+
+    name: str  # of the folder's copy; the same for each job that is started in it
+    files: list[list[Any]]  # [path, permissions, bytes, modification time in ns, "" or where the link leads] each
+
+
+class Piece(NamedTuple):
+    """The next bytes of a file that was wanted; one that is complete is followed by the next."""
+
+    file: int  # its place in the list
+    data: bytes
 
 
 class Listen(NamedTuple):
@@ -332,4 +372,4 @@ class Finish(NamedTuple):
     leave: bool
 
 
-Command = Hello | Survey | Listen | Reach | Hold | Ping | Start | Signal | Credit | Finish
+Command = Hello | Survey | Sync | Piece | Listen | Reach | Hold | Ping | Start | Signal | Credit | Finish

@@ -1,7 +1,7 @@
 """Frames: how events and commands travel over a Link.
 
 A frame is a length (4 bytes, big-endian, of what follows), a type (1 byte: the index in MESSAGES) and a payload:
-JSON of the message's fields, except for Output, whose payload is a fixed header and the raw bytes.
+JSON of the message's fields, except for Output and Piece, whose payload is a fixed header and the raw bytes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ MESSAGES: tuple[Any, ...] = (
     events.Held,
     events.Ping,
     events.Pong,
+    events.Sync,
+    events.Wanted,
+    events.Piece,
+    events.Taken,
+    events.Synced,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -52,6 +57,7 @@ LARGEST_FRAME = 64 << 20
 
 _HEAD = struct.Struct("!IB")
 _OUTPUT = struct.Struct("!qIB")
+_PIECE = struct.Struct("!I")
 
 
 class WireError(Exception):
@@ -62,6 +68,9 @@ def encode(message: events.Event | events.Command) -> bytes:
     """One message as one frame."""
     if isinstance(message, events.Output):
         return output_header(message.time, message.rank, message.stream, len(message.data)) + message.data
+    if isinstance(message, events.Piece):
+        size = 1 + _PIECE.size + len(message.data)
+        return _HEAD.pack(size, CODES[events.Piece]) + _PIECE.pack(message.file) + message.data
     payload = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")
     return _HEAD.pack(len(payload) + 1, CODES[type(message)]) + payload
 
@@ -127,6 +136,11 @@ class Decoder:
                 time, rank, stream = _OUTPUT.unpack_from(self._buffer, start)
                 data = bytes(memoryview(self._buffer)[start + _OUTPUT.size : end])
                 return events.Output(time, rank, stream, data)
+            if cls is events.Piece:
+                if end - start < _PIECE.size:
+                    raise ValueError("shorter than its header")
+                (file,) = _PIECE.unpack_from(self._buffer, start)
+                return events.Piece(file, bytes(memoryview(self._buffer)[start + _PIECE.size : end]))
             text = self._buffer[start:end].decode("utf-8", "surrogateescape")
             fields = json.loads(text)
             hints = _hints(cls)

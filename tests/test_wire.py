@@ -45,6 +45,8 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
     """Any message of that class."""
     if cls is Output:
         return OUTPUT
+    if cls is Piece:
+        return st.builds(Piece, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 

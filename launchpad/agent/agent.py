@@ -19,10 +19,12 @@ from ..events import (
     AgentReady,
     Credit,
     Drained,
+    Event,
     Finish,
     Held,
     Hello,
     Listen,
+    Piece,
     Ping,
     Pong,
     RankExited,
@@ -34,6 +36,7 @@ from ..events import (
     StraysEnded,
     Survey,
     Suspended,
+    Sync,
 )
 from ..events import Hold as HoldPort
 from . import memory, node, processes, rank, scratch
@@ -42,6 +45,7 @@ from .poll import Poll
 from .starter import Starter
 
 if TYPE_CHECKING:
+    from .copy import Copy
     from .meeting import Meeting
 
 # The most that is taken from an error file: a traceback, not a log.
@@ -65,6 +69,7 @@ class Agent:
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._files, self._begun)
         self._meeting: Meeting | None = None
+        self._copy: Copy | None = None
         self._silence = 0.0  # seconds without a word from the head that mean its end; 0: no limit
         self._heard_at = 0.0
 
@@ -84,6 +89,8 @@ class Agent:
                 self._finishing = False
                 self._outbox.say(Drained(time.monotonic_ns()))
                 self._outbox.pump()
+        if self._copy:
+            self._copy.close()
         processes.sweep(self._reap)
         scratch.remove(self._scratch)
         return 0
@@ -140,6 +147,13 @@ class Agent:
                 from .survey import survey
 
                 self._outbox.say(survey(command))
+            case Sync():
+                from .copy import Copy
+
+                self._copy = Copy(command)
+                self._say_all(self._copy.begin())
+            case Piece() if self._copy:
+                self._say_all(self._copy.take(command))
             case Listen() | Reach():
                 self._meet(command)
             case HoldPort(address, port):
@@ -161,6 +175,10 @@ class Agent:
                 self._outbox.credit(number, stream, size)
             case Finish(leave):
                 self._finish(leave)
+
+    def _say_all(self, events: list[Event]) -> None:
+        for event in events:
+            self._outbox.say(event)
 
     def _meet(self, command: Listen | Reach) -> None:
         from .meeting import Meeting

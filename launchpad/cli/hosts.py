@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import click
+
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.supervisor import Supervisor
 from launchpad.head.survey import meet, survey
@@ -38,7 +40,7 @@ def read_hosts(options: dict[str, Any]) -> tuple[Host, ...]:
         except OSError as error:
             raise UsageError(f"--hostfile {path}: {error.strerror}; name a file with a host a line") from None
     else:
-        for name in ("include", "exclude", "ssh_config", "accept_new_host_keys"):
+        for name in ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync"):
             if options[name]:
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} is about hosts; name them with --hosts or --hostfile, or leave it out")
@@ -124,19 +126,43 @@ def _ask(prompt: str) -> str | None:
 
 
 def make_world(
-    head: Supervisor, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], nproc: Any
+    head: Supervisor, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], options: dict[str, Any]
 ) -> tuple[list[Place], Master | None]:
-    """Look at the nodes, and where there are several, find out where they meet. Raises NodeError."""
-    found = survey(head, spec.cwd, torch="torch" in spec.preload)
+    """Send the nodes what they need, look at them, and where there are several, find out where they meet.
+
+    Raises NodeError.
+    """
+    folders = dict.fromkeys(range(len(hosts)), spec.cwd)
+    if options["sync"]:
+        folders |= _sync(head, [node for node, link in enumerate(links) if link.remote], spec.cwd)
+    found = survey(head, list(folders.values()), torch="torch" in spec.preload)
     master, interfaces = None, [""] * len(hosts)
     if len(hosts) > 1:
         seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
         wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
         master, interfaces = meet(head, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen)
+    counts = slots_of(hosts, options["nproc"])
     places = [
-        Place(host.name, count, one.python if link.remote else spec.python, interface)
-        for host, count, one, link, interface in zip(
-            hosts, slots_of(hosts, nproc), found, links, interfaces, strict=True
-        )
+        Place(host.name, counts[node], found[node].python if links[node].remote else spec.python, folders[node], there)
+        for node, (host, there) in enumerate(zip(hosts, interfaces, strict=True))
     ]
     return places, master
+
+
+def _sync(head: Supervisor, nodes: Sequence[int], folder: str) -> dict[int, str]:
+    from launchpad.head.sync import sync
+
+    bar: Any = None
+
+    def show(taken: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            label = f"sync to {len(nodes)} host{'s' if len(nodes) > 1 else ''}"
+            bar = click.progressbar(length=total, label=label, file=sys.stderr, show_eta=False)
+        bar.update(taken - bar.pos)
+
+    try:
+        return sync(head, nodes, folder, show if sys.stderr.isatty() else lambda *_: None)
+    finally:
+        if bar is not None:
+            bar.render_finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -41,7 +42,7 @@ _NOT_FORKED = (
     "COVERAGE_PROCESS_START",
 )
 
-_ABOUT_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys")
+_ABOUT_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
 
 _EPILOG = """\b
 Examples:
@@ -110,7 +111,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if hosts:
         from launchpad.cli.hosts import make_world
 
-        places, master = make_world(supervisor, spec, hosts, links, options["nproc"])
+        places, master = make_world(supervisor, spec, hosts, links, options)
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.cli.jobs import sources
@@ -207,6 +208,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         script=options["run_path"],
         here=here,
     )
+    if options["sync"] and target.kind == "script" and target.name.startswith(cwd + "/"):
+        target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
     return JobSpec(
         target=target,
         nproc=options["nproc"] or 1,

@@ -118,6 +118,11 @@ _OPTIONS = (
     ),
     _hosts("--include", default="", metavar="HOST,…", help="Of these hosts, only those; * and ? are patterns."),
     _hosts("--exclude", default="", metavar="HOST,…", help="Of these hosts, not those."),
+    _hosts(
+        "--sync",
+        is_flag=True,
+        help="Send the working folder to each host, and run in the copy: what git tracks or doesn't ignore, or all.",
+    ),
     _hosts("--ssh-config", metavar="FILE", help="Instead of ~/.ssh/config."),
     _hosts(
         "--accept-new-host-keys",

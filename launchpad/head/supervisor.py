@@ -75,6 +75,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._unheard: list[tuple[int, Any]] = []  # what nodes said while another answer was waited for
         self._early: list[StopRequested] = []  # signals for the ranks, which are yet to be started
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
@@ -133,6 +134,7 @@ class Supervisor:
         for node, command in commands.items():
             self.nodes.send(node, command)
         answers: dict[int, Any] = {}
+        later = []
         deadline = time.monotonic() + seconds
         while len(answers) < len(commands):
             heard = self.hear(deadline)
@@ -141,6 +143,9 @@ class Supervisor:
                 raise NodeError(self._of(silent, f"no answer from the agent within {seconds:g} s"))
             if type(heard[1]) is answer:
                 answers[heard[0]] = heard[1]
+            else:
+                later.append(heard)
+        self._unheard += later
         return [answers[node] for node in sorted(answers)]
 
     def measure_clocks(self) -> None:
@@ -149,6 +154,8 @@ class Supervisor:
 
     def hear(self, deadline: float) -> tuple[int, Any] | None:
         """What a node says before the job runs; None when the time is over. Raises NodeError where one has ended."""
+        if self._unheard:
+            return self._unheard.pop(0)
         while True:
             due = self.nodes.deadline
             until = deadline if due is None else min(deadline, due)

@@ -22,15 +22,18 @@ REACH_SECONDS = 5.0
 BETTER_SECONDS = 0.2
 
 
-def survey(head: Supervisor, cwd: str, *, torch: bool) -> list[Surveyed]:
-    """Have all nodes look around. Raises NodeError with a line for each that can't take part."""
-    count = len(head.nodes)
-    found: list[Surveyed] = head.ask({node: Survey(cwd, torch) for node in range(count)}, Surveyed, SURVEY_SECONDS)
+def survey(head: Supervisor, folders: Sequence[str], *, torch: bool) -> list[Surveyed]:
+    """Have all nodes look around, each at its folder. Raises NodeError with a line for each that can't take part."""
+    count = len(folders)
+    asked = {node: Survey(folder, torch) for node, folder in enumerate(folders)}
+    found: list[Surveyed] = head.ask(asked, Surveyed, SURVEY_SECONDS)
     names = [head.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer has waited for the survey, or for a module to be imported
         head.measure_clocks()
     if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
-        raise NodeError(failed_hosts(bad, count, "give --wdir a folder that all hosts have"))
+        raise NodeError(
+            failed_hosts(bad, count, "give --wdir a folder that all hosts have, or send this one with --sync")
+        )
     check_machines(names, found)
     check_versions(names, found, torch=torch)
     return found

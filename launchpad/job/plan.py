@@ -42,6 +42,7 @@ class Place(NamedTuple):
     name: str  # as the user gave it
     nproc: int | str  # a number of ranks, or auto, cpu, gpu
     python: str  # the ranks' interpreter there
+    cwd: str  # the ranks' working folder there
     interface: str = ""  # by which the nodes reach each other; "" for one node
 
 
@@ -152,7 +153,7 @@ def make_plan(
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
-    places = places or [Place(node.hostname, spec.nproc, spec.python) for node in nodes]
+    places = places or [Place(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
         raise UsageError(
@@ -189,7 +190,7 @@ def make_plan(
         }
         unset = {name: value for name, value in defaults.items() if name not in spec.environ}
         store = ("use" if index else "serve") if held and spec.preload else ""
-        planned.append(NodePlan(spec.world.node_rank + index, place.name, spec.cwd, unset, ranks, store))
+        planned.append(NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store))
         first += count
     return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload)
 
