@@ -16,7 +16,7 @@ from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
-from launchpad.head import preflight
+from launchpad.head import preflight, signals
 from launchpad.head.preload import TORCH, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
@@ -97,7 +97,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     spec = _spec(options, hosts)
     links = _links(ctx, hosts, options, spec.python)
     supervisor = Supervisor()
-    supervisor.handle_signals(options["signals_to_handle"])
+    signals.catch(supervisor.post, options["signals_to_handle"])
     world = spec.world
     port = world.master_port if world.node_rank == 0 and len(links) == 1 else 0
     facts = supervisor.connect(

@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad import __version__
@@ -62,13 +62,6 @@ TELL_SECONDS = 3.0
 # A node that has not answered by then is not going to.
 READY_SECONDS = 30.0
 
-HANDLED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # end the job
-    *(signal.SIGUSR1, signal.SIGUSR2),  # go on to the ranks
-    *(signal.SIGTSTP, signal.SIGCONT),  # stop us and the ranks, and continue
-    signal.SIGQUIT,  # kept for a dump of all stacks
-)
-
 
 class Supervisor:
     """One job, from the first frame to the exit code."""
@@ -88,26 +81,6 @@ class Supervisor:
     def post(self, event: Any) -> None:
         """Put an event of the head's own into the inbox; for other threads."""
         self._inbox.put((-1, event))
-
-    def handle_signals(self, more: Iterable[int] = ()) -> None:
-        """Turn signals into events. One that was ignored when we were started (nohup) stays ignored.
-
-        `more`: what is to be passed on to the ranks beside HANDLED.
-        """
-        handled = {signum for signum in (*HANDLED, *more) if signal.getsignal(signum) != signal.SIG_IGN}
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        # Not in the handlers: one that came just before the loop goes to sleep would run only at its next event.
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._read_signals, args=(reader, handled), name="signals", daemon=True).start()
-        for signum in handled:
-            signal.signal(signum, lambda *_: None)
-
-    def _read_signals(self, reader: int, handled: set[int]) -> None:
-        while numbers := os.read(reader, 64):
-            for number in numbers:
-                if number in handled:
-                    self.post(StopRequested(time.monotonic_ns(), number))
 
     def connect(
         self, links: Sequence[Link], *, count_gpus: bool, port: int = 0, silence: float = 0.0
