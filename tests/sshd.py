@@ -4,8 +4,9 @@
         ... launchpad run --ssh-config {cluster.ssh_config} --hosts n1,n2 ...
 
 All of them are this one machine: what differs is the address, the port and the host key. Only the user who started them
-can log in, with `cluster.identity`. Sessions get their environment from sshd, not from the test: `settings` may hold
-`SetEnv NAME=VALUE`. At the end the servers are killed together with everything that descends from them.
+can log in, with `cluster.identity`, and only where the account is not locked. Sessions get their environment from sshd,
+not from the test: `environ` is what they have besides. At the end the servers are killed together with everything that
+descends from them, also what has left their process tree.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 import pytest
 
 DEADLINE = 30.0
+MARK = "LAUNCHPAD_TEST_SSHD"
 USER = pwd.getpwuid(os.getuid()).pw_name
 
 # As the user's PATH may not have it; sshd wants to be called by its absolute path.
@@ -51,7 +54,12 @@ class Sshd:
     """One server. Its `folder` holds its host keys (host_ed25519, …), its log and authorized_keys."""
 
     def __init__(
-        self, folder: Path, address: str = "127.0.0.2", settings: str = "", key_types: tuple[str, ...] = ("ed25519",)
+        self,
+        folder: Path,
+        address: str = "127.0.0.2",
+        settings: str = "",
+        key_types: tuple[str, ...] = ("ed25519",),
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """`settings`: lines for sshd_config, which win over those of this class."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +67,7 @@ class Sshd:
         self.address = address
         self.port = free_port(address)
         self.settings = settings
+        self.environ = {**(environ or {}), MARK: str(folder)}
         self.host_keys = [keygen(folder / f"host_{kind}", kind) for kind in key_types]
         self.authorized_keys = folder / "authorized_keys"
         self.authorized_keys.touch()
@@ -124,9 +133,23 @@ class Sshd:
                 pass
         process.wait(DEADLINE)
         deadline = time.monotonic() + DEADLINE
-        while left := [pid for pid in doomed if _lives(pid)]:
+        while left := [pid for pid in doomed if _lives(pid)] + self._marked():
             assert time.monotonic() < deadline, f"processes of sshd are left: {left}"
+            for pid in self._marked():
+                os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+    def _marked(self) -> list[int]:
+        """Live processes that have the environment of our sessions."""
+        mark = f"{MARK}={self.folder}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return [pid for pid in found if _lives(pid)]
 
     def _config(self) -> str:
         keys = "".join(f"HostKey {key}\n" for key in self.host_keys)
@@ -143,6 +166,7 @@ UsePAM no
 UseDNS no
 PidFile none
 PrintMotd no
+SetEnv {" ".join(f'"{name}={value}"' for name, value in self.environ.items())}
 Subsystem sftp internal-sftp
 """
 
@@ -153,12 +177,21 @@ class Cluster:
     `ssh_config` names nothing of the user's own.
     """
 
-    def __init__(self, folder: Path, count: int, settings: str = "", config: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        settings: str = "",
+        config: str = "",
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         """`settings` go into each sshd_config; `config` are lines for ssh_config, which win over the ones made here."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.identity = keygen(folder / "id_test")
-        self.hosts = [Sshd(folder / f"n{n}", f"127.0.0.{n + 1}", settings) for n in range(1, count + 1)]
+        self.hosts = [
+            Sshd(folder / f"n{n}", f"127.0.0.{n + 1}", settings, environ=environ) for n in range(1, count + 1)
+        ]
         for host in self.hosts:
             host.authorize(self.identity)
         self.known_hosts = folder / "known_hosts"

@@ -18,11 +18,16 @@ import paramiko
 import pytest
 
 from launchpad.errors import ConnectError, NodeError, UsageError
+from launchpad.transport.ssh.config import Destination
 from launchpad.transport.ssh.dial import Dialer
+from launchpad.transport.ssh.keys import Keyring
 from tests.conftest import DEADLINE, wait_until
 from tests.sshd import USER, Cluster, Sshd, free_port, keygen, needs_sshd, public
 
 pytestmark = needs_sshd
+
+MakeCluster = Callable[..., Cluster]
+MakeDialer = Callable[..., Dialer]
 
 
 def children() -> list[int]:
@@ -59,8 +64,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Start a Cluster; it is stopped at the end."""
     made: list[Cluster] = []
 
-    def start(count: int = 1, settings: str = "", config: str = "") -> Cluster:
-        cluster = Cluster(tmp_path / f"cluster{len(made)}", count, settings, config)
+    def start(count: int = 1, settings: str = "", environ: dict[str, str] | None = None) -> Cluster:
+        cluster = Cluster(tmp_path / f"cluster{len(made)}", count, settings, environ=environ)
         made.append(cluster)
         cluster.start()
         return cluster
@@ -141,47 +146,64 @@ class Mute:
             stream.close()
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Start a Mute; the ssh_config that calls it n1."""
-    made: list[Mute] = []
+class MakeMute:
+    """Starts Mutes; the ssh_config that calls it n1."""
 
-    def start(action: Callable[[socket.socket], object], settings: str = "") -> Path:
-        made.append(Mute(action))
-        file = tmp_path / "mute_config"
-        file.write_text(
-            f"Host n1\n HostName {made[-1].address}\n Port {made[-1].port}\n ConnectTimeout 1\n{settings}\n"
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "mute_config"
+        self.made: list[Mute] = []
+
+    def __call__(self, action: Callable[[socket.socket], object], connect_timeout: int = 1) -> Path:
+        mute = Mute(action)
+        self.made.append(mute)
+        self._file.write_text(
+            f"Host n1\n HostName {mute.address}\n Port {mute.port}\n ConnectTimeout {connect_timeout}\n"
         )
-        return file
+        return self._file
 
-    start.made = made  # type: ignore[attr-defined]
-    yield start
-    for one in made:
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[MakeMute]:
+    """Servers that are not sshd."""
+    maker = MakeMute(tmp_path)
+    yield maker
+    for one in maker.made:
         one.close()
 
 
-def test_a_connection_is_authenticated_and_runs_commands(make, dialer) -> None:
+def test_a_connection_is_authenticated_and_runs_commands(make: MakeCluster, dialer: MakeDialer) -> None:
     transport = dialer(make()).connect("n1")
     assert transport.is_authenticated()
     assert output(transport, "echo $((6 * 7))") == "42"
     assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_what_the_caller_gives_wins(make, dialer) -> None:
+def test_what_a_session_starts_ends_with_its_server(make: MakeCluster, dialer: MakeDialer) -> None:
+    """Of the tests' own server: also what has left its process tree."""
+    cluster = make(environ={"WHERE": "over there"})
+    transport = dialer(cluster).connect("n1")
+    pid = int(output(transport, "setsid sleep 600 >/dev/null 2>&1 & echo $!"))
+    assert output(transport, "echo $WHERE") == "over there"
+    assert Path(f"/proc/{pid}").exists()
+    cluster.stop()
+    assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_what_the_caller_gives_wins(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(2)
     cluster.configure("Host n1\n User nobody-at-all\n Port 1\n")
     transport = dialer(cluster).connect("n1", user=USER, port=cluster.hosts[0].port)
     assert output(transport, "whoami") == USER
 
 
-def test_many_connections_at_once_to_one_server_with_default_maxstartups(make, dialer) -> None:
+def test_many_connections_at_once_to_one_server_with_default_maxstartups(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make()
     transports = everyone(dialer(cluster), ["n1"] * 30)
     assert len(set(transports)) == 30
     assert all(transport.is_authenticated() for transport in transports)
 
 
-def test_a_jump_host_gets_one_connection_for_all(make, dialer) -> None:
+def test_a_jump_host_gets_one_connection_for_all(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(2, settings="LogLevel VERBOSE")
     cluster.configure(
         f"Host inner\n HostName {cluster.hosts[1].address}\n Port {cluster.hosts[1].port}\n ProxyJump n1\n"
@@ -192,7 +214,7 @@ def test_a_jump_host_gets_one_connection_for_all(make, dialer) -> None:
     assert cluster.hosts[1].log.read_text().count("Accepted publickey") == 20
 
 
-def test_two_jump_hosts_in_a_row(make, dialer) -> None:
+def test_two_jump_hosts_in_a_row(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(3, settings="LogLevel VERBOSE")
     port = cluster.hosts[1].port
     cluster.configure(f"Host n3\n ProxyJump n1,{USER}@127.0.0.3:{port}\n")
@@ -203,21 +225,21 @@ def test_two_jump_hosts_in_a_row(make, dialer) -> None:
     assert all(log.count("Accepted publickey") == 1 for log in logs)
 
 
-def test_jump_hosts_that_the_configuration_of_a_jump_host_names(make, dialer) -> None:
+def test_jump_hosts_that_the_configuration_of_a_jump_host_names(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(3, settings="LogLevel VERBOSE")
     cluster.configure("Host n3\n ProxyJump n2\nHost n2\n ProxyJump n1\n")
     everyone(dialer(cluster), ["n3", "n2", "n3"])
     assert [host.log.read_text().count("Accepted publickey") for host in cluster.hosts] == [1, 2, 2]
 
 
-def test_a_jump_host_that_is_its_own_is_a_usage_error(make, dialer) -> None:
+def test_a_jump_host_that_is_its_own_is_a_usage_error(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(2)
     cluster.configure("Host *\n ProxyJump n1\n")
     with pytest.raises(UsageError, match=r"the way to n2 goes twice through n1; give it `ProxyJump none`"):
         dialer(cluster).connect("n2")
 
 
-def test_a_jump_host_that_can_not_be_reached_is_named(make, dialer) -> None:
+def test_a_jump_host_that_can_not_be_reached_is_named(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(1)
     port = free_port("127.0.0.9")
     cluster.configure(f"Host n1\n ProxyJump gate\nHost gate\n HostName 127.0.0.9\n Port {port}\n")
@@ -227,7 +249,7 @@ def test_a_jump_host_that_can_not_be_reached_is_named(make, dialer) -> None:
     assert f"n1: refused: its jump host gate: nothing listens at 127.0.0.9:{port}" in str(errors[0])
 
 
-def test_a_target_that_the_jump_host_can_not_reach(make, dialer) -> None:
+def test_a_target_that_the_jump_host_can_not_reach(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(1)
     port = free_port("127.0.0.9")
     cluster.configure(f"Host n2\n HostName 127.0.0.9\n Port {port}\n ProxyJump n1\n")
@@ -236,7 +258,7 @@ def test_a_target_that_the_jump_host_can_not_reach(make, dialer) -> None:
     assert f"the jump host n1 can't connect to 127.0.0.9:{port}" in error.text
 
 
-def test_a_jump_host_that_forbids_it(make, dialer) -> None:
+def test_a_jump_host_that_forbids_it(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(2, settings="AllowTcpForwarding no")
     cluster.configure("Host n2\n ProxyJump n1\n")
     error = failure(lambda: dialer(cluster).connect("n2"))
@@ -245,13 +267,13 @@ def test_a_jump_host_that_forbids_it(make, dialer) -> None:
     assert "AllowTcpForwarding" in error.text
 
 
-def test_a_proxy_command(make, dialer) -> None:
+def test_a_proxy_command(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(2)
     cluster.configure(f"Host n2\n ProxyCommand ssh -F {cluster.ssh_config} -W %h:%p n1 2>/dev/null\n")
     assert output(dialer(cluster).connect("n2"), "echo there") == "there"
 
 
-def test_a_proxy_command_that_fails_is_quoted(make, dialer) -> None:
+def test_a_proxy_command_that_fails_is_quoted(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(1)
     cluster.configure("Host n1\n ProxyCommand echo no gate for %r >&2; exit 1\n")
     error = failure(lambda: dialer(cluster).connect("n1"))
@@ -260,14 +282,14 @@ def test_a_proxy_command_that_fails_is_quoted(make, dialer) -> None:
     assert f"saying 'no gate for {USER}'" in error.text
 
 
-def test_a_name_without_an_address(make, dialer) -> None:
+def test_a_name_without_an_address(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make()
     error = failure(lambda: dialer(cluster).connect("nowhere.invalid"))
     assert error.kind == "unresolvable"
     assert "the name nowhere.invalid has no address here" in error.text
 
 
-def test_nobody_listens(make, dialer) -> None:
+def test_nobody_listens(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make()
     cluster.stop()
     error = failure(lambda: dialer(cluster).connect("n1"))
@@ -275,7 +297,7 @@ def test_nobody_listens(make, dialer) -> None:
     assert error.text.startswith(f"nothing listens at 127.0.0.2:{cluster.hosts[0].port}; start sshd there")
 
 
-def test_no_way_to_the_address(make, dialer) -> None:
+def test_no_way_to_the_address(make: MakeCluster, dialer: MakeDialer) -> None:
     """Linux: TCP to the broadcast address has no route."""
     cluster = make()
     cluster.configure("Host far\n HostName 255.255.255.255\n")
@@ -284,7 +306,7 @@ def test_no_way_to_the_address(make, dialer) -> None:
     assert "there is no way to 255.255.255.255:22" in error.text
 
 
-def test_a_host_that_answers_nothing(make, dialer) -> None:
+def test_a_host_that_answers_nothing(make: MakeCluster, dialer: MakeDialer) -> None:
     """With its queue full, Linux drops what else would connect to a socket."""
     cluster = make()
     with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
@@ -300,20 +322,20 @@ def test_a_host_that_answers_nothing(make, dialer) -> None:
     assert "took no connection within 1 s" in error.text
 
 
-def test_a_server_that_says_nothing(serve, dialer) -> None:
+def test_a_server_that_says_nothing(serve: MakeMute, dialer: MakeDialer) -> None:
     error = failure(lambda: dialer(serve(lambda _: None)).connect("n1"))
     assert error.kind == "timed out"
     assert re.search(r"127\.0\.0\.2:\d+ took the connection, then said nothing for 1 s; is it sshd's port", error.text)
 
 
-def test_a_server_that_hangs_up_at_once_is_tried_again(serve, dialer) -> None:
+def test_a_server_that_hangs_up_at_once_is_tried_again(serve: MakeMute, dialer: MakeDialer) -> None:
     error = failure(lambda: dialer(serve(socket.socket.close)).connect("n1"))
     assert error.kind == "protocol"
     assert "closed the connection with no word; its sshd's log says why" in error.text
     assert serve.made[0].taken == 4
 
 
-def test_a_server_that_is_not_sshd(serve, dialer) -> None:
+def test_a_server_that_is_not_sshd(serve: MakeMute, dialer: MakeDialer) -> None:
     def answer(stream: socket.socket) -> None:
         stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         stream.shutdown(socket.SHUT_WR)
@@ -324,13 +346,13 @@ def test_a_server_that_is_not_sshd(serve, dialer) -> None:
     assert serve.made[0].taken == 1
 
 
-def test_a_server_that_stops_after_its_banner(serve, dialer) -> None:
+def test_a_server_that_stops_after_its_banner(serve: MakeMute, dialer: MakeDialer) -> None:
     error = failure(lambda: dialer(serve(lambda stream: stream.sendall(b"SSH-2.0-Stuck\r\n"))).connect("n1"))
     assert error.kind == "timed out"
     assert "(SSH-2.0-Stuck) did not end the key exchange in 3 s" in error.text
 
 
-def test_a_server_that_hangs_up_after_its_banner(serve, dialer) -> None:
+def test_a_server_that_hangs_up_after_its_banner(serve: MakeMute, dialer: MakeDialer) -> None:
     def answer(stream: socket.socket) -> None:
         stream.sendall(b"SSH-2.0-Cross\r\n")
         stream.shutdown(socket.SHUT_WR)
@@ -340,7 +362,7 @@ def test_a_server_that_hangs_up_after_its_banner(serve, dialer) -> None:
     assert "(SSH-2.0-Cross) closed the connection during the key exchange" in error.text
 
 
-def test_no_algorithm_in_common(make, dialer) -> None:
+def test_no_algorithm_in_common(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(settings="KexAlgorithms sntrup761x25519-sha512@openssh.com")
     error = failure(lambda: dialer(cluster).connect("n1"))
     assert error.kind == "protocol"
@@ -348,12 +370,9 @@ def test_no_algorithm_in_common(make, dialer) -> None:
     assert "KexAlgorithms" in error.text
 
 
-def test_closing_ends_a_connection_that_is_being_made(serve, dialer, tmp_path: Path) -> None:
+def test_closing_ends_a_connection_that_is_being_made(serve: MakeMute, dialer: MakeDialer) -> None:
     arrived = threading.Event()
-    one = dialer(serve(lambda _: arrived.set(), "ConnectTimeout 60"))
-    file = tmp_path / "mute_config"
-    file.write_text(file.read_text().replace("ConnectTimeout 1\n", ""))
-    one = dialer(file)
+    one = dialer(serve(lambda _: arrived.set(), connect_timeout=2 * int(DEADLINE)))
     with ThreadPoolExecutor(1) as pool:
         trying = pool.submit(one.connect, "n1")
         assert arrived.wait(DEADLINE)
@@ -363,7 +382,7 @@ def test_closing_ends_a_connection_that_is_being_made(serve, dialer, tmp_path: P
     assert failure(lambda: one.connect("n1")).text == "given up; the run is ending"
 
 
-def test_an_unknown_host_key_and_its_acceptance(make, dialer) -> None:
+def test_an_unknown_host_key_and_its_acceptance(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make()
     cluster.known_hosts.unlink()
     host = cluster.hosts[0]
@@ -380,7 +399,7 @@ def test_an_unknown_host_key_and_its_acceptance(make, dialer) -> None:
     dialer(cluster).connect("n1")
 
 
-def test_new_keys_are_remembered_where_that_is_allowed(make, dialer, home: Path) -> None:
+def test_new_keys_are_remembered_where_that_is_allowed(make: MakeCluster, dialer: MakeDialer, home: Path) -> None:
     cluster = make(3)
     file = home / "new" / "known_hosts"
     cluster.configure(f"UserKnownHostsFile {file}")
@@ -390,7 +409,9 @@ def test_new_keys_are_remembered_where_that_is_allowed(make, dialer, home: Path)
     dialer(cluster).connect("n1")
 
 
-def test_a_changed_host_key_is_refused_with_the_command_that_forgets_it(make, dialer, tmp_path: Path) -> None:
+def test_a_changed_host_key_is_refused_with_the_command_that_forgets_it(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path
+) -> None:
     cluster = make()
     host = cluster.hosts[0]
     other = keygen(tmp_path / "other")
@@ -405,7 +426,7 @@ def test_a_changed_host_key_is_refused_with_the_command_that_forgets_it(make, di
     dialer(cluster, accept_new=True).connect("n1")
 
 
-def test_a_host_shows_the_key_that_is_known(tmp_path: Path, make, dialer) -> None:
+def test_a_host_shows_the_key_that_is_known(tmp_path: Path, make: MakeCluster, dialer: MakeDialer) -> None:
     """Left to itself paramiko asks for ed25519 first."""
     cluster = make()
     host = Sshd(tmp_path / "many", "127.0.0.8", key_types=("ed25519", "ecdsa", "rsa"))
@@ -420,7 +441,9 @@ def test_a_host_shows_the_key_that_is_known(tmp_path: Path, make, dialer) -> Non
         host.stop()
 
 
-def test_a_refused_key_is_named_with_what_the_server_takes(make, dialer, tmp_path: Path) -> None:
+def test_a_refused_key_is_named_with_what_the_server_takes(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path
+) -> None:
     cluster = make()
     other = keygen(tmp_path / "stranger")
     cluster.configure(f"IdentityFile {other}")
@@ -434,7 +457,7 @@ def test_a_refused_key_is_named_with_what_the_server_takes(make, dialer, tmp_pat
     )
 
 
-def test_no_key_at_all(make, dialer) -> None:
+def test_no_key_at_all(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make()
     cluster.configure("Host n1\n IdentityFile none\n")
     cluster.ssh_config.write_text(cluster.ssh_config.read_text().replace(f"IdentityFile {cluster.identity}", ""))
@@ -443,7 +466,7 @@ def test_no_key_at_all(make, dialer) -> None:
     assert "there is no key to try in ~/.ssh or in an agent" in error.text
 
 
-def test_the_usual_keys_are_tried(make, dialer, home: Path) -> None:
+def test_the_usual_keys_are_tried(make: MakeCluster, dialer: MakeDialer, home: Path) -> None:
     cluster = make()
     text = cluster.ssh_config.read_text()
     cluster.ssh_config.write_text(text.replace(f"  IdentityFile {cluster.identity}\n", ""))
@@ -453,7 +476,9 @@ def test_the_usual_keys_are_tried(make, dialer, home: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "option"), [("rsa", ""), ("ecdsa", ""), ("rsa", "PEM"), ("ecdsa", "PEM")])
-def test_kinds_and_formats_of_keys(make, dialer, tmp_path: Path, kind: str, option: str) -> None:
+def test_kinds_and_formats_of_keys(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path, kind: str, option: str
+) -> None:
     cluster = make()
     key = keygen(tmp_path / "key", kind)
     if option:
@@ -464,7 +489,7 @@ def test_kinds_and_formats_of_keys(make, dialer, tmp_path: Path, kind: str, opti
     dialer(cluster).connect("n1")
 
 
-def test_a_key_in_a_format_that_is_not_known(make, dialer, tmp_path: Path) -> None:
+def test_a_key_in_a_format_that_is_not_known(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
     cluster = make()
     key = keygen(tmp_path / "key", "rsa")
     argv = ["ssh-keygen", "-q", "-p", "-m", "PKCS8", "-P", "", "-N", "", "-f", str(key)]
@@ -475,7 +500,7 @@ def test_a_key_in_a_format_that_is_not_known(make, dialer, tmp_path: Path) -> No
     assert f"{key} has a format that paramiko can't read; ssh-keygen -p -f {key} rewrites it" in error.text
 
 
-def test_a_key_that_others_can_read_is_not_used(make, dialer, home: Path) -> None:
+def test_a_key_that_others_can_read_is_not_used(make: MakeCluster, dialer: MakeDialer, home: Path) -> None:
     cluster = make()
     shutil.copy(cluster.identity, home / ".ssh" / "mine")
     (home / ".ssh" / "mine").chmod(0o644)
@@ -486,7 +511,7 @@ def test_a_key_that_others_can_read_is_not_used(make, dialer, home: Path) -> Non
     assert "tried" not in error.text
 
 
-def test_a_certificate_beside_the_key(make, dialer, tmp_path: Path) -> None:
+def test_a_certificate_beside_the_key(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
     authority = keygen(tmp_path / "authority")
     cluster = make(settings=f"TrustedUserCAKeys {authority}.pub")
     key = keygen(tmp_path / "certified")
@@ -510,7 +535,9 @@ class Asked:
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
-def test_a_passphrase_is_asked_for_once_for_all_hosts(make, dialer, tmp_path: Path, kind: str) -> None:
+def test_a_passphrase_is_asked_for_once_for_all_hosts(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path, kind: str
+) -> None:
     cluster = make(5)
     key = keygen(tmp_path / "locked", kind, passphrase="open sesame")
     for host in cluster.hosts:
@@ -521,7 +548,21 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(make, dialer, tmp_path: Pa
     assert ask.prompts == [f"Enter passphrase for key '{key}': ", f"Wrong. Enter passphrase for key '{key}': "]
 
 
-def test_no_passphrase_is_asked_for_where_another_key_does(make, dialer, tmp_path: Path) -> None:
+def test_a_key_that_another_host_has_unlocked_meanwhile(tmp_path: Path) -> None:
+    plain, locked = keygen(tmp_path / "plain"), keygen(tmp_path / "locked", passphrase="open sesame")
+    ask = Asked("open sesame")
+    keys = Keyring(ask)
+    host = Destination("n1", "n1", USER, 22, identity_files=(str(plain), str(locked)))
+    slow = keys.offers(host, [])
+    assert next(slow).label == str(plain)
+    assert [offer.label for offer in keys.offers(host, [])] == [str(plain), str(locked)]
+    assert [offer.label for offer in slow] == [str(locked)]
+    assert len(ask.prompts) == 1
+
+
+def test_no_passphrase_is_asked_for_where_another_key_does(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path
+) -> None:
     cluster = make()
     cluster.configure(f"IdentityFile {keygen(tmp_path / 'locked', passphrase='open sesame')}")
     ask = Asked()
@@ -530,7 +571,9 @@ def test_no_passphrase_is_asked_for_where_another_key_does(make, dialer, tmp_pat
 
 
 @pytest.mark.parametrize("ask", [None, Asked(None)])
-def test_a_passphrase_that_is_not_given(make, dialer, tmp_path: Path, ask: Asked | None) -> None:
+def test_a_passphrase_that_is_not_given(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path, ask: Asked | None
+) -> None:
     cluster = make(2)
     key = keygen(tmp_path / "locked", passphrase="open sesame")
     cluster.ssh_config.write_text(cluster.ssh_config.read_text().replace(str(cluster.identity), str(key)))
@@ -542,18 +585,42 @@ def test_a_passphrase_that_is_not_given(make, dialer, tmp_path: Path, ask: Asked
     assert ask is None or len(ask.prompts) == 1
 
 
-def test_a_server_that_takes_no_keys(make, dialer) -> None:
+def test_a_user_who_takes_longer_than_the_server_waits(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
+    """The passphrase is known then: a second connection does without the user."""
+    cluster = make(settings="LoginGraceTime 4")
+    key = keygen(tmp_path / "locked", passphrase="open sesame")
+    cluster.hosts[0].authorized_keys.write_text(f"{public(key)}\n")
+    cluster.configure(f"IdentityFile {key}")
+
+    def ask(_: str) -> str:
+        wait_until(lambda: not any(isinstance(t, paramiko.Transport) for t in threading.enumerate()), "sshd to hang up")
+        return "open sesame"
+
+    dialer(cluster, ask=ask).connect("n1")
+
+
+def test_a_server_that_takes_no_keys(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(settings="PubkeyAuthentication no\nPasswordAuthentication yes")
     error = failure(lambda: dialer(cluster).connect("n1"))
     assert error.kind == "authentication"
     assert "which takes password, and launchpad has only keys" in error.text
 
 
-def test_a_server_that_wants_more_than_a_key(make, dialer) -> None:
+def test_a_server_that_wants_more_than_a_key(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = make(settings="PasswordAuthentication yes\nAuthenticationMethods publickey,password")
     error = failure(lambda: dialer(cluster).connect("n1"))
     assert error.kind == "authentication"
     assert f"takes {cluster.identity}, but wants password besides" in error.text
+
+
+def test_a_server_that_wants_two_keys(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
+    cluster = make(settings="AuthenticationMethods publickey,publickey")
+    error = failure(lambda: dialer(cluster).connect("n1"))
+    assert f"which takes publickey; tried {cluster.identity};" in error.text
+    second = keygen(tmp_path / "second")
+    cluster.hosts[0].authorize(second)
+    cluster.configure(f"IdentityFile {second}")
+    dialer(cluster).connect("n1")
 
 
 @pytest.fixture
@@ -584,13 +651,15 @@ def with_agent(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.usefixtures("agent")
-def test_keys_of_an_agent_serve_many_threads(make, dialer) -> None:
+def test_keys_of_an_agent_serve_many_threads(make: MakeCluster, dialer: MakeDialer) -> None:
     cluster = with_agent(make(3))
     add(cluster.identity)
     everyone(dialer(cluster), ["n1", "n2", "n3"] * 4)
 
 
-def test_an_agent_that_the_configuration_names(make, dialer, agent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_the_configuration_names(
+    make: MakeCluster, dialer: MakeDialer, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = with_agent(make())
     add(cluster.identity)
     monkeypatch.delenv("SSH_AUTH_SOCK")
@@ -599,7 +668,7 @@ def test_an_agent_that_the_configuration_names(make, dialer, agent: Path, monkey
 
 
 @pytest.mark.usefixtures("agent")
-def test_too_many_keys(make, dialer, tmp_path: Path) -> None:
+def test_too_many_keys(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
     cluster = with_agent(make())
     for number in range(8):
         add(keygen(tmp_path / f"key{number}"))
@@ -611,7 +680,7 @@ def test_too_many_keys(make, dialer, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_named_key_comes_before_the_many_of_an_agent(make, dialer, tmp_path: Path) -> None:
+def test_a_named_key_comes_before_the_many_of_an_agent(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
     cluster = with_agent(make())
     for number in range(8):
         add(keygen(tmp_path / f"key{number}"))
@@ -620,7 +689,7 @@ def test_a_named_key_comes_before_the_many_of_an_agent(make, dialer, tmp_path: P
 
 
 @pytest.mark.usefixtures("agent")
-def test_a_public_key_file_picks_the_key_of_an_agent(make, dialer, tmp_path: Path) -> None:
+def test_a_public_key_file_picks_the_key_of_an_agent(make: MakeCluster, dialer: MakeDialer, tmp_path: Path) -> None:
     cluster = with_agent(make())
     for number in range(8):
         add(keygen(tmp_path / f"key{number}"))
@@ -633,7 +702,7 @@ def test_a_public_key_file_picks_the_key_of_an_agent(make, dialer, tmp_path: Pat
 
 @pytest.mark.usefixtures("agent")
 def test_a_key_that_the_agent_will_not_sign_with_is_passed_over(
-    make, dialer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ssh-add -c` has the owner asked; here nobody answers."""
     monkeypatch.setenv("SSH_ASKPASS", "/bin/false")
@@ -645,14 +714,16 @@ def test_a_key_that_the_agent_will_not_sign_with_is_passed_over(
     dialer(cluster).connect("n1")
 
 
-def test_an_agent_that_is_gone(make, dialer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_is_gone(
+    make: MakeCluster, dialer: MakeDialer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = with_agent(make())
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "gone"))
     error = failure(lambda: dialer(cluster).connect("n1"))
     assert f"the agent at {tmp_path / 'gone'} does not answer" in error.text
 
 
-def test_nothing_is_printed(make) -> None:
+def test_nothing_is_printed(make: MakeCluster) -> None:
     """paramiko logs a traceback for each of these; pytest catches what is logged, so ask a process without it."""
     cluster = make()
     cluster.known_hosts.write_text("")

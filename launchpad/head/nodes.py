@@ -111,6 +111,8 @@ class Nodes:
         for node in self.remote:
             self._heard[node] = max(self._heard[node], now)
 
-    def hang_up(self, node: int) -> None:
-        """Close the link to a node that is lost, which may take a while."""
-        threading.Thread(target=self._links[node].close, name=f"close-{node}", daemon=True).start()
+    def abandon(self, node: int) -> None:
+        """Expect nothing more of a node that is lost."""
+        self.open.discard(node)
+        # Closing a connection whose far end is silent takes a while.
+        threading.Thread(target=self._links[node].abandon, name=f"abandon-{node}", daemon=True).start()

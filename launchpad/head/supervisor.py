@@ -227,8 +227,7 @@ class Supervisor:
             case LinkClosed():
                 if source in self.nodes.open:
                     self.nodes.open.discard(source)
-                    self._suspending = 0  # it will not say that its ranks have stopped
-                    if source not in self._lost and machine.phase != "over":
+                    if machine.phase != "over":
                         self._lose(source, "its agent hung up", machine)
             case AgentFailed(_, reason):
                 self._lose(source, reason, machine)
@@ -243,6 +242,8 @@ class Supervisor:
 
     def _lose(self, node: int, reason: str, machine: Machine) -> None:
         self._lost.add(node)
+        self.nodes.abandon(node)
+        self._suspending = 0  # it will not say that its ranks have stopped
         ranks = [rank for rank, place in self._node_of.items() if place == node]
         event = NodeLost(time.monotonic_ns(), node, reason, ranks)
         self._dispatch(event)

@@ -25,4 +25,7 @@ class Link(Protocol):
         """The agent's events, until its end hangs up. Raises WireError for bytes that are not frames."""
 
     def close(self) -> None:
-        """Hang up and release what the link holds; without a Finish before, the agent kills its ranks."""
+        """Hang up, and wait until the agent has ended; without a Finish before, it kills its ranks."""
+
+    def abandon(self) -> None:
+        """Hang up on an agent that does not answer, and don't wait for it."""

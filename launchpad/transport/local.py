@@ -104,6 +104,9 @@ class LocalLink:
         self._pid = 0
         os.close(self._in)
 
+    def abandon(self) -> None:
+        """Its guard is on this machine, and ends: there is nothing to be done before `close`."""
+
 
 def _stdin_to_pass_on() -> int | None:
     try:

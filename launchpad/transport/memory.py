@@ -42,3 +42,7 @@ class MemoryLink:
     def close(self) -> None:
         """End the link from the head's side."""
         self.hang_up()
+
+    def abandon(self) -> None:
+        """The same."""
+        self.hang_up()

@@ -10,6 +10,7 @@ import getpass
 import os
 import re
 import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from launchpad.transport.ssh.include import words
 SYSTEM_FOLDER = "/etc/ssh"
 CONNECT_SECONDS = 10.0
 DEFAULT_PORT = 22
+MATCH_EXEC_SECONDS = 30.0
 
 # OpenSSH's valid_hostname and valid_ruser refuse these: %h and %r go into ProxyCommand, which a shell runs.
 _UNSAFE = re.compile(r"""^-|['`"$;&<>|(){}\s\x00-\x1f\x7f]""")
@@ -63,8 +65,18 @@ class Destination:
 
 
 class _Parser(paramiko.SSHConfig):
-    # paramiko would expand tokens before it knows all values, and not all tokens; what is left out here stays as it is.
-    TOKENS_BY_CONFIG_KEY = {"match-exec": paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY["match-exec"]}  # noqa: RUF012
+    # paramiko would expand tokens before it knows all values, and not all tokens: values are left as they are.
+    TOKENS_BY_CONFIG_KEY: dict[str, list[str]] = {}  # noqa: RUF012
+
+    def _does_match(self, matches: list[dict[str, Any]], host: str, *args: Any) -> bool:
+        # paramiko has Invoke run `Match exec`, which reads our standard input meanwhile; and it asks the DNS for this
+        # machine's full name before, in case a token needs it.
+        others = [match for match in matches if match["type"] != "exec"]
+        if (others or not matches) and not super()._does_match(others, host, *args):  # type: ignore[misc]
+            return False
+        commands = [match for match in matches if match["type"] == "exec"]
+        reader = _Reader(host, _local_user(), args[-1])
+        return all(_succeeds(reader.expand(match["param"], variables=False)) != match["negate"] for match in commands)
 
 
 class SshConfig:
@@ -107,7 +119,7 @@ class _Reader:
         self._host = host
         self._options = options
         self._tokens = {"%": "%", "h": host, "n": host}
-        address = self._expand(self._first("hostname"), variables=False) or host
+        address = self.expand(self._first("hostname"), variables=False) or host
         user = self._first("user") or local
         self._port = self._number("port", DEFAULT_PORT)
         self._alias = self._first("hostkeyalias")
@@ -167,7 +179,7 @@ class _Reader:
             raise self._fail(keyword, value, "not a time; write seconds, or 1m30s")
         return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(value)))
 
-    def _expand(self, text: str, *, variables: bool = True) -> str:
+    def expand(self, text: str, *, variables: bool = True) -> str:
         """Tokens, and where OpenSSH takes them ${VARIABLES} too."""
 
         def replace(found: re.Match[str]) -> str:
@@ -185,7 +197,7 @@ class _Reader:
         return re.sub(r"%(.?)|\$\{(\w+)\}", replace, text)
 
     def _path(self, text: str) -> str:
-        return os.path.expanduser(self._expand(text))
+        return os.path.expanduser(self.expand(text))
 
     def _files(self, keyword: str, *defaults: str) -> tuple[str, ...]:
         return tuple(self._path(word) for word in self._words(keyword) or defaults if word.lower() != "none")
@@ -211,13 +223,13 @@ class _Reader:
         """ProxyJump and ProxyCommand: as for ssh the first of them to be set counts, `none` too."""
         for keyword in self._options:
             if keyword == "proxyjump":
-                value = self._expand(self._first(keyword), variables=False)
+                value = self.expand(self._first(keyword), variables=False)
                 if value.lower() == "none":
                     return (), ""
                 return tuple(self._hop(part) for part in value.split(",")), ""
             if keyword == "proxycommand":
                 command = self._options[keyword] or ""  # paramiko makes `none` None
-                return (), self._expand(command, variables=False)
+                return (), self.expand(command, variables=False)
         return (), ""
 
     def _hop(self, text: str) -> Hop:
@@ -227,6 +239,20 @@ class _Reader:
         if found is None:
             raise self._fail("proxyjump", text, "not a jump host; write USER@HOST:PORT, several with commas")
         return Hop(found[1] or found[3], user, int(found[2] or found[4] or 0))
+
+
+def _succeeds(command: str) -> bool:
+    """Run a `Match exec` as ssh does."""
+    argv = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
+    quiet = subprocess.DEVNULL
+    try:
+        return subprocess.run(argv, stdin=quiet, stdout=quiet, timeout=MATCH_EXEC_SECONDS).returncode == 0
+    except OSError as error:
+        raise UsageError(
+            f"Match exec {command!r}: {argv[0]}: {error.strerror}; set SHELL to one that is there"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"Match exec {command!r} takes more than {MATCH_EXEC_SECONDS:g} s; mend it") from None
 
 
 def _local_user() -> str:

@@ -124,7 +124,7 @@ class Keyring:
                 offered.add(_blob(offer.key))
                 yield offer
         for file in files:
-            if file.key is None and file.encrypted and file.blob not in offered:
+            if file.encrypted and file.blob not in offered:  # by now another host's thread may have unlocked it
                 key = self._unlock(file, notes)
                 if key is not None and key.asbytes() not in offered:
                     offered.add(key.asbytes())

@@ -21,6 +21,9 @@ READ_BYTES = 1 << 20
 # A node whose Python has not come up by then is not going to.
 START_SECONDS = 30.0
 
+# Guard and agent end by themselves, at the latest after guard.STUCK_AGENT and processes.SWEEP_SECONDS.
+CLOSE_SECONDS = 20.0
+
 # Of what a node says on stderr so much is kept, for the case that it fails.
 _STDERR_BYTES = 2000
 
@@ -120,6 +123,12 @@ class SshLink:
             yield from decoder.feed(data)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; wait for the agent, which ends its ranks and leaves nothing."""
         self._outbox.put(None)
+        self._channel.status_event.wait(CLOSE_SECONDS)
+        self._transport.close()
+
+    def abandon(self) -> None:
+        """Hang up on a node that does not answer."""
+        self._channel.status_event.set()
         self._transport.close()

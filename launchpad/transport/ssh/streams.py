@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 
 import paramiko
 
@@ -99,6 +100,7 @@ class Command:
     def __init__(self, destination: Destination) -> None:
         """Start it as ssh does, with the user's shell; in a session of its own, so that Ctrl-C doesn't reach it."""
         self.line = destination.proxy_command
+        self._ending = threading.Lock()  # both a connection that fails and the Dialer's close end it
         self.stream, theirs = socket.socketpair()
         shell = os.environ.get("SHELL") or "/bin/sh"
         # Unnamed, and so gone with its descriptor.
@@ -122,14 +124,15 @@ class Command:
     def end(self) -> str:
         """End the command, unless it has; what it said on standard error, in one line."""
         self.stream.close()
-        try:
-            self._process.wait(COMMAND_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self._complaints.closed:
-            return ""
-        self._complaints.seek(0)
-        with self._complaints:
+        with self._ending:
+            if self._complaints.closed:
+                return ""
+            try:
+                self._process.wait(COMMAND_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._complaints.seek(0)
             said = self._complaints.read()
+            self._complaints.close()
         return " ".join(said.decode(errors="replace").split())[-300:]

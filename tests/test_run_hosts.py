@@ -1,0 +1,371 @@
+"""`launchpad run --hosts`: ranks on several hosts, each behind an sshd of its own on a loopback address."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchpad.errors import NodeError, UsageError
+from launchpad.events import Surveyed
+from launchpad.head.survey import check_machines, check_versions
+from launchpad.transport.ssh.parcel import parcel
+from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
+from tests.sshd import Cluster, needs_sshd
+
+pytestmark = needs_sshd
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+SHOW = "import os\nprint(*(os.environ.get(name, '-') for name in os.sys.argv[1:]))\n"
+
+
+class Hosts(Cluster):
+    """n1, n2, n3, whose sessions belong to the test: its mark, its temporary folder, a cache of its own."""
+
+    def __init__(self, launchpad: Launchpad, folder: Path, settings: str = "") -> None:
+        self.cache = folder / "cache"
+        environ = {MARK: launchpad.mark, "TMPDIR": str(launchpad.scratch), "XDG_CACHE_HOME": str(self.cache)}
+        super().__init__(folder, 3, settings, environ=environ)
+
+    def run(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.CompletedProcess[str]:
+        return launchpad.run("run", "--ssh-config", self.ssh_config, *args, **options)
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    (launchpad.folder / "show.py").write_text(SHOW)
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return sorted(done.stdout.splitlines())
+
+
+def test_ranks_are_numbered_over_the_hosts_in_their_order(launchpad: Launchpad, hosts: Hosts) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE".split()
+    assert lines(hosts.run(launchpad, "--hosts", "n2:1,n1:2", "show.py", *names)) == [
+        "[n1 1] 1 0 3 2 1 2",
+        "[n1 2] 2 1 3 2 1 2",
+        "[n2 0] 0 0 3 1 0 2",
+    ]
+
+
+def test_a_host_gets_as_many_ranks_as_nproc_says(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert lines(hosts.run(launchpad, "-n", 2, "-H", "n1,n2", "show.py", "RANK")) == [
+        "[n1 0] 0", "[n1 1] 1", "[n2 2] 2", "[n2 3] 3",
+    ]  # fmt: skip
+
+
+def test_one_host_alone_is_a_world_on_its_loopback_address(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert lines(hosts.run(launchpad, "-H", "n1:2", "show.py", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")) == [
+        "[0] 127.0.0.1 -", "[1] 127.0.0.1 -",
+    ]  # fmt: skip
+
+
+def test_several_hosts_meet_at_an_address_that_is_no_name(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = lines(
+        hosts.run(launchpad, "-H", "n1,n2", "show.py", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    )
+    (_, _, address, gloo, nccl), other = done[0].split(), done[1].split()
+    assert re.fullmatch(r"[0-9.]+|[0-9a-f:]+", address)
+    assert nccl == f"={gloo}"
+    assert other[2] == address
+
+
+def test_an_interface_that_the_user_has_chosen_stays(launchpad: Launchpad, hosts: Hosts) -> None:
+    launchpad.environ["GLOO_SOCKET_IFNAME"] = "mine"
+    assert lines(hosts.run(launchpad, "-H", "n1,n2", "show.py", "GLOO_SOCKET_IFNAME")) == ["[n1 0] mine", "[n2 1] mine"]
+
+
+def test_this_machine_may_be_one_of_them(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert (
+        lines(hosts.run(launchpad, "-H", "localhost,n1", "show.py", "RANK", "SSH_CONNECTION"))[0] == "[localhost 0] 0 -"
+    )
+    assert (
+        lines(hosts.run(launchpad, "-H", "n1,localhost", "show.py", "RANK", "SSH_CONNECTION"))[0] == "[localhost 1] 1 -"
+    )
+
+
+def test_a_hostfile(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "hosts.txt").write_text("# mine\nn1 slots=2\nn2:1\nn3\n")
+    done = hosts.run(launchpad, "--hostfile", "hosts.txt", "--exclude", "n3", "show.py", "RANK")
+    assert lines(done) == ["[n1 0] 0", "[n1 1] 1", "[n2 2] 2"]
+    (launchpad.folder / "hosts.txt").write_text("n1\nn2 slots=none\n")
+    done = hosts.run(launchpad, "--hostfile", "hosts.txt", "show.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hosts.txt, line 2" in done.stderr
+
+
+def test_what_would_run_is_shown_by_host(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1:2,n2", "--dry-run", "--json", "show.py")
+    plan = json.loads(done.stdout)
+    assert [(node["name"], len(node["ranks"])) for node in plan["nodes"]] == [("n1", 2), ("n2", 1)]
+
+
+# The end.
+
+
+def test_a_rank_that_fails_ends_all_and_is_named_with_its_host(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "fails.py").write_text(
+        "import os, sys, time\n"
+        "if os.environ['RANK'] == '2': sys.exit('the last words')\n"
+        "open('stays' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n"
+    )
+    done = hosts.run(launchpad, "-H", "n1:2,n2:2", "fails.py")
+    assert done.returncode == 1
+    assert "launchpad: rank 2 on n2 failed first: exit code 1" in done.stderr
+    assert "launchpad:     the last words" in done.stderr
+    assert not launchpad.survivors()
+
+
+def test_a_rank_that_can_not_be_started_there(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1,n2", "no-such-program")
+    assert done.returncode == 2
+    assert "could not be started: can't execute no-such-program" in done.stderr
+
+
+def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "flaky.py").write_text(
+        "import os, sys\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1' else 0)\n"
+    )
+    done = hosts.run(launchpad, "-H", "n1,n2", "--max-restarts", 1, "flaky.py")
+    assert done.returncode == 0
+    assert "failed: rank 1 on n2, exit code 3" in done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line.endswith(" 1")) == ["[n1 0] 1", "[n2 1] 1"]
+
+
+def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1,n2", "-r", "3", "--log-dir", "logs", "show.py", "RANK")
+    assert (done.returncode, done.stdout) == (0, "")
+    found = {path.parent.name: path.read_text() for path in launchpad.folder.glob("logs/*/attempt_0/*/stdout.log")}
+    assert found == {"0": "0\n", "1": "1\n"}
+
+
+# What they are given.
+
+
+def test_variables_travel_in_a_frame_and_on_no_command_line(launchpad: Launchpad, hosts: Hosts) -> None:
+    launchpad.environ |= {"NCCL_DEBUG": "WARN", "MY_A": "1", "MY_B": "2", "OWN": "stays"}
+    (launchpad.folder / "waits.py").write_text(
+        SHOW + "open('here', 'w').close()\nwhile not os.path.exists('go'): pass\n"
+    )
+    names = "TOKEN NCCL_DEBUG MY_A MY_B OWN".split()
+    process = launchpad.start(
+        *("run", "--ssh-config", hosts.ssh_config, "-H", "n1", "--env-file", "env", "-x", "MY_*", "waits.py", *names)
+    ) if (launchpad.folder / "env").write_text("TOKEN=hunter2\n") else None  # fmt: skip
+    assert process is not None
+    wait_until((launchpad.folder / "here").exists, "the rank")
+    shown = "\n".join(launchpad.survivors())
+    assert "launchpad-agent" in shown
+    assert "hunter2" not in shown
+    (launchpad.folder / "go").touch()
+    assert process.communicate(timeout=DEADLINE) == (b"[0] hunter2 WARN 1 2 -\n", b"")
+
+
+def test_ranks_run_in_the_same_folder_with_the_same_interpreter(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "where.py").write_text("import os, sys\nprint(os.getcwd(), sys.executable)\n")
+    done = lines(hosts.run(launchpad, "-H", "n1", "where.py"))
+    assert done == [f"[0] {launchpad.folder} {sys.executable}"]
+
+
+def test_a_folder_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1,n2", "--wdir", "/no/such/folder", "true")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == (
+        "launchpad: error: 2 of 2 hosts can't take part, so nothing was started:\n"
+        "  n1  no such folder: there is no folder /no/such/folder\n"
+        "  n2  no such folder: there is no folder /no/such/folder\n"
+        "give --wdir a folder that all hosts have, or send this one with --sync\n"
+    )
+
+
+def test_a_python_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1", "--python", "/no/python", "show.py")
+    assert done.returncode == 3
+    assert "n1  no Python: /no/python can't be run there" in done.stderr
+
+
+def test_a_python_that_is_too_old(launchpad: Launchpad, hosts: Hosts) -> None:
+    """Played by the bootstrap itself, to which another version is told."""
+    old = launchpad.folder / "old"
+    old.write_text(
+        f"#!/bin/sh\nshift 3\nexec {sys.executable} "
+        '-c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(1))" "$@"\n'
+    )
+    old.chmod(0o755)
+    done = hosts.run(launchpad, "-H", "n1", "--python", old, "show.py")
+    assert done.returncode == 3
+    assert re.search(r"n1  no Python: its Python \(.*\) is 3\.8; launchpad needs 3\.10 or newer", done.stderr)
+
+
+def test_one_host_of_several_that_can_not_be_reached(launchpad: Launchpad, hosts: Hosts) -> None:
+    hosts.hosts[1].stop()
+    done = hosts.run(launchpad, "-H", "n1,n2,n3", "touch", "started")
+    assert done.returncode == 3
+    assert done.stderr.startswith(
+        "launchpad: error: 1 of 3 hosts can't take part, so nothing was started:\n  n2  refused: "
+    )
+    assert not (launchpad.folder / "started").exists()
+
+
+def test_two_names_of_one_machine_are_refused(launchpad: Launchpad, hosts: Hosts) -> None:
+    hosts.configure(f"Host other\n  HostName 127.0.0.2\n  Port {hosts.hosts[0].port}\n")
+    done = hosts.run(launchpad, "-H", "n1:2,other:2", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("launchpad: error: n1 and other are one machine; name it once")
+
+
+def test_a_shell_that_greets(launchpad: Launchpad, tmp_path: Path) -> None:
+    greeting = 'ForceCommand echo "Welcome to $HOSTNAME, have mail"; echo "and more" >&2; eval "$SSH_ORIGINAL_COMMAND"'
+    with Hosts(launchpad, tmp_path / "ssh", greeting) as hosts:
+        assert lines(hosts.run(launchpad, "-H", "n1", "echo", "hello")) == ["[0] hello"]
+
+
+def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> None:
+    with Hosts(launchpad, tmp_path / "ssh", "ForceCommand echo This account is not available.; exit 1") as hosts:
+        done = hosts.run(launchpad, "-H", "n1", "true")
+    assert done.returncode == 3
+    assert "n1  protocol: its shell ended with exit code 1 before the agent was started" in done.stderr
+    assert "This account is not available." in done.stderr
+
+
+# The agent that is sent.
+
+
+def test_the_agent_is_sent_once_and_kept_private(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
+    (kept,) = (hosts.cache / "launchpad").iterdir()
+    assert kept.name == f"agent-{parcel()[0]}"
+    assert (hosts.cache / "launchpad").stat().st_mode & 0o777 == 0o700
+    before = kept.stat().st_ino
+    assert lines(hosts.run(launchpad, "-H", "n1,n2", "true")) == []
+    assert kept.stat().st_ino == before
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(launchpad: Launchpad, hosts: Hosts) -> None:
+    (hosts.cache / "launchpad").mkdir(parents=True)
+    (hosts.cache / "launchpad").chmod(0o777)
+    assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
+    assert not list((hosts.cache / "launchpad").iterdir())
+
+
+# --sync
+
+
+def test_the_folder_is_sent_and_the_ranks_run_in_the_copy(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "lib").mkdir()
+    (launchpad.folder / "lib" / "one.py").write_text("VALUE = 1\n")
+    (launchpad.folder / "lib" / "empty.py").touch()
+    (launchpad.folder / "link").symlink_to("lib/one.py")
+    (launchpad.folder / "run.sh").write_text("#!/bin/sh\ncat link\n")
+    (launchpad.folder / "run.sh").chmod(0o755)
+    (launchpad.folder / "main.py").write_text(
+        "import os, subprocess, lib.one, lib.empty\n"
+        "print(os.getcwd(), lib.one.VALUE, subprocess.check_output('./run.sh', text=True).strip())\n"
+        "open('result', 'w').write('kept')\n"
+    )
+    (line,) = lines(hosts.run(launchpad, "-H", "n1", "--sync", launchpad.folder / "main.py"))
+    _, folder, value, text = line.split(maxsplit=3)
+    assert Path(folder).parent == hosts.cache / "launchpad"
+    assert (value, text) == ("1", "VALUE = 1")
+    # Only what changed is sent; what went is removed; what the ranks wrote stays.
+    before = (Path(folder) / "lib" / "empty.py").stat().st_ino
+    (launchpad.folder / "lib" / "one.py").write_text("VALUE = 22\n")
+    (launchpad.folder / "run.sh").unlink()
+    (launchpad.folder / "link").unlink()
+    (launchpad.folder / "link").mkdir()
+    (launchpad.folder / "link" / "inner").write_text("x")
+    (launchpad.folder / "main.py").write_text("import os, lib.one\nprint(lib.one.VALUE, sorted(os.listdir()))\n")
+    (line,) = lines(hosts.run(launchpad, "-H", "n1", "--sync", "main.py"))
+    assert line == "[0] 22 ['lib', 'link', 'main.py', 'result', 'show.py']"
+    assert (Path(folder) / "lib" / "empty.py").stat().st_ino == before
+    assert (Path(folder) / "result").read_text() == "kept"
+    assert (Path(folder) / "lib" / "one.py").stat().st_mode & 0o777 == (
+        launchpad.folder / "lib" / "one.py"
+    ).stat().st_mode & 0o777
+
+
+def test_what_git_ignores_is_not_sent(launchpad: Launchpad, hosts: Hosts) -> None:
+    environ = {**launchpad.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+    subprocess.run(["git", "init", "-q"], cwd=launchpad.folder, env=environ, check=True, timeout=DEADLINE)
+    (launchpad.folder / ".gitignore").write_text("data/\n")
+    (launchpad.folder / "data").mkdir()
+    (launchpad.folder / "data" / "large").write_bytes(bytes(1 << 20))
+    (launchpad.folder / "tracked").touch()
+    subprocess.run(["git", "add", "tracked"], cwd=launchpad.folder, env=environ, check=True, timeout=DEADLINE)
+    assert lines(hosts.run(launchpad, "-H", "n1", "--sync", "ls", "-A")) == [
+        "[0] .gitignore", "[0] show.py", "[0] tracked",
+    ]  # fmt: skip
+
+
+def test_a_large_file_arrives_whole_on_all_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    data = os.urandom(1 << 20) * 12
+    (launchpad.folder / "large").write_bytes(data)
+    program = "import hashlib; print(hashlib.md5(open('large', 'rb').read()).hexdigest())"
+    done = hosts.run(launchpad, "-H", "n1,n2,localhost", "--sync", sys.executable, "-c", program)
+    assert len({line.split()[-1] for line in lines(done)}) == 1
+
+
+def test_a_copy_that_has_no_room(launchpad: Launchpad, hosts: Hosts) -> None:
+    hosts.run(launchpad, "-H", "n1", "--sync", "true")
+    (copy,) = (hosts.cache / "launchpad").glob("copy-*[!n]")
+    (launchpad.folder / "name").touch()
+    (copy / "name").mkdir()
+    (copy / "name" / "of the ranks").touch()
+    done = hosts.run(launchpad, "-H", "n1", "--sync", "true")
+    assert done.returncode == 3
+    assert "the only host can't take part" in done.stderr
+    assert "Directory not empty" in done.stderr
+
+
+# torch
+
+
+@needs_torch
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_gloo_over_hosts_again_and_again(launchpad: Launchpad, hosts: Hosts, method: str) -> None:
+    rounds = 3 if method == "fork" else 1
+    (launchpad.folder / "sums.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        f"for _ in range({rounds}):\n    dist.init_process_group('gloo'); x = torch.ones(1); dist.all_reduce(x)\n"
+        "    dist.barrier(); dist.destroy_process_group()\nprint(x.item())\n"
+    )
+    done = hosts.run(launchpad, "-H", "n1:2,n2:2", "--start-method", method, "sums.py")
+    assert (done.returncode, done.stdout.count("4.0")) == (0, 4), done.stderr
+
+
+# Whether nodes fit together.
+
+
+def surveyed(**facts: object) -> Surveyed:
+    return Surveyed(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "m", [])._replace(**facts)
+
+
+def test_another_python_or_torch_is_named() -> None:
+    names = ["a", "b"]
+    check_versions(names, [surveyed(), surveyed(version="3.11.2")], torch=True)
+    with pytest.raises(
+        NodeError, match=r"  b  wrong Python: 3\.12 \(/usr/bin/python3\), and a has 3\.11 \(/usr/bin/python3\)"
+    ):
+        check_versions(names, [surveyed(), surveyed(version="3.12.0")], torch=False)
+    with pytest.raises(NodeError, match=r"  b  wrong torch: none \(/usr/bin/python3\), and a has 2\.13\.0"):
+        check_versions(names, [surveyed(), surveyed(torch="")], torch=True)
+    check_versions(names, [surveyed(), surveyed(torch="")], torch=False)
+
+
+def test_one_machine_under_two_names() -> None:
+    check_machines(["a", "b"], [surveyed(machine="1"), surveyed(machine="2")])
+    with pytest.raises(UsageError, match=r"^a and b are one machine"):
+        check_machines(["a", "b"], [surveyed(), surveyed()])
