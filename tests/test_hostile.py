@@ -242,8 +242,13 @@ SAID = [
 ]
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
-    events.Hello(__version__, False, 0),
-    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, -1, []),
+    events.Hello(__version__, False, 0, 60.0),
+    events.Survey("/", False),
+    events.Listen(["127.0.0.1", "::1"], "ask", "answer"),
+    events.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
+    events.Hold("127.0.0.1", 0),
+    events.Ping(1),
+    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", -1, []),
     events.Credit(0, 1, 100),
     events.Signal(signal.SIGCONT),
 ]

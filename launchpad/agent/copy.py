@@ -21,6 +21,8 @@ class Copy:
     """Receives one folder. Every step returns what is to be said to the head."""
 
     def __init__(self, asked: Sync) -> None:
+        if "/" in asked.name or "\0" in asked.name:
+            raise ValueError(f"{asked.name!r} is no name for a copy")
         self._files = asked.files
         self._folder = os.path.join(os.path.realpath(_base()), f"copy-{asked.name}")
         self._record = self._folder + ".json"  # the paths of the last sync
@@ -165,7 +167,10 @@ class Copy:
 
 def _base() -> str:
     """Beside the folder that the agent was unpacked in (transport/ssh/bootstrap.py): private to the user."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if not os.path.basename(folder).startswith("agent-"):
+        raise ValueError("only an agent that was sent here keeps copies")
+    return os.path.dirname(folder)
 
 
 def _in_words(error: Exception) -> str:
