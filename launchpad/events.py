@@ -27,7 +27,6 @@ class AgentReady(NamedTuple):
     open_files: int  # the most that the agent may hold
     processes: int  # the most that this user may start
     port: int  # the TCP port that is held for the job's rendezvous; -1 where the one that was asked for is taken
-    scratch: str  # a folder private to this job and user, removed at the end
 
 
 class Surveyed(NamedTuple):
@@ -188,6 +187,13 @@ class NodeLost(NamedTuple):
     ranks: list[int]  # that it was to run
 
 
+class NodeBack(NamedTuple):
+    """A node that was lost has an agent again."""
+
+    time: int
+    node: int
+
+
 class StopRequested(NamedTuple):
     """A signal reached the head."""
 
@@ -230,8 +236,9 @@ class Restarted(NamedTuple):
     time: int
     attempt: int  # 1 for the first restart
     most: int  # how many restarts the user allows
-    rank: int  # the rank that failed first
+    rank: int  # the rank that failed first; -1 where a node was lost
     code: int  # its exit code, or -n for signal n
+    node: int  # the lost node, else -1
 
 
 class PhaseChanged(NamedTuple):
@@ -267,6 +274,7 @@ Event = (
     | AgentFailed
     | LinkClosed
     | NodeLost
+    | NodeBack
     | StopRequested
     | ConsoleClosed
     | PeerFailed

@@ -230,7 +230,7 @@ def test_python_without_site_packages(launchpad: Launchpad) -> None:
 
 # Bytes that are no frames.
 
-READY = events.AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501, "/tmp/x")
+READY = events.AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501)
 SAID = [
     READY,
     events.RankStarted(1, 0, 100),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from launchpad.events import (
     ConsoleClosed,
     Drained,
+    NodeBack,
     NodeLost,
     PeerFailed,
     PhaseChanged,
@@ -30,6 +31,7 @@ from launchpad.head.machine import (
     Finish,
     Leave,
     Machine,
+    Reopen,
     Restart,
     Suspend,
 )
@@ -250,7 +252,7 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
 
 
 def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=2)
+    machine = Machine(range(4), None, None, START, nodes=range(2))
     assert sent(machine.on(lost(1, 2, 3), START)) == [TERM]
     assert machine.on(exited(0, -15), START) == []
     assert ends(machine.on(exited(1, 0), START))
@@ -264,21 +266,47 @@ def test_a_node_lost_while_stopping_does_not_change_the_cause() -> None:
     assert machine.exit_code == 7
 
 
-def test_a_world_with_a_lost_node_is_not_started_again() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=2)
+def test_a_lost_node_is_brought_back_before_a_restart() -> None:
+    machine = Machine(range(4), None, None, START, max_restarts=1, nodes=range(2))
+    machine.on(lost(1, 2, 3), START)
+    machine.on(exited(0, -15), START)
+    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
+    assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("lost", node=1, text="killed"))]
+    assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1, 2, 3}, 0)
+    machine.on(lost(1, 2, 3), START)
+    machine.on(exited(0, -15), START)
+    assert ends(machine.on(exited(1, -15), START)), "restarts are used up"
+    assert machine.exit_code == 4
+
+
+def test_a_node_that_does_not_come_back_ends_the_job() -> None:
+    machine = Machine(range(2), None, None, START, max_restarts=3, nodes=range(1))
+    assert machine.on(lost(0, 0, 1), START) == [Reopen((0,))]
+    assert ends(machine.on(lost(0), START))
+    assert machine.exit_code == 4
+
+
+def test_a_rank_fails_and_a_node_is_lost_because_of_it() -> None:
+    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=range(2))
     machine.on(exited(0, 7), START)
     machine.on(lost(1, 2, 3), START)
-    assert ends(machine.on(exited(1, -15), START))
-    assert machine.exit_code == 7
-
-
-def test_a_node_lost_between_two_attempts_ends_the_job() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=3, nodes=2)
-    machine.on(exited(0, 7), START)
     assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
-    assert machine.on(Drained(0), START) == []
-    assert ends(machine.on(lost(1, 1), START))
-    assert machine.exit_code == 7
+    assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
+    assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("failure", rank=0, code=7))]
+
+
+def test_a_node_lost_between_two_attempts_is_brought_back() -> None:
+    machine = Machine(range(3), None, None, START, max_restarts=3, nodes=range(3))
+    machine.on(exited(0, 7), START)
+    machine.on(exited(2, -15), START)
+    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(Drained(0), START, 0) == []
+    assert machine.on(lost(1, 1), START) == [], "node 2 has not sent all yet"
+    assert machine.on(Drained(0), START, 2) == [Reopen((1,))]
+    assert machine.on(lost(2, 2), START) == [Reopen((2,))]
+    assert machine.on(NodeBack(0, 1), START) == []
+    assert machine.on(NodeBack(0, 2), START) == [Restart(1, Cause("failure", rank=0, code=7))]
 
 
 def test_a_node_that_is_lost_before_the_last_output_came_is_a_loss() -> None:
@@ -340,7 +368,7 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
 
 def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:
     """Two ranks that may be restarted; rank 1 has failed with 7 and all have left."""
-    machine = Machine(range(2), None, timeout, START, max_restarts=most, nodes=nodes)
+    machine = Machine(range(2), None, timeout, START, max_restarts=most, nodes=range(nodes))
     machine.on(exited(1, 7), START)
     assert machine.on(exited(0, -TERM), START) == [Finish(leave=False)]
     return machine
@@ -348,7 +376,7 @@ def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> M
 
 def test_after_a_failure_all_ranks_start_again() -> None:
     machine = restarting()
-    assert machine.on(Drained(0), START) == [Restart(1, rank=1, code=7)]
+    assert machine.on(Drained(0), START) == [Restart(1, Cause("failure", rank=1, code=7))]
     assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1}, 0)
     machine.on(exited(0), START)
     assert ends(machine.on(exited(1), START))
@@ -365,8 +393,8 @@ def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
 
 def test_a_restart_waits_for_every_node() -> None:
     machine = restarting(nodes=3)
-    assert [machine.on(Drained(0), START) for _ in range(2)] == [[], []]
-    assert machine.on(Drained(0), START) == [Restart(1, rank=1, code=7)]
+    assert [machine.on(Drained(0), START, node) for node in (2, 0)] == [[], []]
+    assert machine.on(Drained(0), START, 1) == [Restart(1, Cause("failure", rank=1, code=7))]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ NODE = AgentReady(
     open_files=1 << 20,
     processes=1 << 15,
     port=29501,
-    scratch="/tmp/job",
 )
 SPEC = JobSpec(Target("script", "train.py", ("--lr", "0.1")), python="/venv/bin/python", cwd="/work")
 
@@ -57,7 +56,6 @@ def test_a_node_of_four_ranks_has_torchruns_variables_and_no_others() -> None:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": "abc",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
-            "TORCHELASTIC_ERROR_FILE": f"/tmp/job/{rank}.error.json",
         }
         assert planned.environ.keys() == CONTRACT
         assert planned.argv == ("/venv/bin/python", "-u", "train.py", "--lr", "0.1")
@@ -66,7 +64,7 @@ def test_a_node_of_four_ranks_has_torchruns_variables_and_no_others() -> None:
 
 
 def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
-    nodes = [NODE._replace(cores=3), NODE._replace(hostname="node1", cores=2, port=1, scratch="/tmp/b")]
+    nodes = [NODE._replace(cores=3), NODE._replace(hostname="node1", cores=2, port=1)]
     plan = make_plan(spec(nproc="cpu"), nodes, "abc")
     names = "RANK ROLE_RANK LOCAL_RANK GROUP_RANK LOCAL_WORLD_SIZE WORLD_SIZE ROLE_WORLD_SIZE GROUP_WORLD_SIZE".split()
     assert [[int(rank.environ[name]) for name in names] for rank in plan.ranks] == [
@@ -77,7 +75,6 @@ def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
         [4, 4, 1, 1, 2, 5, 5, 2],
     ]
     assert {rank.environ["MASTER_PORT"] for rank in plan.ranks} == {"29501"}
-    assert plan.ranks[3].environ["TORCHELASTIC_ERROR_FILE"] == "/tmp/b/3.error.json"
     assert [(node.index, node.name, len(node.ranks)) for node in plan.nodes] == [(0, "node0", 3), (1, "node1", 2)]
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,18 @@ class Hosts(Cluster):
 
     def run(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.CompletedProcess[str]:
         return launchpad.run("run", "--ssh-config", self.ssh_config, *args, **options)
+
+    def start(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.Popen[bytes]:
+        return launchpad.start("run", "--ssh-config", self.ssh_config, *args, **options)
+
+    def cut_power(self, launchpad: Launchpad, host: int) -> None:
+        """Kill the host with all that runs there; as nobody is left to do it, remove what that leaves behind."""
+        before = {path.name for path in launchpad.scratch.iterdir()}
+        self.hosts[host].stop()
+        for name in before:
+            pid = int(name.split("-")[1])
+            if not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(launchpad.scratch / name, ignore_errors=True)
 
 
 @pytest.fixture
@@ -144,6 +157,47 @@ def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     assert done.returncode == 0
     assert "failed: rank 1 on n2, exit code 3" in done.stderr
     assert sorted(line for line in done.stdout.splitlines() if line.endswith(" 1")) == ["[n1 0] 1", "[n2 1] 1"]
+
+
+def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "waits.py").write_text(
+        "import os, time\nrank, attempt = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "open('here' + rank + attempt, 'w').close()\nprint('attempt', attempt)\n"
+        "while attempt == '0': time.sleep(0.01)\n"
+    )
+    process = launchpad.start(
+        "run",
+        "--ssh-config",
+        hosts.ssh_config,
+        "-H",
+        "n1,n2",
+        "--max-restarts",
+        1,
+        "waits.py",
+        stderr=subprocess.STDOUT,
+    )
+    wait_until(lambda: all((launchpad.folder / f"here{rank}0").exists() for rank in range(2)), "the ranks")
+    hosts.cut_power(launchpad, 1)
+    hosts.hosts[1].start()
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, output
+    assert b"launchpad: failed: n2 was lost (its agent hung up); all ranks are started again (restart 1 of 1)" in output
+    assert output.count(b"attempt 1") == 2
+
+
+def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> None:
+    process = launchpad.start(
+        "run", "--ssh-config", hosts.ssh_config, "-H", "n1,n2:2", "sh", "-c", "echo here; sleep 600"
+    )
+    for _ in range(3):
+        assert process.stdout.readline().endswith(b"here\n")
+    hosts.cut_power(launchpad, 1)
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, errors.splitlines()) == (
+        4,
+        [b"launchpad: n2 was lost: its agent hung up; it ran ranks 1-2", b"launchpad: stopped because of it: rank 0"],
+    )
+    assert not launchpad.survivors()
 
 
 def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) -> None:

@@ -33,7 +33,7 @@ SECOND = 10**9
 
 def plan_of(*nodes: int) -> Plan:
     """A plan with so many ranks on each node; they are called h0, h1 …"""
-    ready = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1024, 1024, 1, "/tmp/x")
+    ready = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1024, 1024, 1)
     places = [Place(f"h{place}", count, "python3", "/work") for place, count in enumerate(nodes)]
     return make_plan(JobSpec(Target("program", "true")), [ready] * len(nodes), "id", places=places)
 

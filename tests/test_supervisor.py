@@ -35,7 +35,7 @@ from launchpad.job.spec import JobSpec, Target
 from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
-READY = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501, "/tmp/x")
+READY = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1 << 20, 1 << 20, 29501)
 KIB = 1 << 10
 
 

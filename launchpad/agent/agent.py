@@ -203,7 +203,6 @@ class Agent:
                 open_files=node.open_file_limit(),
                 processes=node.process_limit(),
                 port=self._starter.hold_port(hello.port),
-                scratch=self._scratch,
             )
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..events import STDERR, STDOUT, NotForked, RankExited, RankStarted, Start, StartFailed
-from . import nursery, port, rank
+from . import nursery, port, rank, scratch
 from .outbox import Outbox, Stream
 from .poll import Poll
 
@@ -74,7 +74,7 @@ class Starter:
 
     def _execute(self, entry: dict[str, Any], outlets: rank.Outlets | None = None) -> None:
         number = entry["rank"]
-        environ = {**self._shared, **entry["environ"]}
+        environ = {**self._shared, **self._own_environ(entry)}
         if not self._failure:
             try:
                 outlets = outlets or rank.open_outlets(self._terminal(number))
@@ -95,6 +95,9 @@ class Starter:
         elif outlets is not None:
             _close(*outlets)
         self._outbox.say(StartFailed(time.monotonic_ns(), number, self._failure))
+
+    def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
+        return {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
 
     def _terminal(self, number: int) -> list[int]:
         return self._start.terminal if self._stdin(number) != self._null else []
@@ -141,7 +144,7 @@ class Starter:
         orders = []
         for number, (entry, outlets) in self._waiting.items():
             self._nursery.print_again(outlets)
-            environ = entry["environ"]
+            environ = self._own_environ(entry)
             bell = self._bell.path if self._start.store == "serve" else ""
             request = {
                 "argv": entry["argv"],

@@ -57,8 +57,10 @@ def is_here(host: Host) -> bool:
 
 def open_links(
     hosts: Sequence[Host], here: Callable[[], Link], options: dict[str, Any], python: str, *, exact: bool
-) -> list[Link]:
+) -> tuple[list[Link], Callable[[int], Link]]:
     """Reach all hosts at once and start their agents. Raises NodeError with a line for each that can't be used.
+
+    Returns also what reaches one of them again.
 
     `here` gives the link to this machine's agent; `python` is looked for on each host, and unless it has to be `exact`,
     python3 will do where it is not there.
@@ -70,36 +72,49 @@ def open_links(
         if is_here(host):
             links[place] = here()
             links[place].name = host.name
-    if far:
-        from launchpad.transport.ssh.dial import Dialer  # paramiko takes a tenth of a second
-        from launchpad.transport.ssh.link import SshLink
+    connect = _connector(options, python, exact=exact) if far else None
 
-        ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
-        dialer = Dialer(options["ssh_config"], accept_new=options["accept_new_host_keys"], ask=ask)
+    def reach(place: int, host: Host) -> None:
+        assert connect is not None
+        try:
+            links[place] = connect(host)
+        except ConnectError as error:
+            failures[host.name] = f"{error.kind}: {error.text}"
+        except LaunchpadError as error:
+            failures[host.name] = str(error)
 
-        def reach(place: int, host: Host) -> None:
-            try:
-                transport = dialer.connect(host.name, host.user, host.port)
-                links[place] = SshLink(host.name, transport, python, exact=exact)
-            except ConnectError as error:
-                failures[host.name] = f"{error.kind}: {error.text}"
-            except LaunchpadError as error:
-                failures[host.name] = str(error)
+    def reopen(place: int) -> Link:
+        if connect is None or is_here(hosts[place]):
+            raise NodeError("this machine's agent can't be started again")
+        return connect(hosts[place])
 
-        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
-        _wait_for(threads)
+    _wait_for([threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far])
     if failures:
         for link in links.values():
             link.close()
         ordered = {host.name: failures[host.name] for host in hosts if host.name in failures}
         raise NodeError(failed_hosts(ordered, len(hosts), ""))
-    return [links[place] for place in range(len(hosts))]
+    return [links[place] for place in range(len(hosts))], reopen
+
+
+def _connector(options: dict[str, Any], python: str, *, exact: bool) -> Callable[[Host], Link]:
+    from launchpad.transport.ssh.dial import Dialer  # paramiko takes a tenth of a second
+    from launchpad.transport.ssh.link import SshLink
+
+    ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+    dialer = Dialer(options["ssh_config"], accept_new=options["accept_new_host_keys"], ask=ask)
+
+    def connect(host: Host) -> Link:
+        return SshLink(host.name, dialer.connect(host.name, host.user, host.port), python, exact=exact)
+
+    return connect
 
 
 def _wait_for(threads: Sequence[threading.Thread]) -> None:
     """Run the threads to their ends. Ctrl-C meanwhile leaves the terminal as it was, if a passphrase is asked for."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
-    before = {one: signal.signal(one, _leave) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, _leave) for one in heeded}
     try:
         for thread in threads:
             thread.start()

@@ -31,6 +31,7 @@ from launchpad.transport import Link
 if TYPE_CHECKING:
     from launchpad.job.hosts import Host
 
+Reopen = Callable[[int], Link]
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
 # What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
@@ -95,7 +96,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
     hosts = _hosts(options)
     spec = _spec(options, hosts)
-    links = _links(ctx, hosts, options, spec.python)
+    links, reopen = _links(ctx, hosts, options, spec.python)
     supervisor = Supervisor()
     signals.catch(supervisor.post, options["signals_to_handle"])
     world = spec.world
@@ -131,7 +132,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         elsewhere = supervisor.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(supervisor, spec, plan, tell, quiet=options["quiet"])
+    return _run(supervisor, spec, plan, tell, reopen, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -156,18 +157,26 @@ def _link(ctx: click.Context) -> Link:
     return link
 
 
-def _links(ctx: click.Context, hosts: Sequence[Host], options: dict[str, Any], python: str) -> list[Link]:
-    """The links to all hosts' agents; to this machine's where no hosts are named."""
+def _links(
+    ctx: click.Context, hosts: Sequence[Host], options: dict[str, Any], python: str
+) -> tuple[list[Link], Reopen | None]:
+    """The links to all hosts' agents, to this machine's where no hosts are named; and what makes one of them anew."""
     if not hosts:
-        return [_link(ctx)]
+        return [_link(ctx)], None
     from launchpad.cli.hosts import is_here, open_links
 
     if ctx.obj is not None and not any(map(is_here, hosts)):
         ctx.obj.close()
-    links = open_links(hosts, lambda: _link(ctx), options, python, exact=options["python"] is not None)
+    links, reopen = open_links(hosts, lambda: _link(ctx), options, python, exact=options["python"] is not None)
+
+    def reopen_to_be_closed(node: int) -> Link:
+        link = reopen(node)
+        ctx.call_on_close(link.close)
+        return link
+
     for link in links:
         ctx.call_on_close(link.close)
-    return links
+    return links, reopen_to_be_closed
 
 
 def _say_nothing(*_: Any) -> None:
@@ -261,7 +270,7 @@ def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping
     return (*(TORCH if found.torch else ()), *names)
 
 
-def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet: bool) -> int:
+def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, quiet: bool) -> int:
     folder = None
     sinks: list[Sink] = []
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
@@ -282,6 +291,7 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, *, quiet
             timeout=spec.timeout,
             max_restarts=spec.max_restarts,
             terminal=terminal_size(os.environ, console.margin),
+            reopen=reopen,
         )
     finally:
         restore_terminal(modes)

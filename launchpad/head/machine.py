@@ -3,7 +3,7 @@
     running ──first failure, stop signal, time-out, lost node──► stopping ──all ranks have left──► over
        ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
        └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
-                   └──────────────── a stop signal, the time-out ───────────────────────────────────┘
+                   └──── a stop signal, the time-out, a lost node that does not come back ──────────┘
 
 While stopping, the ladder says which signal the ranks get next and how long they have to obey it.
 """
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from launchpad.events import (
     ConsoleClosed,
     Drained,
+    NodeBack,
     NodeLost,
     PeerFailed,
     PhaseChanged,
@@ -51,11 +52,16 @@ class Finish(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Start all ranks again; `attempt` is 1 for the first restart. The rank that had failed, and its code."""
+    """Start all ranks again; `attempt` is 1 for the first restart. Why: a rank's failure, or a lost node."""
 
     attempt: int
-    rank: int
-    code: int
+    cause: Cause
+
+
+class Reopen(NamedTuple):
+    """Reach lost nodes again; each is to come back as NodeBack, or be lost once more."""
+
+    nodes: tuple[int, ...]
 
 
 class Leave(NamedTuple):
@@ -66,7 +72,7 @@ class Suspend(NamedTuple):
     """Stop the ranks, then ourselves (Ctrl-Z); continue them when we are continued."""
 
 
-Action = SendSignal | PhaseChanged | Finish | Restart | Leave | Suspend
+Action = SendSignal | PhaseChanged | Finish | Restart | Reopen | Leave | Suspend
 
 
 class Machine:
@@ -79,7 +85,7 @@ class Machine:
         timeout: float | None,
         now: float,
         max_restarts: int = 0,
-        nodes: int = 1,
+        nodes: Sequence[int] = (0,),
     ) -> None:
         """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times."""
         self.phase: Phase = "running"
@@ -88,8 +94,10 @@ class Machine:
         self.running = set(ranks)
         self.deadline: float | None = None if timeout is None else now + timeout
         self._ranks = tuple(ranks)
-        self._nodes = nodes
-        self._draining = 0  # nodes that have not sent all of the last attempt's output
+        self._nodes = set(nodes)  # those that are there
+        self._missing: set[int] = set()  # those that are lost
+        self._reopening: set[int] = set()  # of these, those that are to come back
+        self._draining: set[int] = set()  # those that have not sent all of the last attempt's output
         self._max_restarts = max_restarts
         self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
@@ -103,8 +111,8 @@ class Machine:
         """The job's exit code, as things stand."""
         return self.cause.exit_code if self.cause else 0
 
-    def on(self, event: Any, now: float) -> list[Action]:
-        """What to do about an event."""
+    def on(self, event: Any, now: float, node: int = 0) -> list[Action]:
+        """What to do about an event, which came from that node."""
         match event:
             case RankExited(at, rank, code):
                 return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, at, now)
@@ -117,9 +125,15 @@ class Machine:
             case PeerFailed(_, reason, code) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
             case Drained() if self.phase == "clearing":
-                return self._on_drained()
+                self._draining.discard(node)
+                return self._cleared()
             case NodeLost():
                 return self._lose(event, now)
+            case NodeBack() if self.phase == "clearing":
+                self._missing.discard(event.node)
+                self._reopening.discard(event.node)
+                self._nodes.add(event.node)
+                return self._cleared()
         return []
 
     def tick(self, now: float) -> list[Action]:
@@ -149,40 +163,51 @@ class Machine:
         elif failure and self.cause and self.cause.kind == "failure" and at < self._failed_at:
             self._failed_at = at
             self.cause = failure
-        if self.running:
-            return actions
-        if self.cause and self.cause.kind == "failure" and self.attempt < self._max_restarts:
-            return [*actions, *self._clear()]
-        return actions + self._over(now)
+        return actions if self.running else [*actions, *self._all_left(now)]
 
     def _lose(self, lost: NodeLost, now: float) -> list[Action]:
         """A node is gone with its ranks, or when they had all left: then with what they wrote last."""
+        again = lost.node in self._reopening
         self.cause = self.cause or Cause("lost", node=lost.node, text=lost.reason)
-        self._max_restarts = self.attempt  # a world without it can't be started again
-        self._nodes -= 1
+        self._nodes.discard(lost.node)
+        self._missing.add(lost.node)
+        self._draining.discard(lost.node)
         self.running.difference_update(lost.ranks)
         if self.phase == "over":
             return []
         if self.running:
             return self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else []
+        if self.phase == "clearing":
+            return self._over(now) if again else self._cleared()
+        return self._all_left(now)
+
+    def _all_left(self, now: float) -> list[Action]:
+        """No rank runs any more: that is the end, or another attempt is due."""
+        if self._starts_again:
+            self.phase = "clearing"
+            self.deadline = self._timeout_at
+            self._draining = set(self._nodes)
+            return [Finish(leave=False)] if self._nodes else self._cleared()
         return self._over(now)
 
-    def _clear(self) -> list[Action]:
-        self.phase = "clearing"
-        self.deadline = self._timeout_at
-        self._draining = self._nodes
-        return [Finish(leave=False)]
+    @property
+    def _starts_again(self) -> bool:
+        return self.cause is not None and self.cause.kind in ("failure", "lost") and self.attempt < self._max_restarts
 
-    def _on_drained(self) -> list[Action]:
-        self._draining -= 1
+    def _cleared(self) -> list[Action]:
+        """Go on, if nothing of the last attempt is left and all nodes are there."""
         if self._draining:
             return []
-        assert self.cause is not None  # a failure brought us here
+        if self._missing:
+            new = tuple(sorted(self._missing - self._reopening))
+            self._reopening |= self._missing
+            return [Reopen(new)] if new else []
+        assert self.cause is not None  # it brought us here
         failed, self.cause = self.cause, None
         self.phase = "running"
         self.attempt += 1
         self.running = set(self._ranks)
-        return [Restart(self.attempt, failed.rank, failed.code)]
+        return [Restart(self.attempt, failed)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum == signal.SIGQUIT:
@@ -204,7 +229,7 @@ class Machine:
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
         """A request to stop while we are stopping."""
-        if self.cause and self.cause.kind == "failure" and self.attempt < self._max_restarts:
+        if self._starts_again:
             self.cause = Cause("signal", signum=signum)  # we would have gone on
         if signum != signal.SIGINT:
             return [SendSignal(signum)]

@@ -44,11 +44,16 @@ class Nodes:
 
     def read(self) -> None:
         """Begin to read what the agents say. Raises NodeError where this machine has no room for that."""
-        for node, link in enumerate(self._links):
-            try:
-                threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
-            except RuntimeError as error:  # no memory for its stack, or too many of them
-                raise NodeError(f"this machine has no room for the launcher: {error}") from None
+        for node in range(len(self._links)):
+            self._read_in_thread(node)
+
+    def _read_in_thread(self, node: int) -> None:
+        try:
+            threading.Thread(
+                target=self._read, args=(node, self._links[node]), name=f"link-{node}", daemon=True
+            ).start()
+        except RuntimeError as error:  # no memory for its stack, or too many of them
+            raise NodeError(f"this machine has no room for the launcher: {error}") from None
 
     def _read(self, node: int, link: Link) -> None:
         put = self._put
@@ -59,7 +64,16 @@ class Nodes:
         except (OSError, wire.WireError) as error:
             put((node, AgentFailed(time.monotonic_ns(), str(error))))
         finally:  # the loop waits for this, whatever happens here
-            put((node, LinkClosed(time.monotonic_ns())))
+            if self._links[node] is link:  # nobody waits for the end of one that was replaced
+                put((node, LinkClosed(time.monotonic_ns())))
+
+    def replace(self, node: int, link: Link) -> None:
+        """A node that was lost has a new link. Raises NodeError as `read` does."""
+        self._links[node] = link
+        self._uncertain[node] = 1 << 62
+        self._heard[node] = time.monotonic()
+        self.open.add(node)
+        self._read_in_thread(node)
 
     def send(self, node: int, command: Command) -> None:
         """Send a command to one."""

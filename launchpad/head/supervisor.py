@@ -46,8 +46,9 @@ from launchpad.events import (
 from launchpad.events import Finish as FinishCommand
 from launchpad.events import Signal as SendSignal
 from launchpad.head.flow import Flow
-from launchpad.head.machine import Finish, Leave, Machine, Restart, Suspend
+from launchpad.head.machine import Finish, Leave, Machine, Reopen, Restart, Suspend
 from launchpad.head.nodes import Nodes
+from launchpad.head.revival import Reopened, Revival
 from launchpad.head.sink import Sink
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Elsewhere, Plan
@@ -186,14 +187,19 @@ class Supervisor:
         timeout: float | None,
         max_restarts: int = 0,
         terminal: Sequence[int] = (),
+        reopen: Callable[[int], Link] | None = None,
     ) -> tuple[int, Cause | None]:
-        """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why."""
+        """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why.
+
+        `reopen` makes a new link to a node, or raises NodeError; it is called by threads of their own.
+        """
+        self._revival = Revival(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
         self._plan = plan
         self._terminal = terminal
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
-        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, len(plan.nodes))
+        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)))
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for place, node in enumerate(plan.nodes):
             self._node_of.update((rank.rank, place) for rank in node.ranks)
@@ -217,6 +223,10 @@ class Supervisor:
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
         """An event of a node, or of our own (source -1)."""
+        if type(event) is Reopened:
+            self._lost.discard(event.node)
+            self._revival.greet(event)
+            return
         if source < 0:
             self._dispatch(event)
             self._act(machine.on(event, self._clock()))
@@ -224,6 +234,8 @@ class Supervisor:
         match event:
             case Pong():
                 self.nodes.pong(source, event)
+            case AgentReady() | Held() if self._revival.expects(source):
+                self._revival.hear(source, event)
             case LinkClosed():
                 if source in self.nodes.open:
                     self.nodes.open.discard(source)
@@ -238,7 +250,7 @@ class Supervisor:
             case _:
                 event = self.nodes.in_our_time(source, event)
                 self._dispatch(event)
-                self._act(machine.on(event, self._clock()))
+                self._act(machine.on(event, self._clock(), source))
 
     def _lose(self, node: int, reason: str, machine: Machine) -> None:
         self._lost.add(node)
@@ -310,9 +322,13 @@ class Supervisor:
                     self._dispatch(action)
                 case Finish(leave):
                     self.nodes.send_all(FinishCommand(leave))
-                case Restart(attempt, rank, code):
-                    self._dispatch(Restarted(time.monotonic_ns(), attempt, self._max_restarts, rank, code))
+                case Restart(attempt, cause):
+                    now = time.monotonic_ns()
+                    self._dispatch(Restarted(now, attempt, self._max_restarts, cause.rank, cause.code, cause.node))
                     self._start(attempt)
+                case Reopen(nodes):
+                    for node in nodes:
+                        self._revival.begin(node)
                 case Suspend():
                     self._suspending = len(self.nodes.open)
                     self.nodes.send_all(SendSignal(signal.SIGSTOP))

@@ -210,7 +210,6 @@ def _rank_plan(
         "RANK": str(rank),
         "LOCAL_RANK": "0" if spec.virtual_local_rank else str(local_rank),
         "ROLE_RANK": str(rank),
-        "TORCHELASTIC_ERROR_FILE": f"{node.scratch}/{rank}.error.json",
     }
     if spec.virtual_local_rank:
         own["CUDA_VISIBLE_DEVICES"] = _own_gpu(spec, node, local_rank)

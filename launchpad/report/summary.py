@@ -119,13 +119,14 @@ class Summary:
             self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
 
     def _restarted(self, event: Restarted) -> None:
-        end = self._exits[event.rank]
-        failure = (
-            f"{self._names[event.rank]}, {exit_in_words(event.code)} after {(end.time - self._started) / 1e9:.2f} s"
-        )
+        if event.rank >= 0:
+            after = (self._exits[event.rank].time - self._started) / 1e9
+            failure = f"{self._names[event.rank]}, {exit_in_words(event.code)} after {after:.2f} s"
+        else:
+            failure = f"{self._nodes[event.node]} was lost ({self._lost[event.node]})"
         self._say(f"failed: {failure}; all ranks are started again (restart {event.attempt} of {event.most})")
         self._history.append(failure)
-        self._tails, self._raised, self._exits = {}, {}, {}
+        self._tails, self._raised, self._exits, self._lost = {}, {}, {}, {}
         self._started = self._stopping_at = 0
         self._stopped = []
 
