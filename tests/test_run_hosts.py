@@ -39,7 +39,7 @@ class Hosts(Cluster):
     def run(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.CompletedProcess[str]:
         return launchpad.run("run", "--ssh-config", self.ssh_config, *args, **options)
 
-    def start(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.Popen[bytes]:
+    def begin(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.Popen[bytes]:
         return launchpad.start("run", "--ssh-config", self.ssh_config, *args, **options)
 
     def cut_power(self, launchpad: Launchpad, host: int) -> None:
