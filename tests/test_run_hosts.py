@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,12 +28,15 @@ SHOW = "import os\nprint(*(os.environ.get(name, '-') for name in os.sys.argv[1:]
 
 
 class Hosts(Cluster):
-    """n1, n2, n3, whose sessions belong to the test: its mark, its temporary folder, a cache of its own."""
+    """n1, n2, n3, whose sessions belong to the test: its mark, a cache of their own, a temporary folder each."""
 
     def __init__(self, launchpad: Launchpad, folder: Path, settings: str = "") -> None:
         self.cache = folder / "cache"
-        environ = {MARK: launchpad.mark, "TMPDIR": str(launchpad.scratch), "XDG_CACHE_HOME": str(self.cache)}
-        super().__init__(folder, 3, settings, environ=environ)
+        super().__init__(folder, 3, settings, environ={MARK: launchpad.mark, "XDG_CACHE_HOME": str(self.cache)})
+        self.scratch = {host: host.folder / "tmp" for host in self.hosts}
+        for host, scratch in self.scratch.items():
+            scratch.mkdir()
+            host.environ["TMPDIR"] = str(scratch)
 
     def run(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.CompletedProcess[str]:
         return launchpad.run("run", "--ssh-config", self.ssh_config, *args, **options)
@@ -42,14 +44,17 @@ class Hosts(Cluster):
     def begin(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.Popen[bytes]:
         return launchpad.start("run", "--ssh-config", self.ssh_config, *args, **options)
 
-    def cut_power(self, launchpad: Launchpad, host: int) -> None:
-        """Kill the host with all that runs there; as nobody is left to do it, remove what that leaves behind."""
-        before = {path.name for path in launchpad.scratch.iterdir()}
-        self.hosts[host].stop()
-        for name in before:
-            pid = int(name.split("-")[1])
-            if not os.path.exists(f"/proc/{pid}"):
-                shutil.rmtree(launchpad.scratch / name, ignore_errors=True)
+    def cut_power(self, number: int) -> None:
+        """Kill n1, n2 or n3 with all that runs there: nobody is left who could remove its temporary files."""
+        host = self.hosts[number - 1]
+        host.stop()
+        del self.scratch[host]
+
+    def stop(self) -> None:
+        """Fail if an agent has left something behind."""
+        super().stop()
+        left = [path.name for scratch in self.scratch.values() for path in scratch.iterdir()]
+        assert not left, f"temporary files are left: {left}"
 
 
 @pytest.fixture
@@ -177,7 +182,7 @@ def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Laun
         stderr=subprocess.STDOUT,
     )
     wait_until(lambda: all((launchpad.folder / f"here{rank}0").exists() for rank in range(2)), "the ranks")
-    hosts.cut_power(launchpad, 1)
+    hosts.cut_power(2)
     hosts.hosts[1].start()
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, output
@@ -191,7 +196,7 @@ def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> 
     )
     for _ in range(3):
         assert process.stdout.readline().endswith(b"here\n")
-    hosts.cut_power(launchpad, 1)
+    hosts.cut_power(2)
     _, errors = process.communicate(timeout=DEADLINE)
     assert (process.returncode, errors.splitlines()) == (
         4,
