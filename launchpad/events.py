@@ -156,6 +156,13 @@ class Suspended(NamedTuple):
     time: int
 
 
+class InputTaken(NamedTuple):
+    """Bytes of an Input were written for the rank to read."""
+
+    time: int
+    size: int
+
+
 class Drained(NamedTuple):
     """All that the ranks had left behind is ended, and all that they wrote was sent."""
 
@@ -199,6 +206,13 @@ class StopRequested(NamedTuple):
 
     time: int
     signum: int
+
+
+class InputRead(NamedTuple):
+    """The head's standard input has brought these bytes for a rank 0 on another machine; none: it has ended."""
+
+    time: int
+    data: bytes
 
 
 class ConsoleClosed(NamedTuple):
@@ -270,12 +284,14 @@ Event = (
     | RankExited
     | StraysEnded
     | Suspended
+    | InputTaken
     | Drained
     | AgentFailed
     | LinkClosed
     | NodeLost
     | NodeBack
     | StopRequested
+    | InputRead
     | ConsoleClosed
     | PeerFailed
     | LogFailed
@@ -357,7 +373,14 @@ class Start(NamedTuple):
     window: int  # bytes of output that may be under way per rank and stream
     store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" it as served on another node, "" not ours
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
+    sends_input: bool  # whether that comes as Input; else the agent was given the descriptor itself, if there is one
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
+
+
+class Input(NamedTuple):
+    """Bytes for the standard input of the rank that gets it; none: its end."""
+
+    data: bytes
 
 
 class Signal(NamedTuple):
@@ -380,4 +403,4 @@ class Finish(NamedTuple):
     leave: bool
 
 
-Command = Hello | Survey | Sync | Piece | Listen | Reach | Hold | Ping | Start | Signal | Credit | Finish
+Command = Hello | Survey | Sync | Piece | Listen | Reach | Hold | Ping | Start | Input | Signal | Credit | Finish

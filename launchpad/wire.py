@@ -1,7 +1,7 @@
 """Frames: how events and commands travel over a Link.
 
 A frame is a length (4 bytes, big-endian, of what follows), a type (1 byte: the index in MESSAGES) and a payload:
-JSON of the message's fields, except for Output and Piece, whose payload is a fixed header and the raw bytes.
+JSON of the message's fields, except for those that carry raw bytes: a fixed header and the bytes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ MESSAGES: tuple[Any, ...] = (
     events.Piece,
     events.Taken,
     events.Synced,
+    events.Input,
+    events.InputTaken,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -57,7 +59,9 @@ LARGEST_FRAME = 64 << 20
 
 _HEAD = struct.Struct("!IB")
 _OUTPUT = struct.Struct("!qIB")
-_PIECE = struct.Struct("!I")
+
+# Messages whose last field is raw bytes: the layout of the fields before it.
+_RAW = {events.Output: _OUTPUT, events.Piece: struct.Struct("!I"), events.Input: struct.Struct("!")}
 
 
 class WireError(Exception):
@@ -66,11 +70,11 @@ class WireError(Exception):
 
 def encode(message: events.Event | events.Command) -> bytes:
     """One message as one frame."""
-    if isinstance(message, events.Output):
-        return output_header(message.time, message.rank, message.stream, len(message.data)) + message.data
-    if isinstance(message, events.Piece):
-        size = 1 + _PIECE.size + len(message.data)
-        return _HEAD.pack(size, CODES[events.Piece]) + _PIECE.pack(message.file) + message.data
+    layout = _RAW.get(type(message))
+    if layout is not None:
+        fields: list[Any] = list(message)
+        data: bytes = fields.pop()
+        return _HEAD.pack(1 + layout.size + len(data), CODES[type(message)]) + layout.pack(*fields) + data
     payload = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")
     return _HEAD.pack(len(payload) + 1, CODES[type(message)]) + payload
 
@@ -130,17 +134,12 @@ class Decoder:
     def _message(self, code: int, start: int, end: int) -> Any:
         cls = MESSAGES[code]
         try:
-            if cls is events.Output:
-                if end - start < _OUTPUT.size:  # what follows is the next frame's
+            layout = _RAW.get(cls)
+            if layout is not None:
+                if end - start < layout.size:  # what follows is the next frame's
                     raise ValueError("shorter than its header")
-                time, rank, stream = _OUTPUT.unpack_from(self._buffer, start)
-                data = bytes(memoryview(self._buffer)[start + _OUTPUT.size : end])
-                return events.Output(time, rank, stream, data)
-            if cls is events.Piece:
-                if end - start < _PIECE.size:
-                    raise ValueError("shorter than its header")
-                (file,) = _PIECE.unpack_from(self._buffer, start)
-                return events.Piece(file, bytes(memoryview(self._buffer)[start + _PIECE.size : end]))
+                data = bytes(memoryview(self._buffer)[start + layout.size : end])
+                return cls(*layout.unpack_from(self._buffer, start), data)
             text = self._buffer[start:end].decode("utf-8", "surrogateescape")
             fields = json.loads(text)
             hints = _hints(cls)

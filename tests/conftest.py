@@ -46,6 +46,8 @@ class Launchpad:
     def run(self, *args: object, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess[str]:
         """Run to the end; text as UTF-8, with what is not UTF-8 escaped as Python's surrogateescape does."""
         options = {"env": self.environ, "cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
+        if "input" in options:
+            del options["stdin"]
         return subprocess.run(
             self.argv(*args),
             capture_output=True,

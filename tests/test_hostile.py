@@ -248,7 +248,8 @@ ASKED = [
     events.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     events.Hold("127.0.0.1", 0),
     events.Ping(1),
-    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", -1, []),
+    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, []),
+    events.Input(b"read this"),
     events.Credit(0, 1, 100),
     events.Signal(signal.SIGCONT),
 ]
@@ -293,6 +294,9 @@ def fuzzed(draw: st.DrawFn, valid: list[Any]) -> bytes:
 class FuzzedLink:
     """A link whose agent says these bytes and hangs up."""
 
+    name = ""
+    remote = False
+
     def __init__(self, data: bytes) -> None:
         self._data = data
 
@@ -302,6 +306,9 @@ class FuzzedLink:
     def messages(self) -> Iterator[Any]:
         """What the bytes hold."""
         yield from wire.Decoder().feed(self._data)
+
+    def abandon(self) -> None:
+        """Nothing is held."""
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -203,6 +204,22 @@ def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> 
         [b"launchpad: n2 was lost: its agent hung up; it ran ranks 1-2", b"launchpad: stopped because of it: rank 0"],
     )
     assert not launchpad.survivors()
+
+
+def test_rank_0_reads_our_standard_input(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "reads.py").write_text(
+        "import hashlib, os, sys\nread = sys.stdin.buffer.read()\nprint(len(read), hashlib.md5(read).hexdigest())\n"
+    )
+    data = os.urandom(3 << 20).hex()
+    done = hosts.run(launchpad, "-H", "n1,n2", "reads.py", input=data)
+    assert lines(done) == [
+        f"[n1 0] {len(data)} {hashlib.md5(data.encode()).hexdigest()}",
+        f"[n2 1] 0 {hashlib.md5().hexdigest()}",
+    ]
+
+
+def test_a_rank_that_never_reads_holds_nobody_up(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert lines(hosts.run(launchpad, "-H", "n1", "echo", "done", input="x" * (1 << 20))) == ["[0] done"]
 
 
 def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad import wire
-from launchpad.events import Hello, Output, Piece, RankExited, Signal, Start
+from launchpad.events import Hello, Input, Output, Piece, RankExited, Signal, Start
 from launchpad.wire import Decoder, WireError, encode
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
@@ -45,6 +45,8 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
     """Any message of that class."""
     if cls is Output:
         return OUTPUT
+    if cls is Input:
+        return st.builds(Input, st.binary(max_size=300))
     if cls is Piece:
         return st.builds(Piece, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
@@ -97,7 +99,7 @@ def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any
 def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, [])
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [])
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 

@@ -23,6 +23,7 @@ from ..events import (
     Finish,
     Held,
     Hello,
+    Input,
     Listen,
     Piece,
     Ping,
@@ -171,6 +172,8 @@ class Agent:
                 if signum == signal.SIGSTOP:
                     self._outbox.say(Suspended(time.monotonic_ns()))
                     self._heard_at = math.inf  # it says nothing as long as it stands still itself
+            case Input(data):
+                self._starter.take_input(data)
             case Credit(number, stream, size):
                 self._outbox.credit(number, stream, size)
             case Finish(leave):

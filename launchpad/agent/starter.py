@@ -6,12 +6,15 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import STDERR, STDOUT, NotForked, RankExited, RankStarted, Start, StartFailed
 from . import nursery, port, rank, scratch
 from .outbox import Outbox, Stream
 from .poll import Poll
+
+if TYPE_CHECKING:
+    from .input import Input
 
 # To a rank that has not been forked yet these do what they would have done to an interpreter that is importing torch.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -40,6 +43,7 @@ class Starter:
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
+        self._input: Input | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # the signal that came while a rank was being forked
 
@@ -59,6 +63,11 @@ class Starter:
             self._shared.setdefault(name, value)
         self._failure = ""
         self._cancelled = 0
+        if start.sends_input and self._input is None:
+            from .input import Input
+
+            self._input = Input(self._poll, self._outbox)
+            self._stdin_fd = self._input.reader
         if start.preload and self._nursery is None:
             self._open_nursery()
         for entry in start.ranks:
@@ -69,6 +78,11 @@ class Starter:
                 reap()
         if self._nursery is not None and self._nursery.state == "ready":
             self._order_all()
+
+    def take_input(self, data: bytes) -> None:
+        """Bytes of the head's standard input."""
+        if self._input is not None:
+            self._input.take(data)
 
     # Executed ranks.
 

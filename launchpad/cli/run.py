@@ -132,7 +132,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         elsewhere = supervisor.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(supervisor, spec, plan, tell, reopen, quiet=options["quiet"])
+    return _run(supervisor, spec, plan, tell, reopen, here=not links[0].remote, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -270,7 +270,9 @@ def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping
     return (*(TORCH if found.torch else ()), *names)
 
 
-def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, quiet: bool) -> int:
+def _run(
+    supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, here: bool, quiet: bool
+) -> int:
     folder = None
     sinks: list[Sink] = []
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
@@ -290,8 +292,9 @@ def _run(supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, reopen: 
             grace=spec.grace,
             timeout=spec.timeout,
             max_restarts=spec.max_restarts,
-            terminal=terminal_size(os.environ, console.margin),
+            terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
+            sends_input=not here,
         )
     finally:
         restore_terminal(modes)

@@ -25,6 +25,8 @@ from launchpad.events import (
     Credit,
     Held,
     Hello,
+    InputRead,
+    InputTaken,
     LinkClosed,
     Listening,
     NodeLost,
@@ -44,8 +46,10 @@ from launchpad.events import (
     Written,
 )
 from launchpad.events import Finish as FinishCommand
+from launchpad.events import Input as InputFrame
 from launchpad.events import Signal as SendSignal
 from launchpad.head.flow import Flow
+from launchpad.head.input import Input
 from launchpad.head.machine import Finish, Leave, Machine, Reopen, Restart, Suspend
 from launchpad.head.nodes import Nodes
 from launchpad.head.revival import Reopened, Revival
@@ -188,10 +192,12 @@ class Supervisor:
         max_restarts: int = 0,
         terminal: Sequence[int] = (),
         reopen: Callable[[int], Link] | None = None,
+        sends_input: bool = False,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why.
 
-        `reopen` makes a new link to a node, or raises NodeError; it is called by threads of their own.
+        `reopen` makes a new link to a node, or raises NodeError; it is called by threads of their own. `sends_input`:
+        rank 0 is elsewhere, and is to have our standard input.
         """
         self._revival = Revival(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
@@ -206,6 +212,7 @@ class Supervisor:
         for event in self._early:
             self.post(event)
         self.nodes.forgive(time.monotonic())
+        self._input = Input(self.post) if sends_input else None
         self._start(attempt=0)
         while self.nodes.open and not self.leaving:
             item = self._next(machine)
@@ -223,9 +230,14 @@ class Supervisor:
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
         """An event of a node, or of our own (source -1)."""
+        if type(event) is InputRead:
+            self.nodes.send(0, InputFrame(event.data))
+            return
         if type(event) is Reopened:
             self._lost.discard(event.node)
             self._revival.greet(event)
+            if event.node == 0 and self._input:
+                self._input.reset()
             return
         if source < 0:
             self._dispatch(event)
@@ -234,6 +246,8 @@ class Supervisor:
         match event:
             case Pong():
                 self.nodes.pong(source, event)
+            case InputTaken(_, size) if self._input:
+                self._input.taken(size)
             case AgentReady() | Held() if self._revival.expects(source):
                 self._revival.hear(source, event)
             case LinkClosed():
@@ -282,7 +296,9 @@ class Supervisor:
         self._flow.start(attempt)
         self._gone.clear()
         for place, node in enumerate(self._plan.nodes):
-            self.nodes.send(place, self._plan.start(node, attempt, self._flow.window, self._terminal))
+            sends = self._input is not None
+            start = self._plan.start(node, attempt, self._flow.window, self._terminal, sends_input=sends)
+            self.nodes.send(place, start)
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]

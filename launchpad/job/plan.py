@@ -95,8 +95,13 @@ class Plan:
         """All ranks, in order."""
         return [rank for node in self.nodes for rank in node.ranks]
 
-    def start(self, node: NodePlan, attempt: int, window: int, terminal: Sequence[int]) -> Start:
-        """The command that starts the node's ranks, for the first time (attempt 0) or again."""
+    def start(
+        self, node: NodePlan, attempt: int, window: int, terminal: Sequence[int], *, sends_input: bool = False
+    ) -> Start:
+        """The command that starts the node's ranks, for the first time (attempt 0) or again.
+
+        `sends_input`: rank 0 gets the head's standard input in frames.
+        """
         count = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
         return Start(
             cwd=node.cwd,
@@ -107,6 +112,7 @@ class Plan:
             window=window,
             store=node.store,
             stdin_rank=0,
+            sends_input=sends_input and node.ranks[0].rank == 0,
             terminal=list(terminal),
         )
 
