@@ -1,0 +1,119 @@
+"""head/nodes and agent/survey: clocks, signs of life, addresses."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from typing import Any
+
+import pytest
+
+from launchpad.agent import survey
+from launchpad.events import LinkClosed, Ping, Pong, RankStarted
+from launchpad.events import Survey as Asked
+from launchpad.head.nodes import LATE_SECONDS, Nodes
+from launchpad.transport.memory import MemoryLink
+
+DEADLINE = 30.0
+
+
+def nodes_of(*links: MemoryLink, silence: float = 10.0) -> tuple[Nodes, queue.SimpleQueue[Any]]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    return Nodes(links, inbox.put, silence), inbox
+
+
+def test_times_are_told_by_the_heads_clock() -> None:
+    """The clock of node 1 is an hour ahead; a question that was under way for longer says less."""
+    nodes, _ = nodes_of(MemoryLink("a"), MemoryLink("b", remote=True))
+    hour = 3600 * 10**9
+    asked = time.monotonic_ns()
+    nodes.pong(1, Pong(asked + hour, asked))
+    corrected = nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time
+    assert asked <= corrected < asked + 10**9
+    nodes.pong(1, Pong(asked, asked - 60 * 10**9))
+    assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
+    nodes.pong(1, Pong(asked, asked + hour))  # an answer from the future
+    assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
+    assert nodes.in_our_time(0, RankStarted(7, 0, 1)).time == 7
+
+
+def test_only_remote_nodes_are_asked_and_only_if_there_is_a_limit() -> None:
+    here, there = MemoryLink("a"), MemoryLink("b", remote=True)
+    nodes, _ = nodes_of(here, there)
+    nodes.forgive(100.0)
+    assert nodes.tick(100.0) == []
+    assert type(there.heard.get(timeout=DEADLINE)) is Ping
+    assert here.heard.empty()
+    assert nodes_of(here)[0].deadline is None
+    assert nodes_of(there, silence=0)[0].deadline is None
+
+
+def test_a_silent_node_is_lost_and_one_that_speaks_is_not() -> None:
+    nodes, inbox = nodes_of(*(links := [MemoryLink("a", remote=True), MemoryLink("b", remote=True)]), silence=0.4)
+    nodes.read()
+    start = time.monotonic()
+    nodes.forgive(start)
+    now = start
+    while not (lost := nodes.tick(now)):
+        assert time.monotonic() < start + DEADLINE
+        links[1].say(Pong(0, 0))
+        inbox.get(timeout=DEADLINE)
+        time.sleep(max(0.0, (nodes.deadline or 0.0) - time.monotonic()))  # until the next question is due
+        now = time.monotonic()
+    assert lost == [0]
+    for link in links:
+        link.hang_up()
+
+
+def test_a_head_that_has_stood_still_judges_nobody_by_that_time() -> None:
+    nodes, _ = nodes_of(MemoryLink("a", remote=True), silence=10)
+    nodes.forgive(100.0)
+    assert nodes.tick(100.0) == []
+    assert nodes.tick(102.5 + LATE_SECONDS + 60) == []
+
+
+def test_the_end_of_a_link_that_was_replaced_is_not_told() -> None:
+    first, second = MemoryLink("a", remote=True), MemoryLink("a", remote=True)
+    nodes, inbox = nodes_of(first)
+    nodes.read()
+    nodes.open.discard(0)
+    nodes.replace(0, second)
+    assert nodes.open == {0}
+    first.hang_up()
+    second.say(RankStarted(1, 0, 1))
+    assert inbox.get(timeout=DEADLINE) == (0, RankStarted(1, 0, 1))
+    second.hang_up()
+    assert type(inbox.get(timeout=DEADLINE)[1]) is LinkClosed
+    assert inbox.empty()
+
+
+def test_the_addresses_of_this_machine() -> None:
+    found = survey.addresses()
+    assert ["127.0.0.1", "lo"] in found
+    loopback = [address.startswith("127.") or address == "::1" for address, _ in found]
+    assert loopback == sorted(loopback), "loopback comes last"
+    assert len({address for address, _ in found}) == len(found)
+
+
+def test_the_address_that_ssh_came_in_by_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_ipv4", lambda: [["10.0.0.1", "docker0"], ["10.0.0.2", "eth0"], ["10.0.0.3", "ib0"]])
+    monkeypatch.setattr(survey, "_ipv6", list)
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 10.0.0.3 22")
+    assert [address for address, _ in survey.addresses()] == ["10.0.0.3", "10.0.0.2", "10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [("", ""), ("nowhere", "there is no folder {}/nowhere"), ("file", "{}/file is no folder there")],
+)
+def test_the_folder_is_looked_at(tmp_path: Any, path: str, problem: str) -> None:
+    (tmp_path / "file").touch()
+    found = survey.survey(Asked(os.path.join(tmp_path, path).rstrip("/"), False))
+    assert found.problem == problem.format(tmp_path)
+    assert found.torch == ""
+
+
+def test_torch_is_looked_up_without_being_imported() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    assert survey.survey(Asked("/", True)).torch == torch.__version__
