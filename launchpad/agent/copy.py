@@ -39,7 +39,7 @@ class Copy:
             self._wanted = [place for place, file in enumerate(self._files) if not self._is_same(*file)]
         except (OSError, ValueError) as error:
             return [Wanted(time.monotonic_ns(), "", [], _in_words(error))]
-        wanted = [Wanted(time.monotonic_ns(), self._folder, self._wanted, "")]
+        wanted = [Wanted(time.monotonic_ns(), self._folder, list(self._wanted), "")]
         return [*wanted, *self._skip_empty()]
 
     def take(self, piece: Piece) -> list[Event]:

@@ -1,0 +1,151 @@
+"""head/sync and agent/copy: which files are sent, and what a copy does with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchpad.agent import copy
+from launchpad.agent.copy import Copy
+from launchpad.errors import UsageError
+from launchpad.events import Piece, Sync, Synced, Taken, Wanted
+from launchpad.head import sync
+from launchpad.head.sync import File, list_files
+
+DEADLINE = 30.0
+
+
+def git(folder: Path, *args: str) -> None:
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    words = ["git", "-c", "user.name=x", "-c", "user.email=x", *args]
+    subprocess.run(words, cwd=folder, env=environ, check=True, capture_output=True, timeout=DEADLINE)
+
+
+def paths(folder: Path) -> list[str]:
+    return [file.path for file in list_files(str(folder))]
+
+
+def test_outside_of_git_everything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "sub" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "sub" / "__pycache__" / "x.pyc").touch()
+    (tmp_path / "sub" / "a.py").write_text("1")
+    (tmp_path / "b").write_text("22")
+    (tmp_path / "b").chmod(0o640)
+    (tmp_path / "to a folder").symlink_to("sub")
+    (tmp_path / "to nothing").symlink_to("gone")
+    os.mkfifo(tmp_path / "pipe")
+    files = {file.path: file for file in list_files(str(tmp_path))}
+    assert sorted(files) == ["b", "sub/a.py", "to a folder", "to nothing"]
+    assert files["b"][1:3] == (0o640, 2)
+    assert (files["to a folder"].link, files["to a folder"].size) == ("sub", 0)
+
+
+def test_in_git_what_is_ignored_stays_and_what_is_new_goes(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for name in ("tracked", "deleted", "new", "ignored"):
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    git(tmp_path, "add", "tracked", "deleted")
+    (tmp_path / "deleted").unlink()
+    assert paths(tmp_path) == [".gitignore", "new", "tracked"]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "inner").touch()
+    assert paths(tmp_path / "sub") == ["inner"], "of a folder inside the work tree, that folder"
+
+
+def test_a_repository_inside_goes_too(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    git(tmp_path, "init", "-q")
+    git(tmp_path / "inner", "init", "-q")
+    (tmp_path / "inner" / "file").touch()
+    git(tmp_path / "inner", "add", "file")
+    git(tmp_path / "inner", "commit", "-q", "-m", "x")
+    git(tmp_path, "-c", "advice.addEmbeddedRepo=false", "add", "inner")
+    assert paths(tmp_path) == ["inner/file"]
+
+
+def test_too_much_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "large").write_bytes(bytes(100))
+    monkeypatch.setattr(sync, "MOST_BYTES", 99)
+    with pytest.raises(UsageError, match=r"^--sync: .* has more than 0 MiB or 20000 files; run git init in it"):
+        list_files(str(tmp_path))
+
+
+# The copy.
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(copy, "_base", lambda: str(tmp_path))
+    return tmp_path
+
+
+def receive(files: list[File], data: dict[str, bytes]) -> list[str]:
+    """Sync these files, in pieces of 2 bytes; the names of those that were wanted."""
+    one = Copy(Sync("x", [list(file) for file in files]))
+    said: list[Any] = one.begin()
+    wanted = said[0]
+    assert isinstance(wanted, Wanted)
+    assert wanted.problem == ""
+    for place in wanted.files:
+        content = data.get(files[place].path, b"")
+        for start in range(0, len(content), 2):
+            said += one.take(Piece(place, content[start : start + 2]))
+    assert said[-1]._replace(time=0) == Synced(0, "")
+    assert sum(event.size for event in said if isinstance(event, Taken)) == sum(files[p].size for p in wanted.files)
+    one.close()
+    return [files[place].path for place in wanted.files]
+
+
+def test_a_copy_takes_what_changed(base: Path) -> None:
+    files = [File("a", 0o600, 3, 10**18, ""), File("d/b", 0o755, 0, 10**18, ""), File("d/c", 0o777, 0, 0, "b")]
+    assert receive(files, {"a": b"abc"}) == ["a", "d/b", "d/c"]
+    assert (base / "copy-x" / "a").read_bytes() == b"abc"
+    assert (base / "copy-x" / "d" / "c").readlink() == Path("b")
+    assert receive(files, {}) == []
+    (base / "copy-x" / "a").write_bytes(b"xyz")  # by a rank: its time has changed
+    assert receive([files[0]], {"a": b"abc"}) == ["a"]
+    assert sorted(os.listdir(base)) == ["copy-x", "copy-x.json"]
+    assert os.listdir(base / "copy-x") == ["a"], "what the folder has no more is gone"
+
+
+def test_permissions_alone_need_no_bytes(base: Path) -> None:
+    receive([File("a", 0o600, 1, 10**18, "")], {"a": b"a"})
+    assert receive([File("a", 0o755, 1, 10**18, "")], {}) == []
+    assert (base / "copy-x" / "a").stat().st_mode & 0o777 == 0o755
+
+
+def test_nothing_is_written_through_a_link(base: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    (base / "copy-x").mkdir()
+    (base / "copy-x" / "d").symlink_to(outside)
+    receive([File("d/file", 0o600, 2, 10**18, "")], {"d/file": b"ab"})
+    assert (outside / "file").read_text() == "mine"
+    assert not (base / "copy-x" / "d").is_symlink()
+
+
+@pytest.mark.usefixtures("base")
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x"])
+def test_paths_that_lead_out_are_refused(path: str) -> None:
+    said = Copy(Sync("x", [[path, 0o600, 1, 1, ""]])).begin()
+    assert said[0].problem == f"{path} is not inside the folder"
+    with pytest.raises(ValueError, match="no name for a copy"):
+        Copy(Sync("../x", []))
+
+
+def test_a_folder_of_the_ranks_is_not_removed_for_a_file(base: Path) -> None:
+    (base / "copy-x" / "a").mkdir(parents=True)
+    (base / "copy-x" / "a" / "result").touch()
+    one = Copy(Sync("x", [["a", 0o600, 1, 1, ""]]))
+    one.begin()
+    (said,) = one.take(Piece(0, b"a"))
+    assert "Directory not empty" in said.problem
+    assert (base / "copy-x" / "a" / "result").exists()
+    assert one.take(Piece(0, b"a")) == []
+    one.close()
