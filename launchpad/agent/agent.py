@@ -5,7 +5,6 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 
 from __future__ import annotations
 
-import math
 import os
 import resource
 import signal
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 # The most that is taken from an error file: a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
 
-
 class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
 
@@ -73,6 +71,7 @@ class Agent:
         self._copy: Copy | None = None
         self._silence = 0.0  # seconds without a word from the head that mean its end; 0: no limit
         self._heard_at = 0.0
+        self._suspended = False  # the head stands still, and says nothing until it goes on
 
     def run(self) -> int:
         """Serve until told to finish, or until the head is gone. Returns the process's exit code."""
@@ -99,7 +98,7 @@ class Agent:
     def _patience(self) -> float:
         """Seconds to wait for events at most, -1 for any time. Finds out whether the head has been silent too long."""
         own = self._outbox.patience
-        if not self._silence or self._heard_at == math.inf:
+        if not self._silence or self._suspended:
             return own
         left = self._heard_at + self._silence - time.monotonic()
         self._head_gone = self._head_gone or left <= 0
@@ -171,7 +170,8 @@ class Agent:
                 self._starter.signal(signum)
                 if signum == signal.SIGSTOP:
                     self._outbox.say(Suspended(time.monotonic_ns()))
-                    self._heard_at = math.inf  # it says nothing as long as it stands still itself
+                if signum in (signal.SIGSTOP, signal.SIGCONT):
+                    self._suspended = signum == signal.SIGSTOP
             case Input(data):
                 self._starter.take_input(data)
             case Credit(number, stream, size):

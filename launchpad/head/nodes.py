@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from launchpad import wire
 from launchpad.errors import NodeError
-from launchpad.events import AgentFailed, Command, LinkClosed, Ping, Pong
+from launchpad.events import AgentFailed, Command, LinkClosed, Ping, Pong, Signal
 from launchpad.transport import Link
 
 # A node is asked for a sign of life so many times within the time that it may be silent.
@@ -31,6 +32,7 @@ class Nodes:
         self.remote = [node for node, link in enumerate(self._links) if link.remote]
         self._heard = dict.fromkeys(self.remote, 0.0)  # when; written by the reading threads
         self._due = 0.0
+        self._stopping: set[int] = set()  # who has yet to stop its ranks
         # By node: what is to be taken from its times to have ours, and how long the question was under way, both in ns.
         self._offset = [0] * len(self._links)
         self._uncertain = [1 << 62] * len(self._links)
@@ -130,3 +132,23 @@ class Nodes:
         self.open.discard(node)
         # Closing a connection whose far end is silent takes a while.
         threading.Thread(target=self._links[node].abandon, name=f"abandon-{node}", daemon=True).start()
+        if self._stopping:  # it may never say that its ranks have stopped
+            self.resume()
+
+    # Standing still (Ctrl-Z).
+
+    def suspend(self) -> None:
+        """Have all nodes stop their ranks, and not miss us until they hear that we go on."""
+        self._stopping = set(self.open)
+        self.send_all(Signal(signal.SIGSTOP))
+
+    def suspended(self, node: int) -> bool:
+        """A node has stopped its ranks: whether all have now, and we may stop, too."""
+        last = self._stopping == {node}
+        self._stopping.discard(node)
+        return last
+
+    def resume(self) -> None:
+        """Have all ranks go on."""
+        self._stopping.clear()
+        self.send_all(Signal(signal.SIGCONT))

@@ -80,7 +80,6 @@ class Supervisor:
         self._lost: set[int] = set()  # nodes
         self._gone: set[int] = set()  # ranks whose end was told, in this attempt
         self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
-        self._suspending = 0  # nodes that have not yet stopped their ranks
         self.leaving = False  # output is left that nobody takes: don't wait for it
 
     def post(self, event: Any) -> None:
@@ -152,7 +151,9 @@ class Supervisor:
                 case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
                 case StopRequested(_, signal.SIGTSTP):
-                    os.kill(os.getpid(), signal.SIGSTOP)
+                    self.nodes.suspend()
+                case Suspended():
+                    self._on_suspended(node)
                 case StopRequested():
                     self._early.append(event)
                 case Pong():
@@ -219,7 +220,7 @@ class Supervisor:
             if item is not None:
                 self._take(*item, machine)
             now = time.monotonic()
-            if self.nodes.deadline is not None and self.nodes.deadline <= now and not self._suspending:
+            if self.nodes.deadline is not None and self.nodes.deadline <= now:
                 for silent in self.nodes.tick(now):
                     self._lose(silent, f"nothing was heard of it for {self.nodes.silence:g} s", machine)
             for sink in sinks:
@@ -257,6 +258,8 @@ class Supervisor:
                         self._lose(source, "its agent hung up", machine)
             case AgentFailed(_, reason):
                 self._lose(source, reason, machine)
+            case Suspended():
+                self._on_suspended(source)
             case _ if source in self._lost:  # what it says of its ranks was decided by its loss
                 pass
             case _ if not self._makes_sense(source, event):
@@ -269,7 +272,6 @@ class Supervisor:
     def _lose(self, node: int, reason: str, machine: Machine) -> None:
         self._lost.add(node)
         self.nodes.abandon(node)
-        self._suspending = 0  # it will not say that its ranks have stopped
         ranks = [rank for rank, place in self._node_of.items() if place == node]
         event = NodeLost(time.monotonic_ns(), node, reason, ranks)
         self._dispatch(event)
@@ -302,11 +304,10 @@ class Supervisor:
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
-        if not self._suspending:
-            if machine.deadline is not None:
-                waits.append(machine.deadline - self._clock())
-            if self.nodes.deadline is not None:
-                waits.append(self.nodes.deadline - time.monotonic())
+        if machine.deadline is not None:
+            waits.append(machine.deadline - self._clock())
+        if self.nodes.deadline is not None:
+            waits.append(self.nodes.deadline - time.monotonic())
         try:
             return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -316,10 +317,6 @@ class Supervisor:
         if type(event) is Written:
             self._flow.written(event.output)
             return
-        if type(event) is Suspended and self._suspending:
-            self._suspending -= 1
-            if not self._suspending:
-                self._stand_still()
         holders = 0
         for sink in self._sinks:
             holders += sink.on(event)
@@ -346,15 +343,15 @@ class Supervisor:
                     for node in nodes:
                         self._revival.begin(node)
                 case Suspend():
-                    self._suspending = len(self.nodes.open)
-                    self.nodes.send_all(SendSignal(signal.SIGSTOP))
+                    self.nodes.suspend()
                 case Leave():
                     self.leaving = True
 
-    def _stand_still(self) -> None:
-        """Stop ourselves, as Ctrl-Z asks; the ranks have stopped. The shell's fg or bg continues us here."""
-        start = time.monotonic()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._suspended += time.monotonic() - start
-        self.nodes.forgive(time.monotonic())
-        self.nodes.send_all(SendSignal(signal.SIGCONT))
+    def _on_suspended(self, node: int) -> None:
+        """Stop ourselves, as Ctrl-Z asks, when all ranks have stopped. The shell's fg or bg continues us here."""
+        if self.nodes.suspended(node):
+            start = time.monotonic()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._suspended += time.monotonic() - start
+            self.nodes.forgive(time.monotonic())
+            self.nodes.resume()
