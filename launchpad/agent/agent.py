@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 # The most that is taken from an error file: a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
 
+# The head greets its agents when it has reached all hosts, and until then it may ask its user for passwords.
+GREETING_SECONDS = 600.0
+
+
 class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
 
@@ -69,8 +73,8 @@ class Agent:
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._files, self._begun)
         self._meeting: Meeting | None = None
         self._copy: Copy | None = None
-        self._silence = 0.0  # seconds without a word from the head that mean its end; 0: no limit
-        self._heard_at = 0.0
+        self._silence = GREETING_SECONDS  # without a word from the head, which mean its end; 0: no limit
+        self._heard_at = time.monotonic()
         self._suspended = False  # the head stands still, and says nothing until it goes on
 
     def run(self) -> int:
