@@ -118,12 +118,13 @@ def _number(name: str) -> str:
 
 
 def _unreached(head: Supervisor, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
+    """Who reaches none of node 0's addresses; where each reaches one, but not the same one, who reaches which."""
     first = head.nodes.name(0)
+    cut_off = [node for node, by in reached.items() if not by] or list(reached)
     bad = {
-        head.nodes.name(node): f"reaches {first} at {', '.join(by)} only" if by else f"reaches {first} at none of these"
-        for node, by in reached.items()
-        if len(by) < len(addresses)
+        head.nodes.name(node): f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}"
+        for node in cut_off
     }
-    return failed_hosts(
-        bad, len(reached) + 1, f"{first} has the addresses {', '.join(addresses)}; open one between the hosts"
-    )
+    outward = [address for address in addresses if not address.startswith("127.") and address != "::1"] or addresses
+    mend = f"{first} has the addresses {', '.join(outward)}; open one between the hosts"
+    return failed_hosts(bad, len(reached) + 1, mend)
