@@ -1,0 +1,4 @@
+"""Stay for a second."""
+import time
+
+time.sleep(1)

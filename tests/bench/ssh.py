@@ -1,0 +1,251 @@
+"""Several hosts over SSH, beside mpirun and torchrun in one run: python tests/bench/ssh.py [--runs N] [--part PART]
+
+noop: a rank on each of 2, 8, 16 hosts that prints and leaves. sum: 2 hosts with 2 ranks each, to the first gloo
+all_reduce and out. lines: MB (10^6 bytes) a second of a rank's lines over one link into a file; damaged: how many of
+them did not arrive whole and once. cpu, memory: of the launcher's processes on this machine, for each of 16 hosts.
+
+The hosts are pretended (hosts.py), for which root is needed; they share this machine's cores. mpirun is Open MPI's,
+with the same ssh_config; torchrun is started by one ssh for each host. Peers take turns. Figures are medians; the last
+column is the peer's figure over Launchpad's, or for MB/s the other way round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent))
+from hosts import Hosts, why_not
+
+PROGRAMS = Path(__file__).parent / "programs"
+BESIDE = Path(sys.executable).parent
+DEADLINE = 240.0
+MOST_HOSTS = 16
+THOUSANDS = 2000  # of lines, 100 bytes each
+PORT = 29511
+
+
+class Ended(NamedTuple):
+    """A launcher's run."""
+
+    seconds: float
+    cpu: float  # seconds of its own and of its children on this machine
+    out: bytes
+
+
+class Peer(NamedTuple):
+    """A launcher; `argv(hosts, ranks per host, tagged, words of a Python program)`."""
+
+    name: str
+    argv: Callable[[Sequence[str], int, bool, Sequence[str]], list[str]]
+
+
+def installed(cluster: Hosts) -> list[Peer]:
+    """Launchpad, then what there is of the others."""
+    config = ["-F", str(cluster.ssh_config)]
+
+    def launchpad(hosts: Sequence[str], ranks: int, _: bool, words: Sequence[str]) -> list[str]:
+        named = ",".join(f"{host}:{ranks}" for host in hosts)
+        return [str(BESIDE / "launchpad"), "run", "--ssh-config", str(cluster.ssh_config), "--hosts", named, *words]
+
+    found = [Peer("launchpad", launchpad)]
+    # With the mpich wheel installed, the mpirun beside the interpreter is Hydra, and Open MPI's is the system's.
+    elsewhere = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != str(BESIDE))
+    mpirun = shutil.which("mpirun", path=elsewhere)
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout if mpirun else ""
+    if mpirun and "Open MPI" in version:
+
+        def openmpi(hosts: Sequence[str], ranks: int, tagged: bool, words: Sequence[str]) -> list[str]:
+            named = ",".join(f"{host}:{ranks}" for host in hosts)
+            rsh = ["--mca", "plm_rsh_agent", "ssh", "--mca", "plm_rsh_args", " ".join(config)]
+            world = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "OMP_NUM_THREADS"]
+            tag = ["--tag-output"] if tagged else []
+            options = [*rsh, *world, *tag, "-n", str(len(hosts) * ranks), "--host", named]
+            return [mpirun, "--allow-run-as-root", *options, sys.executable, "-u", *words]
+
+        found.append(Peer(f"mpirun (Open MPI {version.splitlines()[0].split()[-1]})", openmpi))
+    if (BESIDE / "torchrun").exists():
+
+        def torchrun(hosts: Sequence[str], ranks: int, _: bool, words: Sequence[str]) -> list[str]:
+            world = f"--nnodes {len(hosts)} --nproc-per-node {ranks} --master-addr {cluster.address(hosts[0])}"
+            line = f"OMP_NUM_THREADS=1 {BESIDE}/torchrun {world} --master-port {PORT} --node-rank %d {' '.join(words)}"
+            each = [f"ssh {' '.join(config)} {host} '{line % rank}' &" for rank, host in enumerate(hosts)]
+            return ["sh", "-c", " ".join([*each, "wait"])]
+
+        found.append(Peer("ssh + torchrun", torchrun))
+    return found
+
+
+def run(argv: Sequence[str], cluster: Hosts, out: Path | None = None) -> Ended:
+    """Run a launcher to its end."""
+    environ = {**os.environ, "MASTER_ADDR": cluster.address("n1"), "MASTER_PORT": str(PORT), "OMP_NUM_THREADS": "1"}
+    path = out or cluster.folder / "out"
+    with path.open("wb") as file:
+        start = time.monotonic()
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE, env=environ)
+        killer = threading.Timer(DEADLINE, process.kill)
+        killer.start()
+        assert process.stderr is not None
+        complaints = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.monotonic() - start
+        killer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, (argv, complaints.decode(errors="replace"))
+    return Ended(seconds, usage.ru_utime + usage.ru_stime, b"" if out else path.read_bytes())
+
+
+def noop(peer: Peer, cluster: Hosts, count: int) -> Ended:
+    """A rank on each of so many hosts that prints and leaves."""
+    ended = run(peer.argv(cluster.names[:count], 1, False, [str(PROGRAMS / "noop.py")]), cluster)
+    assert ended.out.count(b"here") == count, ended
+    return ended
+
+
+def first_sum(peer: Peer, cluster: Hosts) -> float:
+    """Seconds for 2 hosts with 2 ranks each to meet, sum once, and leave."""
+    return run(peer.argv(cluster.names[:2], 2, False, [str(PROGRAMS / "first_sum.py")]), cluster).seconds
+
+
+def lines(peer: Peer, cluster: Hosts) -> tuple[float, int]:
+    """MB of lines a second, from the command to its end; and how many of them did not arrive whole, once, in order."""
+    out = cluster.folder / "lines"
+    words = [str(PROGRAMS / "pours.py"), str(THOUSANDS)]
+    seconds = run(peer.argv(cluster.names[:1], 1, True, words), cluster, out).seconds
+    whole = b"rank 0 line %07d" + b" of a program that pours out its log".ljust(99 - len("rank 0 line 0000000"), b".")
+    last = -1
+    arrived = 0
+    with out.open("rb") as file:
+        for line in file:
+            text = line[line.find(b"rank ") : -1]
+            number = int(text[12:19]) if text[12:19].isdigit() else -1
+            if number > last and text == whole % number:
+                arrived += 1
+                last = number
+    return THOUSANDS * 1000 * 100 / 1e6 / seconds, THOUSANDS * 1000 - arrived
+
+
+def memory(peer: Peer, cluster: Hosts) -> float:
+    """KB (10^3 bytes) of proportional set size for each of 16 hosts, at its peak: the launcher and what it started."""
+    argv = peer.argv(cluster.names, 1, False, [str(PROGRAMS / "naps.py")])
+    largest = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.1):
+            largest = max(largest, sum(map(_pss, psutil.Process().children(recursive=True))))
+
+    ours = {one.pid for one in psutil.Process().children(recursive=True)}  # the hosts
+
+    def _pss(one: psutil.Process) -> int:
+        try:
+            away = {parent.pid for parent in one.parents()} | {one.pid}
+            return 0 if away & ours else one.memory_full_info().pss
+        except psutil.Error:
+            return 0
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run(argv, cluster)
+    finally:
+        done.set()
+        watcher.join()
+    return largest / 1e3 / len(cluster.names)
+
+
+def row(what: str, figures: list[list[float]], unit: str, *, more_is_better: bool = False) -> None:
+    """One line of the table: medians, and each peer's ratio to ours."""
+    medians = [statistics.median(results) if results else None for results in figures]
+    cells = ["" if m is None else f"{m:.3g} {unit}" if m < 1000 else f"{m:.0f} {unit}" for m in medians]
+    ours = medians[0]
+    ratios = [
+        f"{(ours / m if more_is_better else m / ours):.2g}x" if m is not None and ours and m else ""
+        for m in medians[1:]
+    ]
+    print(f"| {what} | {' | '.join(cells)} | {', '.join(filter(None, ratios))} |", flush=True)
+
+
+def main() -> None:
+    """Run the parts and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=3, help="counted runs of each peer in each part (after one more)")
+    parser.add_argument("--part", choices=["noop", "sum", "lines", "memory"], action="append", help="only this part")
+    options = parser.parse_args()
+    parts = options.part or ["noop", "sum", "lines", "memory"]
+    reason = why_not()
+    if reason:
+        print(f"skipped: {reason}")
+        return
+    with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), MOST_HOSTS) as cluster:
+        found = installed(cluster)
+        machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+        print(f"{platform.platform()}, {machine}; {options.runs} runs each, load {os.getloadavg()[0]:.1f}\n")
+        print("| what | " + " | ".join(peer.name for peer in found) + " | ratios |")
+        print("|---" * (len(found) + 2) + "|", flush=True)
+        bench(found, cluster, parts, options.runs)
+
+
+def bench(found: list[Peer], cluster: Hosts, parts: Sequence[str], runs: int) -> None:
+    """Print the table's rows."""
+
+    def turns(peers: list[Peer], measure: Callable[[Peer], float]) -> list[list[float]]:
+        figures: list[list[float]] = [[] for _ in found]
+        for number in range(runs + 1):
+            for peer, results in zip(found, figures, strict=True):
+                if peer in peers:
+                    figure = measure(peer)
+                    if number > 0 or runs == 0:
+                        results.append(figure)
+        return figures
+
+    slow = [peer for peer in found if peer.name != "ssh + torchrun"]  # a minute a run, from 8 hosts on
+    if "noop" in parts:
+        for count in (2, 8, MOST_HOSTS):
+            cpu: dict[str, list[float]] = {peer.name: [] for peer in found}
+
+            def measure(peer: Peer, count: int = count, cpu: dict[str, list[float]] = cpu) -> float:
+                ended = noop(peer, cluster, count)
+                cpu[peer.name].append(ended.cpu * 1000 / count)
+                return ended.seconds
+
+            row(f"{count} hosts, a rank on each prints and leaves", turns(found if count < 8 else slow, measure), "s")
+            row("… the launcher's CPU time here, for each host", list(cpu.values()), "ms")
+    if "sum" in parts:
+        row(
+            "2 hosts, 2 ranks each: start, first all_reduce, out",
+            turns(found, lambda peer: first_sum(peer, cluster)),
+            "s",
+        )
+    if "lines" in parts:
+        damaged: dict[str, list[float]] = {peer.name: [] for peer in found}
+
+        def pour(peer: Peer) -> float:
+            speed, bad = lines(peer, cluster)
+            damaged[peer.name].append(bad)
+            return speed
+
+        row(f"{THOUSANDS // 1000} million marked lines over one link", turns(slow, pour), "MB/s", more_is_better=True)
+        row("… of them cut, lost or mixed up", list(damaged.values()), "lines")
+    if "memory" in parts:
+        row(
+            "16 hosts: the launcher's peak memory (PSS) here, for each", turns(slow, lambda p: memory(p, cluster)), "KB"
+        )
+
+
+if __name__ == "__main__":
+    main()
