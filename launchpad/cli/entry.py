@@ -6,6 +6,9 @@ import os
 import signal
 import sys
 
+# Where words like these stand, the ranks will run elsewhere, as a rule. Where they don't, the command makes the link.
+_NAMES_HOSTS = ("-H", "--host")
+
 
 def main() -> None:
     """Start this node's guard and agent, whose start-up then passes while click is imported; then run the command."""
@@ -14,7 +17,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job's own handler stands, Ctrl-C just ends us
     _open_standard_descriptors()
     link = None
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] == ["run"] and not any(word.startswith(_NAMES_HOSTS) for word in sys.argv):
         from launchpad.transport.local import LocalLink
 
         try:
