@@ -10,6 +10,8 @@ in a line that begins with one (as tqdm's do) each is followed by the prefix tha
 
 from __future__ import annotations
 
+import heapq
+
 # A line that rests this long without its end is shown unfinished.
 QUIET_SECONDS = 0.1
 
@@ -47,7 +49,8 @@ class Device:
         self._columns = columns
         self._turn = TURN_SECONDS_PLAIN if columns is None else TURN_SECONDS_TERMINAL
         self._most_held = max(LEAST_HELD_BYTES, HELD_BYTES // max(1, streams))
-        self._due: set[Stream] = set()
+        self._due: list[tuple[float, int, Stream]] = []  # a heap; an entry whose moment is not its stream's is void
+        self._expected = 0  # entries so far: what orders those of one moment
 
     def feed(self, stream: Stream, data: bytes, now: float) -> list[tuple[int, bytes]]:
         """Take what a stream wrote; return what to write, and where."""
@@ -77,15 +80,15 @@ class Device:
     @property
     def deadline(self) -> float | None:
         """When `tick` has something to show."""
-        return min((s.due for s in self._due if s.due is not None), default=None)
+        while self._due and self._due[0][0] != self._due[0][2].due:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else None
 
     def tick(self, now: float) -> list[tuple[int, bytes]]:
         """Show the unfinished lines whose moment has come."""
         out: list[tuple[int, bytes]] = []
-        for stream in sorted(self._due, key=lambda s: s.due or 0.0):
-            if stream.due is None or stream.due > now:
-                break
-            out += self._show(stream, now)
+        while (due := self.deadline) is not None and due <= now:
+            out += self._show(self._due[0][2], now)
         return out
 
     def close(self, streams: list[Stream]) -> list[tuple[int, bytes]]:
@@ -169,9 +172,10 @@ class Device:
         return [(fd, b"\n")]
 
     def _expect(self, stream: Stream, due: float) -> None:
-        stream.due = due
-        self._due.add(stream)
+        if stream.due != due:
+            stream.due = due
+            self._expected += 1
+            heapq.heappush(self._due, (due, self._expected, stream))
 
     def _forget(self, stream: Stream) -> None:
         stream.due = None
-        self._due.discard(stream)
