@@ -87,17 +87,19 @@ def meet(head: Supervisor, found: Sequence[Surveyed], wanted: str, port: int, pr
     for node in others:
         head.nodes.send(node, Reach(places, ask, answer))
     reached: dict[int, dict[str, str]] = {node: {} for node in others}
+    left = {address: len(others) for address, _ in places}  # by how many nodes it is still to be reached
     deadline = time.monotonic() + REACH_SECONDS
     while (heard := head.hear(deadline)) is not None:
         node, event = heard
-        if isinstance(event, Reached):
+        if isinstance(event, Reached) and event.address in left:
+            left[event.address] -= event.address not in reached[node]
             reached[node][event.address] = event.interface
-            common = [address for address, _ in places if all(address in by for by in reached.values())]
+            common = [address for address, _ in places if not left[address]]
             if common and common[0] == places[0][0]:
                 break
             if common:
                 deadline = min(deadline, time.monotonic() + BETTER_SECONDS)
-    common = [address for address, _ in places if all(address in by for by in reached.values())]
+    common = [address for address, _ in places if not left[address]]
     if not common:
         raise NodeError(_unreached(head, reached, [address for address, _ in places]))
     address = common[0]
