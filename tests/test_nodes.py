@@ -28,12 +28,12 @@ def test_times_are_told_by_the_heads_clock() -> None:
     nodes, _ = nodes_of(MemoryLink("a"), MemoryLink("b", remote=True))
     hour = 3600 * 10**9
     asked = time.monotonic_ns()
-    nodes.pong(1, Pong(asked + hour, asked))
+    nodes._learn(1, Pong(asked + hour, asked))
     corrected = nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time
     assert asked <= corrected < asked + 10**9
-    nodes.pong(1, Pong(asked, asked - 60 * 10**9))
+    nodes._learn(1, Pong(asked, asked - 60 * 10**9))
     assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
-    nodes.pong(1, Pong(asked, asked + hour))  # an answer from the future
+    nodes._learn(1, Pong(asked, asked + hour))  # an answer from the future
     assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
     assert nodes.in_our_time(0, RankStarted(7, 0, 1)).time == 7
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 from launchpad import wire
 from launchpad.errors import NodeError
 from launchpad.events import AgentFailed, Command, LinkClosed, Ping, Pong, Signal
-from launchpad.transport import Link
+from launchpad.transport import Delivering, Link
 
 # A node is asked for a sign of life so many times within the time that it may be silent.
 PINGS = 4
@@ -30,6 +31,7 @@ class Nodes:
         self.silence = silence
         self.open = set(range(len(self._links)))  # whose links have not ended
         self.remote = [node for node, link in enumerate(self._links) if link.remote]
+        self._watched = set(self.remote)  # those of them that are open
         self._heard = dict.fromkeys(self.remote, 0.0)  # when; written by the reading threads
         self._due = 0.0
         self._stopping: set[int] = set()  # who has yet to stop its ranks
@@ -46,28 +48,35 @@ class Nodes:
 
     def read(self) -> None:
         """Begin to read what the agents say. Raises NodeError where this machine has no room for that."""
-        for node in range(len(self._links)):
-            self._read_in_thread(node)
+        for node, link in enumerate(self._links):
+            self._begin(node, link)
 
-    def _read_in_thread(self, node: int) -> None:
+    def _begin(self, node: int, link: Link) -> None:
+        if isinstance(link, Delivering):
+            link.deliver(functools.partial(self._take, node, link))
+            return
         try:
-            threading.Thread(
-                target=self._read, args=(node, self._links[node]), name=f"link-{node}", daemon=True
-            ).start()
+            threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
         except RuntimeError as error:  # no memory for its stack, or too many of them
             raise NodeError(f"this machine has no room for the launcher: {error}") from None
 
     def _read(self, node: int, link: Link) -> None:
-        put = self._put
         try:
             for event in link.messages():
-                self._heard[node] = time.monotonic()
-                put((node, event))
+                self._take(node, link, event)
         except (OSError, wire.WireError) as error:
-            put((node, AgentFailed(time.monotonic_ns(), str(error))))
+            self._take(node, link, AgentFailed(time.monotonic_ns(), str(error)))
         finally:  # the loop waits for this, whatever happens here
-            if self._links[node] is link:  # nobody waits for the end of one that was replaced
-                put((node, LinkClosed(time.monotonic_ns())))
+            self._take(node, link, None)
+
+    def _take(self, node: int, link: Link, event: Any) -> None:
+        """An event, or None at the end, in whichever thread reads."""
+        if self._links[node] is not link:  # nobody waits for one that was replaced
+            return
+        self._heard[node] = time.monotonic()
+        if type(event) is Pong:  # here, as its time in the inbox is none on the way
+            self._learn(node, event)
+        self._put((node, LinkClosed(time.monotonic_ns()) if event is None else event))
 
     def replace(self, node: int, link: Link) -> None:
         """A node that was lost has a new link. Raises NodeError as `read` does."""
@@ -75,7 +84,9 @@ class Nodes:
         self._uncertain[node] = 1 << 62
         self._heard[node] = time.monotonic()
         self.open.add(node)
-        self._read_in_thread(node)
+        if link.remote:
+            self._watched.add(node)
+        self._begin(node, link)
 
     def send(self, node: int, command: Command) -> None:
         """Send a command to one."""
@@ -95,12 +106,11 @@ class Nodes:
 
     def ping(self) -> None:
         """Ask all remote nodes for a sign of life, and for their time."""
-        for node in self.remote:
-            if node in self.open:
-                self._links[node].send(Ping(time.monotonic_ns()))
+        for node in self._watched:
+            self._links[node].send(Ping(time.monotonic_ns()))
 
-    def pong(self, node: int, event: Pong) -> None:
-        """Learn the node's clock: it said its time half-way between question and answer, the better the sooner."""
+    def _learn(self, node: int, event: Pong) -> None:
+        """The node's clock: it said its time half-way between question and answer, the better the sooner."""
         now = time.monotonic_ns()
         under_way = now - event.ping
         if 0 <= under_way < self._uncertain[node]:
@@ -112,7 +122,7 @@ class Nodes:
     @property
     def deadline(self) -> float | None:
         """When `tick` is to be called, in seconds of time.monotonic()."""
-        return self._due if self.silence and any(node in self.open for node in self.remote) else None
+        return self._due if self.silence and self._watched else None
 
     def tick(self, now: float) -> list[int]:
         """Ask for signs of life; the nodes that have given none for too long."""
@@ -120,16 +130,21 @@ class Nodes:
             self.forgive(now)
         self._due = now + self.silence / PINGS
         self.ping()
-        return [node for node in self.remote if node in self.open and now - self._heard[node] > self.silence]
+        return [node for node in sorted(self._watched) if now - self._heard[node] > self.silence]
 
     def forgive(self, now: float) -> None:
         """Begin to count anew: we have not listened."""
         for node in self.remote:
             self._heard[node] = max(self._heard[node], now)
 
+    def ended(self, node: int) -> None:
+        """Its link has ended."""
+        self.open.discard(node)
+        self._watched.discard(node)
+
     def abandon(self, node: int) -> None:
         """Expect nothing more of a node that is lost."""
-        self.open.discard(node)
+        self.ended(node)
         # Closing a connection whose far end is silent takes a while.
         threading.Thread(target=self._links[node].abandon, name=f"abandon-{node}", daemon=True).start()
         if self._stopping:  # it may never say that its ranks have stopped

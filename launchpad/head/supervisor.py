@@ -156,9 +156,6 @@ class Supervisor:
                     self._on_suspended(node)
                 case StopRequested():
                     self._early.append(event)
-                case Pong():
-                    self.nodes.pong(node, event)
-                    return node, event
                 case _:
                     return node, event
 
@@ -246,14 +243,14 @@ class Supervisor:
             return
         match event:
             case Pong():
-                self.nodes.pong(source, event)
+                pass
             case InputTaken(_, size) if self._input:
                 self._input.taken(size)
             case AgentReady() | Held() if self._revival.expects(source):
                 self._revival.hear(source, event)
             case LinkClosed():
                 if source in self.nodes.open:
-                    self.nodes.open.discard(source)
+                    self.nodes.ended(source)
                     if machine.phase != "over":
                         self._lose(source, "its agent hung up", machine)
             case AgentFailed(_, reason):
@@ -272,7 +269,7 @@ class Supervisor:
     def _lose(self, node: int, reason: str, machine: Machine) -> None:
         self._lost.add(node)
         self.nodes.abandon(node)
-        ranks = [rank for rank, place in self._node_of.items() if place == node]
+        ranks = [rank.rank for rank in self._plan.nodes[node].ranks]
         event = NodeLost(time.monotonic_ns(), node, reason, ranks)
         self._dispatch(event)
         self._act(machine.on(event, self._clock()))

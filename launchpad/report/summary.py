@@ -152,9 +152,8 @@ class Summary:
         others = [rank for rank in self._stopped if rank != cause.rank and rank not in gone]
         if others:
             lines.append(f"stopped because of it: {ranks_in_words(others)}")
-        also = [
-            rank for rank, end in self._exits.items() if end.code != 0 and rank != cause.rank and rank not in others
-        ]
+        told = {cause.rank, *others}
+        also = [rank for rank, end in self._exits.items() if end.code != 0 and rank not in told]
         if also and cause.kind == "failure":
             lines.append(f"failed too: {ranks_in_words(also)}")
         if self._history:

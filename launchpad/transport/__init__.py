@@ -6,8 +6,8 @@ what the agent says, blocking, until the link ends; `close` hangs up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
 from launchpad.events import Command
 
@@ -29,3 +29,11 @@ class Link(Protocol):
 
     def abandon(self) -> None:
         """Hang up on an agent that does not answer, and don't wait for it."""
+
+
+@runtime_checkable
+class Delivering(Protocol):
+    """A Link that needs no thread to be read: instead of `messages` it is told whom to call."""
+
+    def deliver(self, take: Callable[[Any], None]) -> None:
+        """Give each of the agent's events to `take`, from any thread but one at a time; None at the link's end."""
