@@ -1,4 +1,4 @@
-"""The vocabulary: what agents report (events) and what the head asks of them (commands).
+"""The vocabulary of events: what agents report, and what the head notes itself; commands.py has what it asks for.
 
 Times are `time.monotonic_ns()` of the node that speaks, in nanoseconds. Every sink (console, files, summary …)
 consumes these events and nothing else, so that what was shown can be told again from a record of them.
@@ -6,7 +6,7 @@ consumes these events and nothing else, so that what was shown can be told again
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 STDOUT = 1
 STDERR = 2
@@ -299,108 +299,3 @@ Event = (
     | Restarted
     | PhaseChanged
 )
-
-# Commands: head -> agent.
-
-
-class Hello(NamedTuple):
-    """The first frame on a link."""
-
-    version: str
-    count_gpus: bool
-    port: int  # of the rendezvous on the loopback address; 0 for any that is free
-    silence: float  # seconds after which a head that says nothing is taken for gone; 0: the link's end tells
-
-
-class Survey(NamedTuple):
-    """Look around; asked where there is another node than the head's own."""
-
-    cwd: str  # the folder that the ranks are to run in
-    torch: bool  # whether torch's version is of interest
-
-
-class Sync(NamedTuple):
-    """Have the files of a folder here, as they are on the head's machine."""
-
-    name: str  # of the folder's copy; the same for each job that is started in it
-    files: list[list[Any]]  # [path, permissions, bytes, modification time in ns, "" or where the link leads] each
-
-
-class Piece(NamedTuple):
-    """The next bytes of a file that was wanted; one that is complete is followed by the next."""
-
-    file: int  # its place in the list
-    data: bytes
-
-
-class Listen(NamedTuple):
-    """Listen on these addresses, to find out which of them the other nodes reach."""
-
-    addresses: list[str]
-    ask: str  # who says this
-    answer: str  # is told that
-
-
-class Reach(NamedTuple):
-    """Connect to these, all at once; each that answers rightly is reported. They are forgotten at the Start."""
-
-    places: list[list[Any]]  # [address, port] each
-    ask: str
-    answer: str
-
-
-class Hold(NamedTuple):
-    """Hold the rendezvous port at this address instead of the loopback one."""
-
-    address: str
-    port: int  # 0 for any that is free
-
-
-class Ping(NamedTuple):
-    """The head is there; say that you are."""
-
-    time: int  # of the head
-
-
-class Start(NamedTuple):
-    """Start these ranks."""
-
-    cwd: str
-    environ: dict[str, str]  # for all ranks, over the agent's own environment
-    defaults: dict[str, str]  # for all ranks, where the result of the above leaves them unset
-    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
-    preload: list[str]  # modules to be imported once, in a process that the ranks are forked from; none: execute them
-    window: int  # bytes of output that may be under way per rank and stream
-    store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" it as served on another node, "" not ours
-    stdin_rank: int  # the rank that gets the head's standard input, -1 for none
-    sends_input: bool  # whether that comes as Input; else the agent was given the descriptor itself, if there is one
-    terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
-
-
-class Input(NamedTuple):
-    """Bytes for the standard input of the rank that gets it; none: its end."""
-
-    data: bytes
-
-
-class Signal(NamedTuple):
-    """Send a signal to the process group of every rank that runs."""
-
-    signum: int
-
-
-class Credit(NamedTuple):
-    """So many bytes of this stream were consumed; as many more may be sent."""
-
-    rank: int
-    stream: int
-    size: int
-
-
-class Finish(NamedTuple):
-    """All ranks are gone: end what they left behind, send what they wrote; then leave, or be ready for a Start."""
-
-    leave: bool
-
-
-Command = Hello | Survey | Sync | Piece | Listen | Reach | Hold | Ping | Start | Input | Signal | Credit | Finish

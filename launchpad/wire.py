@@ -14,42 +14,42 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from . import events
+from . import commands, events
 
 # The order is the protocol: append only.
 MESSAGES: tuple[Any, ...] = (
     events.Output,
-    events.Hello,
+    commands.Hello,
     events.AgentReady,
-    events.Start,
+    commands.Start,
     events.RankStarted,
     events.StartFailed,
     events.RankRaised,
     events.RankExited,
-    events.Signal,
-    events.Credit,
-    events.Finish,
+    commands.Signal,
+    commands.Credit,
+    commands.Finish,
     events.StraysEnded,
     events.AgentFailed,
     events.Suspended,
     events.Drained,
     events.NotForked,
-    events.Survey,
+    commands.Survey,
     events.Surveyed,
-    events.Listen,
+    commands.Listen,
     events.Listening,
-    events.Reach,
+    commands.Reach,
     events.Reached,
-    events.Hold,
+    commands.Hold,
     events.Held,
-    events.Ping,
+    commands.Ping,
     events.Pong,
-    events.Sync,
+    commands.Sync,
     events.Wanted,
-    events.Piece,
+    commands.Piece,
     events.Taken,
     events.Synced,
-    events.Input,
+    commands.Input,
     events.InputTaken,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
@@ -61,14 +61,14 @@ _HEAD = struct.Struct("!IB")
 _OUTPUT = struct.Struct("!qIB")
 
 # Messages whose last field is raw bytes: the layout of the fields before it.
-_RAW = {events.Output: _OUTPUT, events.Piece: struct.Struct("!I"), events.Input: struct.Struct("!")}
+_RAW = {events.Output: _OUTPUT, commands.Piece: struct.Struct("!I"), commands.Input: struct.Struct("!")}
 
 
 class WireError(Exception):
     """The bytes on the link are not frames of ours."""
 
 
-def encode(message: events.Event | events.Command) -> bytes:
+def encode(message: events.Event | commands.Command) -> bytes:
     """One message as one frame."""
     layout = _RAW.get(type(message))
     if layout is not None:

@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import launchpad as package
-from launchpad import __version__, events, wire
+from launchpad import __version__, commands, events, wire
 from launchpad.errors import LaunchpadError
+from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, Target
@@ -242,16 +243,16 @@ SAID = [
 ]
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
-    events.Hello(__version__, False, 0, 60.0),
-    events.Survey("/", False),
-    events.Listen(["127.0.0.1", "::1"], "ask", "answer"),
-    events.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
-    events.Hold("127.0.0.1", 0),
-    events.Ping(1),
-    events.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, []),
-    events.Input(b"read this"),
-    events.Credit(0, 1, 100),
-    events.Signal(signal.SIGCONT),
+    commands.Hello(__version__, False, 0, 60.0),
+    commands.Survey("/", False),
+    commands.Listen(["127.0.0.1", "::1"], "ask", "answer"),
+    commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
+    commands.Hold("127.0.0.1", 0),
+    commands.Ping(1),
+    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, []),
+    commands.Input(b"read this"),
+    commands.Credit(0, 1, 100),
+    commands.Signal(signal.SIGCONT),
 ]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -314,7 +315,7 @@ class FuzzedLink:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=fuzzed(SAID))
 def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None:
-    head = Supervisor()
+    head = Gathering()
     spec = JobSpec(target=Target("program", "true"), nproc=2)
     try:
         facts = head.connect([FuzzedLink(data)], count_gpus=False)
@@ -323,7 +324,7 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
         return
     notes: list[str] = []
     summary = Summary(notes.append, False, plan, clock=0.0)
-    code, cause = head.run(plan, [summary], grace=None, timeout=None)
+    code, cause = Supervisor(head).run(plan, [summary], grace=None, timeout=None)
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:

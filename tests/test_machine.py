@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from launchpad.commands import Signal as SendSignal
 from launchpad.events import (
     ConsoleClosed,
     Drained,
@@ -21,7 +22,6 @@ from launchpad.events import (
     StartFailed,
     StopRequested,
 )
-from launchpad.events import Signal as SendSignal
 from launchpad.head.machine import (
     GRACE_AFTER_FAILURE,
     GRACE_AFTER_REQUEST,

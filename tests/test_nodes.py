@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from launchpad.agent import survey
-from launchpad.events import LinkClosed, Ping, Pong, RankStarted
-from launchpad.events import Survey as Asked
+from launchpad.commands import Ping
+from launchpad.commands import Survey as Asked
+from launchpad.events import LinkClosed, Pong, RankStarted
 from launchpad.head.nodes import LATE_SECONDS, Nodes
 from launchpad.transport.memory import MemoryLink
 

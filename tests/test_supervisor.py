@@ -10,25 +10,22 @@ from typing import Any
 import pytest
 
 from launchpad import __version__
+from launchpad.commands import Credit, Finish, Hello, Signal, Start
 from launchpad.errors import NodeError
 from launchpad.events import (
     AgentFailed,
     AgentReady,
-    Credit,
-    Finish,
-    Hello,
     NodeLost,
     Output,
     PhaseChanged,
     RankExited,
     RankStarted,
-    Signal,
-    Start,
     StopRequested,
     Written,
 )
-from launchpad.head import supervisor as module
+from launchpad.head import gathering as module
 from launchpad.head.flow import LARGEST_WINDOW
+from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
@@ -99,14 +96,16 @@ class Sink:
 
 Play = Callable[..., tuple[int, Sink]]
 
-
-@pytest.fixture
-def head() -> Supervisor:
-    return Supervisor()
+supervisors: list[Supervisor] = []  # of the jobs that were played
 
 
 @pytest.fixture
-def play(head: Supervisor) -> Iterator[Play]:
+def head() -> Gathering:
+    return Gathering()
+
+
+@pytest.fixture
+def play(head: Gathering) -> Iterator[Play]:
     """Run a job against a script; returns the exit code and a sink that saw it all."""
     agents: list[Agent] = []
 
@@ -116,7 +115,8 @@ def play(head: Supervisor) -> Iterator[Play]:
         facts = head.connect([agents[-1].link], count_gpus=False)
         assert facts == [READY]
         seen = Sink()
-        code, cause = head.run(plan_of(ranks), [seen, *sinks], **{"grace": None, "timeout": None, **limits})
+        supervisors.append(Supervisor(head))
+        code, cause = supervisors[-1].run(plan_of(ranks), [seen, *sinks], **{"grace": None, "timeout": None, **limits})
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
         if agents[-1].error:
@@ -176,7 +176,7 @@ def test_time_alone_ends_a_job_that_hears_nothing(play: Play) -> None:
     assert play(script, timeout=0.0, grace=0.0)[0] == 124
 
 
-def test_a_posted_signal_reaches_the_ranks(head: Supervisor, play: Play) -> None:
+def test_a_posted_signal_reaches_the_ranks(head: Gathering, play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
         head.post(StopRequested(0, 15))
@@ -186,7 +186,7 @@ def test_a_posted_signal_reaches_the_ranks(head: Supervisor, play: Play) -> None
     assert play(script)[0] == 143
 
 
-def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Supervisor, play: Play) -> None:
+def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Gathering, play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
         agent.say(RankExited(0, 0, 0, 0, False))
@@ -194,7 +194,7 @@ def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Supervi
         head.post(StopRequested(0, 2))
 
     assert play(script)[0] == 130
-    assert head.leaving
+    assert supervisors[-1].leaving
 
 
 def test_a_sink_is_called_when_its_moment_comes(play: Play) -> None:
@@ -230,7 +230,7 @@ def test_credit_is_given_back_in_portions(play: Play) -> None:
 
 @pytest.mark.parametrize("holders", [1, 2])
 def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
-    head: Supervisor, play: Play, holders: int
+    head: Gathering, play: Play, holders: int
 ) -> None:
     sinks = [Sink(lambda event: isinstance(event, Output)) for _ in range(holders)]
     marks: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -259,7 +259,7 @@ def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
     assert play(script, *sinks, Sink(on_mark))[0] == 0
 
 
-def test_equal_outputs_are_told_apart(head: Supervisor, play: Play) -> None:
+def test_equal_outputs_are_told_apart(head: Gathering, play: Play) -> None:
     held: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     def hold(event: Any) -> bool:
@@ -303,7 +303,7 @@ def test_garbage_on_the_link_ends_the_job_with_4(play: Play) -> None:
     ]
 
 
-def test_an_agent_that_never_answers_is_a_node_error(head: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_never_answers_is_a_node_error(head: Gathering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_SECONDS", 0.01)
     link = MemoryLink()
     with pytest.raises(NodeError, match=r"no answer from the agent within 0\.01 s"):
@@ -321,7 +321,7 @@ def test_an_agent_that_never_answers_is_a_node_error(head: Supervisor, monkeypat
     ],
 )
 def test_an_agent_that_cannot_start_is_a_node_error(
-    head: Supervisor, say: Callable[[MemoryLink], None], message: str
+    head: Gathering, say: Callable[[MemoryLink], None], message: str
 ) -> None:
     link = MemoryLink()
     say(link)
@@ -330,7 +330,7 @@ def test_an_agent_that_cannot_start_is_a_node_error(
     link.hang_up()
 
 
-def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: Supervisor) -> None:
+def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: Gathering) -> None:
     link = MemoryLink()
     head.post(StopRequested(0, 15))
     with pytest.raises(SystemExit) as caught:

@@ -11,8 +11,9 @@ import pytest
 
 from launchpad.agent import copy
 from launchpad.agent.copy import Copy
+from launchpad.commands import Piece, Sync
 from launchpad.errors import UsageError
-from launchpad.events import Piece, Sync, Synced, Taken, Wanted
+from launchpad.events import Synced, Taken, Wanted
 from launchpad.head import sync
 from launchpad.head.sync import File, list_files
 

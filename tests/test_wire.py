@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad import wire
-from launchpad.events import Hello, Input, Output, Piece, RankExited, Signal, Start
+from launchpad.commands import Hello, Input, Piece, Signal, Start
+from launchpad.events import Output, RankExited
 from launchpad.wire import Decoder, WireError, encode
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure

@@ -14,31 +14,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import wire
-from ..events import (
-    AgentReady,
-    Credit,
-    Drained,
-    Event,
-    Finish,
-    Held,
-    Hello,
-    Input,
-    Listen,
-    Piece,
-    Ping,
-    Pong,
-    RankExited,
-    RankRaised,
-    Reach,
-    Signal,
-    Start,
-    StartFailed,
-    StraysEnded,
-    Survey,
-    Suspended,
-    Sync,
-)
-from ..events import Hold as HoldPort
+from ..commands import Credit, Finish, Hello, Input, Listen, Piece, Ping, Reach, Signal, Start, Survey, Sync
+from ..commands import Hold as HoldPort
+from ..events import AgentReady, Drained, Event, Held, Pong, RankExited, RankRaised, StartFailed, StraysEnded, Suspended
 from . import memory, node, processes, rank, scratch
 from .outbox import Outbox
 from .poll import Poll

@@ -12,7 +12,8 @@ import stat
 import time
 from typing import Any
 
-from ..events import Event, Piece, Sync, Synced, Taken, Wanted
+from ..commands import Piece, Sync
+from ..events import Event, Synced, Taken, Wanted
 
 _PERMISSIONS = 0o777
 

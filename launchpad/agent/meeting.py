@@ -12,7 +12,8 @@ import socket
 import time
 from functools import partial
 
-from ..events import Listen, Listening, Reach, Reached
+from ..commands import Listen, Reach
+from ..events import Listening, Reached
 from .outbox import Outbox
 from .poll import Poll
 from .survey import addresses

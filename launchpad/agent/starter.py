@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..events import STDERR, STDOUT, NotForked, RankExited, RankStarted, Start, StartFailed
+from ..commands import Start
+from ..events import STDERR, STDOUT, NotForked, RankExited, RankStarted, StartFailed
 from . import nursery, port, rank, scratch
 from .outbox import Outbox, Stream
 from .poll import Poll

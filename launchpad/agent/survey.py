@@ -10,7 +10,8 @@ import struct
 import sys
 import time
 
-from ..events import Survey, Surveyed
+from ..commands import Survey
+from ..events import Surveyed
 
 # Bridges and tunnels of containers and virtual machines: other machines are hardly reached by these.
 _INWARD = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
-from launchpad.head.supervisor import Supervisor
+from launchpad.head.gathering import Gathering
 from launchpad.head.survey import meet, survey
 from launchpad.job.hosts import Host, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Place
@@ -141,7 +141,7 @@ def _ask(prompt: str) -> str | None:
 
 
 def make_world(
-    head: Supervisor, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], options: dict[str, Any]
+    gathering: Gathering, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], options: dict[str, Any]
 ) -> tuple[list[Place], Master | None]:
     """Send the nodes what they need, look at them, and where there are several, find out where they meet.
 
@@ -149,13 +149,15 @@ def make_world(
     """
     folders = dict.fromkeys(range(len(hosts)), spec.cwd)
     if options["sync"]:
-        folders |= _sync(head, [node for node, link in enumerate(links) if link.remote], spec.cwd)
-    found = survey(head, list(folders.values()), torch="torch" in spec.preload)
+        folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd)
+    found = survey(gathering, list(folders.values()), torch="torch" in spec.preload)
     master, interfaces = None, [""] * len(hosts)
     if len(hosts) > 1:
         seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
         wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
-        master, interfaces = meet(head, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen)
+        master, interfaces = meet(
+            gathering, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen
+        )
     counts = slots_of(hosts, options["nproc"])
     places = [
         Place(host.name, counts[node], found[node].python if links[node].remote else spec.python, folders[node], there)
@@ -164,7 +166,7 @@ def make_world(
     return places, master
 
 
-def _sync(head: Supervisor, nodes: Sequence[int], folder: str) -> dict[int, str]:
+def _sync(gathering: Gathering, nodes: Sequence[int], folder: str) -> dict[int, str]:
     from launchpad.head.sync import sync
 
     bar: Any = None
@@ -177,7 +179,7 @@ def _sync(head: Supervisor, nodes: Sequence[int], folder: str) -> dict[int, str]
         bar.update(taken - bar.pos)
 
     try:
-        return sync(head, nodes, folder, show if sys.stderr.isatty() else lambda *_: None)
+        return sync(gathering, nodes, folder, show if sys.stderr.isatty() else lambda *_: None)
     finally:
         if bar is not None:
             bar.render_finish()

@@ -17,6 +17,7 @@ from launchpad.cli.run_options import run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
+from launchpad.head.gathering import Gathering
 from launchpad.head.preload import TORCH, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
@@ -97,11 +98,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     hosts = _hosts(options)
     spec = _spec(options, hosts)
     links, reopen = _links(ctx, hosts, options, spec.python)
-    supervisor = Supervisor()
-    signals.catch(supervisor.post, options["signals_to_handle"])
+    gathering = Gathering()
+    signals.catch(gathering.post, options["signals_to_handle"])
     world = spec.world
     port = world.master_port if world.node_rank == 0 and len(links) == 1 else 0
-    facts = supervisor.connect(
+    facts = gathering.connect(
         links,
         count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(host.slots for host in hosts)}),
         port=port,
@@ -112,7 +113,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if hosts:
         from launchpad.cli.hosts import make_world
 
-        places, master = make_world(supervisor, spec, hosts, links, options)
+        places, master = make_world(gathering, spec, hosts, links, options)
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.cli.jobs import sources
@@ -129,10 +130,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         rendezvous = Rendezvous(world, run_id)
         say = _say_nothing if options["quiet"] else say_on_stderr
-        elsewhere = supervisor.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
+        elsewhere = gathering.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(supervisor, spec, plan, tell, reopen, here=not links[0].remote, quiet=options["quiet"])
+    return _run(gathering, spec, plan, tell, reopen, here=not links[0].remote, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -271,19 +272,20 @@ def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping
 
 
 def _run(
-    supervisor: Supervisor, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, here: bool, quiet: bool
+    gathering: Gathering, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, here: bool, quiet: bool
 ) -> int:
     folder = None
     sinks: list[Sink] = []
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
         from launchpad.report.files import Files, temporary_folder
 
-        files = Files(spec, plan, spec.log_dir or temporary_folder(), supervisor.post)
+        files = Files(spec, plan, spec.log_dir or temporary_folder(), gathering.post)
         folder = files.folder
         sinks.append(files)
-    console = Console(spec, plan, os.environ, supervisor.post)
+    console = Console(spec, plan, os.environ, gathering.post)
     summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
+    supervisor = Supervisor(gathering)
     modes = terminal_modes()
     try:
         code, cause = supervisor.run(

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from launchpad.commands import Signal as SendSignal
 from launchpad.events import (
     ConsoleClosed,
     Drained,
@@ -25,7 +26,6 @@ from launchpad.events import (
     StartFailed,
     StopRequested,
 )
-from launchpad.events import Signal as SendSignal
 from launchpad.job.outcome import Cause
 
 # Seconds for the ranks to obey: after a rank's failure the others have little left to save; when the user asked us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import threading
 import time
@@ -10,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launchpad import wire
+from launchpad.commands import Command, Ping, Signal
 from launchpad.errors import NodeError
-from launchpad.events import AgentFailed, Command, LinkClosed, Ping, Pong, Signal
+from launchpad.events import AgentFailed, LinkClosed, Pong
 from launchpad.transport import Delivering, Link
 
 # A node is asked for a sign of life so many times within the time that it may be silent.
@@ -162,6 +164,15 @@ class Nodes:
         last = self._stopping == {node}
         self._stopping.discard(node)
         return last
+
+    def stand_still(self) -> float:
+        """Stop ourselves, as Ctrl-Z asks; the shell's fg or bg continues us here. Returns for how many seconds."""
+        start = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        now = time.monotonic()
+        self.forgive(now)
+        self.resume()
+        return now - start
 
     def resume(self) -> None:
         """Have all ranks go on."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from launchpad import __version__
+from launchpad.commands import Hello, Hold
 from launchpad.errors import NodeError
-from launchpad.events import AgentReady, Held, Hello, Hold, NodeBack, NodeLost
+from launchpad.events import AgentReady, Held, NodeBack, NodeLost
 from launchpad.head.nodes import Nodes
 from launchpad.job.plan import Plan
 from launchpad.transport import Link

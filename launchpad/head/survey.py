@@ -7,9 +7,10 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
+from launchpad.commands import Hold, Listen, Reach, Survey
 from launchpad.errors import NodeError, UsageError, failed_hosts
-from launchpad.events import Held, Hold, Listen, Listening, Reach, Reached, Survey, Surveyed
-from launchpad.head.supervisor import Supervisor
+from launchpad.events import Held, Listening, Reached, Surveyed
+from launchpad.head.gathering import Gathering
 from launchpad.job.plan import Master
 
 # Looking at a node's torch starts a Python there, which may have to be read over a network.
@@ -22,14 +23,14 @@ REACH_SECONDS = 5.0
 BETTER_SECONDS = 0.2
 
 
-def survey(head: Supervisor, folders: Sequence[str], *, torch: bool) -> list[Surveyed]:
+def survey(gathering: Gathering, folders: Sequence[str], *, torch: bool) -> list[Surveyed]:
     """Have all nodes look around, each at its folder. Raises NodeError with a line for each that can't take part."""
     count = len(folders)
     asked = {node: Survey(folder, torch) for node, folder in enumerate(folders)}
-    found: list[Surveyed] = head.ask(asked, Surveyed, SURVEY_SECONDS)
-    names = [head.nodes.name(node) for node in range(count)]
+    found: list[Surveyed] = gathering.ask(asked, Surveyed, SURVEY_SECONDS)
+    names = [gathering.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer has waited for the survey, or for a module to be imported
-        head.measure_clocks()
+        gathering.measure_clocks()
     if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
         raise NodeError(
             failed_hosts(bad, count, "give --wdir a folder that all hosts have, or send this one with --sync")
@@ -70,7 +71,9 @@ def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, st
         raise NodeError(failed_hosts(bad, len(versions), f"install the same {what}, or name an interpreter: --python"))
 
 
-def meet(head: Supervisor, found: Sequence[Surveyed], wanted: str, port: int, prefer: str) -> tuple[Master, list[str]]:
+def meet(
+    gathering: Gathering, found: Sequence[Surveyed], wanted: str, port: int, prefer: str
+) -> tuple[Master, list[str]]:
     """Find an address of node 0 that every other node reaches, and hold the rendezvous port there.
 
     `wanted`: the only address that will do, "" for any; `prefer`: the best one, if it is one. Returns also the
@@ -79,17 +82,19 @@ def meet(head: Supervisor, found: Sequence[Surveyed], wanted: str, port: int, pr
     own = {address: interface for address, interface, *_ in found[0].addresses}
     candidates = [_number(wanted)] if wanted else sorted(own, key=lambda address: address != prefer)
     ask, answer = os.urandom(16).hex(), os.urandom(16).hex()
-    (listening,) = head.ask({0: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
+    (listening,) = gathering.ask({0: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
     places = [[address, at] for address, at in zip(candidates, listening.ports, strict=True) if at > 0]
     if not places:
-        raise NodeError(f"--master-addr {wanted}: {head.nodes.name(0)} has no such address; it has {', '.join(own)}")
+        raise NodeError(
+            f"--master-addr {wanted}: {gathering.nodes.name(0)} has no such address; it has {', '.join(own)}"
+        )
     others = range(1, len(found))
     for node in others:
-        head.nodes.send(node, Reach(places, ask, answer))
+        gathering.nodes.send(node, Reach(places, ask, answer))
     reached: dict[int, dict[str, str]] = {node: {} for node in others}
     left = {address: len(others) for address, _ in places}  # by how many nodes it is still to be reached
     deadline = time.monotonic() + REACH_SECONDS
-    while (heard := head.hear(deadline)) is not None:
+    while (heard := gathering.hear(deadline)) is not None:
         node, event = heard
         if isinstance(event, Reached) and event.address in left:
             left[event.address] -= event.address not in reached[node]
@@ -101,13 +106,13 @@ def meet(head: Supervisor, found: Sequence[Surveyed], wanted: str, port: int, pr
                 deadline = min(deadline, time.monotonic() + BETTER_SECONDS)
     common = [address for address, _ in places if not left[address]]
     if not common:
-        raise NodeError(_unreached(head, reached, [address for address, _ in places]))
+        raise NodeError(_unreached(gathering, reached, [address for address, _ in places]))
     address = common[0]
-    (held,) = head.ask({0: Hold(address, port)}, Held, REACH_SECONDS)
+    (held,) = gathering.ask({0: Hold(address, port)}, Held, REACH_SECONDS)
     if held.port < 0:
         raise UsageError(
-            f"--master-port {port}: another program listens there on {head.nodes.name(0)}; end it, give another port, "
-            "or leave the option out to get a free one"
+            f"--master-port {port}: another program listens there on {gathering.nodes.name(0)}; end it, "
+            "give another port, or leave the option out to get a free one"
         )
     return Master(address, held.port), [own.get(address, ""), *(reached[node][address] for node in others)]
 
@@ -119,12 +124,12 @@ def _number(name: str) -> str:
         raise UsageError(f"--master-addr {name}: no such host; give an address of the first one") from None
 
 
-def _unreached(head: Supervisor, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
+def _unreached(gathering: Gathering, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
     """Who reaches none of node 0's addresses; where each reaches one, but not the same one, who reaches which."""
-    first = head.nodes.name(0)
+    first = gathering.nodes.name(0)
     cut_off = [node for node, by in reached.items() if not by] or list(reached)
     bad = {
-        head.nodes.name(node): f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}"
+        gathering.nodes.name(node): f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}"
         for node in cut_off
     }
     outward = [address for address in addresses if not address.startswith("127.") and address != "::1"] or addresses

@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from launchpad.commands import Piece, Sync
 from launchpad.errors import NodeError, UsageError, failed_hosts
-from launchpad.events import Piece, Sync, Synced, Taken, Wanted
-from launchpad.head.supervisor import Supervisor
+from launchpad.events import Synced, Taken, Wanted
+from launchpad.head.gathering import Gathering
 
 # What a folder that is in no git work tree may hold.
 MOST_BYTES = 256 << 20
@@ -31,7 +32,7 @@ STUCK_SECONDS = 60.0
 
 
 class File(NamedTuple):
-    """One file or link to be sent; the fields after the first two are as in events.Sync."""
+    """One file or link to be sent; the fields after the first two are as in commands.Sync."""
 
     path: str  # relative to the folder
     permissions: int
@@ -127,7 +128,9 @@ class _Sender:
                 raise UsageError(f"--sync: {path} has become shorter while it was sent; start again")
 
 
-def sync(head: Supervisor, nodes: Sequence[int], folder: str, progress: Callable[[int, int], None]) -> dict[int, str]:
+def sync(
+    gathering: Gathering, nodes: Sequence[int], folder: str, progress: Callable[[int, int], None]
+) -> dict[int, str]:
     """Bring the nodes' copies up to date; where each is. `progress` is told (bytes taken, bytes wanted in all).
 
     Raises NodeError with a line for each node that can't take it.
@@ -136,29 +139,29 @@ def sync(head: Supervisor, nodes: Sequence[int], folder: str, progress: Callable
     digest = hashlib.sha256(os.fsencode(f"{socket.gethostname()}\0{os.getuid()}\0{folder}")).hexdigest()
     asked = Sync(f"{os.path.basename(folder)}-{digest[:12]}", [list(file) for file in files])
     answers: dict[int, Wanted] = dict(
-        zip(nodes, head.ask(dict.fromkeys(nodes, asked), Wanted, STUCK_SECONDS), strict=True)
+        zip(nodes, gathering.ask(dict.fromkeys(nodes, asked), Wanted, STUCK_SECONDS), strict=True)
     )
-    problems = {head.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
+    problems = {gathering.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
     senders = {node: _Sender(folder, files, one.files) for node, one in answers.items() if not one.problem}
     total = sum(files[place].size for one in answers.values() for place in one.files)
     taken = 0
     left = set(senders)
     for node, sender in senders.items():
-        sender.pump(lambda piece, node=node: head.nodes.send(node, piece))  # type: ignore[misc]
+        sender.pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
     while left:
-        heard = head.hear(time.monotonic() + STUCK_SECONDS)
+        heard = gathering.hear(time.monotonic() + STUCK_SECONDS)
         if heard is None:
-            raise NodeError(f"{', '.join(map(head.nodes.name, left))}: nothing was taken for {STUCK_SECONDS:g} s")
+            raise NodeError(f"{', '.join(map(gathering.nodes.name, left))}: nothing was taken for {STUCK_SECONDS:g} s")
         node, event = heard
         if isinstance(event, Taken):
             taken += event.size
             progress(taken, total)
             senders[node].under_way -= event.size
-            senders[node].pump(lambda piece, node=node: head.nodes.send(node, piece))  # type: ignore[misc]
+            senders[node].pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
         elif isinstance(event, Synced):
             left.discard(node)
             if event.problem:
-                problems[head.nodes.name(node)] = f"no room: {event.problem}"
+                problems[gathering.nodes.name(node)] = f"no room: {event.problem}"
     if problems:
-        raise NodeError(failed_hosts(problems, len(head.nodes), "make room there, or sync less: see --sync"))
+        raise NodeError(failed_hosts(problems, len(gathering.nodes), "make room there, or sync less: see --sync"))
     return {node: one.folder for node, one in answers.items()}

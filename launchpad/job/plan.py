@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from launchpad.commands import Start
 from launchpad.errors import UsageError
-from launchpad.events import AgentReady, Start
+from launchpad.events import AgentReady
 from launchpad.job.spec import JobSpec
 
 # Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own. Ranks that wait to be

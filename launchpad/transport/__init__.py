@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from launchpad.events import Command
+from launchpad.commands import Command
 
 
 class Link(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from launchpad import wire
-from launchpad.events import Command
+from launchpad.commands import Command
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from launchpad import wire
-from launchpad.events import Command, Event
+from launchpad.commands import Command
+from launchpad.events import Event
 
 
 class MemoryLink:

@@ -22,19 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launchpad.events import (
-    STDOUT,
-    AgentReady,
-    Finish,
-    Hello,
-    Output,
-    Ping,
-    Pong,
-    RankExited,
-    RankStarted,
-    Signal,
-    Start,
-)
+from launchpad.commands import Finish, Hello, Ping, Signal, Start
+from launchpad.events import STDOUT, AgentReady, Output, Pong, RankExited, RankStarted
+from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Master, Place, make_plan
@@ -114,7 +104,7 @@ def lead(count: int, say: Callable[[str], None]) -> tuple[int, Cause | None]:
         (wall, cpu), (before, cpu_before) = marks[-1], marks[-2]
         say(f"{what}: {wall - before:.3f} s, CPU {cpu - cpu_before:.3f} s")
 
-    head = Supervisor()
+    head = Gathering()
     spec = JobSpec(Target("program", "/bin/true"), nproc=1)
     ready = head.connect(agents.links, count_gpus=False, silence=60.0)
     head.measure_clocks()
@@ -124,7 +114,7 @@ def lead(count: int, say: Callable[[str], None]) -> tuple[int, Cause | None]:
     mark("plan")
     console = Console(spec, plan, {}, head.post)
     summary = Summary(lambda _: None, False, plan, 0.0)
-    code, cause = head.run(plan, [console, summary], grace=30.0, timeout=None)
+    code, cause = Supervisor(head).run(plan, [console, summary], grace=30.0, timeout=None)
     mark("run")
     if cause is not None:
         summary.report(cause, None, None)

@@ -11,8 +11,8 @@ from typing import Any
 import paramiko
 
 from launchpad import wire
+from launchpad.commands import Command
 from launchpad.errors import ConnectError
-from launchpad.events import Command
 from launchpad.transport.ssh import parcel
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
 

@@ -13,7 +13,7 @@ from launchpad.transport.ssh.bootstrap import PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
-_CONTENTS = ("__init__.py", "events.py", "wire.py", "agent", "nursery")
+_CONTENTS = ("__init__.py", "commands.py", "events.py", "wire.py", "agent", "nursery")
 
 # Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
 # no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
