@@ -1,0 +1,17 @@
+"""Sum a tensor over all ranks, in two process groups, one after the other; say the sum and MASTER_ADDR.
+
+"forever": go on with it, after "up RANK".
+"""
+import os, sys
+import torch
+import torch.distributed as dist
+for turn in range(2):
+    dist.init_process_group("gloo")
+    ranks = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(ranks)
+    print(f"rank {dist.get_rank()} turn {turn} sum {int(ranks)} {os.environ['MASTER_ADDR']}", flush=True)
+    if "forever" in sys.argv:
+        print("up", dist.get_rank(), flush=True)
+        while True:
+            dist.all_reduce(ranks)
+    dist.destroy_process_group()

@@ -1,0 +1,458 @@
+"""Several hosts, and on any of them anything may die or fall silent: the head says which and how, and nothing is left.
+
+Each host is one of tests/netns.py, so a power cut and a silent network are what they are in a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import select
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launchpad.job.outcome import ranks_in_words
+from tests.conftest import DEADLINE, PROGRAMS, Launchpad, wait_until
+from tests.netns import Network, Process, needs_namespaces
+
+pytestmark = needs_namespaces
+
+HOSTS = 3
+RANKS = 2  # on each host
+SILENCE = 2.0  # --heartbeat-timeout
+GRACE = 1.0
+
+# From a fault to the head's end: what it may take to be noticed, and for deaf ranks to be killed; ten times over.
+LATEST = 40.0
+
+
+class Head(Launchpad):
+    """The command, on a machine that has a way to the hosts."""
+
+    def __init__(self, network: Network, folder: Path, scratch: Path) -> None:
+        super().__init__(folder, scratch)
+        self.network = network
+
+    def argv(self, *args: object) -> list[str]:
+        """As of any launchpad, in the hosts' network; with what all of these jobs need."""
+        command, *rest = args
+        settings = ("--ssh-config", self.network.ssh_config, "--heartbeat-timeout", SILENCE, "--grace", GRACE)
+        return self.network.argv(*super().argv(command, *settings, *rest))
+
+
+class Job:
+    """`launchpad run` on some of the hosts, each with RANKS ranks."""
+
+    def __init__(self, head: Head, names: list[str], *words: object, **options: object) -> None:
+        self.head = head
+        self.names = names
+        self.network = head.network
+        hosts = ",".join(f"{name}:{RANKS}" for name in names)
+        self.process = head.start("run", "--hosts", hosts, *words, **options)
+        self.began = 0.0
+
+    def wait_for_ranks(self) -> None:
+        """Read until every rank has said that it and its family are up."""
+        up: set[bytes] = set()
+        while len(up) < RANKS * len(self.names):
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1].decode()
+            up |= set(re.findall(rb" up (\d+)$", line.rstrip()))
+
+    def guard(self, name: str) -> Process:
+        """The guard of a host."""
+        return self._guard_and_agent(name)[0]
+
+    def agent(self, name: str) -> Process:
+        """The agent of a host."""
+        return self._guard_and_agent(name)[1]
+
+    def _guard_and_agent(self, name: str) -> tuple[Process, Process]:
+        one, other = (one for one in self.network.processes(name) if one.words.endswith(" launchpad-agent"))
+        return (one, other) if other.parent == one.pid else (other, one)
+
+    def rank(self, number: int) -> Process:
+        """The process of a rank: the agent's child that leads its session."""
+        name = self.names[number // RANKS]
+        agent = self.agent(name)
+        (found,) = [
+            one
+            for one in self.network.processes(name)
+            if one.parent == agent.pid and one.leads and f"RANK={number}" in one.environ
+        ]
+        return found
+
+    def ranks_on(self, name: str) -> list[Process]:
+        """Ranks, and what they have started, on a host."""
+        return [one for one in self.network.processes(name) if "family.py" in one.words]
+
+    def ranks_of(self, name: str) -> str:
+        """The ranks on a host, as the report has them."""
+        first = self.names.index(name) * RANKS
+        return ranks_in_words([first, first + 1])
+
+    def ranks_but(self, lost: str) -> str:
+        """All ranks but those of one host, as the report has them."""
+        return ranks_in_words([rank for rank in range(RANKS * len(self.names)) if self.names[rank // RANKS] != lost])
+
+    def send(self, signum: int) -> None:
+        """Signal the head."""
+        self.process.send_signal(signum)
+
+    def leave(self, rank: int, code: int) -> None:
+        """Have a rank leave with this code."""
+        new = self.head.folder / "new"
+        new.write_text(str(code))
+        new.rename(self.head.folder / f"leave-{rank}")
+
+    def end(self) -> tuple[int, str]:
+        """The head's exit code, and its stderr. By then nothing is left where the head could see to it."""
+        _, err = self.process.communicate(timeout=LATEST)
+        return self.process.returncode, err.decode()
+
+    def wait_for_clean_hosts(self) -> None:
+        """Wait until nothing of the job is left on any host."""
+        for name in self.network.hosts:
+            wait_until(
+                lambda name=name: not self.network.processes(name),
+                f"nothing to be left on {name}",
+                show=lambda name=name: self.network.processes(name),
+            )
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """The hosts; each test finds them as the first one did."""
+    with Network(tmp_path_factory.mktemp("network"), HOSTS) as network:
+        yield network
+
+
+@pytest.fixture
+def head(network: Network, tmp_path: Path) -> Iterator[Head]:
+    """The command; after the test nothing of it is left, here or there."""
+    folder, scratch = tmp_path / "work", tmp_path / "tmp"
+    folder.mkdir()
+    scratch.mkdir()
+    head = Head(network, folder, scratch)
+    try:
+        yield head
+        head.close()
+        for name, host in network.hosts.items():
+            wait_until(
+                lambda name=name: not network.processes(name), name, show=lambda name=name: network.processes(name)
+            )
+            if host.init is not None:
+                assert network.exec(name, "ls", "/dev/shm") == ""
+                assert os.listdir(host.scratch) == []
+    finally:
+        network.restore()
+        for host in network.hosts.values():  # a power cut leaves files
+            shutil.rmtree(host.scratch)
+            host.scratch.mkdir()
+
+
+@pytest.fixture
+def start(head: Head) -> Callable[..., Job]:
+    """Start a job on so many hosts."""
+    return lambda hosts, *words, **options: Job(head, [f"h{n}" for n in range(1, hosts + 1)], *words, **options)
+
+
+Start = Callable[..., Job]
+FAMILY = PROGRAMS / "family.py"
+KINDS = ("obedient", "deaf")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """What ranks and their children do about signals."""
+    kind: str = request.param
+    return kind
+
+
+def started(start: Start, kind: str, hosts: int = HOSTS) -> Job:
+    job = start(hosts, FAMILY, kind)
+    job.wait_for_ranks()
+    return job
+
+
+NODES = pytest.mark.parametrize("name", ["h1", f"h{HOSTS}"], ids=["first", "last"])
+
+
+def lose(job: Job, fault: str, name: str) -> str:
+    """Do it; why, by the head's account, the node is lost."""
+    match fault:
+        case "partition":
+            job.network.partition(name)
+        case "power cut":
+            job.network.power_off(name)
+        case "agent stopped":
+            os.kill(job.agent(name).pid, signal.SIGSTOP)
+        case "sshd killed":
+            job.network.kill_sshd(name)
+            return "its agent hung up"
+        case "guard killed":
+            os.kill(job.guard(name).pid, signal.SIGKILL)
+            return "its agent hung up"
+        case "agent killed":
+            os.kill(job.agent(name).pid, signal.SIGKILL)
+            return "the agent was killed by signal 9"
+    return f"nothing was heard of it for {SILENCE:g} s"
+
+
+LOSSES = ("partition", "power cut", "agent stopped", "sshd killed", "guard killed", "agent killed")
+
+
+@NODES
+@pytest.mark.parametrize("fault", LOSSES)
+def test_lost_node_ends_the_job(start: Start, kind: str, fault: str, name: str) -> None:
+    job = started(start, kind)
+    why = lose(job, fault, name)
+    code, err = job.end()
+    assert code == 4, err
+    assert f"{name} was lost: {why}; it ran {job.ranks_of(name)}" in err
+    assert f"stopped because of it: {job.ranks_but(name)}" in err
+    assert err.count(" was lost") == 1
+    job.wait_for_clean_hosts()
+
+
+@NODES
+@pytest.mark.parametrize(("end", "code"), [("exit", 7), ("kill", 137)])
+def test_failed_rank_ends_the_job(start: Start, kind: str, end: str, code: int, name: str) -> None:
+    job = started(start, kind)
+    rank = job.names.index(name) * RANKS + 1
+    if end == "exit":
+        job.leave(rank, 7)
+    else:
+        os.kill(job.rank(rank).pid, signal.SIGKILL)
+    how = "exit code 7" if end == "exit" else "killed by SIGKILL"
+    others = ranks_in_words([one for one in range(RANKS * HOSTS) if one != rank])
+    done, err = job.end()
+    assert done == code, err
+    assert f"rank {rank} on {name} failed first: {how}" in err
+    assert f"stopped because of it: {others}" in err
+    assert "was lost" not in err
+    job.wait_for_clean_hosts()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_to_the_head_ends_the_job(start: Start, kind: str, signum: signal.Signals) -> None:
+    job = started(start, kind)
+    job.send(signum)
+    code, err = job.end()
+    assert code == 128 + signum, err
+    assert f"sent {signum.name} to ranks 0-5" in err
+    assert f"the job was ended by {signum.name}" in err
+    assert "was lost" not in err
+    job.wait_for_clean_hosts()
+
+
+@pytest.mark.parametrize("way", ["open", "silent"])
+def test_killed_head_leaves_nothing(start: Start, kind: str, way: str) -> None:
+    """Where its machine loses its power, no host is told of it."""
+    job = started(start, kind)
+    if way == "silent":
+        for name in job.names:
+            job.network.partition(name)
+    job.send(signal.SIGKILL)
+    assert job.end()[0] == -signal.SIGKILL
+    job.wait_for_clean_hosts()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("network_is", ["open", "silent"])
+def test_head_ended_while_a_host_is_being_set_up(start: Start, signum: signal.Signals, network_is: str) -> None:
+    job = start(2, FAMILY, "deaf")
+    wait_until(lambda: job.network.processes("h2"), "something to run on h2")
+    if network_is == "silent":
+        job.network.partition("h2")
+    job.send(signum)
+    code, err = job.end()
+    assert code == (-9 if signum == signal.SIGKILL else 128 + signum), err
+    wait_until(lambda: not job.ranks_on("h2"), "no rank to be on h2", show=lambda: job.ranks_on("h2"))
+    job.network.heal("h2")  # an agent that was not greeted yet does not know for how long it may hear nothing
+    job.wait_for_clean_hosts()
+
+
+# Standing still is no fault.
+
+
+def outlast_the_heartbeats() -> None:
+    """Let twice the time go by after which a silent node is lost."""
+    end = time.monotonic() + 2 * SILENCE
+    wait_until(lambda: time.monotonic() > end, "time to pass")
+
+
+def state(pid: int) -> str:
+    """As /proc has it: T for stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("said", ["nothing", "much"])
+def test_stopped_job_loses_no_node(start: Start, said: str) -> None:
+    job = start(2, FAMILY, "obedient", *(["talks"] if said == "much" else []))
+    job.wait_for_ranks()
+    reader = threading.Thread(target=lambda: [None for _ in job.process.stdout])
+    reader.start()
+    ranks = [job.rank(number).pid for number in range(2 * RANKS)]
+    for _ in range(3):
+        job.send(signal.SIGTSTP)
+        wait_until(lambda: state(job.process.pid) == "T", "the head to stop", show=lambda: state(job.process.pid))
+        assert [state(pid) for pid in ranks] == ["T"] * len(ranks)
+        outlast_the_heartbeats()
+        job.send(signal.SIGCONT)
+        wait_until(lambda: "T" not in map(state, ranks), "the ranks to go on")
+    for number in range(2 * RANKS):
+        job.leave(number, 0)
+    reader.join(LATEST)
+    code, err = job.end()
+    assert code == 0, err
+    assert "lost" not in err
+
+
+def test_job_that_is_stopped_while_a_node_is_silent_ends(start: Start, kind: str) -> None:
+    """It will never say that its ranks have stopped; those of the others must not stay so."""
+    job = started(start, kind)
+    job.network.partition("h2")
+    job.send(signal.SIGTSTP)
+    code, err = job.end()
+    assert code == 4, err
+    assert "h2 was lost: nothing was heard of it for 2 s; it ran ranks 2-3" in err
+    job.wait_for_clean_hosts()
+
+
+def test_head_stopped_while_the_hosts_are_being_set_up_loses_none(start: Start) -> None:
+    job = start(2, FAMILY, "obedient")
+    wait_until(lambda: job.network.processes("h2"), "something to run on h2")
+    job.send(signal.SIGTSTP)
+    wait_until(lambda: state(job.process.pid) == "T", "the head to stop")
+    outlast_the_heartbeats()
+    job.send(signal.SIGCONT)
+    job.wait_for_ranks()
+    job.send(signal.SIGTERM)
+    code, err = job.end()
+    assert code == 143, err
+    assert "lost" not in err
+
+
+def test_paused_reader_loses_no_node(start: Start) -> None:
+    reader, writer = os.pipe()
+    job = start(2, PROGRAMS / "flood.py", 200_000, stdout=writer)
+    wait_until(lambda: not select.select([], [writer], [], 0)[1], "the pipe to be full")
+    os.close(writer)
+    outlast_the_heartbeats()
+    with open(reader, "rb") as pipe:
+        shown = pipe.read()
+    assert shown.count(b"x") == 2 * RANKS * sum(number % 50 for number in range(200_000))
+    code, err = job.end()
+    assert (code, err) == (0, "")
+
+
+# This machine as one of the hosts.
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("h1 silent", 4), ("own agent killed", 4), ("head killed", -9), ("interrupted", 130), ("rank 3 fails", 7)],
+)
+def test_own_machine_and_another(head: Head, fault: str, code: int, kind: str) -> None:
+    job = Job(head, ["localhost", "h1"], FAMILY, kind)
+    job.wait_for_ranks()
+    words = []
+    match fault:
+        case "h1 silent":
+            job.network.partition("h1")
+            words = ["h1 was lost: nothing was heard of it for 2 s; it ran ranks 2-3", "because of it: ranks 0-1"]
+        case "own agent killed":
+            psutil.Process(job.process.pid).children()[0].children()[0].kill()
+            words = ["localhost was lost: the agent was killed by signal 9; it ran ranks 0-1", "of it: ranks 2-3"]
+        case "head killed":
+            job.send(signal.SIGKILL)
+        case "interrupted":
+            job.send(signal.SIGINT)
+            words = ["the job was ended by SIGINT", "stopped because of it: ranks 0-3"]
+        case "rank 3 fails":
+            job.leave(3, 7)
+            words = ["rank 3 on h1 failed first: exit code 7", "stopped because of it: ranks 0-2"]
+    done, err = job.end()
+    assert done == code, err
+    assert all(one in err for one in words), err
+    job.wait_for_clean_hosts()
+
+
+# torch.distributed.
+
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+REDUCES = PROGRAMS / "reduces.py"
+
+
+@needs_torch
+@pytest.mark.parametrize("options", [[], ["--start-method", "exec"]], ids=["forked", "executed"])
+def test_gloo_over_two_hosts(start: Start, options: list[str]) -> None:
+    """Two process groups, one after the other, of the same ranks."""
+    job = start(2, *options, REDUCES)
+    out, err = job.process.communicate(timeout=DEADLINE)
+    assert job.process.returncode == 0, err.decode()
+    assert sums(out) == [f"rank {rank} turn {turn} sum 10 10.77.0.1" for rank in range(4) for turn in range(2)]
+
+
+@needs_torch
+def test_gloo_by_a_network_of_ipv6_that_ssh_does_not_use(start: Start, network: Network) -> None:
+    """Each host has an address that ssh reaches and the others don't."""
+    for name in ("h1", "h2"):
+        network.isolate(name)
+    network.open_data_network()
+    job = start(2, REDUCES)
+    out, err = job.process.communicate(timeout=DEADLINE)
+    assert job.process.returncode == 0, err.decode()
+    assert sums(out) == [f"rank {rank} turn {turn} sum 10 fd77::1" for rank in range(4) for turn in range(2)]
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["h1", "h2"])
+@pytest.mark.parametrize("fault", LOSSES)
+def test_lost_node_is_the_cause_though_others_fail_for_it(start: Start, fault: str, name: str) -> None:
+    """A rank whose peers are gone raises; that is not what the user has to be told of."""
+    job = start(2, REDUCES, "forever")
+    job.wait_for_ranks()
+    why = lose(job, fault, name)
+    code, err = job.end()
+    assert code == 4, err
+    assert f"{name} was lost: {why}; it ran {job.ranks_of(name)}" in err
+    job.wait_for_clean_hosts()
+
+
+@needs_torch
+@pytest.mark.parametrize("rank", [0, 3])
+def test_killed_rank_is_the_cause_though_others_fail_for_it(start: Start, rank: int) -> None:
+    job = start(2, REDUCES, "forever")
+    job.wait_for_ranks()
+    os.kill(job.rank(rank).pid, signal.SIGKILL)
+    code, err = job.end()
+    assert code == 137, err
+    assert f"rank {rank} on {job.names[rank // RANKS]} failed first: killed by SIGKILL" in err
+    job.wait_for_clean_hosts()
+
+
+def sums(out: bytes) -> list[str]:
+    return sorted(line.partition("] ")[2] for line in out.decode().splitlines())
+
+
+def test_hosts_that_do_not_reach_each_other_are_refused(start: Start, network: Network) -> None:
+    for name in ("h1", "h3"):
+        network.isolate(name)
+    job = start(3, FAMILY, "deaf")
+    code, err = job.end()
+    assert code == 3, err
+    assert "1 of 3 hosts can't take part, so nothing was started:\n" in err
+    assert "  h3  reaches h1 at none of its addresses\n" in err
+    assert "h1 has the addresses 10.77.0.1; open one between the hosts" in err
