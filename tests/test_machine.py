@@ -251,6 +251,15 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
     assert machine.cause == Cause("lost", node=0, text="killed")
 
 
+@pytest.mark.parametrize(("at", "kind"), [(99, "lost"), (101, "failure")])
+def test_a_rank_that_fails_after_a_node_is_gone_has_failed_for_it(at: int, kind: str) -> None:
+    machine = Machine(range(4), None, None, START, nodes=range(2))
+    machine.on(RankExited(100, 0, 1, 0, False), START)
+    machine.on(lost(1, 2, 3)._replace(time=at), START)
+    assert machine.cause is not None
+    assert machine.cause.kind == kind
+
+
 def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
     machine = Machine(range(4), None, None, START, nodes=range(2))
     assert sent(machine.on(lost(1, 2, 3), START)) == [TERM]

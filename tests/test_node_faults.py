@@ -201,7 +201,7 @@ def lose(job: Job, fault: str, name: str) -> str:
             return "its agent hung up"
         case "guard killed":
             os.kill(job.guard(name).pid, signal.SIGKILL)
-            return "its agent hung up"
+            return "its guard was killed"
         case "agent killed":
             os.kill(job.agent(name).pid, signal.SIGKILL)
             return "the agent was killed by signal 9"
@@ -296,6 +296,12 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
 @pytest.mark.parametrize("said", ["nothing", "much"])
 def test_stopped_job_loses_no_node(start: Start, said: str) -> None:
     job = start(2, FAMILY, "obedient", *(["talks"] if said == "much" else []))
@@ -331,7 +337,8 @@ def test_job_that_is_stopped_while_a_node_is_silent_ends(start: Start, kind: str
 
 def test_head_stopped_while_the_hosts_are_being_set_up_loses_none(start: Start) -> None:
     job = start(2, FAMILY, "obedient")
-    wait_until(lambda: job.network.processes("h2"), "something to run on h2")
+    # Until then it would be stopped at once, unless its process group is an orphan.
+    wait_until(lambda: handles(job.process.pid, signal.SIGTSTP), "the head to mind its signals")
     job.send(signal.SIGTSTP)
     wait_until(lambda: state(job.process.pid) == "T", "the head to stop")
     outlast_the_heartbeats()

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 from .. import wire
 from ..commands import Credit, Finish, Hello, Input, Listen, Piece, Ping, Reach, Signal, Start, Survey, Sync
 from ..commands import Hold as HoldPort
-from ..events import AgentReady, Drained, Event, Held, Pong, RankExited, RankRaised, StartFailed, StraysEnded, Suspended
+from ..events import (
+    AgentFailed,
+    AgentReady,
+    Drained,
+    Event,
+    Held,
+    Pong,
+    RankExited,
+    RankRaised,
+    StartFailed,
+    StraysEnded,
+    Suspended,
+)
 from . import memory, node, processes, rank, scratch
 from .outbox import Outbox
 from .poll import Poll
@@ -58,6 +70,7 @@ class Agent:
     def run(self) -> int:
         """Serve until told to finish, or until the head is gone. Returns the process's exit code."""
         processes.become_subreaper()
+        guard = os.getppid()
         self._poll.watch(processes.wakeup_on_exit(), self._on_child)
         self._raise_file_limit()
         self._memory_kills = memory.kills()
@@ -71,6 +84,10 @@ class Agent:
                 self._finishing = False
                 self._outbox.say(Drained(time.monotonic_ns()))
                 self._outbox.pump()
+        if self._head_gone:  # or is the guard, which has held the link open for us?
+            reason = "its agent heard no more of us" if os.getppid() == guard else "its guard was killed"
+            self._outbox.say(AgentFailed(time.monotonic_ns(), reason))
+            self._outbox.pump()
         if self._copy:
             self._copy.close()
         processes.sweep(self._reap)

@@ -25,7 +25,7 @@ def main(stdin_fd: int | None) -> None:
     try:
         folder = scratch.create()
     except OSError as error:
-        _tell_head(str(error))
+        _tell_head(str(error), time.monotonic_ns())
         os._exit(1)
     processes.become_subreaper()
     agent = os.fork()
@@ -43,10 +43,11 @@ def main(stdin_fd: int | None) -> None:
     if stdin_fd is not None:
         os.close(stdin_fd)
     status = _wait(agent)
+    ended = time.monotonic_ns()
     processes.sweep(lambda: processes.reap(0))
     scratch.remove(folder)
     if status != 0:
-        _tell_head(f"the agent was killed by signal {-status}" if status < 0 else "the agent broke down")
+        _tell_head(f"the agent was killed by signal {-status}" if status < 0 else "the agent broke down", ended)
     os._exit(0 if status == 0 else 1)
 
 
@@ -73,7 +74,7 @@ def _wait(agent: int) -> int:
                 kill_at = time.monotonic() + STUCK_AGENT
 
 
-def _tell_head(reason: str) -> None:
+def _tell_head(reason: str, at: int) -> None:
     """Say on the link, if it still can be said, why this node ends."""
     from .. import wire  # a job that goes well needs none of this in the guard
     from ..events import AgentFailed
@@ -81,7 +82,7 @@ def _tell_head(reason: str) -> None:
     os.set_blocking(1, True)
     signal.alarm(5)  # the link may be full, and its reader stuck
     try:
-        os.write(1, wire.encode(AgentFailed(time.monotonic_ns(), reason)))
+        os.write(1, wire.encode(AgentFailed(at, reason)))
     except OSError:
         pass
 

@@ -168,7 +168,8 @@ class Machine:
     def _lose(self, lost: NodeLost, now: float) -> list[Action]:
         """A node is gone with its ranks, or when they had all left: then with what they wrote last."""
         again = lost.node in self._reopening
-        self.cause = self.cause or Cause("lost", node=lost.node, text=lost.reason)
+        if not self.cause or (self.cause.kind in ("failure", "start") and lost.time < self._failed_at):
+            self.cause = Cause("lost", node=lost.node, text=lost.reason)  # ranks elsewhere may have failed for it
         self._nodes.discard(lost.node)
         self._missing.add(lost.node)
         self._draining.discard(lost.node)

@@ -67,7 +67,8 @@ class Nodes:
             for event in link.messages():
                 self._take(node, link, event)
         except (OSError, wire.WireError) as error:
-            self._take(node, link, AgentFailed(time.monotonic_ns(), str(error)))
+            by_its_clock = time.monotonic_ns() + self._offset[node]
+            self._take(node, link, AgentFailed(by_its_clock, str(error)))
         finally:  # the loop waits for this, whatever happens here
             self._take(node, link, None)
 
@@ -126,13 +127,14 @@ class Nodes:
         """When `tick` is to be called, in seconds of time.monotonic()."""
         return self._due if self.silence and self._watched else None
 
-    def tick(self, now: float) -> list[int]:
-        """Ask for signs of life; the nodes that have given none for too long."""
+    def tick(self, now: float) -> list[tuple[int, int]]:
+        """Ask for signs of life; the nodes that have given none for too long, and the time of their last one, in ns."""
         if now > self._due + LATE_SECONDS:
             self.forgive(now)
         self._due = now + self.silence / PINGS
         self.ping()
-        return [node for node in sorted(self._watched) if now - self._heard[node] > self.silence]
+        heard = [(node, self._heard[node]) for node in sorted(self._watched)]
+        return [(node, int(at * 1e9)) for node, at in heard if now - at > self.silence]
 
     def forgive(self, now: float) -> None:
         """Begin to count anew: we have not listened."""

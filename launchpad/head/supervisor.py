@@ -102,8 +102,8 @@ class Supervisor:
                 self._take(*item, machine)
             now = time.monotonic()
             if self.nodes.deadline is not None and self.nodes.deadline <= now:
-                for silent in self.nodes.tick(now):
-                    self._lose(silent, f"nothing was heard of it for {self.nodes.silence:g} s", machine)
+                for silent, since in self.nodes.tick(now):
+                    self._lose(silent, f"nothing was heard of it for {self.nodes.silence:g} s", since, machine)
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
@@ -132,30 +132,30 @@ class Supervisor:
                 self._input.taken(size)
             case AgentReady() | Held() if self._revival.expects(source):
                 self._revival.hear(source, event)
-            case LinkClosed():
+            case LinkClosed(at):
                 if source in self.nodes.open:
                     self.nodes.ended(source)
                     if machine.phase != "over":
-                        self._lose(source, "its agent hung up", machine)
-            case AgentFailed(_, reason):
-                self._lose(source, reason, machine)
+                        self._lose(source, "its agent hung up", at, machine)
+            case AgentFailed(_, reason) if source not in self._lost:
+                self._lose(source, reason, self.nodes.in_our_time(source, event).time, machine)
             case Suspended():
                 if self.nodes.suspended(source):
                     self._suspended += self.nodes.stand_still()
             case _ if source in self._lost:  # what it says of its ranks was decided by its loss
                 pass
             case _ if not self._makes_sense(source, event):
-                self._lose(source, f"the agent said what no agent says: {event!r:.80}", machine)
+                self._lose(source, f"the agent said what no agent says: {event!r:.80}", time.monotonic_ns(), machine)
             case _:
                 event = self.nodes.in_our_time(source, event)
                 self._dispatch(event)
                 self._act(machine.on(event, self._clock(), source))
 
-    def _lose(self, node: int, reason: str, machine: Machine) -> None:
+    def _lose(self, node: int, reason: str, at: int, machine: Machine) -> None:
         self._lost.add(node)
         self.nodes.abandon(node)
         ranks = [rank.rank for rank in self._plan.nodes[node].ranks]
-        event = NodeLost(time.monotonic_ns(), node, reason, ranks)
+        event = NodeLost(at, node, reason, ranks)
         self._dispatch(event)
         self._act(machine.on(event, self._clock()))
 

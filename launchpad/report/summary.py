@@ -154,7 +154,7 @@ class Summary:
             lines.append(f"stopped because of it: {ranks_in_words(others)}")
         told = {cause.rank, *others}
         also = [rank for rank, end in self._exits.items() if end.code != 0 and rank not in told]
-        if also and cause.kind == "failure":
+        if also and cause.kind in ("failure", "lost"):
             lines.append(f"failed too: {ranks_in_words(also)}")
         if self._history:
             lines.append(f"the {len(self._history)} attempts before: {'; '.join(self._history[-5:])}")
