@@ -35,7 +35,12 @@ class Gathering:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.early: list[StopRequested] = []  # signals for the ranks, which are yet to be started
+        self._stood_still = 0.0  # seconds
         self._unheard: list[tuple[int, Any]] = []  # what nodes said while another answer was waited for
+
+    def clock(self) -> float:
+        """A time in seconds, for deadlines: it stands still while we do (Ctrl-Z)."""
+        return time.monotonic() - self._stood_still
 
     def post(self, event: Any) -> None:
         """Put an event of the head's own into the inbox; for other threads."""
@@ -67,7 +72,7 @@ class Gathering:
             self.nodes.send(node, command)
         answers: dict[int, Any] = {}
         later = []
-        deadline = time.monotonic() + seconds
+        deadline = self.clock() + seconds
         while len(answers) < len(commands):
             heard = self.hear(deadline)
             if heard is None:
@@ -85,16 +90,16 @@ class Gathering:
         self.ask({node: Ping(time.monotonic_ns()) for node in self.nodes.remote}, Pong, READY_SECONDS)
 
     def hear(self, deadline: float) -> tuple[int, Any] | None:
-        """What a node says before the job runs; None when the time is over. Raises NodeError where one has ended."""
+        """What a node says before the job runs; None at the deadline (by `clock`). NodeError where one has ended."""
         if self._unheard:
             return self._unheard.pop(0)
         while True:
-            due = self.nodes.deadline
-            until = deadline if due is None else min(deadline, due)
+            due, left = self.nodes.deadline, deadline - self.clock()
             try:
-                node, event = self.inbox.get(timeout=max(0.0, until - time.monotonic()))
+                wait = left if due is None else min(left, due - time.monotonic())
+                node, event = self.inbox.get(timeout=max(0.0, wait))
             except queue.Empty:
-                if time.monotonic() >= deadline:
+                if self.clock() >= deadline:
                     return None
                 self.nodes.tick(time.monotonic())  # that we are there; who is silent now may be looking for its torch
                 continue
@@ -109,7 +114,7 @@ class Gathering:
                     self.nodes.suspend()
                 case Suspended():
                     if self.nodes.suspended(node):
-                        self.nodes.stand_still()
+                        self._stood_still += self.nodes.stand_still()
                 case StopRequested():
                     self.early.append(event)
                 case _:
@@ -122,12 +127,12 @@ class Gathering:
     def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> Elsewhere:
         """Meet the launchpads of the other nodes. Raises NodeError where they don't all come in time."""
         threading.Thread(target=rendezvous.join, args=(nproc, self.post), name="rendezvous", daemon=True).start()
-        deadline = time.monotonic() + rendezvous.seconds
-        told = time.monotonic() + TELL_SECONDS
+        deadline = self.clock() + rendezvous.seconds
+        told = self.clock() + TELL_SECONDS
         while True:
             heard = self.hear(min(deadline, told))
             if heard is None:
-                if time.monotonic() >= deadline:
+                if self.clock() >= deadline:
                     raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s")
                 say(rendezvous.waiting())
                 told = deadline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 
 from launchpad.commands import Hold, Listen, Reach, Survey
@@ -93,7 +92,7 @@ def meet(
         gathering.nodes.send(node, Reach(places, ask, answer))
     reached: dict[int, dict[str, str]] = {node: {} for node in others}
     left = {address: len(others) for address, _ in places}  # by how many nodes it is still to be reached
-    deadline = time.monotonic() + REACH_SECONDS
+    deadline = gathering.clock() + REACH_SECONDS
     while (heard := gathering.hear(deadline)) is not None:
         node, event = heard
         if isinstance(event, Reached) and event.address in left:
@@ -103,7 +102,7 @@ def meet(
             if common and common[0] == places[0][0]:
                 break
             if common:
-                deadline = min(deadline, time.monotonic() + BETTER_SECONDS)
+                deadline = min(deadline, gathering.clock() + BETTER_SECONDS)
     common = [address for address, _ in places if not left[address]]
     if not common:
         raise NodeError(_unreached(gathering, reached, [address for address, _ in places]))

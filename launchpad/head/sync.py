@@ -10,7 +10,6 @@ import hashlib
 import os
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -149,7 +148,7 @@ def sync(
     for node, sender in senders.items():
         sender.pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
     while left:
-        heard = gathering.hear(time.monotonic() + STUCK_SECONDS)
+        heard = gathering.hear(gathering.clock() + STUCK_SECONDS)
         if heard is None:
             raise NodeError(f"{', '.join(map(gathering.nodes.name, left))}: nothing was taken for {STUCK_SECONDS:g} s")
         node, event = heard
