@@ -47,6 +47,9 @@ def read_hosts(options: dict[str, Any]) -> tuple[Host, ...]:
         return ()
     hosts = choose_hosts(hosts, options["include"], options["exclude"])
     slots_of(hosts, options["nproc"])  # what can't be is said before any host is reached
+    here = [host.name for host in hosts if is_here(host)]
+    if len(here) > 1:
+        raise UsageError(f"{' and '.join(here)} are this machine; name it once, with the ranks of both: {here[0]}:N")
     return hosts
 
 
