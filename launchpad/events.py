@@ -36,6 +36,7 @@ class Surveyed(NamedTuple):
     python: str  # the interpreter that runs the agent: the ranks' on this node
     version: str  # its version, like "3.11.7"
     torch: str  # torch's version there; "" where there is none, or it was not asked for
+    launchpad: str  # the version of the launchpad that a rank would import; the same
     problem: str  # why the ranks can't run in their folder; "" where they can
     machine: str  # the same for two agents on one machine
     addresses: list[list[str]]  # [address, interface] each, those that other machines can be expected to reach first

@@ -337,6 +337,26 @@ def test_a_cache_that_others_may_write_to_is_not_used(launchpad: Launchpad, host
     assert not list((hosts.cache / "launchpad").iterdir())
 
 
+@needs_torch
+@pytest.mark.parametrize("method", ["fork", "exec"])
+def test_ranks_find_our_launchpad_where_none_is_installed(launchpad: Launchpad, hosts: Hosts, method: str) -> None:
+    """Played by a Python that does not see the installed one, but torch."""
+    site = Path(importlib.util.find_spec("torch").origin).parents[1]
+    paths = launchpad.folder / "paths"
+    paths.mkdir()
+    for name in os.listdir(site):
+        if not re.match("_*(editable_*)*launchpad|.*[.]pth$", name):
+            (paths / name).symlink_to(site / name)
+    (launchpad.folder / "imports.py").write_text("import torch, launchpad\nprint(launchpad.__file__)\n")
+    venv = launchpad.folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=DEADLINE)
+    (next(venv.glob("lib/python3*/site-packages")) / "torch.pth").write_text(f"{paths}\n")
+    done = hosts.run(launchpad, "-H", "n1", "--python", venv / "bin" / "python", "--start-method", method, "imports.py")
+    (line,) = lines(done)
+    assert line.startswith(f"[0] {hosts.cache}/launchpad/agent-")
+    assert line.endswith("/for_ranks/launchpad/__init__.py")
+
+
 # --sync
 
 
@@ -426,7 +446,7 @@ def test_gloo_over_hosts_again_and_again(launchpad: Launchpad, hosts: Hosts, met
 
 
 def surveyed(**facts: object) -> Surveyed:
-    return Surveyed(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "m", [])._replace(**facts)
+    return Surveyed(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "", "m", [])._replace(**facts)
 
 
 def test_another_python_or_torch_is_named() -> None:

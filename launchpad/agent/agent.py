@@ -145,7 +145,9 @@ class Agent:
             case Survey():
                 from .survey import survey
 
-                self._outbox.say(survey(command))
+                found = survey(command)
+                self._starter.brings_launchpad = command.torch and not found.launchpad
+                self._outbox.say(found)
             case Sync():
                 from .copy import Copy
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # To a rank that has not been forked yet these do what they would have done to an interpreter that is importing torch.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
+# Beside the agent's package, where it was sent to this node (transport/ssh/parcel.py).
+_FOR_RANKS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "for_ranks")
+
 
 class Starter:
     """Owns the nursery, the store's process and the port. `begun` is called with each rank that has a process."""
@@ -45,6 +48,9 @@ class Starter:
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
         self._input: Input | None = None
+        self.brings_launchpad = (
+            False  # whether ranks import the launchpad that came with the agent, as there is no other
+        )
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # the signal that came while a rank was being forked
 
@@ -62,6 +68,9 @@ class Starter:
         self._shared.pop("", None)  # some shells export one; exec takes none
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
+        if self.brings_launchpad:
+            paths = [self._shared.get("PYTHONPATH", ""), _FOR_RANKS]
+            self._shared["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._failure = ""
         self._cancelled = 0
         if start.sends_input and self._input is None:

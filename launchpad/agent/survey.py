@@ -16,36 +16,43 @@ from ..events import Surveyed
 # Bridges and tunnels of containers and virtual machines: other machines are hardly reached by these.
 _INWARD = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
 
-# Reads torch's version without importing it, with the paths that a rank would have.
-_TORCH_VERSION = (
-    "import importlib.util, os, re\n"
-    "spec = importlib.util.find_spec('torch')\n"
-    "path = os.path.join(os.path.dirname(spec.origin), 'version.py')\n"
-    "print(re.search('__version__ = [^0-9]*([^\\'\"]*)', open(path).read())[1], end='')\n"
-)
+# Reads versions without importing what has them, with the paths that a rank would have; a line each, empty for none.
+_VERSIONS = """
+import importlib.util, os, re
+for name, file in (("torch", "version.py"), ("launchpad", "__init__.py")):
+    spec = importlib.util.find_spec(name)
+    path = os.path.join(os.path.dirname(spec.origin), file) if spec and spec.origin else os.devnull
+    found = re.search("__version__ = [^0-9]*([^'\\"]*)", open(path).read())
+    print(found[1] if found else "")
+"""
 
 
 def survey(asked: Survey) -> Surveyed:
     """Answer the head's Survey."""
+    torch, launchpad = _versions(asked.cwd) if asked.torch else ("", "")
     return Surveyed(
         time=time.monotonic_ns(),
         python=sys.executable,
         version=".".join(map(str, sys.version_info[:3])),
-        torch=_torch_version() if asked.torch else "",
+        torch=torch,
+        launchpad=launchpad,
         problem=_problem(asked.cwd),
         machine=_machine(),
         addresses=addresses(),
     )
 
 
-def _torch_version() -> str:
+def _versions(cwd: str) -> tuple[str, str]:
+    """Of torch and launchpad."""
     import subprocess
 
+    argv = [sys.executable, "-c", _VERSIONS]
     try:
-        argv = [sys.executable, "-c", _TORCH_VERSION]
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, cwd=cwd)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return "", ""
+    torch, launchpad, *_ = [*done.stdout.split("\n"), "", ""]
+    return torch, launchpad
 
 
 def _problem(cwd: str) -> str:

@@ -20,6 +20,7 @@ from launchpad.head.survey import meet, survey
 from launchpad.job.hosts import Host, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Place
 from launchpad.job.spec import JobSpec
+from launchpad.report.console import say_on_stderr
 from launchpad.transport import Link
 
 # Names of the machine that launchpad runs on; it needs no ssh.
@@ -153,7 +154,8 @@ def make_world(
     folders = dict.fromkeys(range(len(hosts)), spec.cwd)
     if options["sync"]:
         folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd)
-    found = survey(gathering, list(folders.values()), torch="torch" in spec.preload)
+    say = (lambda _: None) if options["quiet"] else say_on_stderr
+    found = survey(gathering, list(folders.values()), say, torch=spec.torch)
     master, interfaces = None, [""] * len(hosts)
     if len(hosts) > 1:
         seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")

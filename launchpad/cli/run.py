@@ -237,6 +237,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         grace=options["grace"],
         timeout=options["timeout"],
         max_restarts=options["max_restarts"],
+        torch=bool(hosts) and look_through(target, cwd, {**os.environ, **environ}).torch,
         preload=_preload(options, target, cwd, {**os.environ, **environ}),
         world=world,
         role=options["role"],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from launchpad import __version__
 from launchpad.commands import Hold, Listen, Reach, Survey
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.events import Held, Listening, Reached, Surveyed
@@ -22,7 +23,7 @@ REACH_SECONDS = 5.0
 BETTER_SECONDS = 0.2
 
 
-def survey(gathering: Gathering, folders: Sequence[str], *, torch: bool) -> list[Surveyed]:
+def survey(gathering: Gathering, folders: Sequence[str], say: Callable[[str], None], *, torch: bool) -> list[Surveyed]:
     """Have all nodes look around, each at its folder. Raises NodeError with a line for each that can't take part."""
     count = len(folders)
     asked = {node: Survey(folder, torch) for node, folder in enumerate(folders)}
@@ -36,6 +37,9 @@ def survey(gathering: Gathering, folders: Sequence[str], *, torch: bool) -> list
         )
     check_machines(names, found)
     check_versions(names, found, torch=torch)
+    installed = {name: one.launchpad for name, one in zip(names, found, strict=True) if one.launchpad}
+    if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
+        say(f"ranks import the launchpad that is installed on {', '.join(other)}, not this one ({__version__})")
     return found
 
 

@@ -97,5 +97,6 @@ class JobSpec:
     max_restarts: int = 0  # how often all ranks are started again after one has failed
     world: World = World()
     role: str = "default"  # ROLE_NAME
+    torch: bool = False  # whether the target imports torch, as far as its sources say
     preload: tuple[str, ...] = ()  # modules that are imported once for all ranks of a node; none: ranks are executed
     virtual_local_rank: bool = False  # every rank sees one GPU, its own, and LOCAL_RANK 0

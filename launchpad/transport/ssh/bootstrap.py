@@ -18,6 +18,9 @@ NEED = b"need"
 # The parcel's own package: an installed launchpad is another one.
 PACKAGE = "launchpad_node"
 
+# Beside it: a folder with what a rank may import under launchpad's own name (agent/starter.py).
+FOR_RANKS = "for_ranks"
+
 # What nobody has used for so long is of an older version.
 _KEPT_SECONDS = 30 * 86400
 

@@ -8,12 +8,16 @@ import io
 import os
 import shlex
 import zipfile
+from collections.abc import Iterator, Sequence
 
-from launchpad.transport.ssh.bootstrap import PACKAGE
+from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 _CONTENTS = ("__init__.py", "commands.py", "events.py", "wire.py", "agent", "nursery")
+
+# What a script imports from an installed launchpad; where none is, ranks find this on their path.
+_FOR_RANKS = ("__init__.py", "errors.py", "collectives")
 
 # Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
 # no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
@@ -29,24 +33,24 @@ def bootstrap() -> bytes:
 
 @functools.cache
 def parcel() -> tuple[str, bytes]:
-    """The hash and the bytes of a zip with the agent and the nursery, under a package name of its own."""
+    """The hash and the bytes of a zip: agent and nursery, under a package name of its own, and what ranks import."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(_files()):
-            with open(os.path.join(_ROOT, path), "rb") as file:
-                entry = zipfile.ZipInfo(f"{PACKAGE}/{path}")  # of one date, so that the same files have the same hash
-                archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+        for package, contents in ((PACKAGE, _CONTENTS), (f"{FOR_RANKS}/launchpad", _FOR_RANKS)):
+            for path in sorted(_files(contents)):
+                with open(os.path.join(_ROOT, path), "rb") as file:
+                    entry = zipfile.ZipInfo(f"{package}/{path}")  # of one date: the same files have the same hash
+                    archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
     data = made.getvalue()
     return hashlib.sha256(data).hexdigest(), data
 
 
-def _files() -> list[str]:
-    found = []
-    for name in _CONTENTS:
-        path = os.path.join(_ROOT, name)
-        inside = [f"{name}/{one}" for one in os.listdir(path)] if os.path.isdir(path) else [name]
-        found += [one for one in inside if one.endswith(".py")]
-    return found
+def _files(names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if name.endswith(".py"):
+            yield name
+        for folder, _, files in os.walk(os.path.join(_ROOT, name)):
+            yield from (os.path.relpath(os.path.join(folder, one), _ROOT) for one in files if one.endswith(".py"))
 
 
 def command(python: str, *, exact: bool) -> str:
