@@ -131,6 +131,29 @@ def test_nothing_is_written_through_a_link(base: Path, tmp_path: Path) -> None:
     assert not (base / "copy-x" / "d").is_symlink()
 
 
+def test_nothing_is_removed_through_a_link(base: Path, tmp_path: Path) -> None:
+    """Its owner has put the data elsewhere since, and the folder has that file no more."""
+    receive([File("d/file", 0o600, 2, 10**18, "")], {"d/file": b"ab"})
+    outside = tmp_path / "outside"
+    (base / "copy-x" / "d").rename(outside)
+    (base / "copy-x" / "d").symlink_to(outside)
+    receive([], {})
+    assert (outside / "file").read_bytes() == b"ab"
+
+
+def test_two_nodes_with_one_home_receive_at_once(base: Path) -> None:
+    files = [list(File(f"a/b/{name}", 0o600, 2, 10**18, "")) for name in "xy"]
+    first, second = Copy(Sync("x", files)), Copy(Sync("x", files))
+    for one in (first, second):
+        assert one.begin()[0].files == [0, 1]  # type: ignore[union-attr]
+    for place, data in ((0, b"a"), (0, b"b"), (1, b"c"), (1, b"d")):
+        said = [one.take(Piece(place, data))[-1] for one in (first, second)]
+    assert [event._replace(time=0) for event in said] == [Synced(0, ""), Synced(0, "")]
+    assert (base / "copy-x" / "a" / "b" / "y").read_bytes() == b"cd"
+    first.close()
+    second.close()
+
+
 @pytest.mark.usefixtures("base")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x"])
 def test_paths_that_lead_out_are_refused(path: str) -> None:

@@ -27,6 +27,8 @@ class Copy:
         self._files = asked.files
         self._folder = os.path.join(os.path.realpath(_base()), f"copy-{asked.name}")
         self._record = self._folder + ".json"  # the paths of the last sync
+        # Hosts that share a home may receive the same folder at once, and in containers with the same process id.
+        self._unfinished = f"{self._folder}.{os.getpid()}-{os.urandom(6).hex()}.unfinished"
         self._wanted: list[int] = []
         self._open = -1  # the descriptor of the file that is being received
         self._left = 0  # bytes of it
@@ -52,7 +54,7 @@ class Copy:
         try:
             if self._open < 0:
                 self._left = self._size()
-                self._open = os.open(self._unfinished(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+                self._open = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             view = memoryview(piece.data)
             while view:
                 view = view[os.write(self._open, view) :]
@@ -72,15 +74,12 @@ class Copy:
         """Give up what is half received."""
         if self._open >= 0:
             os.close(self._open)
-            os.unlink(self._unfinished())
+            os.unlink(self._unfinished)
             self._open = -1
 
     def _size(self) -> int:
         size: int = self._files[self._wanted[0]][2]
         return size
-
-    def _unfinished(self) -> str:
-        return f"{self._folder}.{os.getpid()}.unfinished"
 
     def _path(self, relative: str) -> str:
         if os.path.isabs(relative) or ".." in relative.split("/"):
@@ -93,7 +92,7 @@ class Copy:
             facts = os.lstat(path)
         except OSError:
             return False
-        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):  # a link is in the way
+        if _is_behind_link(path):
             return False
         if link:
             return stat.S_ISLNK(facts.st_mode) and os.readlink(path) == link
@@ -108,7 +107,7 @@ class Copy:
             while self._wanted and (self._files[self._wanted[0]][4] or self._size() == 0):
                 place = self._wanted.pop(0)
                 if not self._files[place][4]:
-                    os.close(os.open(self._unfinished(), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+                    os.close(os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
                 self._finish(place)
             if self._wanted:
                 return []
@@ -123,13 +122,12 @@ class Copy:
         relative, permissions, _, modified, link = self._files[place]
         path = self._path(relative)
         self._make_room(relative)
-        unfinished = self._unfinished()
         if link:
-            os.symlink(link, unfinished)
+            os.symlink(link, self._unfinished)
         else:
-            os.chmod(unfinished, permissions)
-            os.utime(unfinished, ns=(modified, modified))
-        os.replace(unfinished, path)
+            os.chmod(self._unfinished, permissions)
+            os.utime(self._unfinished, ns=(modified, modified))
+        os.replace(self._unfinished, path)
 
     def _make_room(self, relative: str) -> None:
         """Real folders around a file, in the place of links and files; and no folder in its own place."""
@@ -139,8 +137,10 @@ class Copy:
             parent = os.path.join(parent, part)
             if os.path.lexists(parent) and (os.path.islink(parent) or not os.path.isdir(parent)):
                 os.unlink(parent)
-            if not os.path.isdir(parent):
+            try:
                 os.mkdir(parent, 0o700)
+            except FileExistsError:  # as a rule; or by another agent, this very moment
+                pass
         path = os.path.join(parent, name)
         if os.path.isdir(path) and not os.path.islink(path):
             for folder, _, _ in sorted(os.walk(path), reverse=True):
@@ -158,12 +158,19 @@ class Copy:
             if relative in now:
                 continue
             path = self._path(str(relative))
+            if _is_behind_link(path):  # put there since: what it leads to is not ours
+                continue
             try:
                 os.unlink(path)
                 os.removedirs(os.path.dirname(path))
             except OSError:  # gone by now; or a folder that still has something in it
                 pass
         os.makedirs(self._folder, 0o700, exist_ok=True)
+
+
+def _is_behind_link(path: str) -> bool:
+    folder = os.path.dirname(path)
+    return os.path.realpath(folder) != folder
 
 
 def _base() -> str:
