@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 
 from launchpad.agent import copy
 from launchpad.agent.copy import Copy
-from launchpad.commands import Piece, Sync
-from launchpad.errors import UsageError
-from launchpad.events import Synced, Taken, Wanted
+from launchpad.commands import Finish, Piece, Ping, Sync
+from launchpad.errors import NodeError, UsageError
+from launchpad.events import Pong, Synced, Taken, Wanted
 from launchpad.head import sync
+from launchpad.head.gathering import Gathering
+from launchpad.head.nodes import Nodes
 from launchpad.head.sync import File, list_files
+from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
 
@@ -74,6 +78,32 @@ def test_too_much_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sync, "MOST_BYTES", 99)
     with pytest.raises(UsageError, match=r"^--sync: .* has more than 0 MiB or 20000 files; run git init in it"):
         list_files(str(tmp_path))
+
+
+def test_a_node_that_takes_nothing_is_given_up_whatever_else_is_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("12")
+    monkeypatch.setattr(sync, "STUCK_SECONDS", 0.3)
+    link = MemoryLink("a", remote=True)
+
+    def agent() -> None:
+        while type(asked := link.heard.get(timeout=DEADLINE)) is not Finish:
+            if isinstance(asked, Sync):
+                link.say(Wanted(0, "/copy", [0], ""))
+            elif isinstance(asked, Ping):
+                link.say(Pong(0, asked.time))
+
+    thread = threading.Thread(target=agent)
+    thread.start()
+    gathering = Gathering()
+    gathering.nodes = Nodes([link], gathering.inbox.put, silence=0.1)
+    gathering.nodes.read()
+    with pytest.raises(NodeError, match=r"^a: nothing was taken for 0\.3 s"):
+        sync.sync(gathering, [0], str(tmp_path), lambda *_: None)
+    link.send(Finish(True))
+    thread.join(DEADLINE)
+    link.hang_up()
 
 
 # The copy.

@@ -94,14 +94,15 @@ class Gathering:
         if self._unheard:
             return self._unheard.pop(0)
         while True:
+            now = time.monotonic()
+            if self.nodes.deadline is not None and self.nodes.deadline <= now:  # however much there is to hear
+                self.nodes.tick(now)  # that we are there; who is silent now may be looking for its torch
             due, left = self.nodes.deadline, deadline - self.clock()
             try:
-                wait = left if due is None else min(left, due - time.monotonic())
-                node, event = self.inbox.get(timeout=max(0.0, wait))
+                node, event = self.inbox.get(timeout=max(0.0, left if due is None else min(left, due - now)))
             except queue.Empty:
                 if self.clock() >= deadline:
                     return None
-                self.nodes.tick(time.monotonic())  # that we are there; who is silent now may be looking for its torch
                 continue
             match event:
                 case AgentFailed(_, reason):

@@ -147,11 +147,14 @@ def sync(
     left = set(senders)
     for node, sender in senders.items():
         sender.pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
+    deadline = gathering.clock() + STUCK_SECONDS  # whatever else is heard meanwhile
     while left:
-        heard = gathering.hear(gathering.clock() + STUCK_SECONDS)
+        heard = gathering.hear(deadline)
         if heard is None:
             raise NodeError(f"{', '.join(map(gathering.nodes.name, left))}: nothing was taken for {STUCK_SECONDS:g} s")
         node, event = heard
+        if isinstance(event, (Taken, Synced)):
+            deadline = gathering.clock() + STUCK_SECONDS
         if isinstance(event, Taken):
             taken += event.size
             progress(taken, total)
