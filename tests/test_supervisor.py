@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from launchpad import __version__
-from launchpad.commands import Credit, Finish, Hello, Signal, Start
-from launchpad.errors import NodeError
+from launchpad.commands import Credit, Finish, Hello, Ping, Signal, Start
+from launchpad.errors import NodeError, UsageError
 from launchpad.events import (
     AgentFailed,
     AgentReady,
+    Drained,
     NodeLost,
     Output,
     PhaseChanged,
@@ -24,10 +25,11 @@ from launchpad.events import (
     Written,
 )
 from launchpad.head import gathering as module
+from launchpad.head import revival
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import Plan, make_plan
+from launchpad.job.plan import Master, Place, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.transport.memory import MemoryLink
 
@@ -303,6 +305,69 @@ def test_garbage_on_the_link_ends_the_job_with_4(play: Play) -> None:
     ]
 
 
+def test_the_only_node_comes_back(play: Play) -> None:
+    second = Agent(lambda agent: (agent.hear(Start), agent.leave()))  # type: ignore[arg-type, return-value]
+    second.thread.start()
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.link.hang_up()
+
+    code, seen = play(script, max_restarts=1, reopen=lambda _: second.link)
+    assert (code, phases(seen)) == (0, ["over"])
+
+
+def test_a_node_that_can_not_be_dialled_any_more_ends_the_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ssh_config has been changed meanwhile, say."""
+    monkeypatch.setattr(revival, "SECONDS", 0.0)
+
+    def reopen(_: int) -> MemoryLink:
+        raise UsageError("ssh's configuration is wrong")
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.link.hang_up()
+
+    assert play(script, max_restarts=1, reopen=reopen)[0] == 4
+
+
+def test_a_node_that_comes_back_when_all_is_over_is_left_alone(head: Gathering) -> None:
+    dialled, ended = threading.Event(), threading.Event()
+    late = MemoryLink("b")
+
+    def reopen(_: int) -> MemoryLink:
+        dialled.set()
+        assert ended.wait(DEADLINE)
+        return late
+
+    def stays(agent: Agent) -> None:
+        agent.hear(Start)
+        assert agent.hear(Signal).signum == 15
+        agent.say(RankExited(0, 0, -15, 0, False))
+        assert not agent.hear(Finish).leave
+        agent.say(Drained(0))
+        assert dialled.wait(DEADLINE)
+        head.post(StopRequested(0, 15))
+        assert agent.hear(Finish).leave
+        (dialling,) = (thread for thread in threading.enumerate() if thread.name == "reopen-1")
+        ended.set()
+        dialling.join(DEADLINE)
+        agent.link.hang_up()
+
+    agents = [Agent(stays), Agent(lambda agent: (agent.hear(Start), agent.link.hang_up()))]  # type: ignore[arg-type, return-value]
+    for agent in agents:
+        agent.thread.start()
+    facts = head.connect([agent.link for agent in agents], count_gpus=False)
+    places = [Place(name, 1, "python3", "/") for name in "ab"]
+    plan = make_plan(
+        JobSpec(Target("program", "/bin/true")), facts, "abc", places=places, master=Master("127.0.0.1", 29501)
+    )
+    code, _ = Supervisor(head).run(plan, [], grace=None, timeout=None, max_restarts=1, reopen=reopen)
+    agents[0].thread.join(DEADLINE)
+    assert (code, agents[0].error) == (143, None)
+    assert late.heard.empty()
+
+
 def test_an_agent_that_never_answers_is_a_node_error(head: Gathering, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_SECONDS", 0.01)
     link = MemoryLink()
@@ -328,6 +393,19 @@ def test_an_agent_that_cannot_start_is_a_node_error(
     with pytest.raises(NodeError, match=message):
         head.connect([link], count_gpus=False)
     link.hang_up()
+
+
+def test_nodes_hear_of_us_however_much_there_is_to_hear(head: Gathering) -> None:
+    agent = Agent(lambda _: None)
+    agent.link.remote = True
+    agent.thread.start()
+    head.connect([agent.link], count_gpus=False, silence=1e-6)
+    while not agent.link.heard.empty():
+        agent.link.heard.get()
+    head.inbox.put((0, Drained(0)))
+    assert head.hear(head.clock() + DEADLINE) == (0, Drained(0))
+    assert type(agent.link.heard.get(timeout=DEADLINE)) is Ping
+    agent.link.hang_up()
 
 
 def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: Gathering) -> None:

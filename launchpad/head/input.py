@@ -23,6 +23,7 @@ class Input:
     def __init__(self, post: Callable[[InputRead], None]) -> None:
         self._post = post
         self._room = WINDOW_BYTES
+        self._ended = False
         self._more_room = threading.Condition()
         threading.Thread(target=self._read, name="input", daemon=True).start()
 
@@ -33,10 +34,13 @@ class Input:
             self._more_room.notify()
 
     def reset(self) -> None:
-        """What was under way is lost with its node."""
+        """What was under way is lost with its node; where all was read, who runs now is to hear that, too."""
         with self._more_room:
             self._room = WINDOW_BYTES
             self._more_room.notify()
+            ended = self._ended
+        if ended:
+            self._post(InputRead(time.monotonic_ns(), b""))
 
     def _read(self) -> None:
         data = b"."
@@ -55,4 +59,5 @@ class Input:
                 data = b""
             with self._more_room:
                 self._room -= len(data)
+                self._ended = not data
             self._post(InputRead(time.monotonic_ns(), data))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from launchpad import __version__
 from launchpad.commands import Hello, Hold
-from launchpad.errors import NodeError
+from launchpad.errors import LaunchpadError, NodeError
 from launchpad.events import AgentReady, Held, NodeBack, NodeLost
 from launchpad.head.nodes import Nodes
 from launchpad.job.plan import Plan
@@ -56,7 +56,7 @@ class Revival:
                     raise NodeError("its agent can't be started again")
                 self._put((-1, Reopened(node, self._reopen(node))))
                 return
-            except NodeError as error:
+            except LaunchpadError as error:
                 if self._reopen is None or time.monotonic() > deadline:
                     self._put((-1, NodeLost(time.monotonic_ns(), node, str(error), [])))
                     return

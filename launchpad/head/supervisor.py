@@ -62,6 +62,7 @@ class Supervisor:
         self._lost: set[int] = set()  # nodes
         self._gone: set[int] = set()  # ranks whose end was told, in this attempt
         self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
+        self._input_lost = False  # with the node that rank 0 was on
         self.leaving = False  # output is left that nobody takes: don't wait for it
 
     def run(
@@ -96,7 +97,7 @@ class Supervisor:
         self.nodes.forgive(time.monotonic())
         self._input = Input(self._gathering.post) if sends_input else None
         self._start(attempt=0)
-        while self.nodes.open and not self.leaving:
+        while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
             item = self._next(machine)
             if item is not None:
                 self._take(*item, machine)
@@ -116,10 +117,12 @@ class Supervisor:
             self.nodes.send(0, InputFrame(event.data))
             return
         if type(event) is Reopened:
+            if machine.phase == "over":  # too late: nobody would tell its agent to leave
+                event.link.abandon()
+                return
             self._lost.discard(event.node)
             self._revival.greet(event)
-            if event.node == 0 and self._input:
-                self._input.reset()
+            self._input_lost = self._input_lost or event.node == 0
             return
         if source < 0:
             self._dispatch(event)
@@ -183,6 +186,9 @@ class Supervisor:
             sends = self._input is not None
             start = self._plan.start(node, attempt, self._flow.window, self._terminal, sends_input=sends)
             self.nodes.send(place, start)
+        if self._input and self._input_lost:
+            self._input.reset()
+        self._input_lost = False
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
