@@ -126,6 +126,12 @@ def test_a_hostfile(launchpad: Launchpad, hosts: Hosts) -> None:
     assert "hosts.txt, line 2" in done.stderr
 
 
+def test_a_hostfile_without_a_name_is_not_taken_for_none(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--hostfile", "", "echo", "ran here")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "launchpad: error: --hostfile : No such file or directory; name a file with a host a line\n"
+
+
 def test_what_would_run_is_shown_by_host(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, "-H", "n1:2,n2", "--dry-run", "--json", "show.py")
     plan = json.loads(done.stdout)

@@ -44,7 +44,7 @@ _NOT_FORKED = (
     "COVERAGE_PROCESS_START",
 )
 
-_ABOUT_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
+_ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
 
 _EPILOG = """\b
 Examples:
@@ -137,7 +137,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
-    if not any(options[name] not in (None, "", False) for name in _ABOUT_HOSTS) and options["hosts"] is None:
+    named = options["hosts"] is not None or options["hostfile"] is not None  # an empty name is a mistake
+    if not (named or any(options[name] for name in _ABOUT_HOSTS)):
         return ()
     from launchpad.cli.hosts import read_hosts
 
