@@ -52,6 +52,11 @@ def test_without_any_file_a_host_is_itself(home: Path, tmp_path: Path) -> None:
     assert found.connect_timeout == CONNECT_SECONDS
 
 
+def test_the_zone_of_an_address_is_no_token(look: Callable[..., Destination]) -> None:
+    assert look("Host *\n HostName %h\n", "fe80::1%eth0").address == "fe80::1%eth0"
+    assert look("", "fe80::1%eth0").place == "[fe80::1%eth0]:22"
+
+
 def test_the_users_file_comes_before_the_systems(home: Path, tmp_path: Path) -> None:
     (home / ".ssh" / "config").write_text("Host n1\n Port 2201\n")
     (tmp_path / "etc" / "ssh_config").write_text("Port 2202\nUser system\nHost n1\n HostName 10.0.0.1\n")

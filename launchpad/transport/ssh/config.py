@@ -119,7 +119,8 @@ class _Reader:
         self._host = host
         self._options = options
         self._tokens = {"%": "%", "h": host, "n": host}
-        address = self.expand(self._first("hostname"), variables=False) or host
+        named = self._first("hostname")  # paramiko puts the host itself here, whose % is no token: fe80::1%eth0
+        address = host if named in ("", host) else self.expand(named, variables=False)
         user = self._first("user") or local
         self._port = self._number("port", DEFAULT_PORT)
         self._alias = self._first("hostkeyalias")
