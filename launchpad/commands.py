@@ -19,6 +19,8 @@ class Survey(NamedTuple):
 
     cwd: str  # the folder that the ranks are to run in
     torch: bool  # whether torch's version is of interest
+    python: str  # the ranks' interpreter; "": the one that the agent runs in
+    environ: dict[str, str]  # of the ranks, over the agent's own
 
 
 class Sync(NamedTuple):

@@ -33,7 +33,7 @@ class Surveyed(NamedTuple):
     """What a job over several nodes has to know of each; the answer to Survey."""
 
     time: int
-    python: str  # the interpreter that runs the agent: the ranks' on this node
+    python: str  # the ranks' interpreter on this node
     version: str  # its version, like "3.11.7"
     torch: str  # torch's version there; "" where there is none, or it was not asked for
     launchpad: str  # the version of the launchpad that a rank would import; the same

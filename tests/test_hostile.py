@@ -244,7 +244,7 @@ SAID = [
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     commands.Hello(__version__, False, 0, 60.0),
-    commands.Survey("/", False),
+    commands.Survey("/", False, "", {}),
     commands.Listen(["127.0.0.1", "::1"], "ask", "answer"),
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.Hold("127.0.0.1", 0),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,11 +112,26 @@ def test_the_address_that_ssh_came_in_by_is_first(monkeypatch: pytest.MonkeyPatc
 )
 def test_the_folder_is_looked_at(tmp_path: Any, path: str, problem: str) -> None:
     (tmp_path / "file").touch()
-    found = survey.survey(Asked(os.path.join(tmp_path, path).rstrip("/"), False))
+    found = survey.survey(Asked(os.path.join(tmp_path, path).rstrip("/"), False, "", {}))
     assert found.problem == problem.format(tmp_path)
     assert found.torch == ""
 
 
 def test_torch_is_looked_up_without_being_imported() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    assert survey.survey(Asked("/", True)).torch == torch.__version__
+    assert survey.survey(Asked("/", True, "", {})).torch == torch.__version__
+
+
+def test_the_ranks_interpreter_and_its_paths_are_looked_at(tmp_path: Path) -> None:
+    """Not those of the launcher, which may be installed by itself; and not without the PYTHONPATH of the ranks."""
+    (tmp_path / "lib" / "torch").mkdir(parents=True)
+    (tmp_path / "lib" / "torch" / "__init__.py").touch()
+    (tmp_path / "lib" / "torch" / "version.py").write_text("__version__ = '7.8.9'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    found = survey.survey(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}))
+    assert (found.python, found.torch) == (str(python), "7.8.9")
+    assert survey.survey(Asked("/", True, str(python), {})).torch == ""
+    python.write_text("#!/bin/sh\necho 3.99.1\n")
+    assert survey.survey(Asked("/", False, str(python), {})).version == "3.99.1"

@@ -68,7 +68,7 @@ class Starter:
         self._shared.pop("", None)  # some shells export one; exec takes none
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
-        if self.brings_launchpad:
+        if self.brings_launchpad and os.path.isdir(_FOR_RANKS):
             paths = [self._shared.get("PYTHONPATH", ""), _FOR_RANKS]
             self._shared["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._failure = ""

@@ -16,9 +16,10 @@ from ..events import Surveyed
 # Bridges and tunnels of containers and virtual machines: other machines are hardly reached by these.
 _INWARD = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
 
-# Reads versions without importing what has them, with the paths that a rank would have; a line each, empty for none.
+# Prints Python's version and, without importing them, torch's and launchpad's (empty for none), as a rank would find them.
 _VERSIONS = """
-import importlib.util, os, re
+import importlib.util, os, re, sys
+print(*sys.version_info[:3], sep=".")
 for name, file in (("torch", "version.py"), ("launchpad", "__init__.py")):
     spec = importlib.util.find_spec(name)
     path = os.path.join(os.path.dirname(spec.origin), file) if spec and spec.origin else os.devnull
@@ -29,30 +30,36 @@ for name, file in (("torch", "version.py"), ("launchpad", "__init__.py")):
 
 def survey(asked: Survey) -> Surveyed:
     """Answer the head's Survey."""
-    torch, launchpad = _versions(asked.cwd) if asked.torch else ("", "")
+    problem = _problem(asked.cwd)
+    version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
+    if not problem and (asked.torch or asked.python):
+        version, torch, launchpad = _versions(asked) or (version, torch, launchpad)
     return Surveyed(
         time=time.monotonic_ns(),
-        python=sys.executable,
-        version=".".join(map(str, sys.version_info[:3])),
-        torch=torch,
-        launchpad=launchpad,
-        problem=_problem(asked.cwd),
+        python=asked.python or sys.executable,
+        version=version,
+        torch=torch if asked.torch else "",
+        launchpad=launchpad if asked.torch else "",
+        problem=problem,
         machine=_machine(),
         addresses=addresses(),
     )
 
 
-def _versions(cwd: str) -> tuple[str, str]:
-    """Of torch and launchpad."""
+def _versions(asked: Survey) -> tuple[str, str, str] | None:
+    """Python's, torch's and launchpad's, as the ranks' interpreter says; None where it says nothing."""
     import subprocess
 
-    argv = [sys.executable, "-c", _VERSIONS]
+    argv = [asked.python or sys.executable, "-c", _VERSIONS]
+    environ = {name: value for name, value in {**os.environ, **asked.environ}.items() if name}
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, cwd=cwd)
+        said = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, cwd=asked.cwd, env=environ
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return "", ""
-    torch, launchpad, *_ = [*done.stdout.split("\n"), "", ""]
-    return torch, launchpad
+        return None
+    version, torch, launchpad, *_ = [*said.split("\n"), "", "", ""]
+    return (version, torch, launchpad) if version else None
 
 
 def _problem(cwd: str) -> str:

@@ -155,7 +155,8 @@ def make_world(
     if options["sync"]:
         folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd)
     say = (lambda _: None) if options["quiet"] else say_on_stderr
-    found = survey(gathering, list(folders.values()), say, torch=spec.torch)
+    pythons = ["" if link.remote else spec.python for link in links]  # at a remote node the agent runs in the ranks'
+    found = survey(gathering, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
     master, interfaces = None, [""] * len(hosts)
     if len(hosts) > 1:
         seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
@@ -165,7 +166,7 @@ def make_world(
         )
     counts = slots_of(hosts, options["nproc"])
     places = [
-        Place(host.name, counts[node], found[node].python if links[node].remote else spec.python, folders[node], there)
+        Place(host.name, counts[node], found[node].python, folders[node], there)
         for node, (host, there) in enumerate(zip(hosts, interfaces, strict=True))
     ]
     return places, master

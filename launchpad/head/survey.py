@@ -23,10 +23,24 @@ REACH_SECONDS = 5.0
 BETTER_SECONDS = 0.2
 
 
-def survey(gathering: Gathering, folders: Sequence[str], say: Callable[[str], None], *, torch: bool) -> list[Surveyed]:
-    """Have all nodes look around, each at its folder. Raises NodeError with a line for each that can't take part."""
+def survey(
+    gathering: Gathering,
+    folders: Sequence[str],
+    pythons: Sequence[str],
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    torch: bool,
+) -> list[Surveyed]:
+    """Have all nodes look around, each at its folder and its interpreter ("": the agent's), with the ranks' `environ`.
+
+    Raises NodeError with a line for each that can't take part.
+    """
     count = len(folders)
-    asked = {node: Survey(folder, torch) for node, folder in enumerate(folders)}
+    asked = {
+        node: Survey(folder, torch, python, dict(environ))
+        for node, (folder, python) in enumerate(zip(folders, pythons, strict=True))
+    }
     found: list[Surveyed] = gathering.ask(asked, Surveyed, SURVEY_SECONDS)
     names = [gathering.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer has waited for the survey, or for a module to be imported
