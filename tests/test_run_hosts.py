@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.errors import NodeError, UsageError
+from launchpad.errors import ConnectError, NodeError, UsageError
 from launchpad.events import Surveyed
 from launchpad.head.survey import check_machines, check_versions
+from launchpad.transport.ssh import link
+from launchpad.transport.ssh.dial import Dialer
 from launchpad.transport.ssh.parcel import parcel
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
 from tests.sshd import Cluster, needs_sshd
@@ -374,6 +376,60 @@ def test_ranks_find_our_launchpad_where_none_is_installed(launchpad: Launchpad, 
     (line,) = lines(done)
     assert line.startswith(f"[0] {hosts.cache}/launchpad/agent-")
     assert line.endswith("/for_ranks/launchpad/__init__.py")
+
+
+def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
+    """Folders can be made there, and files of more than a few KiB can't; the next place is no better."""
+    places = [str(tmp_path / name) for name in "ab"]
+    code = f"import io; from launchpad.transport.ssh import bootstrap; bootstrap._bases = lambda: {places}\n"
+    code += "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nbootstrap.main(io.FileIO(0))"
+    digest, data = parcel()
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        input=f"{digest} {len(data)}\n".encode() + data,
+        capture_output=True,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stdout) == (1, b"\0launchpad need\n")
+    tried = "; ".join(f"{place}: File too large" for place in places)
+    assert done.stderr.decode() == f"no folder can be made for the agent ({tried}); make room, or a home folder"
+    assert [os.listdir(place) for place in places] == [[], []]
+
+
+def test_the_last_words_of_a_node_that_never_answers(launchpad: Launchpad, hosts: Hosts) -> None:
+    python = launchpad.folder / "python"
+    python.write_text("#!/bin/sh\nprintf '\\0launchpad have\\n'; echo no room >&2\n")
+    python.chmod(0o755)
+    done = hosts.run(launchpad, "-H", "n1", "--python", python, "true")
+    assert done.returncode == 3
+    assert done.stderr == "launchpad: error: n1: the agent ended before any rank was started: it said (no room)\n"
+
+
+def test_a_cache_that_can_only_be_read(launchpad: Launchpad, hosts: Hosts) -> None:
+    assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
+    (kept,) = (hosts.cache / "launchpad").iterdir()
+    script = f"import os, sys; from launchpad.transport.ssh import bootstrap; bootstrap._keep({str(kept)!r})"
+    refuse = "def no(*_): raise OSError(30, 'Read-only file system')\nimport os; os.utime = no\n"
+    done = subprocess.run([sys.executable, "-c", refuse + script], capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("forced", ["cat", "yes"])
+def test_a_host_that_runs_another_command(
+    launchpad: Launchpad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: str
+) -> None:
+    monkeypatch.setattr(link, "START_SECONDS", 1.0)
+    with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {forced}") as hosts:
+        dialer = Dialer(str(hosts.ssh_config))
+        with pytest.raises(ConnectError, match=r"^n1: timed out: no answer to the command .* \(ForceCommand\)\?$"):
+            link.SshLink("n1", dialer.connect("n1"), "python3", exact=True)
+        dialer.close()
+
+
+def test_a_host_that_opens_no_session(launchpad: Launchpad, tmp_path: Path) -> None:
+    with Hosts(launchpad, tmp_path / "ssh", "MaxSessions 0") as hosts:
+        done = hosts.run(launchpad, "-H", "n1", "true")
+    assert "n1  protocol: its sshd opens no session (" in done.stderr
 
 
 # --sync

@@ -16,7 +16,7 @@ from ..events import Surveyed
 # Bridges and tunnels of containers and virtual machines: other machines are hardly reached by these.
 _INWARD = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
 
-# Prints Python's version and, without importing them, torch's and launchpad's (empty for none), as a rank would find them.
+# Prints the versions of Python, torch and launchpad (empty for none) as a rank would find them, importing nothing.
 _VERSIONS = """
 import importlib.util, os, re, sys
 print(*sys.version_info[:3], sep=".")

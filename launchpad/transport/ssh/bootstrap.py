@@ -34,28 +34,31 @@ def main(stdin: io.FileIO) -> None:
     if not sys.platform.startswith("linux"):
         _refuse(f"it runs {sys.platform}; launchpad's ranks need Linux")
     tried = []
+    data = b""
     for base in _bases():
+        folder = os.path.join(base, "agent-" + digest)
         try:
             _make_private(base)
+            if os.path.isdir(folder):
+                _keep(folder)
+                if not data:
+                    _say(HAVE)
+                break
+            unpacking = _make_unpacking(base)
+            if not data:
+                _say(NEED)
+                data = _receive(stdin, int(size), digest)
+            _unpack(data, unpacking, folder)
+            _forget_old(base)
+            break
         except OSError as error:
             tried.append(f"{base}: {error.strerror or error}")
-            continue
-        folder = os.path.join(base, "agent-" + digest)
-        if os.path.isdir(folder):
-            os.utime(folder)
-            _say(HAVE)
-            break
-        try:
-            unpacking = _make_unpacking(base)
-        except OSError as error:
-            tried.append(f"{base}: {error.strerror}")
-            continue
-        _say(NEED)
-        _unpack(_receive(stdin, int(size), digest), unpacking, folder)
-        _forget_old(base)
-        break
     else:
-        _refuse(f"no folder can be made for the agent ({'; '.join(tried)}); make room, or a home folder")
+        reason = f"no folder can be made for the agent ({'; '.join(tried)}); make room, or a home folder"
+        if not data:
+            _refuse(reason)
+        os.write(2, reason.encode("utf-8", "replace"))  # our answer has been given: frames are expected from here on
+        os._exit(1)
     sys.path.insert(0, folder)
     guard = __import__(PACKAGE + ".agent.guard", fromlist=["main"])
     guard.main(None)
@@ -90,6 +93,14 @@ def _make_private(folder: str) -> None:
         raise OSError("not a folder that only you can enter")
 
 
+def _keep(folder: str) -> None:
+    """It is used: see _forget_old."""
+    try:
+        os.utime(folder)
+    except OSError:  # a home that can only be read
+        pass
+
+
 def _make_unpacking(base: str) -> str:
     path = os.path.join(base, f"unpacking-{os.getpid()}-{os.urandom(4).hex()}")
     os.mkdir(path, 0o700)
@@ -115,13 +126,14 @@ def _unpack(data: bytes, unpacking: str, folder: str) -> None:
     import shutil
     import zipfile
 
-    with zipfile.ZipFile(io.BytesIO(data)) as parcel:
-        parcel.extractall(unpacking)
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as parcel:
+            parcel.extractall(unpacking)
         os.rename(unpacking, folder)
-    except OSError:  # another launchpad was faster
+    except OSError:
         shutil.rmtree(unpacking, ignore_errors=True)
-        os.stat(folder)
+        if not os.path.isdir(folder):  # or another launchpad was faster
+            raise
 
 
 def _forget_old(base: str) -> None:

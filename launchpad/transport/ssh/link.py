@@ -24,8 +24,12 @@ START_SECONDS = 30.0
 # Guard and agent end by themselves, at the latest after guard.STUCK_AGENT and processes.SWEEP_SECONDS.
 CLOSE_SECONDS = 20.0
 
-# Of what a node says on stderr so much is kept, for the case that it fails.
+# Of what a node says on stderr so much is kept, for the case that it fails; and of what it says before the bootstrap.
 _STDERR_BYTES = 2000
+_GREETING_BYTES = 64 << 10
+
+# What it has said on stderr comes with its end, or never.
+_LAST_WORDS_SECONDS = 1.0
 
 
 class SshLink:
@@ -44,11 +48,20 @@ class SshLink:
             self._channel.exec_command(parcel.command(python, exact=exact))
             self._start(python)
             self._channel.settimeout(None)
+        except paramiko.ChannelException as error:
+            text = f"its sshd opens no session ({error.text}); look into MaxSessions in its sshd_config"
+            raise self._failure("protocol", text) from None
+        except TimeoutError:
+            text = f"no answer to the command that starts the agent within {START_SECONDS:g} s; is the host well, and"
+            raise self._failure("timed out", f"{text} does its sshd run another command (ForceCommand)?") from None
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise self._failure("protocol", f"the agent can't be started: {error or 'it does not answer'}") from None
+            raise self._failure(
+                "protocol", f"the agent can't be started: {str(error) or type(error).__name__}"
+            ) from None
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name=f"ssh-writer-{name}", daemon=True).start()
-        threading.Thread(target=self._read_stderr, name=f"ssh-stderr-{name}", daemon=True).start()
+        self._stderr_reader = threading.Thread(target=self._read_stderr, name=f"ssh-stderr-{name}", daemon=True)
+        self._stderr_reader.start()
 
     @property
     def own_address(self) -> str:
@@ -70,7 +83,8 @@ class SshLink:
     def _answer(self, python: str) -> bytes:
         """What the bootstrap says; a shell's greeting before it is skipped."""
         said = b""
-        while True:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
             start = said.find(MARK)
             if start >= 0 and b"\n" in said[start:]:
                 # Nothing follows the line until we have spoken.
@@ -78,7 +92,8 @@ class SshLink:
             data = self._channel.recv(READ_BYTES)
             if not data:
                 raise self._no_python(python, said)
-            said += data
+            said = (said + data)[-_GREETING_BYTES:]
+        raise TimeoutError
 
     def _no_python(self, python: str, said: bytes) -> ConnectError:
         deadline = time.monotonic() + START_SECONDS
@@ -119,8 +134,14 @@ class SshLink:
     def messages(self) -> Iterator[Any]:
         """The agent's events until its end, or the connection's."""
         decoder = wire.Decoder()
+        silent = True
         while data := self._channel.recv(READ_BYTES):
+            silent = False
             yield from decoder.feed(data)
+        if silent:  # not even an agent that says why it ends
+            self._stderr_reader.join(_LAST_WORDS_SECONDS)
+            if words := self._last_words():
+                raise OSError(f"it said{words}")
 
     def close(self) -> None:
         """Hang up; wait for the agent, which ends its ranks and leaves nothing."""
