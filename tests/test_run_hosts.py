@@ -338,6 +338,24 @@ def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> Non
     assert "This account is not available." in done.stderr
 
 
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts, hangs: bool) -> None:
+    """Whether it connects or not, it ignores the end of its input; the test's end finds what is left of it."""
+    nc = f"import socket, os, threading, sys; s = socket.create_connection(('127.0.0.2', {hosts.hosts[0].port}))"
+    (launchpad.folder / "nc.py").write_text(
+        f"{nc}\ndef up():\n  while d := os.read(0, 65536): s.sendall(d)\n"
+        "threading.Thread(target=up).start()\nwhile d := s.recv(65536): os.write(1, d)\nimport time; time.sleep(600)\n"
+    )
+    proxy = "touch began; sleep 600" if hangs else f"{sys.executable} nc.py"
+    hosts.configure(f"Host by\n  HostName 127.0.0.2\n  Port {hosts.hosts[0].port}\n  ProxyCommand sh -c '{proxy}'\n")
+    process = hosts.begin(launchpad, "-H", "by", "echo", "hello")
+    if hangs:
+        wait_until((launchpad.folder / "began").exists, "the command")
+        process.terminate()
+    output, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == ((143, b"") if hangs else (0, b"[0] hello\n")), errors
+
+
 # The agent that is sent.
 
 

@@ -60,14 +60,20 @@ def is_here(host: Host) -> bool:
 
 
 def open_links(
-    hosts: Sequence[Host], here: Callable[[], Link], options: dict[str, Any], python: str, *, exact: bool
+    hosts: Sequence[Host],
+    here: Callable[[], Link],
+    at_end: Callable[[Callable[[], None]], object],
+    options: dict[str, Any],
+    python: str,
+    *,
+    exact: bool,
 ) -> tuple[list[Link], Callable[[int], Link]]:
     """Reach all hosts at once and start their agents. Raises NodeError with a line for each that can't be used.
 
     Returns also what reaches one of them again.
 
-    `here` gives the link to this machine's agent; `python` is looked for on each host, and unless it has to be `exact`,
-    python3 will do where it is not there.
+    `here` gives the link to this machine's agent; `at_end` takes what is to be called when all links are closed;
+    `python` is looked for on each host, and unless it has to be `exact`, python3 will do where it is not there.
     """
     links: dict[int, Link] = {}
     failures: dict[str, str] = {}
@@ -76,7 +82,10 @@ def open_links(
         if is_here(host):
             links[place] = here()
             links[place].name = host.name
-    connect = _connector(options, python, exact=exact) if far else None
+    connect: Callable[[Host], Link] | None = None
+    if far:
+        connect, abandon = _connector(options, python, exact=exact)
+        at_end(abandon)
 
     def reach(place: int, host: Host) -> None:
         assert connect is not None
@@ -86,13 +95,17 @@ def open_links(
             failures[host.name] = f"{error.kind}: {error.text}"
         except LaunchpadError as error:
             failures[host.name] = str(error)
+        except Exception as error:  # a library's surprise is one host's failure, too
+            failures[host.name] = f"{type(error).__name__}: {error}"
 
     def reopen(place: int) -> Link:
         if connect is None or is_here(hosts[place]):
             raise NodeError("this machine's agent can't be started again")
         return connect(hosts[place])
 
-    _wait_for([threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far])
+    if far:
+        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
+        _wait_for(threads, abandon)
     if failures:
         for link in links.values():
             link.close()
@@ -101,7 +114,10 @@ def open_links(
     return [links[place] for place in range(len(hosts))], reopen
 
 
-def _connector(options: dict[str, Any], python: str, *, exact: bool) -> Callable[[Host], Link]:
+def _connector(
+    options: dict[str, Any], python: str, *, exact: bool
+) -> tuple[Callable[[Host], Link], Callable[[], None]]:
+    """What makes a link to a host, and what is to be called at the end of all."""
     from launchpad.transport.ssh.dial import Dialer  # paramiko takes a tenth of a second
     from launchpad.transport.ssh.link import SshLink
 
@@ -109,12 +125,17 @@ def _connector(options: dict[str, Any], python: str, *, exact: bool) -> Callable
     dialer = Dialer(options["ssh_config"], accept_new=options["accept_new_host_keys"], ask=ask)
 
     def connect(host: Host) -> Link:
-        return SshLink(host.name, dialer.connect(host.name, host.user, host.port), python, exact=exact)
+        transport = dialer.connect(host.name, host.user, host.port)
+        try:
+            return SshLink(host.name, transport, python, exact=exact)
+        except ConnectError:
+            transport.close()
+            raise
 
-    return connect
+    return connect, dialer.abandon
 
 
-def _wait_for(threads: Sequence[threading.Thread]) -> None:
+def _wait_for(threads: Sequence[threading.Thread], abandon: Callable[[], None]) -> None:
     """Run the threads to their ends. Ctrl-C meanwhile leaves the terminal as it was, if a passphrase is asked for."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
     heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
@@ -127,6 +148,7 @@ def _wait_for(threads: Sequence[threading.Thread]) -> None:
     except SystemExit as request:
         if modes is not None:
             termios.tcsetattr(0, termios.TCSANOW, modes)
+        abandon()
         os._exit(int(str(request.code)))  # threads may be in the midst of a connection, which ends with us
     finally:
         for signum, handler in before.items():

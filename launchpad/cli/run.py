@@ -169,7 +169,9 @@ def _links(
 
     if ctx.obj is not None and not any(map(is_here, hosts)):
         ctx.obj.close()
-    links, reopen = open_links(hosts, lambda: _link(ctx), options, python, exact=options["python"] is not None)
+    links, reopen = open_links(
+        hosts, lambda: _link(ctx), ctx.call_on_close, options, python, exact=options["python"] is not None
+    )
 
     def reopen_to_be_closed(node: int) -> Link:
         link = reopen(node)

@@ -68,6 +68,14 @@ class Dialer:
                 command.end()
         self._keys.close()
 
+    def abandon(self) -> None:
+        """End at once: the connections go with this process, and what was started for them is not to outlive it."""
+        self._closed.set()
+        with self._lock:
+            commands = [command for command in self._open.values() if command]
+        for command in commands:
+            command.hang_up()
+
     def _route(self, destination: Destination) -> list[Destination]:
         """The jump hosts, the last one first."""
         route = [destination]

@@ -121,6 +121,16 @@ class Command:
         finally:
             theirs.close()
 
+    def hang_up(self) -> None:
+        """Tell it, and what it has started, to end, as ssh does at its own end; don't wait for it."""
+        with self._ending:
+            if self._complaints.closed:
+                return
+            try:
+                os.killpg(self._process.pid, signal.SIGHUP)
+            except OSError:  # all of the group has become another user (sudo)
+                pass
+
     def end(self) -> str:
         """End the command, unless it has; what it said on standard error, in one line."""
         self.stream.close()
