@@ -486,6 +486,14 @@ def test_the_folder_is_sent_and_the_ranks_run_in_the_copy(launchpad: Launchpad, 
     ).stat().st_mode & 0o777
 
 
+def test_too_large_a_folder_is_refused_before_any_host_is_reached(launchpad: Launchpad) -> None:
+    with (launchpad.folder / "large").open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    done = launchpad.run("run", "-H", "nowhere.invalid", "--sync", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("launchpad: error: --sync: ")
+
+
 def test_what_git_ignores_is_not_sent(launchpad: Launchpad, hosts: Hosts) -> None:
     environ = {**launchpad.environ, "GIT_CONFIG_GLOBAL": os.devnull}
     subprocess.run(["git", "init", "-q"], cwd=launchpad.folder, env=environ, check=True, timeout=DEADLINE)

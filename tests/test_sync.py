@@ -100,7 +100,7 @@ def test_a_node_that_takes_nothing_is_given_up_whatever_else_is_heard(
     gathering.nodes = Nodes([link], gathering.inbox.put, silence=0.1)
     gathering.nodes.read()
     with pytest.raises(NodeError, match=r"^a: nothing was taken for 0\.3 s"):
-        sync.sync(gathering, [0], str(tmp_path), lambda *_: None)
+        sync.sync(gathering, [0], str(tmp_path), list_files(str(tmp_path)), lambda *_: None)
     link.send(Finish(True))
     thread.join(DEADLINE)
     link.hang_up()

@@ -10,7 +10,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -22,6 +22,9 @@ from launchpad.job.plan import Master, Place
 from launchpad.job.spec import JobSpec
 from launchpad.report.console import say_on_stderr
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.head.sync import File
 
 # Names of the machine that launchpad runs on; it needs no ssh.
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -167,15 +170,20 @@ def _ask(prompt: str) -> str | None:
 
 
 def make_world(
-    gathering: Gathering, spec: JobSpec, hosts: Sequence[Host], links: Sequence[Link], options: dict[str, Any]
+    gathering: Gathering,
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    links: Sequence[Link],
+    files: Sequence[File],
+    options: dict[str, Any],
 ) -> tuple[list[Place], Master | None]:
-    """Send the nodes what they need, look at them, and where there are several, find out where they meet.
+    """Send the nodes the `files` of --sync, look at them, and where there are several, find out where they meet.
 
     Raises NodeError.
     """
     folders = dict.fromkeys(range(len(hosts)), spec.cwd)
     if options["sync"]:
-        folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd)
+        folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd, files)
     say = (lambda _: None) if options["quiet"] else say_on_stderr
     pythons = ["" if link.remote else spec.python for link in links]  # at a remote node the agent runs in the ranks'
     found = survey(gathering, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
@@ -194,7 +202,7 @@ def make_world(
     return places, master
 
 
-def _sync(gathering: Gathering, nodes: Sequence[int], folder: str) -> dict[int, str]:
+def _sync(gathering: Gathering, nodes: Sequence[int], folder: str, files: Sequence[File]) -> dict[int, str]:
     from launchpad.head.sync import sync
 
     bar: Any = None
@@ -207,7 +215,7 @@ def _sync(gathering: Gathering, nodes: Sequence[int], folder: str) -> dict[int, 
         bar.update(taken - bar.pos)
 
     try:
-        return sync(gathering, nodes, folder, show if sys.stderr.isatty() else lambda *_: None)
+        return sync(gathering, nodes, folder, files, show if sys.stderr.isatty() else lambda *_: None)
     finally:
         if bar is not None:
             bar.render_finish()

@@ -30,6 +30,7 @@ from launchpad.report.summary import Summary
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.sync import File
     from launchpad.job.hosts import Host
 
 Reopen = Callable[[int], Link]
@@ -97,6 +98,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
     hosts = _hosts(options)
     spec = _spec(options, hosts)
+    files: Sequence[File] = ()
+    if options["sync"]:
+        from launchpad.head.sync import list_files
+
+        files = list_files(spec.cwd)
     links, reopen = _links(ctx, hosts, options, spec.python)
     gathering = Gathering()
     signals.catch(gathering.post, options["signals_to_handle"])
@@ -113,7 +119,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if hosts:
         from launchpad.cli.hosts import make_world
 
-        places, master = make_world(gathering, spec, hosts, links, options)
+        places, master = make_world(gathering, spec, hosts, links, files, options)
     run_id = world.run_id or os.urandom(4).hex()
     if options["dry_run"]:
         from launchpad.cli.jobs import sources

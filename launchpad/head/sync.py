@@ -41,7 +41,10 @@ class File(NamedTuple):
 
 
 def list_files(folder: str) -> list[File]:
-    """What is to be sent. Raises UsageError where that is too much."""
+    """What is to be sent. Raises UsageError where that is too much.
+
+    To be done before any node is reached: a large folder takes its time, and a node that hears nothing gives up.
+    """
     tracked = _git_files(folder)
     files = []
     total = 0
@@ -128,13 +131,12 @@ class _Sender:
 
 
 def sync(
-    gathering: Gathering, nodes: Sequence[int], folder: str, progress: Callable[[int, int], None]
+    gathering: Gathering, nodes: Sequence[int], folder: str, files: Sequence[File], progress: Callable[[int, int], None]
 ) -> dict[int, str]:
-    """Bring the nodes' copies up to date; where each is. `progress` is told (bytes taken, bytes wanted in all).
+    """Bring the nodes' copies of the folder up to date, which has these files; where each is.
 
-    Raises NodeError with a line for each node that can't take it.
+    `progress` is told (bytes taken, bytes wanted in all). Raises NodeError with a line for each node that takes none.
     """
-    files = list_files(folder)
     digest = hashlib.sha256(os.fsencode(f"{socket.gethostname()}\0{os.getuid()}\0{folder}")).hexdigest()
     asked = Sync(f"{os.path.basename(folder)}-{digest[:12]}", [list(file) for file in files])
     answers: dict[int, Wanted] = dict(
