@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -100,7 +101,8 @@ class Agent:
         if not self._silence or self._suspended:
             return own
         left = self._heard_at + self._silence - time.monotonic()
-        self._head_gone = self._head_gone or left <= 0
+        if left <= 0 and not select.select([self._link_in], [], [], 0)[0]:  # what came while we were busy is a word too
+            self._head_gone = True
         return max(0.0, left if own < 0 else min(own, left))
 
     # Getting ready.
