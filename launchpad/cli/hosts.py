@@ -185,7 +185,8 @@ def make_world(
     if options["sync"]:
         folders |= _sync(gathering, [node for node, link in enumerate(links) if link.remote], spec.cwd, files)
     say = (lambda _: None) if options["quiet"] else say_on_stderr
-    pythons = ["" if link.remote else spec.python for link in links]  # at a remote node the agent runs in the ranks'
+    # A remote agent runs in the ranks' interpreter; the one here in ours, which need not be theirs.
+    pythons = ["" if link.remote or spec.python == sys.executable else spec.python for link in links]
     found = survey(gathering, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
     master, interfaces = None, [""] * len(hosts)
     if len(hosts) > 1:
