@@ -106,6 +106,22 @@ def test_a_node_that_takes_nothing_is_given_up_whatever_else_is_heard(
     link.hang_up()
 
 
+def test_where_git_fails_nothing_is_guessed(tmp_path: Path) -> None:
+    """What it would have ignored may be secret."""
+    (tmp_path / ".git").write_text("not a repository")
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        with pytest.raises(UsageError, match=r"^--sync: git can't list the files of .*; mend that first$"):
+            list_files(str(folder))
+
+
+def test_logs_in_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "old").touch()
+    (tmp_path / "logs.py").touch()
+    assert [file.path for file in list_files(str(tmp_path), str(tmp_path / "logs"))] == ["logs.py"]
+
+
 # The copy.
 
 

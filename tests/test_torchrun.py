@@ -169,6 +169,7 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
         (["-H", "a", "--hostfile", "f"], "--hosts and --hostfile both name the hosts"),
         (["--include", "a"], "--include is about hosts; name them with --hosts or --hostfile"),
         (["-H", ""], "--hosts is empty"),
+        (["-H", "a", "--sync", "--dry-run"], "--dry-run runs nothing, and --sync writes to the hosts"),
         (["-H", "localhost,127.0.0.1"], "localhost and 127.0.0.1 are this machine; name it once"),
         (
             ["--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1"],

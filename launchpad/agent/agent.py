@@ -138,6 +138,7 @@ class Agent:
             OSError,
         ) as error:  # no head of ours speaks like this
             sys.stderr.write(f"launchpad: the agent was asked for nonsense: {error}\n")
+            self._outbox.say(AgentFailed(time.monotonic_ns(), f"its agent can't do what it was asked: {error}"))
             self._head_gone = True
 
     def _obey(self, command: Any) -> None:

@@ -96,13 +96,15 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
+    if options["dry_run"] and options["sync"]:
+        raise UsageError("--dry-run runs nothing, and --sync writes to the hosts; leave one of them out")
     hosts = _hosts(options)
     spec = _spec(options, hosts)
     files: Sequence[File] = ()
     if options["sync"]:
         from launchpad.head.sync import list_files
 
-        files = list_files(spec.cwd)
+        files = list_files(spec.cwd, spec.log_dir)
     links, reopen = _links(ctx, hosts, options, spec.python)
     gathering = Gathering()
     signals.catch(gathering.post, options["signals_to_handle"])

@@ -40,8 +40,8 @@ class File(NamedTuple):
     link: str
 
 
-def list_files(folder: str) -> list[File]:
-    """What is to be sent. Raises UsageError where that is too much.
+def list_files(folder: str, logs: str | None = None) -> list[File]:
+    """What is to be sent; not the `logs`, if they are kept in the folder. Raises UsageError where that is too much.
 
     To be done before any node is reached: a large folder takes its time, and a node that hears nothing gives up.
     """
@@ -49,6 +49,8 @@ def list_files(folder: str) -> list[File]:
     files = []
     total = 0
     for path in _walk(folder) if tracked is None else _expand(folder, tracked):
+        if logs and os.path.join(folder, path).startswith(os.path.join(logs, "")):
+            continue
         try:
             facts = os.lstat(os.path.join(folder, path))
             link = os.readlink(os.path.join(folder, path)) if stat.S_ISLNK(facts.st_mode) else ""
@@ -74,11 +76,21 @@ def _git_files(folder: str) -> list[str] | None:
     argv = ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError:
+    except OSError as error:
+        if _in_work_tree(folder):
+            raise UsageError(f"--sync: {folder} is git's, and git can't be run: {error.strerror}; install it") from None
         return None
     if done.returncode != 0:
+        if _in_work_tree(folder):  # what it ignores, secrets perhaps, is not to be sent because it can't tell
+            said = " ".join(done.stderr.decode(errors="replace").split())
+            raise UsageError(f"--sync: git can't list the files of {folder} ({said[:300]}); mend that first")
         return None
     return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
+
+
+def _in_work_tree(folder: str) -> bool:
+    parents = folder.split("/")
+    return any(os.path.lexists("/".join([*parents[:depth], ".git"])) for depth in range(len(parents), 0, -1))
 
 
 def _expand(folder: str, paths: Sequence[str]) -> Iterator[str]:
