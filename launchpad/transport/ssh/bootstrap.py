@@ -46,8 +46,10 @@ def main(stdin: io.FileIO) -> None:
                 break
             unpacking = _make_unpacking(base)
             if not data:
+                os.rmdir(unpacking)  # it could be made; who is told so may be gone by now
                 _say(NEED)
                 data = _receive(stdin, int(size), digest)
+                os.mkdir(unpacking, 0o700)
             _unpack(data, unpacking, folder)
             _forget_old(base)
             break
@@ -65,7 +67,10 @@ def main(stdin: io.FileIO) -> None:
 
 
 def _say(word: bytes) -> None:
-    os.write(1, MARK + word + b"\n")
+    try:
+        os.write(1, MARK + word + b"\n")
+    except OSError:  # nobody listens any more
+        os._exit(1)
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -112,7 +117,10 @@ def _receive(stdin: io.FileIO, size: int, digest: str) -> bytes:
 
     data = b""
     while len(data) < size:
-        piece = stdin.read(size - len(data))
+        try:
+            piece = stdin.read(size - len(data))
+        except OSError:
+            piece = b""
         if not piece:
             os._exit(1)
         data += piece
