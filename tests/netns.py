@@ -21,12 +21,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import pytest
 
-from tests.sshd import SSHD, keygen, public
+from tests.sshd import SSHD, Running, keygen, public
 
 DEADLINE = 30.0
 NET = "10.77.0"
@@ -116,7 +115,7 @@ class Host:
         self.namespace = ""
 
 
-class Network:
+class Network(Running):
     """The lab and its hosts, h1 … hN. The machine that the tests run on enters it by `argv`."""
 
     def __init__(self, folder: Path, count: int) -> None:
@@ -193,19 +192,6 @@ PrintMotd no
                 assert init.stdout is not None
                 init.stdout.close()
         self._lab = None
-
-    def __enter__(self) -> Network:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def argv(self, *words: object) -> list[str]:
         """The command, to be run on this machine as one that stands in the hosts' network. It keeps its pid."""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import pytest
 
@@ -171,7 +172,30 @@ Subsystem sftp internal-sftp
 """
 
 
-class Cluster:
+class Running:
+    """Started where a `with` block begins, and stopped at its end, also where the start fails."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class Cluster(Running):
     """`count` servers, and what ssh needs to reach them as n1 … nN: `ssh_config`, `known_hosts`, `identity`.
 
     `ssh_config` names nothing of the user's own.
@@ -225,19 +249,6 @@ Host *
         """Kill all servers with all that they started."""
         for host in self.hosts:
             host.stop()
-
-    def __enter__(self) -> Cluster:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def free_port(address: str) -> int:
