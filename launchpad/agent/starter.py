@@ -48,9 +48,7 @@ class Starter:
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
         self._input: Input | None = None
-        self.brings_launchpad = (
-            False  # whether ranks import the launchpad that came with the agent, as there is no other
-        )
+        self.brings_launchpad = False  # whether ranks are to find the launchpad that came with the agent
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # the signal that came while a rank was being forked
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from launchpad.cli.run_options import ABOUT_HOSTS
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.gathering import Gathering
 from launchpad.head.survey import meet, survey
@@ -44,7 +45,7 @@ def read_hosts(options: dict[str, Any]) -> tuple[Host, ...]:
         except OSError as error:
             raise UsageError(f"--hostfile {path}: {error.strerror}; name a file with a host a line") from None
     else:
-        for name in ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync"):
+        for name in ABOUT_HOSTS:
             if options[name]:
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} is about hosts; name them with --hosts or --hostfile, or leave it out")

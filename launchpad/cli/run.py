@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 import sys
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launchpad.cli.options import GroupedCommand
-from launchpad.cli.run_options import run_options
+from launchpad.cli.run_options import ABOUT_HOSTS, run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
-from launchpad.head.preload import TORCH, look_through
+from launchpad.head.preload import TORCH, Found, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
@@ -44,8 +45,6 @@ _NOT_FORKED = (
     "PYTHONPROFILEIMPORTTIME",
     "COVERAGE_PROCESS_START",
 )
-
-_ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
 
 _EPILOG = """\b
 Examples:
@@ -146,7 +145,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
     named = options["hosts"] is not None or options["hostfile"] is not None  # an empty name is a mistake
-    if not (named or any(options[name] for name in _ABOUT_HOSTS)):
+    if not (named or any(options[name] for name in ABOUT_HOSTS)):
         return ()
     from launchpad.cli.hosts import read_hosts
 
@@ -187,7 +186,8 @@ def _links(
         return link
 
     for link in links:
-        ctx.call_on_close(link.close)
+        if link.remote:  # this machine's closes as every job's does
+            ctx.call_on_close(link.close)
     return links, reopen_to_be_closed
 
 
@@ -231,6 +231,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     )
     if options["sync"] and target.kind == "script" and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
+    look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
     return JobSpec(
         target=target,
         nproc=options["nproc"] or 1,
@@ -248,16 +249,21 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         grace=options["grace"],
         timeout=options["timeout"],
         max_restarts=options["max_restarts"],
-        torch=bool(hosts) and look_through(target, cwd, {**os.environ, **environ}).torch,
-        preload=_preload(options, target, cwd, {**os.environ, **environ}),
+        torch=bool(hosts) and look().torch,
+        preload=_preload(options, target, look, {**os.environ, **environ}),
         world=world,
         role=options["role"],
         virtual_local_rank=options["virtual_local_rank"],
     )
 
 
-def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The modules to be imported before the ranks are forked; none where they are to be executed."""
+def _preload(
+    options: dict[str, Any], target: Target, look: Callable[[], Found], environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The modules to be imported before the ranks are forked; none where they are to be executed.
+
+    `look` reads the target's sources.
+    """
     asked = options["preload"]
     if asked is not None and options["start_method"] in ("exec", "spawn"):
         raise UsageError(
@@ -274,7 +280,7 @@ def _preload(options: dict[str, Any], target: Target, cwd: str, environ: Mapping
         return ()
     if options["start_method"] in ("exec", "spawn") or target.kind == "program":
         return ()
-    found = look_through(target, cwd, environ)
+    found = look()
     why_not = found.why_not or next((f"{name} is set" for name in _NOT_FORKED if environ.get(name)), "")
     if why_not and (found.torch or names):
         if not options["quiet"]:

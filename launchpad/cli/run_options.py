@@ -10,6 +10,9 @@ import click
 
 from launchpad.cli.options import GroupedOption, local_ranks, rank_count, seconds, signal_names
 
+# Options that make no sense where no hosts are named, by their parameters.
+ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
+
 Declare = Callable[..., Callable[[Any], Any]]
 
 

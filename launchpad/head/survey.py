@@ -71,11 +71,11 @@ def check_machines(names: Sequence[str], found: Sequence[Surveyed]) -> None:
 
 def check_versions(names: Sequence[str], found: Sequence[Surveyed], *, torch: bool) -> None:
     """Raises NodeError where the nodes' Python (to its minor version) or torch differ: ranks would fail, or hang."""
-    pythons = {name: ".".join(one.version.split(".")[:2]) for name, one in zip(names, found, strict=True)}
-    _check_same("Python", pythons, {name: one.python for name, one in zip(names, found, strict=True)})
+    by_name = dict(zip(names, found, strict=True))
+    interpreters = {name: one.python for name, one in by_name.items()}
+    _check_same("Python", {name: ".".join(one.version.split(".")[:2]) for name, one in by_name.items()}, interpreters)
     if torch:
-        versions = {name: one.torch or "none" for name, one in zip(names, found, strict=True)}
-        _check_same("torch", versions, {name: one.python for name, one in zip(names, found, strict=True)})
+        _check_same("torch", {name: one.torch or "none" for name, one in by_name.items()}, interpreters)
 
 
 def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, str]) -> None:

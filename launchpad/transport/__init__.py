@@ -1,7 +1,7 @@
 """Links: how frames reach a node's agent, and come back.
 
-A Link has three operations, the same ones for every transport: `send` never blocks the caller; `messages` yields
-what the agent says, blocking, until the link ends; `close` hangs up.
+A Link has four operations, the same ones for every transport: `send` never blocks the caller; `messages` yields
+what the agent says, blocking, until the link ends; `close` hangs up and waits for the agent, `abandon` does not wait.
 """
 
 from __future__ import annotations
