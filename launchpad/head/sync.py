@@ -6,6 +6,7 @@ ignore; else every file, if they are few enough.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import socket
@@ -113,14 +114,17 @@ def _walk(folder: str) -> Iterator[str]:
 class _Sender:
     """One node's share: reads the files that it wants, and sends as much as may be under way."""
 
-    def __init__(self, folder: str, files: Sequence[File], wanted: Sequence[int]) -> None:
+    def __init__(
+        self, folder: str, files: Sequence[File], wanted: Sequence[int], send: Callable[[Piece], None]
+    ) -> None:
+        self._send = send
         self._pieces = self._read(folder, files, wanted)
         self._next: Piece | None = next(self._pieces, None)
         self.under_way = 0
 
-    def pump(self, send: Callable[[Piece], None]) -> None:
+    def pump(self) -> None:
         while self._next is not None and self.under_way < WINDOW_BYTES:
-            send(self._next)
+            self._send(self._next)
             self.under_way += len(self._next.data)
             self._next = next(self._pieces, None)
 
@@ -155,12 +159,16 @@ def sync(
         zip(nodes, gathering.ask(dict.fromkeys(nodes, asked), Wanted, STUCK_SECONDS), strict=True)
     )
     problems = {gathering.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
-    senders = {node: _Sender(folder, files, one.files) for node, one in answers.items() if not one.problem}
+    senders = {
+        node: _Sender(folder, files, one.files, functools.partial(gathering.nodes.send, node))
+        for node, one in answers.items()
+        if not one.problem
+    }
     total = sum(files[place].size for one in answers.values() for place in one.files)
     taken = 0
     left = set(senders)
-    for node, sender in senders.items():
-        sender.pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
+    for sender in senders.values():
+        sender.pump()
     deadline = gathering.clock() + STUCK_SECONDS  # whatever else is heard meanwhile
     while left:
         heard = gathering.hear(deadline)
@@ -173,7 +181,7 @@ def sync(
             taken += event.size
             progress(taken, total)
             senders[node].under_way -= event.size
-            senders[node].pump(lambda piece, node=node: gathering.nodes.send(node, piece))  # type: ignore[misc]
+            senders[node].pump()
         elif isinstance(event, Synced):
             left.discard(node)
             if event.problem:
