@@ -1,9 +1,11 @@
-"""What can go wrong before a job runs.
+"""What can go wrong before a job runs, and in its ranks where they come together (`launchpad.collectives`).
 
     LaunchpadError
     ├── UsageError    what the user asked for can't be done: exit code 2
-    └── NodeError     a node could not be reached or set up: exit code 3
-        └── ConnectError  no SSH connection to it; `kind` says at which step that failed
+    ├── NodeError     a node could not be reached or set up: exit code 3
+    │   └── ConnectError  no SSH connection to it; `kind` says at which step that failed
+    ├── WorldError    in a rank: its environment doesn't say which rank of how many it is, or where they meet
+    └── FrontendError in a rank: the frontend asked for (gloo, nccl, mpi) can't be had, or can't do this
 
 The message is one sentence for the user: what is wrong, where, and what to do about it.
 """
@@ -28,6 +30,17 @@ class UsageError(LaunchpadError):
     """The request can't be carried out as it stands; nothing was started."""
 
     exit_code = 2
+
+
+class WorldError(LaunchpadError, ValueError):
+    """The variables that tell a rank its place are half set, contradict each other, or name no place to meet.
+
+    A ValueError too, as torch.distributed raises one for them.
+    """
+
+
+class FrontendError(LaunchpadError, RuntimeError):
+    """A frontend can't be had here, or can't do what was asked; a RuntimeError too, as in torch.distributed."""
 
 
 class NodeError(LaunchpadError):

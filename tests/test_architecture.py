@@ -25,6 +25,7 @@ STAIRCASE = {
     "job": {"commands", "errors", "events"},
     "agent": {"commands", "events", "wire"},
     "nursery": set(),
+    "collectives": {"errors"},
     "transport": {"commands", "errors", "events", "job", "wire"},
     "head": {"commands", "errors", "events", "job", "transport", "wire"},
     "report": {"errors", "events", "job"},

@@ -1,0 +1,76 @@
+"""From one rank to another: strided tensors, and receiving from any rank where torch alone doesn't do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_object_coll_device, _tensor_to_object
+
+from ..errors import FrontendError
+from .layout import Stage
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """torch.distributed.send: send `tensor` to rank `dst`; back when it may be changed again."""
+    dist.send(Stage().read(tensor), dst=dst, group=group, tag=tag, group_dst=group_dst)
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """torch.distributed.recv: fill `tensor` and return the sender's global rank; -1 outside `group`.
+
+    Without `src` and `group_src` it takes from any rank, which NCCL can't: FrontendError.
+    """
+    if src is None and group_src is None:
+        _refuse_nccl(tensor.device, group)
+    stage = Stage()
+    sender = dist.recv(stage.write(tensor), src=src, group=group, tag=tag, group_src=group_src)
+    stage.end(None)
+    return int(sender)
+
+
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """torch.distributed.recv_object_list, which promises to take from any rank without `src`, and does so here."""
+    if src is not None or group_src is not None:
+        return int(dist.recv_object_list(object_list, src, group, device, group_src, use_batch))
+    where = device or torch.device(_get_object_coll_device(group))
+    sizes = torch.empty(len(object_list), dtype=torch.long, device=where)
+    sender = recv(sizes, group=group)
+    if sender < 0:
+        return sender
+    joined = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=where)
+    dist.recv(joined, src=sender, group=group)
+    start = 0
+    for index, size in enumerate(sizes.tolist()):
+        data = joined[start : start + size]
+        object_list[index] = _tensor_to_object(data, size, group)  # type: ignore[no-untyped-call]
+        start += size
+    return sender
+
+
+def _refuse_nccl(device: torch.device, group: dist.ProcessGroup | None) -> None:
+    if device.type == "cuda" and "nccl" in str(dist.get_backend(group)):
+        raise FrontendError(
+            "nccl: it can't receive from just any rank; name the sender, recv(tensor, src=RANK), or receive a CPU "
+            "tensor through a gloo group, new_group(backend='gloo')"
+        )

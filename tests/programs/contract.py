@@ -1,0 +1,306 @@
+"""Every collective on every dtype and shape, waited for and not, in the world and in a part of it, against arithmetic.
+
+    contract.py BACKEND [DEVICE]
+
+The last rank, which is in every group, prints one JSON object: {"checked": {OPERATION: COUNT}, "refused": [[OPERATION,
+WHY, DTYPES, SHAPES, COUNT] …]}. What a frontend refuses it has to refuse on all ranks alike, with an error.
+"""
+import functools, json, sys
+from collections import Counter
+from datetime import timedelta
+
+import torch
+from launchpad import collectives as dist
+
+BACKEND, DEVICE = sys.argv[1], (sys.argv[2:] or ["cpu"])[0]
+DTYPES = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+]
+SHAPES = {
+    "0-d": (), "one": (1,), "empty": (0,), "no rows": (0, 3), "vector": (7,), "cube": (2, 3, 4),
+    "transposed": (4, 3), "strided": (5,), "mixed": (3, 2), "large": (70001,),
+}
+FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point and dtype.itemsize > 1]
+WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+OTHER_OPS = {
+    "product": FLOATS + WHOLE, "min": FLOATS + WHOLE, "max": FLOATS + WHOLE, "avg": FLOATS,
+    "band": WHOLE + [torch.bool], "bor": WHOLE + [torch.bool], "bxor": WHOLE + [torch.bool],
+}
+
+
+class Case:
+    """One operation's circumstances. Ranks are the group's."""
+
+    def __init__(self, group, dtype, shape, is_async, op="sum"):
+        self.group, self.dtype, self.shape, self.is_async, self.op = group, dtype, shape, is_async, op
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.dims = SHAPES[shape]
+        self.wrong = ""
+
+    def lay_out(self, tensor):
+        """The tensor, on the device, laid out in memory as the shape's name says."""
+        tensor = tensor.to(DEVICE)
+        if self.shape == "transposed" or (self.shape == "mixed" and self.rank % 2):
+            return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+        if self.shape == "strided":
+            return torch.stack([tensor, tensor], -1).flatten()[::2]
+        return tensor
+
+    def plain(self, rank, salt=0, rows=1):
+        """The values of a rank, such that sums and products are exact: 1 and 2, or true and false; `rows` times as long."""
+        dims = (rows * self.dims[0], *self.dims[1:]) if self.dims else (rows,) * (rows > 1)
+        values = torch.arange(int(torch.Size(dims).numel())).reshape(dims)
+        values = ((values * 7 + rank * 5 + salt * 3) % 11 < 5).to(torch.int64)
+        if self.dtype == torch.bool:
+            return values.bool()
+        values = (values + 1).to(torch.float32)
+        return (values * (1 - 2j) if self.dtype.is_complex else values).to(self.dtype)
+
+    def value(self, rank, salt=0):
+        return self.lay_out(self.plain(rank, salt))
+
+    def blank(self):
+        return self.lay_out(torch.zeros(self.dims, dtype=self.dtype))
+
+    def all_of(self, salt=0):
+        return [self.plain(rank, salt) for rank in range(self.size)]
+
+    def reduced(self, tensors):
+        name = self.op
+        if name == "avg":
+            return functools.reduce(torch.add, tensors) / len(tensors)
+        if self.dtype == torch.bool and name in ("sum", "bor"):
+            return functools.reduce(torch.logical_or, tensors)
+        step = {
+            "sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+            "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+        }[name]
+        return functools.reduce(step, tensors)
+
+    @property
+    def reduce_op(self):
+        return getattr(dist.ReduceOp, self.op.upper())
+
+    @property
+    def how(self):
+        return {"group": self.group, "async_op": self.is_async}
+
+    def end(self, work):
+        if self.is_async:
+            work.wait()
+        else:
+            assert work is None, "a work object, although it was waited for"
+
+    def expect(self, got, wanted):
+        """Note what is wrong. No error: the operation's other steps have to follow on this rank too."""
+        got, wanted = got.cpu().contiguous(), wanted.contiguous()
+        if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
+            self.wrong = f"{got.dtype} {got.shape} for {wanted.dtype} {wanted.shape}"
+        elif self.op == "avg":
+            if not torch.allclose(got, wanted):
+                self.wrong = f"{got} for {wanted}"
+        elif not torch.equal(as_bytes(got), as_bytes(wanted)):
+            self.wrong = f"{got} for {wanted}"
+
+
+def as_bytes(tensor):
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def all_reduce(case):
+    tensor = case.value(case.rank)
+    case.end(dist.all_reduce(tensor, op=case.reduce_op, **case.how))
+    case.expect(tensor, case.reduced(case.all_of()))
+
+
+def reduce(case):
+    for root in {0, case.size - 1}:
+        tensor = case.value(case.rank)
+        case.end(dist.reduce(tensor, group_dst=root, op=case.reduce_op, **case.how))
+        if case.rank == root:
+            case.expect(tensor, case.reduced(case.all_of()))
+
+
+def reduce_scatter(case):
+    tensor = case.blank()
+    case.end(dist.reduce_scatter(tensor, [case.value(case.rank, to) for to in range(case.size)], op=case.reduce_op, **case.how))
+    case.expect(tensor, case.reduced(case.all_of(case.rank)))
+
+
+def reduce_scatter_tensor(case):
+    tensor = case.blank()
+    case.end(dist.reduce_scatter_tensor(tensor, case.lay_out(case.plain(case.rank, rows=case.size)), op=case.reduce_op, **case.how))
+    whole = case.reduced([case.plain(rank, rows=case.size) for rank in range(case.size)])
+    case.expect(tensor, whole.reshape(case.size, *case.dims)[case.rank])
+
+
+def broadcast(case):
+    for root in {0, case.size - 1}:
+        tensor = case.value(case.rank)
+        case.end(dist.broadcast(tensor, group_src=root, **case.how))
+        case.expect(tensor, case.plain(root))
+
+
+def scatter(case):
+    root = case.size - 1
+    tensor = case.blank()
+    parts = [case.value(root, to) for to in range(case.size)] if case.rank == root else None
+    case.end(dist.scatter(tensor, parts, group_src=root, **case.how))
+    case.expect(tensor, case.plain(root, case.rank))
+
+
+def gather(case):
+    root = case.size - 1
+    parts = [case.blank() for _ in range(case.size)] if case.rank == root else None
+    case.end(dist.gather(case.value(case.rank), parts, group_dst=root, **case.how))
+    for part, wanted in zip(parts or [], case.all_of()):
+        case.expect(part, wanted)
+
+
+def all_gather(case):
+    parts = [case.blank() for _ in range(case.size)]
+    case.end(dist.all_gather(parts, case.value(case.rank), **case.how))
+    for part, wanted in zip(parts, case.all_of()):
+        case.expect(part, wanted)
+
+
+def all_gather_into_tensor(case):
+    whole = case.lay_out(torch.zeros_like(case.plain(0, rows=case.size)))
+    case.end(dist.all_gather_into_tensor(whole, case.value(case.rank), **case.how))
+    case.expect(whole.cpu().reshape(case.size, *case.dims), torch.stack(case.all_of()))
+
+
+def all_to_all(case):
+    parts = [case.blank() for _ in range(case.size)]
+    case.end(dist.all_to_all(parts, [case.value(case.rank, to) for to in range(case.size)], **case.how))
+    for rank, part in enumerate(parts):
+        case.expect(part, case.plain(rank, case.rank))
+
+
+def all_to_all_single(case):
+    got = case.lay_out(torch.zeros_like(case.plain(0, rows=case.size)))
+    case.end(dist.all_to_all_single(got, case.lay_out(case.plain(case.rank, rows=case.size)), **case.how))
+    wanted = [case.plain(rank, rows=case.size).reshape(case.size, *case.dims)[case.rank] for rank in range(case.size)]
+    case.expect(got.cpu().reshape(case.size, *case.dims), torch.stack(wanted))
+
+
+def all_to_all_uneven(case):
+    """Rank a sends (a + b) % 3 rows to rank b."""
+    rows = lambda a, b: torch.cat([case.plain(a, b)[None]] * 2)[: (a + b) % 3]
+    counts = [(case.rank + other) % 3 for other in range(case.size)]
+    sent = torch.cat([rows(case.rank, other) for other in range(case.size)]).to(DEVICE)
+    got = torch.zeros(sum(counts), *case.dims, dtype=case.dtype, device=DEVICE)
+    case.end(dist.all_to_all_single(got, sent, counts, counts, **case.how))
+    case.expect(got, torch.cat([rows(other, case.rank) for other in range(case.size)]))
+
+
+def send_recv(case):
+    """From each rank to the next, the even ones first."""
+    if case.size == 1:
+        return
+    to, origin = (case.rank + 1) % case.size, (case.rank - 1) % case.size
+    tensor, got = case.value(case.rank), case.blank()
+    if case.is_async:
+        works = [dist.isend(tensor, group=case.group, group_dst=to), dist.irecv(got, group=case.group, group_src=origin)]
+        for work in works:
+            work.wait()
+    elif case.rank % 2:
+        source = dist.recv(got, group=case.group, group_src=origin)
+        dist.send(tensor, group=case.group, group_dst=to)
+    else:
+        dist.send(tensor, group=case.group, group_dst=to)
+        source = dist.recv(got, group=case.group, group_src=origin)
+    case.expect(got, case.plain(origin))
+
+
+def recv_any(case):
+    """Rank 0 takes from all, in the order in which they come."""
+    if case.rank:
+        dist.send(case.value(case.rank), group=case.group, group_dst=0, tag=3)
+    senders = set()
+    for _ in range(case.size - 1 if case.rank == 0 else 0):
+        got = case.blank()
+        if case.is_async:
+            work = dist.irecv(got, group=case.group, tag=3)
+            work.wait()
+            sender = work._source_rank()
+        else:
+            sender = dist.distributed_c10d.get_group_rank(case.group, dist.recv(got, group=case.group, tag=3))
+        case.expect(got, case.plain(sender))
+        senders.add(sender)
+    assert senders == set(range(1, case.size) if case.rank == 0 else ()), senders
+    dist.barrier(group=case.group)  # the next case's are not to be taken for these
+
+
+def batch(case):
+    to, origin = (case.rank + 1) % case.size, (case.rank - 1) % case.size
+    got = case.blank()
+    ops = [
+        dist.P2POp(dist.irecv, got, group=case.group, group_peer=origin),
+        dist.P2POp(dist.isend, case.value(case.rank), group=case.group, group_peer=to),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    case.expect(got, case.plain(origin))
+
+
+MOVING = [
+    *(broadcast, scatter, gather, all_gather, all_gather_into_tensor, all_to_all, all_to_all_single, all_to_all_uneven),
+    *(send_recv, recv_any, batch),
+]
+REDUCING = [all_reduce, reduce, reduce_scatter, reduce_scatter_tensor]
+
+
+def cases(group):
+    for is_async in (False, True):
+        for operation in MOVING + REDUCING:
+            for dtype in DTYPES:
+                for shape in SHAPES:
+                    yield operation.__name__, operation, Case(group, dtype, shape, is_async)
+        for op, dtypes in OTHER_OPS.items():
+            for operation in REDUCING:
+                for dtype in dtypes:
+                    yield f"{operation.__name__} {op}", operation, Case(group, dtype, "vector", is_async, op)
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def main():
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=60))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.group.WORLD]
+    if size > 1:
+        part = dist.new_group(list(range(1, size)))
+        groups += [part] if rank else []
+    checked, refused = Counter(), {}
+    for group in groups:
+        for name, operation, case in cases(group):
+            try:
+                operation(case)
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                why = str(error).splitlines()[0].partition("] ")[2] or str(error).splitlines()[0]
+                entry = refused.setdefault((name, why), [set(), set(), 0])
+                entry[0].add(name_of(case.dtype))
+                entry[1].add(case.shape)
+                entry[2] += 1
+            else:
+                if case.wrong:
+                    refused.setdefault((name, "WRONG"), [set(), set(), 0])
+                checked[name] += 1
+    found = {
+        "checked": checked,
+        "refused": [[*key, sorted(dtypes), sorted(shapes), count] for key, (dtypes, shapes, count) in sorted(refused.items())],
+    }
+    told = [None] * size
+    dist.all_gather_object(told, found)
+    assert all(one == found for one in told[1:] if rank), "the ranks don't agree"
+    if rank == size - 1:
+        print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+main()
