@@ -174,7 +174,7 @@ def all_gather_into_tensor(
 ) -> Any:
     """Fill `output_tensor` with the ranks' inputs, one after the other along the first dimension, or stacked."""
     stage = Stage()
-    return stage.end(_all_gather_single(stage.write(output_tensor), _row(stage.read(input_tensor)), group, async_op))
+    return stage.end(_all_gather_single(_row(stage.write(output_tensor)), _row(stage.read(input_tensor)), group, async_op))
 
 
 def reduce_scatter(
@@ -190,7 +190,7 @@ def reduce_scatter_tensor(
 ) -> Any:
     """Fill `output` on rank i with the i-th part along the first dimension of all inputs, reduced."""
     stage = Stage()
-    return stage.end(_reduce_scatter_single(_row(stage.write(output)), stage.read(input), op, group, async_op))
+    return stage.end(_reduce_scatter_single(_row(stage.write(output)), _row(stage.read(input)), op, group, async_op))
 
 
 def all_to_all(

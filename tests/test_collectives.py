@@ -1,0 +1,323 @@
+"""launchpad.collectives: one contract for all frontends, the ways in which ranks meet, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import launchpad as package
+
+from .conftest import DEADLINE, PROGRAMS, Launchpad
+
+DTYPES = (
+    "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64 bool complex64 complex128 float8_e4m3fn float8_e5m2"
+).split()
+SHAPES = ["0-d", "one", "empty", "no rows", "vector", "cube", "transposed", "strided", "mixed", "large"]
+STRIDED, EMPTY = {"transposed", "strided", "mixed"}, {"empty", "no rows"}
+MOVING = "broadcast scatter gather all_gather all_gather_into_tensor all_to_all all_to_all_single all_to_all_uneven"
+REDUCING = "all_reduce reduce reduce_scatter reduce_scatter_tensor"
+PEERS = "send_recv recv_any batch"
+NUMBERS = "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64".split()
+OTHER_OPS = {  # tried on one shape
+    **dict.fromkeys(("product", "min", "max"), NUMBERS),
+    "avg": NUMBERS[:4],
+    **{op: [*NUMBERS[4:], "bool"] for op in ("band", "bor", "bxor")},
+}
+ALONE = "there is no other rank"
+
+
+class Frontend(NamedTuple):
+    """A backend, and what of the contract it does not do."""
+
+    backend: str
+    device: str
+    unknown: set[str]  # the dtypes that its collectives refuse
+    refusal: str  # with these words
+    strided_peers: str = ""  # why isend and irecv are not tried on strided tensors; "" where they are
+    empty_from_any: str = ""  # why nothing empty is received from any rank
+    from_any: str = ""  # why nothing at all is
+
+
+FRONTENDS = [
+    Frontend(
+        "gloo",
+        "cpu",
+        {"int16", "float8_e4m3fn", "float8_e5m2"},
+        "Invalid scalar type",
+        "gloo refuses strided tensors in isend and irecv",
+        "gloo can't receive an empty tensor from just any rank",
+    )
+]
+if find_spec("launchpad.collectives.mpi"):
+    FRONTENDS.append(Frontend("mpi", "cpu", set(), ""))
+
+
+def cases(size: int) -> Iterator[tuple[str, str, str, bool, int]]:
+    """The last rank's cases in a world of `size`: operation, dtype, shape, asynchronous, size of the group."""
+    pairs = [
+        (dtype, shape)
+        for row, dtype in enumerate(DTYPES)
+        for column, shape in enumerate(SHAPES)
+        if size < 3 or (row + column + size) % 3 == 0
+    ]
+    for group, is_async in product([size, size - 1][: 1 + (size > 1)], (False, True)):
+        for name, (dtype, shape) in product([*MOVING.split(), *PEERS.split(), *REDUCING.split()], pairs):
+            yield name, dtype, shape, is_async, group
+        for (op, dtypes), name in product(OTHER_OPS.items(), REDUCING.split()):
+            for dtype in dtypes:
+                yield f"{name} {op}", dtype, "vector", is_async, group
+
+
+def skip(frontend: Frontend, name: str, shape: str, is_async: bool, group: int) -> str:
+    """Why a case is not tried."""
+    if name not in PEERS.split():
+        return ""
+    if group == 1:
+        return ALONE
+    if shape in STRIDED and (is_async or name == "batch") and frontend.strided_peers:
+        return frontend.strided_peers
+    if name == "recv_any":
+        return frontend.from_any or (frontend.empty_from_any if shape in EMPTY else "")
+    return ""
+
+
+def check_contract(frontend: Frontend, size: int, printed: str) -> None:
+    """Hold what contract.py printed against what is to be tried, skipped and refused, case by case."""
+    found = json.loads(next(line for line in printed.splitlines() if "{" in line).partition("] ")[2])
+    checked: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for name, dtype, shape, is_async, group in cases(size):
+        if why := skip(frontend, name, shape, is_async, group):
+            skipped[f"{name}: {why}"] += 1
+        elif dtype in frontend.unknown and name not in PEERS.split():
+            refused[name] += 1
+        else:
+            checked[name] += 1
+    for why, count in skipped.items():
+        print(f"{frontend.backend}, {size} ranks: {count} cases of {why}")
+    for name, why, dtypes, _, count in found["refused"]:
+        print(f"{frontend.backend}, {size} ranks: {count} cases of {name} refused for {' '.join(dtypes)}: {why}")
+    assert found["wrong"] == []
+    assert {why for _, why, *_ in found["refused"]} <= {frontend.refusal}
+    assert {name: count for name, *_, count in found["refused"]} == refused
+    assert found["checked"] == checked
+    assert found["skipped"] == skipped
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("frontend", FRONTENDS, ids=[one.backend for one in FRONTENDS])
+def test_every_operation_is_what_arithmetic_says(frontend: Frontend, size: int, launchpad: Launchpad) -> None:
+    words = ["run", "--nproc", size, "contract.py", frontend.backend, frontend.device]
+    done = launchpad.run(*words, timeout=5 * DEADLINE)
+    assert done.returncode == 0, done.stderr
+    check_contract(frontend, size, done.stdout)
+
+
+def run(launchpad: Launchpad, size: int, *words: object) -> list[str]:
+    """The lines that `together.py WORDS` prints in `size` ranks, without the ranks' marks, sorted."""
+    done = launchpad.run("run", "--nproc", size, "together.py", *words)
+    assert done.returncode == 0, done.stderr
+    return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+
+
+def test_groups_come_one_after_the_other(launchpad: Launchpad) -> None:
+    assert run(launchpad, 3, "again") == sorted(
+        f"turn {turn} rank {rank} of 3 gloo sum 6" for turn in range(3) for rank in range(3)
+    )
+
+
+@pytest.mark.parametrize("given", ["", "given"], ids=["rank from the launcher", "rank given"])
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_ranks_meet_where_the_url_says(scheme: str, given: str, launchpad: Launchpad, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
+    assert run(launchpad, 2, "method", url, *given.split()) == ["rank 0 sum 3", "rank 1 sum 3"]
+
+
+def test_objects(launchpad: Launchpad) -> None:
+    assert run(launchpad, 3, "objects") == ["objects 0", "objects 1", "objects 2"]
+
+
+def test_ddp_trains_as_one_process_would(launchpad: Launchpad, tmp_path: Path) -> None:
+    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers make that folder, in TMPDIR
+    assert run(launchpad, 2, "ddp") == ["ddp 0", "ddp 1"]
+
+
+def test_work_on_strided_tensors_is_waited_for_as_any_other(launchpad: Launchpad) -> None:
+    assert run(launchpad, 2, "futures") == ["futures 0", "futures 1"]
+
+
+ERRORS = {
+    "no group": "ValueError: Default process group has not been initialized",
+    "nccl": "FrontendError: nccl: ",
+    "twice": "ValueError: trying to initialize the default process group twice!",
+    "rank": "ValueError: ",
+    "self": "ValueError: Invalid destination rank",
+    "shape": "RuntimeError: ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (3), got (2))",
+    "dtype": "ValueError: Invalid usage of tensors with different dtypes",
+    "list": "ValueError: ",
+    "no tensor": "TypeError: Invalid function argument. Expected parameter `tensor`",
+    "name": "AttributeError: neither launchpad.collectives nor torch.distributed has 'no_such_thing'",
+    "still": "3",
+}
+
+
+def test_errors_are_told_and_the_group_goes_on(launchpad: Launchpad) -> None:
+    lines = run(launchpad, 2, "errors")
+    assert len(lines) == 2 * len(ERRORS)
+    for line in lines:
+        what, _, text = line.partition(": ")
+        assert text.startswith(ERRORS[what]), line
+
+
+def environ(launchpad: Launchpad) -> dict[str, str]:
+    """The tests' environment, without a launcher's variables."""
+    return launchpad.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}
+
+
+def alone(launchpad: Launchpad, *argv: object) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in argv]
+    return subprocess.run(words, env=environ(launchpad), capture_output=True, text=True, timeout=DEADLINE)
+
+
+def test_a_world_of_one_needs_no_launcher(launchpad: Launchpad) -> None:
+    done = alone(launchpad, sys.executable, PROGRAMS / "together.py", "again")
+    assert done.stdout.splitlines() == [f"turn {turn} rank 0 of 1 gloo sum 1" for turn in range(3)], done.stderr
+
+
+def mpiruns() -> list[list[str]]:
+    """The mpiexec of MPICH that pip installs beside Python, and a system's Open MPI."""
+    places = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    found = []
+    if hydra := shutil.which("mpiexec.hydra", path=os.pathsep.join(places)):
+        found.append([hydra])
+    if open_mpi := shutil.which("mpirun.openmpi"):
+        found.append([open_mpi, "--allow-run-as-root", "--oversubscribe"])
+    return found
+
+
+@pytest.mark.parametrize("mpirun", mpiruns(), ids=lambda words: Path(words[0]).name)
+@pytest.mark.parametrize("shell", [False, True], ids=["ranks", "ranks in shells"])
+def test_ranks_of_mpirun_meet(mpirun: list[str], shell: bool, launchpad: Launchpad) -> None:
+    words = [sys.executable, str(PROGRAMS / "together.py"), "again"]
+    if shell:
+        words = ["sh", "-c", f"{shlex.join(words)}; exit $?"]
+    jobs = [
+        subprocess.Popen(
+            [*mpirun, "-n", "3", *words],
+            env=environ(launchpad),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:  # at the same time, and each has a world of its own
+        out, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 0, err
+        assert sorted(out.splitlines()) == sorted(
+            f"turn {turn} rank {rank} of 3 gloo sum 6" for turn in range(3) for rank in range(3)
+        )
+
+
+def python(code: str, launchpad: Launchpad, **variables: str) -> str:
+    """What a Python program prints last, on either stream."""
+    words = [sys.executable, "-c", "from launchpad import collectives as dist\n" + code]
+    done = subprocess.run(
+        words,
+        env=environ(launchpad) | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE,
+    )
+    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+
+
+NO_TORCH = "import sys; sys.modules['torch'] = None\n"
+
+
+def test_without_torch_it_says_so(launchpad: Launchpad) -> None:
+    assert python(NO_TORCH + "print(dist.is_available(), dist.world_of({}).size)", launchpad) == "False 1"
+    line = python(NO_TORCH + "dist.init_process_group()", launchpad)
+    assert line.startswith("launchpad.errors.FrontendError: ")
+    assert line.endswith("has no torch, on which all frontends rest: pip install torch")
+
+
+def test_ranks_over_several_hosts_need_an_address(launchpad: Launchpad) -> None:
+    two_hosts = {
+        f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_SIZE", "1"))
+    }
+    code = "import sys; sys.modules['mpi4py'] = None\ndist.init_process_group('gloo')"
+    line = python(code, launchpad, OMPI_COMM_WORLD_LOCAL_RANK="0", **two_hosts)
+    assert "Open MPI started 2 ranks over several hosts and told no address to meet at: set MASTER_ADDR" in line
+    assert "pip install mpi4py" in line
+
+
+def test_rank_0_that_does_not_come_is_named(launchpad: Launchpad) -> None:
+    ranks = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    code = "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.2))"
+    assert "rank 0 did not write where to meet" in python(code, launchpad, **ranks)
+
+
+def test_another_users_meeting_file_is_refused(launchpad: Launchpad, tmp_path: Path) -> None:
+    code = (
+        "import os\nfrom launchpad.collectives import meeting\n"
+        f"meeting._write({str(tmp_path / 'meet')!r}, 7)\n"
+        f"assert meeting._read({str(tmp_path / 'meet')!r}) == 7\n"
+        f"os.getuid = lambda: -1\nmeeting._read({str(tmp_path / 'meet')!r})"
+    )
+    assert "is another user's" in python(code, launchpad)
+
+
+def test_two_ranks_on_one_gpu_are_refused(launchpad: Launchpad) -> None:
+    code = (
+        "from torch.distributed import HashStore\nfrom launchpad.collectives.start import claim\n"
+        "store = HashStore()\nclaim(store, 'a GPU 0', 0)\nclaim(store, 'a GPU 0', 0)\nclaim(store, 'b GPU 0', 1)\n"
+        "claim(store, 'a GPU 0', 2)"
+    )
+    assert "nccl: ranks 0 and 2 both take a GPU 0" in python(code, launchpad)
+
+
+def test_the_names_are_torchs(launchpad: Launchpad) -> None:
+    code = (
+        "import inspect, torch.distributed as td\n"
+        "own = {'FrontendError', 'World', 'WorldError', 'world_of'}\n"
+        "assert all(hasattr(dist, name) for name in dist.__all__) and set(dist.__all__) <= set(dir(dist))\n"
+        "for name in dist.__all__:\n"
+        "    if name in own: continue\n"
+        "    ours, theirs = getattr(dist, name), getattr(td, name)\n"
+        "    if ours is not theirs and callable(theirs):\n"
+        "        a, b = inspect.signature(ours).parameters, inspect.signature(theirs).parameters\n"
+        "        b = {k: v for k, v in b.items() if not k.startswith('_')}\n"
+        "        assert list(a) == list(b), name\n"
+        "        assert [v.default for v in a.values()] == [v.default for v in b.values()], name\n"
+        "print('same')"
+    )
+    assert python(code, launchpad) == "same"
+
+
+@pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="there is no GPU here")
+def test_nccl_under_contract(launchpad: Launchpad) -> None:
+    size = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    done = launchpad.run("run", "--nproc", size, "contract.py", "nccl", "cuda", timeout=5 * DEADLINE)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1].partition("] ")[2])["wrong"] == []
+    done = launchpad.run("run", "--nproc", size + 1, "contract.py", "nccl", "cuda")
+    assert "GPU" in done.stderr
+    assert "start" in done.stderr
