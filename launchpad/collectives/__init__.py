@@ -19,6 +19,7 @@ Torch is imported when the first of the other names is used.
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -131,12 +132,10 @@ _OURS = {name: module for module, names in _HOMES.items() for name in names.spli
 def is_available() -> bool:
     """Whether there is a torch that was built with torch.distributed."""
     try:
-        import torch.distributed
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
+        _torch_distributed()
+    except FrontendError:
         return False
-    return torch.distributed.is_available()
+    return True
 
 
 def __getattr__(name: str) -> Any:
@@ -146,10 +145,9 @@ def __getattr__(name: str) -> Any:
     torch = _torch_distributed()
     home = importlib.import_module(_OURS[name], __name__) if name in _OURS else torch
     try:
-        value = getattr(home, name)
+        return getattr(home, name)
     except AttributeError:
         raise AttributeError(f"neither {__name__} nor torch.distributed has {name!r}") from None
-    return value
 
 
 def __dir__() -> list[str]:
@@ -157,15 +155,15 @@ def __dir__() -> list[str]:
 
 
 def _torch_distributed() -> ModuleType:
-    """torch.distributed. Raises FrontendError where there is none, FrontendError where it is an empty one."""
-    import sys
-
+    """torch.distributed. Raises FrontendError where there is none."""
     try:
-        import torch.distributed
+        import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise FrontendError(f"{sys.executable} has no torch, on which all frontends rest: pip install torch") from None
+    import torch.distributed
+
     if not torch.distributed.is_available():
         raise FrontendError("this torch was built without torch.distributed: install one from PyPI or pytorch.org")
     return torch.distributed

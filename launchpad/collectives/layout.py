@@ -174,7 +174,9 @@ def all_gather_into_tensor(
 ) -> Any:
     """Fill `output_tensor` with the ranks' inputs, one after the other along the first dimension, or stacked."""
     stage = Stage()
-    return stage.end(_all_gather_single(_row(stage.write(output_tensor)), _row(stage.read(input_tensor)), group, async_op))
+    return stage.end(
+        _all_gather_single(_row(stage.write(output_tensor)), _row(stage.read(input_tensor)), group, async_op)
+    )
 
 
 def reduce_scatter(

@@ -19,7 +19,11 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """torch.distributed.send: send `tensor` to rank `dst`; back when it may be changed again."""
+    """torch.distributed.send: send `tensor` to rank `dst`; back when it may be changed again.
+
+    Raises ValueError for a rank that is not there.
+    """
+    _check("send", dst, group_dst, group)
     dist.send(Stage().read(tensor), dst=dst, group=group, tag=tag, group_dst=group_dst)
 
 
@@ -32,10 +36,12 @@ def recv(
 ) -> int:
     """torch.distributed.recv: fill `tensor` and return the sender's global rank; -1 outside `group`.
 
-    Without `src` and `group_src` it takes from any rank, which NCCL can't: FrontendError.
+    Without `src` and `group_src` it takes from any rank, which NCCL can't: FrontendError. Raises
+    ValueError for a rank that is not there.
     """
     if src is None and group_src is None:
         _refuse_nccl(tensor.device, group)
+    _check("recv", src, group_src, group)
     stage = Stage()
     sender = dist.recv(stage.write(tensor), src=src, group=group, tag=tag, group_src=group_src)
     stage.end(None)
@@ -66,6 +72,16 @@ def recv_object_list(
         object_list[index] = _tensor_to_object(data, size, group)  # type: ignore[no-untyped-call]
         start += size
     return sender
+
+
+def _check(name: str, peer: int | None, group_peer: int | None, group: dist.ProcessGroup | None) -> None:
+    """Raise ValueError for a rank that is not there: gloo would wait for it until the time is up."""
+    for rank, size, where in (
+        (peer, dist.get_world_size(), "the world"),
+        (group_peer, dist.get_world_size(group), "the group"),
+    ):
+        if rank is not None and not 0 <= rank < max(size, 1):
+            raise ValueError(f"{name}: there is no rank {rank} in {where}, whose ranks are 0 to {size - 1}")
 
 
 def _refuse_nccl(device: torch.device, group: dist.ProcessGroup | None) -> None:
