@@ -1,4 +1,4 @@
-"""torch's collectives for tensors that lie in memory otherwise than they are counted.
+"""torch's collectives where its gloo goes wrong without a word: strided tensors, and sums of bools.
 
 Gloo sends and fills a tensor's memory from its first element on, whatever its strides: torch 2.13 hands it strided
 tensors for all_reduce, broadcast, reduce, scatter and reduce_scatter, and the results are wrong without a word. NCCL
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SUM = dist.ReduceOp.SUM
+_SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
 # New names for two functions, from torch 2.13 on, which warns of the old ones.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -104,6 +104,11 @@ def _real(tensor: Any) -> Any:
     return torch.view_as_real(tensor) if isinstance(tensor, torch.Tensor) and tensor.is_complex() else tensor
 
 
+def _sum(op: Any, tensor: Any) -> Any:
+    """The operation that sums, of bools "any": gloo would add their bytes, and leave one that is 2, or 256 and so 0."""
+    return _MAX if op == _SUM and getattr(tensor, "dtype", None) is torch.bool else op
+
+
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -119,7 +124,7 @@ def broadcast(
 def all_reduce(tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over all ranks, in place on each."""
     stage = Stage()
-    return stage.end(dist.all_reduce(stage.write(tensor), op, group, async_op))
+    return stage.end(dist.all_reduce(stage.write(tensor), _sum(op, tensor), group, async_op))
 
 
 def reduce(
@@ -132,7 +137,7 @@ def reduce(
 ) -> Any:
     """Reduce `tensor` over all ranks, in place on rank `dst`; what it holds on the others is not said."""
     stage = Stage()
-    return stage.end(dist.reduce(stage.write(tensor), dst, op, group, async_op, group_dst))
+    return stage.end(dist.reduce(stage.write(tensor), dst, _sum(op, tensor), group, async_op, group_dst))
 
 
 def scatter(
@@ -184,6 +189,7 @@ def reduce_scatter(
 ) -> Any:
     """Fill `output` on rank i with the i-th tensors of all lists, reduced."""
     stage = Stage()
+    op = _sum(op, output)
     return stage.end(dist.reduce_scatter(stage.write(output), stage.reads(input_list), op, group, async_op))
 
 
@@ -192,7 +198,8 @@ def reduce_scatter_tensor(
 ) -> Any:
     """Fill `output` on rank i with the i-th part along the first dimension of all inputs, reduced."""
     stage = Stage()
-    return stage.end(_reduce_scatter_single(_row(stage.write(output)), _row(stage.read(input)), op, group, async_op))
+    part, whole = _row(stage.write(output)), _row(stage.read(input))
+    return stage.end(_reduce_scatter_single(part, whole, _sum(op, output), group, async_op))
 
 
 def all_to_all(

@@ -85,7 +85,7 @@ def _check(name: str, peer: int | None, group_peer: int | None, group: dist.Proc
 
 
 def _refuse_nccl(device: torch.device, group: dist.ProcessGroup | None) -> None:
-    if device.type == "cuda" and "nccl" in str(dist.get_backend(group)):
+    if device.type == "cuda" and dist.get_rank(group) >= 0 and "nccl" in str(dist.get_backend(group)):
         raise FrontendError(
             "nccl: it can't receive from just any rank; name the sender, recv(tensor, src=RANK), or receive a CPU "
             "tensor through a gloo group, new_group(backend='gloo')"
