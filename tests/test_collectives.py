@@ -290,6 +290,11 @@ def test_ranks_over_several_hosts_need_an_address(launchpad: Launchpad) -> None:
     assert "pip install mpi4py" in line
 
 
+def test_ranks_that_the_program_names_need_an_address(launchpad: Launchpad) -> None:
+    line = python("dist.init_process_group('gloo', rank=0, world_size=2)", launchpad)
+    assert "nothing says where the 2 ranks meet (the caller told the rank): set MASTER_ADDR" in line
+
+
 def test_rank_0_that_does_not_come_is_named(launchpad: Launchpad) -> None:
     ranks = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     code = "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.2))"

@@ -17,7 +17,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from ..errors import WorldError
-from .world import World
+from .world import BY_MPI, World
 
 # How often the others look whether rank 0 has written its address.
 LOOK_SECONDS = 0.005
@@ -44,6 +44,8 @@ def meet(world: World, timeout: timedelta) -> Store:
     _turn += 1
     if world.size == 1:
         return HashStore()
+    if world.source not in BY_MPI:
+        raise WorldError(f"nothing says where the {world.size} ranks meet ({world.source} told the rank): {_HOW}")
     if world.one_host:
         return _by_file(world, timeout)
     return _by_mpi(world, timeout)

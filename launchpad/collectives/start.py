@@ -137,7 +137,7 @@ def _start_mpi(rank: int, size: int, timeout: timedelta | None) -> None:
     world = given(rank, size, os.environ)
     found = (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
     if world.source != ALONE and found != world[:2]:
-        library = MPI.Get_library_version().strip().splitlines()[0].split(",")[0]
+        library = " ".join(MPI.Get_library_version().split(",")[0].split("\n")[0].split())
         raise WorldError(
             f"{world.source} says rank {world.rank} of {world.size}, but MPI ({library}) says rank {found[0]} of "
             f"{found[1]}: start with `launchpad run --backend mpi`, or with the mpirun of that MPI"

@@ -58,6 +58,8 @@ _MPI = tuple(
     )
 )
 
+BY_MPI = frozenset(names.source for names in _MPI)  # World.source, where an MPI launcher told
+
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 # Of the ports that Linux does not hand out by itself; the ranks of a Slurm step all come to the same one.
