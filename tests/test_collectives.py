@@ -58,7 +58,7 @@ class Frontend(NamedTuple):
         return self.unmoved | (self.unreduced if name.split()[0] in REDUCING.split() else frozenset())
 
     def __str__(self) -> str:
-        return " ".join([self.backend, *(Path(word).name for word in self.mpirun[:1])])
+        return "-".join([self.backend, *(Path(word).name for word in self.mpirun[:1])])
 
 
 def mpiruns() -> list[tuple[str, ...]]:
