@@ -107,4 +107,50 @@ class Finish(NamedTuple):
     leave: bool
 
 
-Command = Hello | Survey | Sync | Piece | Listen | Reach | Hold | Ping | Start | Input | Signal | Credit | Finish
+class World(NamedTuple):
+    """Speak PMI-1 with these ranks of the next Start: with others elsewhere they are an MPI_COMM_WORLD."""
+
+    number: int  # 0 is the job's own, others were spawned
+    name: str  # nobody else has it
+    size: int
+    first: int  # the MPI rank of the first of these; the others follow it
+    ranks: list[int]
+    mapping: str  # which MPI ranks share a node, as MPICH writes it
+    keys: dict[str, str]  # that are there from the start
+    interface: str  # by which the nodes reach each other; "" for one node
+    python: bool  # the ranks are Python programs
+
+
+class BarrierOut(NamedTuple):
+    """All who are to be at this barrier are."""
+
+    world: int
+    group: str
+    keys: dict[str, str]  # what was put on other nodes
+
+
+class MpiReply(NamedTuple):
+    """The answer to an MpiRequest, a line of PMI-1."""
+
+    rank: int
+    line: str
+
+
+Command = (
+    Hello
+    | Survey
+    | Sync
+    | Piece
+    | Listen
+    | Reach
+    | Hold
+    | Ping
+    | Start
+    | Input
+    | Signal
+    | Credit
+    | Finish
+    | World
+    | BarrierOut
+    | MpiReply
+)

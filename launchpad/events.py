@@ -144,6 +144,33 @@ class RankExited(NamedTuple):
     memory_killed: bool  # the kernel's counters rose: it has killed for memory since the last failure
 
 
+class RankFailed(NamedTuple):
+    """A rank has ended its world (MPI_Abort), or left it as none may; its process may live, or leave with 0."""
+
+    time: int
+    rank: int
+    code: int  # the job's exit code if nothing else failed before, 1 to 255
+    reason: str  # what the rank did, in words that follow its name
+
+
+class BarrierIn(NamedTuple):
+    """All of this node's ranks that are to be at an MPI barrier are."""
+
+    time: int
+    world: int
+    group: str  # the barrier's name
+    members: list[int]  # the MPI ranks that are to be there; none: all of the world
+    keys: dict[str, str]  # what was put here since the last time
+
+
+class MpiRequest(NamedTuple):
+    """A rank asks something over PMI-1 that only the head can answer, with an MpiReply."""
+
+    time: int
+    rank: int
+    lines: list[str]
+
+
 class StraysEnded(NamedTuple):
     """Processes that ranks had left behind, and that were killed at the end."""
 
@@ -283,6 +310,9 @@ Event = (
     | Output
     | RankRaised
     | RankExited
+    | RankFailed
+    | BarrierIn
+    | MpiRequest
     | StraysEnded
     | Suspended
     | InputTaken

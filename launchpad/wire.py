@@ -51,6 +51,12 @@ MESSAGES: tuple[Any, ...] = (
     events.Synced,
     commands.Input,
     events.InputTaken,
+    commands.World,
+    events.RankFailed,
+    events.BarrierIn,
+    commands.BarrierOut,
+    events.MpiRequest,
+    commands.MpiReply,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 

@@ -15,7 +15,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .. import wire
-from ..commands import Credit, Finish, Hello, Input, Listen, Piece, Ping, Reach, Signal, Start, Survey, Sync
+from ..commands import (
+    BarrierOut,
+    Credit,
+    Finish,
+    Hello,
+    Input,
+    Listen,
+    MpiReply,
+    Piece,
+    Ping,
+    Reach,
+    Signal,
+    Start,
+    Survey,
+    Sync,
+    World,
+)
 from ..commands import Hold as HoldPort
 from ..events import (
     AgentFailed,
@@ -38,6 +54,7 @@ from .starter import Starter
 if TYPE_CHECKING:
     from .copy import Copy
     from .meeting import Meeting
+    from .mpi import Mpi
 
 # The most that is taken from an error file: a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -64,6 +81,7 @@ class Agent:
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._files, self._begun)
         self._meeting: Meeting | None = None
         self._copy: Copy | None = None
+        self._mpi: Mpi | None = None
         self._silence = GREETING_SECONDS  # without a word from the head, which mean its end; 0: no limit
         self._heard_at = time.monotonic()
         self._suspended = False  # the head stands still, and says nothing until it goes on
@@ -92,6 +110,8 @@ class Agent:
         if self._copy:
             self._copy.close()
         processes.sweep(self._reap)
+        if self._mpi:
+            self._mpi.close()
         scratch.remove(self._scratch)
         return 0
 
@@ -180,6 +200,12 @@ class Agent:
                 self._starter.take_input(data)
             case Credit(number, stream, size):
                 self._outbox.credit(number, stream, size)
+            case World():
+                self._join(command)
+            case BarrierOut() if self._mpi:
+                self._mpi.barrier_out(command)
+            case MpiReply(number, line) if self._mpi:
+                self._mpi.reply(number, line)
             case Finish(leave):
                 self._finish(leave)
 
@@ -195,6 +221,12 @@ class Agent:
             self._meeting.listen(command)
         else:
             self._meeting.reach(command)
+
+    def _join(self, world: World) -> None:
+        from .mpi import Mpi
+
+        self._mpi = self._starter.mpi = self._mpi or Mpi(self._poll, self._outbox, self._scratch)
+        self._mpi.add(world)
 
     def _hello(self, hello: Hello) -> None:
         self._silence = hello.silence
@@ -226,6 +258,8 @@ class Agent:
         killed = processes.sweep(self._reap, self._starter.own, spared)
         if killed:
             self._outbox.say(StraysEnded(time.monotonic_ns(), killed))
+        if self._mpi:
+            self._mpi.close()
         self._outbox.drain()
 
     # Children.
@@ -259,6 +293,8 @@ class Agent:
         error = scratch.take_error_file(self._scratch, started.rank, ERROR_FILE_BYTES)
         if error:
             self._outbox.say(RankRaised(now, started.rank, error))
+        if self._mpi:
+            self._mpi.exited(started.rank, code)
         self._outbox.say(RankExited(now, started.rank, code, largest, killed))
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:

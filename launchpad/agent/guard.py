@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from . import processes, scratch
+from . import processes, scratch, shm
 
 # An agent that was stopped (or is stuck) can't see that its head is gone; after this many seconds the guard acts.
 STUCK_AGENT = 5.0
@@ -45,6 +45,7 @@ def main(stdin_fd: int | None) -> None:
     status = _wait(agent)
     ended = time.monotonic_ns()
     processes.sweep(lambda: processes.reap(0))
+    shm.remove(folder)
     scratch.remove(folder)
     if status != 0:
         _tell_head(f"the agent was killed by signal {-status}" if status < 0 else "the agent broke down", ended)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from . import rank
 
-_MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "__main__.py")
+MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "__main__.py")
 # What its imports print, every rank is to print; no more than a terminal takes at once.
 PRINTED_BYTES = 3000
 
@@ -42,12 +42,12 @@ class Nursery:
         # Pipes, as the ranks have: what Python finds out about its standard streams at its start stays right.
         null, null_writer = os.pipe()
         os.close(null_writer)
-        outlets = rank.open_outlets([])
+        outlets = rank.open_outlets([])._replace(rank_link=far.fileno())
         self.printed = {outlets.stdout: b"", outlets.stderr: b""}
         self._streams = (outlets.stdout, outlets.stderr)
         try:
-            command = [argv[0], "-u", _MAIN, *argv[2:]]
-            self.process = rank.start(-1, command, environ, cwd, null, outlets, files, far.fileno())
+            command = [argv[0], "-u", MAIN, *argv[2:]]
+            self.process = rank.start(-1, command, environ, cwd, null, outlets, files)
         finally:
             _close((null, outlets.rank_stdout, outlets.rank_stderr))
             far.close()

@@ -45,6 +45,7 @@ class Outlets(NamedTuple):
     stderr: int
     rank_stdout: int
     rank_stderr: int
+    rank_link: int = -1  # what the rank gets as its descriptor 3, if anything
 
 
 def open_outlets(terminal: list[int]) -> Outlets:
@@ -91,12 +92,10 @@ def start(
     stdin: int,
     outlets: Outlets,
     files: tuple[int, int],
-    link: int | None = None,
 ) -> Rank:
     """Fork and execute `argv`. What goes wrong in the child is told through the rank's status descriptor.
 
-    `stdin` is the descriptor that becomes the rank's standard input; `files` its limit of open files (soft, hard);
-    `link`, if any, a descriptor that it gets as its descriptor 3.
+    `stdin` is the descriptor that becomes the rank's standard input; `files` its limit of open files (soft, hard).
     """
     status_fd, status_writer = os.pipe()
     parent = os.getpid()
@@ -108,8 +107,8 @@ def start(
             processes.die_with_parent(parent)
             for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
                 os.dup2(fd, number)
-            if link is not None:  # 3 is in use in an agent: it can be none of the descriptors that are needed below
-                os.dup2(link, 3)
+            if outlets.rank_link >= 0:  # 3 is in use in an agent: it can be none of the descriptors that are needed below
+                os.dup2(outlets.rank_link, 3)
                 os.set_inheritable(3, True)
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
             # Python ignores these two from its start; a program expects the defaults.

@@ -16,6 +16,9 @@ from .poll import Poll
 
 if TYPE_CHECKING:
     from .input import Input
+    from .mpi import Mpi
+
+_EXECUTED = os.path.join(os.path.dirname(nursery.MAIN), "executed.py")
 
 # To a rank that has not been forked yet these do what they would have done to an interpreter that is importing torch.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -49,6 +52,7 @@ class Starter:
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
         self._input: Input | None = None
         self.brings_launchpad = False  # whether ranks are to find the launchpad that came with the agent
+        self.mpi: Mpi | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # the signal that came while a rank was being forked
 
@@ -69,6 +73,8 @@ class Starter:
         if self.brings_launchpad and os.path.isdir(_FOR_RANKS):
             paths = [self._shared.get("PYTHONPATH", ""), _FOR_RANKS]
             self._shared["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if self.mpi is not None:
+            self.mpi.prepare(self._shared)
         self._failure = ""
         self._cancelled = 0
         if start.sends_input and self._input is None:
@@ -99,9 +105,9 @@ class Starter:
         environ = {**self._shared, **self._own_environ(entry)}
         if not self._failure:
             try:
-                outlets = outlets or rank.open_outlets(self._terminal(number))
+                outlets = outlets or self._open_outlets(number)
                 try:
-                    argv = entry["argv"]
+                    argv = self._command(entry)
                     begun = rank.start(
                         number, argv, environ, self._start.cwd, self._stdin(number), outlets, self._files
                     )
@@ -109,7 +115,7 @@ class Starter:
                     _close(outlets.stdout, outlets.stderr)
                     raise
                 finally:
-                    _close(outlets.rank_stdout, outlets.rank_stderr)
+                    _close_far_ends(outlets)
                 self._open_streams(begun, outlets)
                 return
             except OSError as error:
@@ -118,8 +124,25 @@ class Starter:
             _close(*outlets)
         self._outbox.say(StartFailed(time.monotonic_ns(), number, self._failure))
 
+    def _open_outlets(self, number: int) -> rank.Outlets:
+        outlets = rank.open_outlets(self._terminal(number))
+        if self.mpi is None or not self.mpi.has(number):
+            return outlets
+        try:
+            return outlets._replace(rank_link=self.mpi.open(number))
+        except OSError:
+            _close(*outlets)
+            raise
+
+    def _command(self, entry: dict[str, Any]) -> list[str]:
+        argv: list[str] = entry["argv"]
+        if self.mpi is not None and self.mpi.has(entry["rank"]) and self.mpi.is_python(entry["rank"]):
+            return [argv[0], "-u", _EXECUTED, *argv[2:]]
+        return argv
+
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
-        return {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
+        own = {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
+        return own | {"PMI_FD": "3"} if self.mpi is not None and self.mpi.has(entry["rank"]) else own
 
     def _terminal(self, number: int) -> list[int]:
         return self._start.terminal if self._stdin(number) != self._null else []
@@ -156,7 +179,7 @@ class Starter:
     def _prepare(self, entry: dict[str, Any]) -> None:
         number = entry["rank"]
         try:
-            self._waiting[number] = (entry, rank.open_outlets(self._terminal(number)))
+            self._waiting[number] = (entry, self._open_outlets(number))
         except OSError as error:
             reason = f"no pipes could be made for it: {error.strerror}"
             self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
@@ -174,7 +197,7 @@ class Starter:
                 "agent": os.getpid(),
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
-            fds = (self._stdin(number), outlets.rank_stdout, outlets.rank_stderr)
+            fds = (self._stdin(number), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(nursery.Order(number, request, fds))
         self._nursery.order(orders)
 
@@ -195,7 +218,7 @@ class Starter:
             self._store = pid
             return
         _, outlets = self._waiting.pop(number)
-        _close(outlets.rank_stdout, outlets.rank_stderr)
+        _close_far_ends(outlets)
         begun = rank.Rank(number, pid, None)
         self._open_streams(begun, outlets)
         if self._cancelled:
@@ -276,6 +299,11 @@ class Starter:
             self._nursery.process.signal(signal.SIGKILL)
 
 
+def _close_far_ends(outlets: rank.Outlets) -> None:
+    _close(outlets.rank_stdout, outlets.rank_stderr, outlets.rank_link)
+
+
 def _close(*fds: int) -> None:
     for fd in fds:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)

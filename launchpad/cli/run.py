@@ -254,6 +254,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         world=world,
         role=options["role"],
         virtual_local_rank=options["virtual_local_rank"],
+        backend=options["backend"] or "",
     )
 
 

@@ -57,6 +57,12 @@ _OPTIONS = (
         metavar="MODULE,…",
         help="Import these too before ranks are forked, whatever the target imports. '': import and fork nothing.",
     ),
+    _start(
+        "--backend",
+        type=click.Choice(["gloo", "nccl", "mpi"]),
+        metavar="gloo|nccl|mpi",
+        help="What launchpad.collectives is to use; with mpi, MPICH programs also form one MPI_COMM_WORLD.",
+    ),
     _what("--wdir", "-wdir", metavar="DIR", help="Run there instead of in the current folder."),
     _env("-x", "--env", "env", multiple=True, metavar="VAR[=VALUE]", help="Give the ranks a variable; repeatable."),
     _env("--env-file", multiple=True, metavar="FILE", help="The same from a file, a line each; repeatable."),

@@ -23,6 +23,7 @@ from launchpad.events import (
     PeerFailed,
     PhaseChanged,
     RankExited,
+    RankFailed,
     StartFailed,
     StopRequested,
 )
@@ -116,6 +117,8 @@ class Machine:
         match event:
             case RankExited(at, rank, code):
                 return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, at, now)
+            case RankFailed(at, rank, code, reason) if self.phase != "over":
+                return self._fail(Cause("failure", rank=rank, code=code, text=reason), at, now)
             case StartFailed(at, rank, reason):
                 return self._left(rank, Cause("start", rank=rank, text=reason), at, now)
             case StopRequested(_, signum):
@@ -149,21 +152,25 @@ class Machine:
                 return [Leave()]
 
     def _left(self, rank: int, failure: Cause | None, at: int, now: float) -> list[Action]:
-        """A rank is gone, or never was. What happens to one while we are stopping is no failure of its own.
-
-        Unless it happened, on another node, before the one that was heard of first.
-        """
+        """A rank is gone, or never was."""
         if self.phase == "over":
             return []
         self.running.discard(rank)
-        actions: list[Action] = []
-        if failure and self.phase == "running":
+        actions = self._fail(failure, at, now) if failure else []
+        return actions if self.running else [*actions, *self._all_left(now)]
+
+    def _fail(self, failure: Cause, at: int, now: float) -> list[Action]:
+        """What happens to a rank while we are stopping is no failure of its own.
+
+        Unless it happened, on another node, before the one that was heard of first.
+        """
+        if self.phase == "running":
             self._failed_at = at
-            actions = self._stop(failure, self._after_failure(), now)
-        elif failure and self.cause and self.cause.kind == "failure" and at < self._failed_at:
+            return self._stop(failure, self._after_failure(), now)
+        if self.cause and self.cause.kind == "failure" and at < self._failed_at:
             self._failed_at = at
             self.cause = failure
-        return actions if self.running else [*actions, *self._all_left(now)]
+        return []
 
     def _lose(self, lost: NodeLost, now: float) -> list[Action]:
         """A node is gone with its ranks, or when they had all left: then with what they wrote last."""

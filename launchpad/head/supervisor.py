@@ -6,6 +6,7 @@ sinks, which show and keep them.
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -20,16 +21,19 @@ from launchpad.events import (
     STDOUT,
     AgentFailed,
     AgentReady,
+    BarrierIn,
     Held,
     InputRead,
     InputTaken,
     LinkClosed,
     Listening,
+    MpiRequest,
     NodeLost,
     Output,
     PhaseChanged,
     Pong,
     RankExited,
+    RankFailed,
     RankRaised,
     RankStarted,
     Restarted,
@@ -44,6 +48,7 @@ from launchpad.head.input import Input
 from launchpad.head.machine import Finish, Leave, Machine, Reopen, Restart, Suspend
 from launchpad.head.revival import Reopened, Revival
 from launchpad.head.sink import Sink
+from launchpad.head.worlds import Worlds
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.transport import Link
@@ -60,6 +65,7 @@ class Supervisor:
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
         self._lost: set[int] = set()  # nodes
+        self._worlds: Worlds | None = None
         self._gone: set[int] = set()  # ranks whose end was told, in this attempt
         self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
         self._input_lost = False  # with the node that rank 0 was on
@@ -149,6 +155,9 @@ class Supervisor:
                 pass
             case _ if not self._makes_sense(source, event):
                 self._lose(source, f"the agent said what no agent says: {event!r:.80}", time.monotonic_ns(), machine)
+            case BarrierIn() | MpiRequest() if self._worlds:
+                for node, command in self._worlds.on(source, event):
+                    self.nodes.send(node, command)
             case _:
                 event = self.nodes.in_our_time(source, event)
                 self._dispatch(event)
@@ -169,6 +178,12 @@ class Supervisor:
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
                 return self._node_of.get(rank) == source
+            case RankFailed(_, rank, code):
+                return self._node_of.get(rank) == source and 0 < code < 256
+            case MpiRequest(_, rank, lines):
+                return self._worlds is not None and self._node_of.get(rank) == source and bool(lines)
+            case BarrierIn():
+                return self._worlds is not None and self._worlds.makes_sense(source, event)
             case RankExited(_, rank, code):
                 first = self._node_of.get(rank) == source and rank not in self._gone
                 self._gone.add(rank)
@@ -182,7 +197,11 @@ class Supervisor:
     def _start(self, attempt: int) -> None:
         self._flow.start(attempt)
         self._gone.clear()
+        if self._plan.mpi:
+            self._worlds = Worlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
         for place, node in enumerate(self._plan.nodes):
+            if self._worlds:
+                self.nodes.send(place, self._worlds.begin(place))
             sends = self._input is not None
             start = self._plan.start(node, attempt, self._flow.window, self._terminal, sends_input=sends)
             self.nodes.send(place, start)

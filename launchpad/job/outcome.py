@@ -22,7 +22,7 @@ class Cause:
     node: int = -1  # lost: which one, by its place in the plan
     code: int = 0  # failure: its exit code, -n for signal n; peer: the other launchpad's exit code
     signum: int = 0  # signal: what reached the head
-    text: str = ""  # start, lost, peer, console: what was said about it
+    text: str = ""  # start, lost, peer, console: what was said about it; failure: what the rank did, if not just leave
 
     @property
     def exit_code(self) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from launchpad.commands import Start
 from launchpad.errors import UsageError
 from launchpad.events import AgentReady
+from launchpad.job import mpi
 from launchpad.job.spec import JobSpec
 
 # Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own. Ranks that wait to be
 # forked have four (both ends of stdout and stderr).
 FILES_PER_RANK = 3
 FILES_OF_AGENT = 32
+FILES_FOR_MPI = 2  # both ends of a rank's PMI connection
 
 # Addresses at which the agent of a single node holds the port.
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -74,6 +76,7 @@ class NodePlan:
     defaults: Mapping[str, str]  # for every rank, where the node's environment leaves them unset
     ranks: tuple[RankPlan, ...]
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" where rank 0 is to serve it
+    interface: str = ""  # by which the nodes reach each other; "" for one node
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Plan:
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
     elsewhere: Elsewhere = Elsewhere()
     preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; none: they are executed
+    mpi: bool = False  # the ranks are an MPI_COMM_WORLD
+    python: bool = False  # they are Python programs
 
     @property
     def world_size(self) -> int:
@@ -160,6 +165,8 @@ def make_plan(
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
+    if spec.backend == "mpi" and spec.world.nnodes > 1:
+        raise UsageError("--backend mpi: launchpads started on each node form no MPI world; name the nodes with --hosts")
     places = places or [Place(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
@@ -182,14 +189,22 @@ def make_plan(
         # True would make every rank a client, at whatever address. A forked rank asks launchpad for the store of this
         # one address (nursery/store.py); everywhere else rank 0 hosts it.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
     }
     held = master is not None or (spec.world.nnodes == 1 and address in LOOPBACK and port == nodes[0].port)
     planned = []
     first = elsewhere.before
     for index, (node, place, count) in enumerate(zip(nodes, places, counts, strict=True)):
-        _check_limits(node, place.name, count, FILES_PER_RANK + bool(spec.preload))
+        wanted = FILES_PER_RANK + bool(spec.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
+        _check_limits(node, place.name, count, wanted)
         group = {**job, "GROUP_RANK": str(spec.world.node_rank + index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
+        if spec.backend == "mpi":
+            host = place.name if place.interface else ""
+            ranks = tuple(
+                replace(r, environ={**r.environ, **mpi.environ(mpi.Seat(r.rank, world, r.local_rank, count, index, host))})
+                for r in ranks
+            )
         defaults = {
             "OMP_NUM_THREADS": str(max(1, node.cores // count)),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -197,9 +212,12 @@ def make_plan(
         }
         unset = {name: value for name, value in defaults.items() if name not in spec.environ}
         store = ("use" if index else "serve") if held and spec.preload else ""
-        planned.append(NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store))
+        planned.append(
+            NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store, place.interface)
+        )
         first += count
-    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload)
+    is_mpi, is_python = spec.backend == "mpi", spec.target.kind != "program"
+    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload, is_mpi, is_python)
 
 
 def _interfaces(name: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from launchpad.errors import UsageError
 from launchpad.job.world import World
 
 Kind = Literal["script", "module", "program"]
+Backend = Literal["", "gloo", "nccl", "mpi"]
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,4 @@ class JobSpec:
     torch: bool = False  # whether the target imports torch, as far as its sources say
     preload: tuple[str, ...] = ()  # modules that are imported once for all ranks of a node; none: ranks are executed
     virtual_local_rank: bool = False  # every rank sees one GPU, its own, and LOCAL_RANK 0
+    backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks are also an MPI_COMM_WORLD

@@ -18,7 +18,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import process, store, target
+from . import mpi, process, store, target
 
 LINK = 3
 MOST_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -48,6 +48,8 @@ def main() -> None:
 
 def _preload(names: list[str]) -> str:
     """Import the modules. Returns why this process is no good to be forked, "" where it is."""
+    if not all(name.startswith("torch") for name in names):
+        mpi.hold()
     for name in names:
         try:
             importlib.import_module(name)

@@ -48,10 +48,11 @@ def leave(how: list[BaseException], ours: str) -> None:
     atexit._run_exitfuncs()
     flushed = _flush()
     sys.setswitchinterval(_NO_TURNS)
-    finish_mpi = _mpi_finisher()
+    finish_mpi = _mpi_finisher() if code == 0 else None
     _clear_modules()
     flushed = _flush() and flushed
-    finish_mpi()
+    if finish_mpi:
+        finish_mpi()
     process.flush_c()
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -146,7 +147,10 @@ def _clear_modules() -> None:
 
 
 def _mpi_finisher() -> Callable[[], None]:
-    """mpi4py finalizes MPI in a C function that only a whole interpreter exit calls. The module is not held by this."""
+    """mpi4py finalizes MPI in a C function that only a whole interpreter exit calls. The module is not held by this.
+
+    A rank that has failed must not: it would wait there for the others, who wait for it elsewhere.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         return lambda: None

@@ -10,7 +10,7 @@ import sys
 import types
 from typing import Any
 
-from . import leaving, process, store
+from . import leaving, mpi, process, store
 
 
 def put_first_on_path(words: list[str]) -> None:
@@ -41,15 +41,19 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
         os.dup2(fd, number)
         os.close(fd)
     os.environ.update(request["environ"])
-    argv = request["argv"]
-    process.show_as([os.fsencode(word) for word in argv], dict(os.environb))
-    sys.orig_argv[:] = argv
-    sys.argv[:] = argv[2:] if argv[2] != "-m" else ["-m", *argv[4:]]
+    _show(request["argv"])
     _open_stdin()
     _reseed()
     store.hold(request["store"])
     importlib.invalidate_caches()
     leaving.remember()
+
+
+def _show(argv: list[str]) -> None:
+    """Have us, and others, see the rank's own command line."""
+    process.show_as([os.fsencode(word) for word in argv], dict(os.environb))
+    sys.orig_argv[:] = argv
+    sys.argv[:] = argv[2:] if argv[2] != "-m" else ["-m", *argv[4:]]
 
 
 def _open_stdin() -> None:
@@ -80,11 +84,27 @@ def _reseed() -> None:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
+def execute(argv: list[str]) -> None:
+    """In a fresh interpreter: run a command line as `run` does. Returns when all went well, for a whole exit."""
+    put_first_on_path(argv[2:])
+    _show(argv)
+    leaving.remember()
+    ended = _run(argv)
+    if ended and not (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+        leaving.leave(ended, ours=__file__)
+
+
 def run(argv: list[str]) -> None:
     """Run a command line `python -u (SCRIPT | -m MODULE) ARGS` in this interpreter, and leave. Never returns."""
+    leaving.leave(_run(argv), ours=__file__)
+
+
+def _run(argv: list[str]) -> list[BaseException]:
+    """What ended it, if something did; to be emptied by who takes it: a traceback holds every frame's variables."""
     main = _fresh_main()
-    ended: list[BaseException] = []  # emptied by who takes it: a traceback holds every frame's variables
+    ended: list[BaseException] = []
     try:
+        mpi.release()
         if argv[2] == "-m":
             _run_main(argv[3], True)
         elif _is_package(argv[2]):
@@ -94,7 +114,7 @@ def run(argv: list[str]) -> None:
     except BaseException as error:
         ended.append(error)
     del main
-    leaving.leave(ended, ours=__file__)
+    return ended
 
 
 def _fresh_main() -> dict[str, Any]:

@@ -172,10 +172,10 @@ class Summary:
         end = self._exits[rank]
         date = time.strftime("%H:%M:%S", time.localtime(self._clock + end.time / 1e9))
         after = (end.time - self._started) / 1e9
-        how = exit_in_words(cause.code)
+        how = cause.text or exit_in_words(cause.code)
         if end.memory_killed:
             how += f", by the kernel for want of memory: it had {end.memory / 2**20:.0f} MiB"
-        elif cause.code == -9:
+        elif cause.code == -9 and not cause.text:
             how += "; the kernel's memory counters did not rise, so somebody sent the signal"
         when = f"pid {self._pids.get(rank, 0)}, {after:.2f} s after the start, {date}"
         lines = [f"{self._names[rank]} failed first: {how} ({when})"]

@@ -1,0 +1,49 @@
+"""What killed MPI ranks leave in /dev/shm: found by their world's name, which nobody else has.
+
+The names are kept in the job's private folder, so that the guard finds them when the agent is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+_SHM = "/dev/shm"
+_MARK = "mpi-"
+
+# MPICH: mpich_shm_WORLD_NODE and mpich_vci_WORLD_NODE (src/mpid/ch4/shm/posix/posix_init.c).
+_LEFT = re.compile(r"mpich_[a-z]+_([0-9a-f]+)_\d+")
+
+
+def remember(folder: str, name: str) -> None:
+    """A world of this name is about to be."""
+    os.close(os.open(os.path.join(folder, _MARK + name), os.O_CREAT | os.O_WRONLY, 0o600))
+
+
+def remove(folder: str) -> None:
+    """Remove what is left of the worlds that were remembered here; none of their processes is alive."""
+    try:
+        marks = [name for name in os.listdir(folder) if name.startswith(_MARK)]
+        worlds = {world_id(name.removeprefix(_MARK)) for name in marks}
+        left = os.listdir(_SHM) if worlds else []
+    except OSError:
+        return
+    doomed = [os.path.join(folder, name) for name in marks]
+    for name in left:
+        match = _LEFT.fullmatch(name)
+        if match and int(match[1], 16) in worlds:
+            doomed.append(os.path.join(_SHM, name))
+    for path in doomed:
+        try:
+            if os.lstat(path).st_uid == os.getuid():
+                os.unlink(path)
+        except OSError:
+            pass
+
+
+def world_id(name: str) -> int:
+    """MPICH's number for a world of this name: 32-bit FNV-1a (HASH_FNV of src/mpl/include/mpl_uthash.h)."""
+    value = 2166136261
+    for byte in name.encode():
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value

@@ -1,0 +1,23 @@
+"""The entry of an executed Python rank of an MPI world: `python -u …/nursery/executed.py (SCRIPT | -m MODULE) ARGS`.
+
+At an interpreter's exit mpi4py finalizes MPI, which waits for all ranks. Where this one ends with an exception, the
+others would be waited for, and never come: it has to leave without that.
+"""
+
+import os
+import sys
+
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_root, _name = os.path.split(_package)  # launchpad, or what it is called where it was sent to
+sys.path.insert(0, _root)
+
+_target = __import__(f"{_name}.nursery.target", fromlist=["execute"])
+
+del sys.path[0]
+sys.path_importer_cache.pop(_root, None)
+for _one in [one for one in sys.modules if one.split(".")[0] == _name]:
+    del sys.modules[_one]
+
+_target.execute([sys.orig_argv[0], "-u", *sys.argv[1:]])
