@@ -115,6 +115,7 @@ class World(NamedTuple):
     size: int
     first: int  # the MPI rank of the first of these; the others follow it
     ranks: list[int]
+    programs: list[int]  # of each of them, which of those that were spawned together: MPI_APPNUM
     mapping: str  # which MPI ranks share a node, as MPICH writes it
     keys: dict[str, str]  # that are there from the start
     interface: str  # by which the nodes reach each other; "" for one node
@@ -127,6 +128,12 @@ class BarrierOut(NamedTuple):
     world: int
     group: str
     keys: dict[str, str]  # what was put on other nodes
+
+
+class StartMore(NamedTuple):
+    """Execute these too: ranks of a world that was spawned."""
+
+    ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}
 
 
 class MpiReply(NamedTuple):
@@ -152,5 +159,6 @@ Command = (
     | Finish
     | World
     | BarrierOut
+    | StartMore
     | MpiReply
 )

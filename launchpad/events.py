@@ -171,6 +171,12 @@ class MpiRequest(NamedTuple):
     lines: list[str]
 
 
+class NoMpi(NamedTuple):
+    """Ranks that were to be an MPI world have all left with 0, and no MPI in them has met us."""
+
+    time: int
+
+
 class StraysEnded(NamedTuple):
     """Processes that ranks had left behind, and that were killed at the end."""
 
@@ -283,6 +289,16 @@ class Restarted(NamedTuple):
     node: int  # the lost node, else -1
 
 
+class RanksSpawned(NamedTuple):
+    """A rank has started others (MPI_Comm_spawn); they are numbered behind all that were there."""
+
+    time: int
+    by: int
+    node: int
+    ranks: list[int]
+    argv: list[str]  # of the first of them
+
+
 class PhaseChanged(NamedTuple):
     """The job's state machine took a step."""
 
@@ -313,6 +329,7 @@ Event = (
     | RankFailed
     | BarrierIn
     | MpiRequest
+    | NoMpi
     | StraysEnded
     | Suspended
     | InputTaken
@@ -328,5 +345,6 @@ Event = (
     | LogFailed
     | Written
     | Restarted
+    | RanksSpawned
     | PhaseChanged
 )

@@ -57,6 +57,8 @@ MESSAGES: tuple[Any, ...] = (
     commands.BarrierOut,
     events.MpiRequest,
     commands.MpiReply,
+    events.NoMpi,
+    commands.StartMore,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 

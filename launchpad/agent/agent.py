@@ -28,6 +28,7 @@ from ..commands import (
     Reach,
     Signal,
     Start,
+    StartMore,
     Survey,
     Sync,
     World,
@@ -39,6 +40,7 @@ from ..events import (
     Drained,
     Event,
     Held,
+    NoMpi,
     Pong,
     RankExited,
     RankRaised,
@@ -204,6 +206,8 @@ class Agent:
                 self._join(command)
             case BarrierOut() if self._mpi:
                 self._mpi.barrier_out(command)
+            case StartMore(ranks):
+                self._starter.start_more(ranks)
             case MpiReply(number, line) if self._mpi:
                 self._mpi.reply(number, line)
             case Finish(leave):
@@ -259,6 +263,8 @@ class Agent:
         if killed:
             self._outbox.say(StraysEnded(time.monotonic_ns(), killed))
         if self._mpi:
+            if leave and self._mpi.unused:
+                self._outbox.say(NoMpi(time.monotonic_ns()))
             self._mpi.close()
         self._outbox.drain()
 
@@ -286,7 +292,7 @@ class Agent:
 
     def _exited(self, started: rank.Rank, code: int, largest: int) -> None:
         now = time.monotonic_ns()
-        if started.status_fd is not None and started.status_fd in self._poll:
+        if started.status_fd is not None:
             self._on_status(started.status_fd, started)
         before, self._memory_kills = self._memory_kills, memory.kills() if code else self._memory_kills
         killed = code == -signal.SIGKILL and self._memory_kills > before
@@ -301,5 +307,6 @@ class Agent:
         reason = os.read(fd, 4096)
         self._poll.unwatch(fd)
         os.close(fd)
+        started.status_fd = None  # the number will be another's
         if reason:
             self._outbox.say(StartFailed(time.monotonic_ns(), started.rank, reason.decode("utf-8", "surrogateescape")))

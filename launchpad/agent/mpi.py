@@ -32,7 +32,7 @@ class Members:
     def enter(self, rank: int, barrier: Enter) -> tuple[bool, BarrierIn | None]:
         """A rank has come to a barrier: whether it is complete, and what the head must know if it is complete here."""
         members = barrier.members
-        everyone = range(self.world.size) if not members else members
+        everyone = members or range(self.world.size)
         here = self._here if members is None else [one for one in self._here if one in everyone]
         waiting = self._waiting.setdefault(barrier.group, set())
         waiting.add(rank)
@@ -59,6 +59,7 @@ class Mpi:
         self._of: dict[int, Members] = {}  # by rank
         self._talks: dict[int, Talk] = {}
         self._sockets: dict[int, socket.socket] = {}
+        self._done = 0  # how many have left with 0
 
     def add(self, world: World) -> None:
         """A world whose ranks are about to be started; the job's own (number 0) is followed by no other of before."""
@@ -91,7 +92,8 @@ class Mpi:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._sockets[rank] = ours
-        self._talks[rank] = Talk(self._of[rank].keys)
+        members = self._of[rank]
+        self._talks[rank] = Talk(members.keys, members.world.programs[members.world.ranks.index(rank)])
         self._poll.watch(ours.fileno(), lambda _: self._hear(rank))
         return theirs.detach()
 
@@ -151,6 +153,14 @@ class Mpi:
         if code == 0 and rank in self._talks and self._talks[rank].is_inside(self._beside(rank)):
             self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, LEFT))
 
+        self._done += code == 0
+
+    @property
+    def unused(self) -> bool:
+        """Whether all ranks here are gone with 0, and none of them has said a word."""
+        talks = self._talks.values()
+        return self._done == len(talks) and not any(talk.has_spoken for talk in talks)
+
     def _beside(self, rank: int) -> list[Talk]:
         return [self._talks[one] for one in self._of[rank].world.ranks if one in self._talks]
 
@@ -167,6 +177,7 @@ class Mpi:
         self._worlds.clear()
         self._of.clear()
         self._talks.clear()
+        self._done = 0
         shm.remove(self._folder)
 
 

@@ -68,8 +68,10 @@ class Keys:
 class Talk:
     """What one rank says, from its first byte on."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, program: int = 0) -> None:
+        """`program`: its MPI_APPNUM."""
         self._keys = keys
+        self._program = program
         self._buffer = b""
         self._spawn: list[str] = []  # lines of one that is not complete
         self._in_spawn = False
@@ -77,12 +79,17 @@ class Talk:
         self._last = ""  # command
         self._barriers = 0  # of the whole world
 
+    @property
+    def has_spoken(self) -> bool:
+        """Whether anything of MPI was there."""
+        return bool(self._last)
+
     def is_inside(self, others: Iterable[Talk]) -> bool:
         """Whether it is between MPI_Init and MPI_Finalize; `others` are those of its world.
 
-        MPICH says finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c), so what has left by
-        _exit has not said it. What it says in MPI_Finalize itself is a barrier; one in MPI_Init is followed by more,
-        but only by one rank of a node.
+        MPICH says finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c): who leaves by _exit
+        does not say it. What it says in MPI_Finalize itself is a barrier. There are some in MPI_Init, too, and after
+        them only one rank of a node goes on to ask for keys.
         """
         if not self._initialized:
             return False
@@ -113,7 +120,7 @@ class Talk:
             case "get_maxes":
                 yield Reply(f"cmd=maxes rc=0 {MAXES}")
             case "get_appnum":
-                yield Reply("cmd=appnum rc=0 appnum=0")
+                yield Reply(f"cmd=appnum rc=0 appnum={self._program}")
             case "get_my_kvsname":
                 yield Reply(f"cmd=my_kvsname rc=0 kvsname={self._keys.name}")
             case "get_universe_size":
@@ -140,7 +147,7 @@ class Talk:
         if said.get("pmi_version") != "1":
             return Reply("cmd=response_to_init rc=-1 pmi_version=1 pmi_subversion=2 msg=only_PMI-1_is_spoken")
         self._initialized = True
-        # 1.2 has barriers of some ranks only; it is for the server to say so (PMII_init of MPICH's src/pmi/src/pmi_v1.c).
+        # 1.2 has barriers of some ranks only; that there are, MPICH expects to be told (PMII_init of src/pmi/src/pmi_v1.c).
         return Reply("cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2")
 
     def _put(self, said: dict[str, str]) -> Reply:
@@ -164,7 +171,7 @@ class Talk:
         return Enter(group, sorted(map(int, set(members))))
 
     def _spawning(self, line: str) -> Iterator[Action]:
-        """`mcmd=spawn`, a line for each attribute, `endcmd`: for MPI_Comm_spawn_multiple, so often as totspawns says."""
+        """`mcmd=spawn`, a line for each attribute, `endcmd`; for MPI_Comm_spawn_multiple so often as totspawns says."""
         self._spawn.append(line)
         self._in_spawn = line != "endcmd"
         if sum(map(len, self._spawn)) > LONGEST_SPAWN:
@@ -203,6 +210,8 @@ def _abort(said: dict[str, str]) -> Fail:
     text = said.get("exitcode", "1")
     code = int(text) if text.lstrip("-").isdecimal() else 1
     message = said.get("message", "").strip()
+    if message == "abort":  # MPICH has shown its own words on stderr
+        message = ""
     # An aborted job has not succeeded, whatever it was aborted with.
     return Fail(code & 0xFF or 1, f"called MPI_Abort({code})" + (f": {message}" if message else ""))
 

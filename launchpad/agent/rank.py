@@ -107,7 +107,7 @@ def start(
             processes.die_with_parent(parent)
             for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
                 os.dup2(fd, number)
-            if outlets.rank_link >= 0:  # 3 is in use in an agent: it can be none of the descriptors that are needed below
+            if outlets.rank_link >= 0:  # 3 is in use in an agent: it is none of those that are needed below
                 os.dup2(outlets.rank_link, 3)
                 os.set_inheritable(3, True)
             resource.setrlimit(resource.RLIMIT_NOFILE, files)

@@ -93,6 +93,11 @@ class Starter:
         if self._nursery is not None and self._nursery.state == "ready":
             self._order_all()
 
+    def start_more(self, ranks: list[dict[str, Any]]) -> None:
+        """Execute these too."""
+        for entry in ranks:
+            self._execute(entry)
+
     def take_input(self, data: bytes) -> None:
         """Bytes of the head's standard input."""
         if self._input is not None:
@@ -109,7 +114,13 @@ class Starter:
                 try:
                     argv = self._command(entry)
                     begun = rank.start(
-                        number, argv, environ, self._start.cwd, self._stdin(number), outlets, self._files
+                        number,
+                        argv,
+                        environ,
+                        entry.get("cwd", self._start.cwd),
+                        self._stdin(number),
+                        outlets,
+                        self._files,
                     )
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)

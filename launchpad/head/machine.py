@@ -139,6 +139,10 @@ class Machine:
                 return self._cleared()
         return []
 
+    def join(self, ranks: Sequence[int]) -> None:
+        """These have been started too, by one that runs."""
+        self.running.update(ranks)
+
     def tick(self, now: float) -> list[Action]:
         """What to do because time has passed."""
         if self.deadline is None or now < self.deadline:

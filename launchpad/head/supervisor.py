@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launchpad.commands import Credit
+from launchpad.commands import Credit, MpiReply, StartMore
 from launchpad.commands import Finish as FinishCommand
 from launchpad.commands import Input as InputFrame
 from launchpad.commands import Signal as SendSignal
@@ -35,6 +35,7 @@ from launchpad.events import (
     RankExited,
     RankFailed,
     RankRaised,
+    RanksSpawned,
     RankStarted,
     Restarted,
     StartFailed,
@@ -96,8 +97,6 @@ class Supervisor:
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)))
         self._flow = Flow(len(plan.ranks), self._give_credit)
-        for place, node in enumerate(plan.nodes):
-            self._node_of.update((rank.rank, place) for rank in node.ranks)
         for event in self._gathering.early:
             self._gathering.post(event)
         self.nodes.forgive(time.monotonic())
@@ -155,6 +154,8 @@ class Supervisor:
                 pass
             case _ if not self._makes_sense(source, event):
                 self._lose(source, f"the agent said what no agent says: {event!r:.80}", time.monotonic_ns(), machine)
+            case MpiRequest(_, rank, ["mcmd=spawn", *_]):
+                self._spawn(rank, event, machine)
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):
                     self.nodes.send(node, command)
@@ -163,10 +164,29 @@ class Supervisor:
                 self._dispatch(event)
                 self._act(machine.on(event, self._clock(), source))
 
+    def _spawn(self, by: int, request: MpiRequest, machine: Machine) -> None:
+        """A rank asks for others: they run on the first node."""
+        assert self._worlds is not None
+        if machine.phase != "running":
+            return
+        try:
+            world, entries = self._worlds.spawn(request, machine.attempt)
+        except (ValueError, LookupError) as error:
+            reason = str(error).replace(" ", "_")
+            self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=1 msg={reason}"))
+            return
+        self._node_of.update(dict.fromkeys(world.ranks, 0))
+        machine.join(world.ranks)
+        self._dispatch(RanksSpawned(time.monotonic_ns(), by, 0, world.ranks, entries[0]["argv"]))
+        self.nodes.send(0, world)
+        self.nodes.send(0, StartMore(entries))
+        codes = ",".join("0" * world.size)
+        self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=0 errcodes={codes}"))
+
     def _lose(self, node: int, reason: str, at: int, machine: Machine) -> None:
         self._lost.add(node)
         self.nodes.abandon(node)
-        ranks = [rank.rank for rank in self._plan.nodes[node].ranks]
+        ranks = [rank for rank, place in self._node_of.items() if place == node]
         event = NodeLost(at, node, reason, ranks)
         self._dispatch(event)
         self._act(machine.on(event, self._clock()))
@@ -197,6 +217,8 @@ class Supervisor:
     def _start(self, attempt: int) -> None:
         self._flow.start(attempt)
         self._gone.clear()
+        nodes = enumerate(self._plan.nodes)
+        self._node_of = {rank.rank: place for place, node in nodes for rank in node.ranks}
         if self._plan.mpi:
             self._worlds = Worlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
         for place, node in enumerate(self._plan.nodes):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from launchpad.commands import BarrierOut, Command, MpiReply, World
 from launchpad.events import BarrierIn, MpiRequest
-from launchpad.job.mpi import process_mapping
+from launchpad.job.mpi import Seat, process_mapping, spawned_programs
+from launchpad.job.mpi import environ as mpi_environ
 from launchpad.job.plan import Plan
 
 
@@ -49,6 +51,7 @@ class Worlds:
         self._plan = plan
         self._name = name
         self._meetings = [_Meeting(range(len(plan.nodes)), [len(node.ranks) for node in plan.nodes])]
+        self._next_rank = len(plan.ranks)
         self._published: dict[str, str] = {}
 
     def begin(self, place: int) -> World:
@@ -60,6 +63,7 @@ class Worlds:
             size=len(self._plan.ranks),
             first=node.ranks[0].rank,
             ranks=[rank.rank for rank in node.ranks],
+            programs=[0] * len(node.ranks),
             mapping=process_mapping([len(node.ranks) for node in self._plan.nodes]),
             keys={},
             interface=node.interface,
@@ -75,11 +79,43 @@ class Worlds:
         match event:
             case BarrierIn():
                 return self._meetings[event.world].enter(node, event)
-            case MpiRequest(_, rank, lines) if lines[:1] != ["mcmd=spawn"]:
+            case MpiRequest(_, rank, lines):
                 return [(node, MpiReply(rank, self._name_service(lines[0])))]
-            case MpiRequest(_, rank):
-                return [(node, MpiReply(rank, "cmd=spawn_result rc=1 msg=launchpad_does_not_spawn_MPI_processes"))]
         return []
+
+    def spawn(self, request: MpiRequest, attempt: int) -> tuple[World, list[dict[str, Any]]]:
+        """The world that a rank asks for, on the first node, and its ranks. Raises ValueError where it makes no sense."""
+        programs = spawned_programs(request.lines)
+        size = sum(program.count for program in programs)
+        node = self._plan.nodes[0]
+        number, first = len(self._meetings), self._next_rank
+        entries = []
+        for which, program in enumerate(programs):
+            for _ in range(program.count):
+                place = len(entries)
+                seat = Seat(place, size, place, size, 0, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
+                own = {"RANK": place, "ROLE_RANK": place, "LOCAL_RANK": place, "TORCHELASTIC_RESTART_COUNT": attempt}
+                own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
+                environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}
+                environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
+                cwd = os.path.join(node.cwd, program.cwd)
+                entry = {"rank": first + place, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
+                entries.append(entry)
+        self._next_rank += size
+        self._meetings.append(_Meeting([0], [size]))
+        world = World(
+            number=number,
+            name=f"{self._name}-{number}",
+            size=size,
+            first=0,
+            ranks=[entry["rank"] for entry in entries],
+            programs=[entry["program"] for entry in entries],
+            mapping=process_mapping([size]),
+            keys=programs[0].keys,
+            interface=node.interface,
+            python=all(program.python for program in programs),
+        )
+        return world, entries
 
     def _name_service(self, line: str) -> str:
         """publish_name, lookup_name, unpublish_name; answered as Hydra does (mpiexec/pmiserv_publish.c)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -43,3 +44,51 @@ def process_mapping(counts: Sequence[int]) -> str:
         else:
             blocks.append([node, 1, count])
     return f"(vector,{','.join(f'({first},{nodes},{each})' for first, nodes, each in blocks)})"
+
+
+class Spawned(NamedTuple):
+    """One program of an MPI_Comm_spawn or MPI_Comm_spawn_multiple."""
+
+    argv: list[str]
+    count: int
+    cwd: str  # "" for the job's
+    python: bool  # a Python program, `argv` being as a rank's of the job's own
+    keys: dict[str, str]  # what its world has from the start
+
+
+def spawned_programs(lines: Sequence[str]) -> list[Spawned]:
+    """Read `mcmd=spawn … endcmd`, so often as there are programs. Raises ValueError where it makes no sense."""
+    programs = []
+    said: dict[str, str] = {}
+    for line in lines:
+        if line == "endcmd":
+            programs.append(_spawned(said))
+        elif line == "mcmd=spawn":
+            said = {}
+        else:
+            name, _, value = line.partition("=")
+            said[name] = value
+    if not programs:
+        raise ValueError("a spawn of nothing")
+    return programs
+
+
+def _spawned(said: Mapping[str, str]) -> Spawned:
+    count = int(said.get("nprocs", "1"))
+    if count < 1 or not said.get("execname"):
+        raise ValueError("a spawn of nothing")
+    info = _pairs(said, "info", said.get("info_num", "0"))
+    name = said["execname"]
+    if "path" in info:
+        name = f"{info['path']}/{name}"
+    args = [said.get(f"arg{place}", "") for place in range(1, int(said.get("argcnt", "0")) + 1)]
+    options = [arg for arg in args[:1] if arg == "-u"]
+    rest = args[len(options) :]
+    python = bool(re.fullmatch(r"python[0-9.]*", name.rpartition("/")[2])) and bool(rest)
+    python = python and (rest[0] == "-m" and len(rest) > 1 or not rest[0].startswith("-"))
+    argv = [name, "-u", *rest] if python else [name, *args]
+    return Spawned(argv, count, info.get("wdir", ""), python, _pairs(said, "preput", said.get("preput_num", "0")))
+
+
+def _pairs(said: Mapping[str, str], what: str, count: str) -> dict[str, str]:
+    return {said[f"{what}_key_{place}"]: said.get(f"{what}_val_{place}", "") for place in range(int(count))}

@@ -13,11 +13,11 @@ _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _root, _name = os.path.split(_package)  # launchpad, or what it is called where it was sent to
 sys.path.insert(0, _root)
 
-_target = __import__(f"{_name}.nursery.target", fromlist=["execute"])
+_program = __import__(f"{_name}.nursery.program", fromlist=["execute"])
 
 del sys.path[0]
 sys.path_importer_cache.pop(_root, None)
 for _one in [one for one in sys.modules if one.split(".")[0] == _name]:
     del sys.modules[_one]
 
-_target.execute([sys.orig_argv[0], "-u", *sys.argv[1:]])
+_program.execute([sys.orig_argv[0], "-u", *sys.argv[1:]])

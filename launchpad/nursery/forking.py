@@ -18,7 +18,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import mpi, process, store, target
+from . import mpi, process, program, store, target
 
 LINK = 3
 MOST_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -30,7 +30,7 @@ def main() -> None:
     """Serve the agent. What returns from `_serve` is a rank, or the store's process."""
     os.set_inheritable(LINK, False)
     link = socket.socket(fileno=LINK)
-    target.put_first_on_path(sys.argv[1:])  # what is imported here is found where the ranks would find it
+    program.put_first_on_path(sys.argv[1:])  # what is imported here is found where the ranks would find it
     request, _ = _receive(link)
     _say(link, "ready", _preload(request["preload"]))
     heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -43,7 +43,7 @@ def main() -> None:
         target.become(request, fds)
         if heeds_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        target.run(request["argv"])
+        program.run(request["argv"])
 
 
 def _preload(names: list[str]) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import signal
 import sys
-import traceback
 import types
 import weakref
-from collections.abc import Callable
 
-from . import process
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _imported_before: set[str] = set()
 
@@ -49,11 +48,16 @@ def leave(how: list[BaseException], ours: str) -> None:
     flushed = _flush()
     sys.setswitchinterval(_NO_TURNS)
     finish_mpi = _mpi_finisher() if code == 0 else None
+    # Once the modules are cleared nothing can be imported.
+    import ctypes
+    import signal
+
+    flush_c = ctypes.CDLL(None).fflush
     _clear_modules()
     flushed = _flush() and flushed
     if finish_mpi:
         finish_mpi()
-    process.flush_c()
+    flush_c(None)  # what C code has in its stdio buffers
     if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -76,6 +80,8 @@ def _tell(ended: BaseException | None, ours: str) -> int:
     except SystemExit as error:
         return _exit_code(error.code)
     except BaseException as error:
+        import traceback
+
         print("Error in sys.excepthook:", file=sys.stderr)
         inner = error.__traceback__
         traceback.print_exception(type(error), error, inner.tb_next if inner else None)
@@ -102,6 +108,8 @@ def _finish_threads() -> None:
     try:
         threading._shutdown()
     except BaseException as error:
+        import traceback
+
         print(f"Exception ignored in: {threading!r}", file=sys.stderr)
         traceback.print_exception(error)
 
@@ -116,6 +124,8 @@ def _flush() -> bool:
             if stream is sys.stdout:
                 done = False
                 try:
+                    import traceback
+
                     print(f"Exception ignored in: {stream!r}", file=sys.stderr)
                     traceback.print_exception(error)
                 except BaseException:

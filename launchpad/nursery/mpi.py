@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from typing import Any
 
 # False by its value, and no program writes it so.
 _HELD = 0
@@ -13,7 +15,7 @@ _HELD = 0
 def hold() -> None:
     """From here on importing mpi4py.MPI begins nothing."""
     try:
-        rc: Any = importlib.import_module("mpi4py").rc
+        rc: Any = __import__("mpi4py").rc
     except Exception:  # there is none, or none that can be imported: who needs it will say so
         return
     if rc.initialize:

@@ -89,8 +89,3 @@ _PLACES = {
     "end_data": 46,
     "start_brk": 47,
 }
-
-
-def flush_c() -> None:
-    """Write what C code has in its stdio buffers."""
-    _libc.fflush(None)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launchpad.events import STDERR, STDOUT, ConsoleClosed, Output, StopRequested
+from launchpad.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, StopRequested
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.report.lines import Device, Stream
@@ -42,23 +42,31 @@ class Console:
             else:
                 self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
-        labels = _labels(plan)
-        self.margin = len(labels[ranks[0].rank]) + 1  # the columns that a prefix takes
-        for rank in ranks:
-            if spec.shown_local_ranks is not None and rank.local_rank not in spec.shown_local_ranks:
+        self._spec = spec
+        self._label = _labels(plan)
+        self.margin = len(self._label(0, ranks[0].rank)) + 1  # the columns that a prefix takes
+        for place, node in enumerate(plan.nodes):
+            for rank in node.ranks:
+                self._open(rank.rank, rank.local_rank, self._label(place, rank.rank))
+
+    def _open(self, rank: int, local_rank: int, label: str) -> None:
+        spec = self._spec
+        if spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks:
+            return
+        for stream in (STDOUT, STDERR):
+            if spec.redirects.has(local_rank, stream) and not spec.tee.has(local_rank, stream):
                 continue
-            for stream in (STDOUT, STDERR):
-                if spec.redirects.has(rank.local_rank, stream) and not spec.tee.has(rank.local_rank, stream):
-                    continue
-                label = labels[rank.rank]
-                prefix = f"{label} "
-                if self._colour[stream]:
-                    # The reset in front ends what an earlier line may have left on.
-                    prefix = f"\x1b[0;{_COLOURS[rank.rank % len(_COLOURS)]}m{label}\x1b[0m "
-                self._streams[rank.rank, stream] = Stream(stream, prefix.encode(), len(label) + 1)
+            prefix = f"{label} "
+            if self._colour[stream]:
+                # The reset in front ends what an earlier line may have left on.
+                prefix = f"\x1b[0;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m "
+            self._streams[rank, stream] = Stream(stream, prefix.encode(), len(label) + 1)
 
     def on(self, event: Any) -> bool:
         """Show an event; True where its bytes were given to a writer."""
+        if type(event) is RanksSpawned:
+            for rank in event.ranks:
+                self._open(rank, rank, self._label(event.node, rank))
         if type(event) is not Output:
             return False
         stream = self._streams.get((event.rank, event.stream))
@@ -117,16 +125,13 @@ class Console:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
 
 
-def _labels(plan: Plan) -> dict[int, str]:
-    """What stands before a rank's lines, of one length for all: [3], and with several nodes [name 3]."""
+def _labels(plan: Plan) -> Callable[[int, int], str]:
+    """What stands before the lines of a node's rank, of one length for all: [3], and with several nodes [name 3]."""
     digits = len(str(plan.world_size - 1))
     longest = max(len(node.name) for node in plan.nodes)
     several = len(plan.nodes) > 1
-    return {
-        rank.rank: f"[{f'{node.name:<{longest}} ' if several else ''}{rank.rank:>{digits}}]"
-        for node in plan.nodes
-        for rank in node.ranks
-    }
+    names = [f"{node.name:<{longest}} " if several else "" for node in plan.nodes]
+    return lambda place, rank: f"[{names[place]}{rank:>{digits}}]"
 
 
 def _encoded(text: str) -> bytes:

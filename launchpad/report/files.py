@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad.errors import UsageError
-from launchpad.events import STDERR, STDOUT, LogFailed, Output, RankRaised, Restarted
+from launchpad.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.report.filtered import Filter
@@ -52,14 +52,17 @@ class Files:
     def _open(self, attempt: int) -> None:
         for stream in self._filters:
             self._filtered[stream] = self._open_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
+        self._attempt = attempt
         for rank in self._plan.ranks:
-            number = rank.rank if len(self._plan.nodes) > 1 else rank.local_rank
-            folder = os.path.join(f"attempt_{attempt}", str(number))
-            os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
-            self._folders[rank.rank] = os.path.join(self.folder, folder)
-            for stream, name in _NAMES.items():
-                if any(streams.has(rank.local_rank, stream) for streams in (self._spec.redirects, self._spec.tee)):
-                    self._files[rank.rank, stream] = self._open_file(folder, name)
+            self._open_rank(rank.rank, rank.local_rank, rank.rank if len(self._plan.nodes) > 1 else rank.local_rank)
+
+    def _open_rank(self, rank: int, local_rank: int, number: int) -> None:
+        folder = os.path.join(f"attempt_{self._attempt}", str(number))
+        os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
+        self._folders[rank] = os.path.join(self.folder, folder)
+        for stream, name in _NAMES.items():
+            if any(streams.has(local_rank, stream) for streams in (self._spec.redirects, self._spec.tee)):
+                self._files[rank, stream] = self._open_file(folder, name)
 
     def _open_file(self, folder: str, name: str) -> int:
         os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
@@ -74,10 +77,13 @@ class Files:
             del self._paths[fd]
         self._files.clear()
         self._filtered.clear()
+        self._try_to_open(lambda: self._open(attempt))
+
+    def _try_to_open(self, do: Callable[[], None]) -> None:
         try:
-            self._open(attempt)
+            do()
         except OSError as error:
-            path = os.path.join(self.folder, f"attempt_{attempt}")
+            path = os.path.join(self.folder, f"attempt_{self._attempt}")
             self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
 
     def on(self, event: Any) -> bool:
@@ -97,6 +103,9 @@ class Files:
                     file.write(event.error)
             except OSError as error:
                 self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+        elif type(event) is RanksSpawned:
+            for rank in event.ranks:
+                self._try_to_open(lambda rank=rank: self._open_rank(rank, rank, rank))  # type: ignore[misc]
         elif type(event) is Restarted:
             self._reopen(event.attempt)
         return False

@@ -12,11 +12,13 @@ from launchpad.events import (
     STDERR,
     LogFailed,
     NodeLost,
+    NoMpi,
     NotForked,
     Output,
     PhaseChanged,
     RankExited,
     RankRaised,
+    RanksSpawned,
     RankStarted,
     Restarted,
     StopRequested,
@@ -89,6 +91,14 @@ class Summary:
                 self._exits[rank] = Exit(at, code, memory, memory_killed)
             case NotForked(_, reason):
                 self._say(f"ranks are executed one by one, and each imports torch itself: {reason}")
+            case NoMpi():
+                self._say(
+                    "no rank has called MPI_Init of an MPICH (pip install mpich) or an Intel MPI; under any other MPI "
+                    "each rank is a world of its own"
+                )
+            case RanksSpawned():
+                self._names.update((rank, f"rank {rank}, spawned by rank {event.by},") for rank in event.ranks)
+                self._say(f"rank {event.by} has spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case LogFailed(_, path, reason):
                 self._say(f"{path}: {reason}; what the rank writes from here on is missing there")
             case StraysEnded(_, processes):
