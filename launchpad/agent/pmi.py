@@ -87,9 +87,9 @@ class Talk:
     def is_inside(self, others: Iterable[Talk]) -> bool:
         """Whether it is between MPI_Init and MPI_Finalize; `others` are those of its world.
 
-        MPICH says finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c): who leaves by _exit
-        does not say it. What it says in MPI_Finalize itself is a barrier. There are some in MPI_Init, too, and after
-        them only one rank of a node goes on to ask for keys.
+        MPICH says finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c): who leaves by
+        _exit does not say it. What it says in MPI_Finalize itself is a barrier. There are some in MPI_Init, too, and
+        after them only one rank of a node goes on to ask for keys.
         """
         if not self._initialized:
             return False
@@ -147,7 +147,7 @@ class Talk:
         if said.get("pmi_version") != "1":
             return Reply("cmd=response_to_init rc=-1 pmi_version=1 pmi_subversion=2 msg=only_PMI-1_is_spoken")
         self._initialized = True
-        # 1.2 has barriers of some ranks only; that there are, MPICH expects to be told (PMII_init of src/pmi/src/pmi_v1.c).
+        # 1.2 has barriers of some ranks only, which MPICH uses if it is told so (PMII_init of src/pmi/src/pmi_v1.c).
         return Reply("cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2")
 
     def _put(self, said: dict[str, str]) -> Reply:

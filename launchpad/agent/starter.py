@@ -113,15 +113,8 @@ class Starter:
                 outlets = outlets or self._open_outlets(number)
                 try:
                     argv = self._command(entry)
-                    begun = rank.start(
-                        number,
-                        argv,
-                        environ,
-                        entry.get("cwd", self._start.cwd),
-                        self._stdin(number),
-                        outlets,
-                        self._files,
-                    )
+                    cwd = entry.get("cwd", self._start.cwd)
+                    begun = rank.start(number, argv, environ, cwd, self._stdin(number), outlets, self._files)
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)
                     raise

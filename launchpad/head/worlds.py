@@ -84,16 +84,16 @@ class Worlds:
         return []
 
     def spawn(self, request: MpiRequest, attempt: int) -> tuple[World, list[dict[str, Any]]]:
-        """The world that a rank asks for, on the first node, and its ranks. Raises ValueError where it makes no sense."""
+        """The world that a rank asks for, on the first node, and its ranks. ValueError where it makes no sense."""
         programs = spawned_programs(request.lines)
-        size = sum(program.count for program in programs)
+        size = sum(program.nproc for program in programs)
         node = self._plan.nodes[0]
         number, first = len(self._meetings), self._next_rank
-        entries = []
+        entries: list[dict[str, Any]] = []
         for which, program in enumerate(programs):
-            for _ in range(program.count):
+            for _ in range(program.nproc):
                 place = len(entries)
-                seat = Seat(place, size, place, size, 0, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
+                seat = Seat(place, size, place, size, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
                 own = {"RANK": place, "ROLE_RANK": place, "LOCAL_RANK": place, "TORCHELASTIC_RESTART_COUNT": attempt}
                 own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
                 environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}

@@ -14,12 +14,11 @@ class Seat(NamedTuple):
     size: int
     local_rank: int
     local_size: int
-    node: int
     host: str  # the node's name where it is another machine; "" for this one
 
 
 def environ(seat: Seat) -> dict[str, str]:
-    """Hydra's variables, by which MPICH starts; and Open MPI's, which many scripts read. PMI_FD is the agent's to set."""
+    """Hydra's variables, by which MPICH starts; and Open MPI's, which scripts read. PMI_FD is the agent's to set."""
     found = {
         "PMI_RANK": str(seat.rank),
         "PMI_SIZE": str(seat.size),
@@ -50,7 +49,7 @@ class Spawned(NamedTuple):
     """One program of an MPI_Comm_spawn or MPI_Comm_spawn_multiple."""
 
     argv: list[str]
-    count: int
+    nproc: int
     cwd: str  # "" for the job's
     python: bool  # a Python program, `argv` being as a rank's of the job's own
     keys: dict[str, str]  # what its world has from the start
@@ -85,7 +84,7 @@ def _spawned(said: Mapping[str, str]) -> Spawned:
     options = [arg for arg in args[:1] if arg == "-u"]
     rest = args[len(options) :]
     python = bool(re.fullmatch(r"python[0-9.]*", name.rpartition("/")[2])) and bool(rest)
-    python = python and (rest[0] == "-m" and len(rest) > 1 or not rest[0].startswith("-"))
+    python = python and ((rest[0] == "-m" and len(rest) > 1) or not rest[0].startswith("-"))
     argv = [name, "-u", *rest] if python else [name, *args]
     return Spawned(argv, count, info.get("wdir", ""), python, _pairs(said, "preput", said.get("preput_num", "0")))
 

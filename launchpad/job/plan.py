@@ -166,9 +166,7 @@ def make_plan(
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
     if spec.backend == "mpi" and spec.world.nnodes > 1:
-        raise UsageError(
-            "--backend mpi: launchpads started on each node form no MPI world; name the nodes with --hosts"
-        )
+        raise UsageError("--backend mpi: launchpads started on each node form no MPI world; give --hosts to one")
     places = places or [Place(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
@@ -203,11 +201,10 @@ def make_plan(
         ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
         if spec.backend == "mpi":
             host = place.name if place.interface else ""
+            seats = [mpi.Seat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
             ranks = tuple(
-                replace(
-                    r, environ={**r.environ, **mpi.environ(mpi.Seat(r.rank, world, r.local_rank, count, index, host))}
-                )
-                for r in ranks
+                replace(rank, environ={**rank.environ, **mpi.environ(seat)})
+                for rank, seat in zip(ranks, seats, strict=True)
             )
         defaults = {
             "OMP_NUM_THREADS": str(max(1, node.cores // count)),

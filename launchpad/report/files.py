@@ -10,6 +10,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from launchpad.errors import UsageError
@@ -58,8 +59,8 @@ class Files:
 
     def _open_rank(self, rank: int, local_rank: int, number: int) -> None:
         folder = os.path.join(f"attempt_{self._attempt}", str(number))
-        os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
         self._folders[rank] = os.path.join(self.folder, folder)
+        os.makedirs(self._folders[rank], exist_ok=True)
         for stream, name in _NAMES.items():
             if any(streams.has(local_rank, stream) for streams in (self._spec.redirects, self._spec.tee)):
                 self._files[rank, stream] = self._open_file(folder, name)
@@ -77,7 +78,7 @@ class Files:
             del self._paths[fd]
         self._files.clear()
         self._filtered.clear()
-        self._try_to_open(lambda: self._open(attempt))
+        self._try_to_open(partial(self._open, attempt))
 
     def _try_to_open(self, do: Callable[[], None]) -> None:
         try:
@@ -105,7 +106,7 @@ class Files:
                 self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
         elif type(event) is RanksSpawned:
             for rank in event.ranks:
-                self._try_to_open(lambda rank=rank: self._open_rank(rank, rank, rank))  # type: ignore[misc]
+                self._try_to_open(partial(self._open_rank, rank, rank, rank))
         elif type(event) is Restarted:
             self._reopen(event.attempt)
         return False

@@ -1,0 +1,314 @@
+"""`launchpad run --backend mpi` with a real MPICH: one MPI_COMM_WORLD, on one node or several, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.sshd import needs_sshd
+from tests.test_run_hosts import Hosts
+
+
+def _has_mpich() -> bool:
+    try:
+        importlib.metadata.version("mpich")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+pytestmark = pytest.mark.skipif(not _has_mpich(), reason="mpich and mpi4py are not installed")
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+# How the ranks come to be: each by itself, or forked from a process that has imported something before.
+WAYS = [
+    pytest.param((), id="executed"),
+    pytest.param(("--preload", "mpi4py"), id="forked"),
+    pytest.param(("--preload", "mpi4py.MPI"), id="forked-with-MPI"),
+]
+EXECUTED_OR_FORKED = pytest.mark.parametrize("way", WAYS[:2])
+MPI = ("--backend", "mpi")
+
+
+def mpi(launchpad: Launchpad, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run to the end, and fail if any shared memory is left."""
+    done = launchpad.run("run", *MPI, *args)
+    _no_memory_is_left(done.stdout)
+    return done
+
+
+def _no_memory_is_left(output: str) -> None:
+    named = re.findall(r"shm (.*)", output)
+    names = [name for line in named for name in line.split()]
+    assert not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
+
+
+def said(done: subprocess.CompletedProcess[str], word: str) -> list[str]:
+    """What follows a word on the ranks' lines, sorted."""
+    return sorted(re.findall(rf"^\[.*\] {word} (.*)$", done.stdout, re.M))
+
+
+def sums(size: int) -> list[str]:
+    return sorted(f"{rank} {size} {size * (size + 1) // 2}" for rank in range(size))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", size, *way, "mpi_does.py", "sum")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == sums(size)
+
+
+@needs_torch
+def test_a_world_of_ranks_that_import_torch(launchpad: Launchpad) -> None:
+    (launchpad.folder / "both.py").write_text(
+        "import torch\nfrom mpi4py import MPI\nones = torch.ones(3)\n"
+        "MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, ones.numpy())\nprint('sum', ones.tolist())\n"
+    )
+    done = mpi(launchpad, "-n", 3, "both.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == ["[3.0, 3.0, 3.0]"] * 3
+
+
+def test_a_program_that_is_no_python_script(launchpad: Launchpad) -> None:
+    done = mpi(launchpad, "-n", 2, "--no-python", sys.executable, "mpi_does.py", "sum")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == sums(2)
+
+
+def test_a_module_and_its_place_on_the_path(launchpad: Launchpad) -> None:
+    (launchpad.folder / "beside.py").write_text("from mpi4py import MPI\nsize = MPI.COMM_WORLD.Get_size()\n")
+    (launchpad.folder / "main.py").write_text(
+        "import sys, beside\nprint('found', beside.size, sys.argv[1:], sys.orig_argv[1:3], __name__)\n"
+    )
+    assert said(mpi(launchpad, "-n", 2, "-m", "main", "x"), "found") == ["2 ['x'] ['-u', '-m'] __main__"] * 2
+    assert said(mpi(launchpad, "-n", 2, "main.py", "x"), "found") == ["2 ['x'] ['-u', 'main.py'] __main__"] * 2
+
+
+def test_one_program_after_the_other(launchpad: Launchpad) -> None:
+    program = launchpad.folder / "twice.sh"
+    program.write_text(f"#!/bin/sh\nset -e\nfor one in 1 2; do {sys.executable} $1 sum; done\n")
+    program.chmod(0o755)
+    done = mpi(launchpad, "-n", 2, "./twice.sh", "mpi_does.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == sorted(sums(2) * 2)
+
+
+def test_what_scripts_for_other_launchers_read(launchpad: Launchpad) -> None:
+    (launchpad.folder / "show.py").write_text(
+        "import os\nnames = 'RANK WORLD_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS OMPI_COMM_WORLD_RANK "
+        "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_NODE_RANK "
+        "LAUNCHPAD_BACKEND'\nprint('has', *(os.environ[name] for name in names.split()))\n"
+    )
+    done = launchpad.run("run", *MPI, "-n", 2, "show.py")
+    assert said(done, "has") == ["0 2 0 2 0 2 0 2 0 2 0 mpi", "1 2 1 2 1 2 1 2 1 2 1 mpi"]
+    assert "launchpad: no rank has called MPI_Init of an MPICH" in done.stderr
+    done = launchpad.run("run", "--backend", "gloo", "-n", 1, "sh", "-c", "echo has $LAUNCHPAD_BACKEND $PMI_RANK")
+    assert (said(done, "has"), done.stderr) == (["gloo"], "")
+
+
+def test_hydra_starts_scripts_as_ever(launchpad: Launchpad) -> None:
+    hydra = Path(sys.executable).parent / "mpiexec.hydra"
+    script = Path(__file__).parent / "programs" / "mpi_does.py"
+    done = subprocess.run(
+        [hydra, "-n", "2", sys.executable, script, "sum"],
+        capture_output=True, text=True, timeout=DEADLINE, check=True, env=launchpad.environ,
+    )  # fmt: skip
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("sum")) == ["sum 0 2 3", "sum 1 2 3"]
+
+
+def test_a_world_within_a_world_of_another_launcher(launchpad: Launchpad) -> None:
+    launchpad.environ |= {"PMI_RANK": "1", "PMI_SIZE": "7", "PMI_PORT": "nowhere:1", "PMI_ID": "1", "PMI_FD": "9"}
+    assert said(mpi(launchpad, "-n", 2, "mpi_does.py", "sum"), "sum") == sums(2)
+
+
+# How it ends.
+
+
+@EXECUTED_OR_FORKED
+def test_an_abort_ends_all_with_its_code(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 4, *way, "mpi_does.py", "abort", 2)
+    assert done.returncode == 5
+    assert "launchpad: rank 2 failed first: called MPI_Abort(5)" in done.stderr
+    assert "launchpad: stopped because of it: ranks 0-1, 3" in done.stderr
+
+
+@EXECUTED_OR_FORKED
+def test_an_exception_in_one_rank_ends_all(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 4, *way, "mpi_does.py", "raise", 1)
+    assert done.returncode == 1
+    assert "launchpad: rank 1 failed first: exit code 1" in done.stderr
+    trace = re.findall(r"^\[1\] (.*)$", done.stderr, re.M)
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "mpi_does.py" in trace[1]  # no frame of ours is above the program's
+    assert trace[-1] == "ValueError: no good"
+
+
+@EXECUTED_OR_FORKED
+def test_an_exit_code_of_one_rank_ends_all(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "exit", 0)
+    assert done.returncode == 7
+    assert "launchpad: rank 0 failed first: exit code 7" in done.stderr
+
+
+@EXECUTED_OR_FORKED
+def test_a_rank_that_leaves_without_finalize_has_failed(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "leave", 1)
+    assert done.returncode == 1
+    assert (
+        "launchpad: rank 1 failed first: left without MPI_Finalize, after MPI_Init; its exit code was 0" in done.stderr
+    )
+
+
+@EXECUTED_OR_FORKED
+def test_a_rank_that_finalizes_may_leave_as_it_likes(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "finalize")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@EXECUTED_OR_FORKED
+def test_a_killed_rank_ends_all_and_leaves_no_memory(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 4, *way, "mpi_does.py", "kill", 3)
+    assert done.returncode == 137
+    assert "launchpad: rank 3 failed first: killed by SIGKILL" in done.stderr
+    assert "shm mpich_shm_" in done.stdout
+
+
+@EXECUTED_OR_FORKED
+def test_restarts(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 3, *way, "--max-restarts", 1, "mpi_does.py", "once", 1)
+    assert done.returncode == 0
+    assert "failed: rank 1, killed by SIGKILL" in done.stderr
+    first, second = re.findall(r"shm (mpich_\S+)", done.stdout)
+    assert first != second
+
+
+def test_no_memory_is_left_where_the_agent_was_killed(launchpad: Launchpad) -> None:
+    (launchpad.folder / "waits.py").write_text(
+        "import os, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.barrier()\nopen(f'here{os.getppid()}', 'w').close()\n"
+        "print('shm', open('/proc/self/maps').read().split('/dev/shm/')[1].split()[0], flush=True)\ntime.sleep(600)\n"
+    )
+    process = launchpad.start("run", *MPI, "-n", 2, "waits.py")
+    assert process.stdout is not None
+    lines = process.stdout.readline().decode() + process.stdout.readline().decode()
+    (agent,) = (int(path.name.removeprefix("here")) for path in launchpad.folder.glob("here*"))
+    os.kill(agent, signal.SIGKILL)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == 4
+    wait_until(lambda: not launchpad.survivors(), "the guard to leave")
+    assert lines.count("shm mpich_shm_") == 2
+    _no_memory_is_left(lines)
+
+
+# Names, and worlds that are spawned.
+
+
+def test_names_are_published_looked_up_and_unpublished(launchpad: Launchpad) -> None:
+    done = mpi(launchpad, "-n", 3, "mpi_does.py", "publish")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "heard") == ["a word"]
+    assert "[1] gone" in done.stdout.splitlines()
+
+
+@EXECUTED_OR_FORKED
+def test_spawned_processes_are_ranks_too(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 2, *way, "mpi_does.py", "spawn")
+    assert done.returncode == 0, done.stderr
+    assert said(done, "told") == ["33", "33"]  # what the others gave: 10 + 11 + 12
+    assert said(done, "spawned") == ["0 3 2 1", "1 3 2 1", "2 3 2 1"]
+    assert re.search(r"^launchpad: rank 0 has spawned ranks 2-4: .*mpi_does.py spawned -1$", done.stderr, re.M)
+    assert re.search(r"^\[4\] spawned", done.stdout, re.M)
+
+
+def test_the_failure_of_a_spawned_rank_ends_the_job(launchpad: Launchpad) -> None:
+    done = mpi(launchpad, "-n", 2, "--log-dir", "logs", "mpi_does.py", "spawn-and-fail")
+    assert done.returncode == 1
+    assert "launchpad: rank 3, spawned by rank 0, failed first: exit code 1" in done.stderr
+    assert "launchpad: stopped because of it: ranks 0-2" in done.stderr
+    (log,) = launchpad.folder.glob("logs/*/attempt_0/3/stderr.log")
+    assert log.read_text().endswith("ValueError: no good\n")
+
+
+def test_what_can_not_be_spawned_ends_the_job(launchpad: Launchpad) -> None:
+    (launchpad.folder / "spawns.py").write_text(
+        "from mpi4py import MPI\nMPI.COMM_WORLD.Spawn('no-such-program', maxprocs=1)\n"
+    )
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert done.returncode == 2
+    assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
+
+
+# Several hosts.
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+@EXECUTED_OR_FORKED
+@pytest.mark.parametrize("slots", ["n1:2,n2:2", "n2:1,n1:3", "n1:1,n2:2,n3:2"])
+def test_a_world_over_hosts(launchpad: Launchpad, hosts: Hosts, way: tuple[str, ...], slots: str) -> None:
+    size = sum(int(slot[-1]) for slot in slots.split(","))
+    done = hosts.run(launchpad, *MPI, *way, "-H", slots, "mpi_does.py", "sum")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == sums(size)
+    _no_memory_is_left(done.stdout)
+
+
+@needs_sshd
+@pytest.mark.parametrize("netmod", ["ucx", "ofi"])
+def test_either_of_the_networks_of_the_mpich_wheel(launchpad: Launchpad, hosts: Hosts, netmod: str) -> None:
+    done = hosts.run(launchpad, *MPI, "-x", f"MPIR_CVAR_CH4_NETMOD={netmod}", "-H", "n1:2,n2:1", "mpi_does.py", "sum")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done, "sum") == sums(3)
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [("abort", 5, "called MPI_Abort(5)"), ("raise", 1, "exit code 1"), ("leave", 1, "left without MPI_Finalize")],
+)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_end_over_hosts(launchpad: Launchpad, hosts: Hosts, what: str, code: int, words: str, rank: int) -> None:
+    done = hosts.run(launchpad, *MPI, "-H", "n1:2,n2:2", "mpi_does.py", what, rank)
+    assert done.returncode == code
+    assert f"launchpad: rank {rank} on n{1 + rank // 2} failed first: {words}" in done.stderr
+    _no_memory_is_left(done.stdout)
+
+
+@needs_sshd
+def test_names_and_spawned_ranks_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:2", "mpi_does.py", "publish")
+    assert (done.returncode, said(done, "heard")) == (0, ["a word"])
+    done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "mpi_does.py", "spawn")
+    assert (done.returncode, said(done, "told")) == (0, ["33", "33"])
+    assert re.search(r"^\[n1 4\] spawned", done.stdout, re.M)
+
+
+@needs_sshd
+def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, *MPI, "--max-restarts", 1, "-H", "n1:1,n2:2", "mpi_does.py", "once", 2)
+    assert done.returncode == 0
+    assert "failed: rank 2 on n2, killed by SIGKILL" in done.stderr
+
+
+def test_launchpads_on_each_node_form_no_mpi_world(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", *MPI, "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "true")
+    assert done.returncode == 2
+    assert "--backend mpi" in done.stderr
+    assert done.stdout == ""
