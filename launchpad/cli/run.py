@@ -215,6 +215,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     )
     if world.nnodes > 1 and options["max_restarts"]:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
+    if world.nnodes > 1 and options["backend"] == "mpi":
+        raise UsageError("--backend mpi: launchpads started on each node form no MPI world; give --hosts to one")
     here, far = True, False
     if hosts:
         from launchpad.cli.hosts import is_here

@@ -165,8 +165,6 @@ def make_plan(
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
-    if spec.backend == "mpi" and spec.world.nnodes > 1:
-        raise UsageError("--backend mpi: launchpads started on each node form no MPI world; give --hosts to one")
     places = places or [Place(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:

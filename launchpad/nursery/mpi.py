@@ -24,14 +24,14 @@ def hold() -> None:
 
 def release() -> None:
     """In a rank: begin MPI, if what was imported before the fork would have done so."""
-    package: Any = sys.modules.get("mpi4py")
-    if package is None or package.rc.initialize is not _HELD:
+    rc: Any = getattr(sys.modules.get("mpi4py"), "rc", None)
+    if getattr(rc, "initialize", None) is not _HELD:
         return
-    package.rc.initialize = True
+    rc.initialize = True
     module: Any = sys.modules.get("mpi4py.MPI")
     if module is None or module.Is_initialized():
         return
-    if package.rc.threads:
-        module.Init_thread(getattr(module, f"THREAD_{package.rc.thread_level.upper()}"))
+    if rc.threads:
+        module.Init_thread(getattr(module, f"THREAD_{rc.thread_level.upper()}"))
     else:
         module.Init()

@@ -1,0 +1,434 @@
+"""PMI-1 without any MPI: what a rank says and is answered, what the nodes tell the head, and what is cleaned up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launchpad.agent import shm
+from launchpad.agent.mpi import Members
+from launchpad.agent.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, Reply, Talk, barrier_out, parse
+from launchpad.commands import BarrierOut, MpiReply, World
+from launchpad.events import AgentReady, BarrierIn, MpiRequest, RankExited, RankFailed
+from launchpad.head.machine import Machine
+from launchpad.head.worlds import Worlds
+from launchpad.job.mpi import Seat, environ, process_mapping, spawned_programs
+from launchpad.job.plan import Master, Place, Plan, make_plan
+from launchpad.job.spec import JobSpec, Target
+from tests.test_wire import UNHURRIED, cut
+
+MAPPING = "(vector,(0,2,2))"
+
+# What MPICH 5.0.2 (the wheel, ch4:ucx) has said as rank 2 of 2 hosts x 2, the values cut short; and the answers.
+RECORDED = [
+    ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2"),
+    ("cmd=get_maxes", "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024"),
+    ("cmd=get_appnum", "cmd=appnum rc=0 appnum=0"),
+    ("cmd=get_my_kvsname", "cmd=my_kvsname rc=0 kvsname=job-0"),
+    ("cmd=get kvsname=job-0 key=PMI_process_mapping", f"cmd=get_result rc=0 value={MAPPING}"),
+    ("cmd=get kvsname=job-0 key=PMI_hwloc_xmlfile", "cmd=get_result rc=1 msg=key_not_found"),
+    ("cmd=put kvsname=job-0 key=-allgather-1-2 value=segments=2", "cmd=put_result rc=0"),
+    ("cmd=put kvsname=job-0 key=-allgather-1-2-seg-1/2 value=2031[2]63", "cmd=put_result rc=0"),
+    ("cmd=put kvsname=job-0 key=-allgather-1-2-seg-2/2 value=[8]", "cmd=put_result rc=0"),
+    ("cmd=barrier_in", None),
+    ("cmd=get kvsname=job-0 key=-allgather-1-0", "cmd=get_result rc=0 value=segments=1"),
+    ("cmd=get kvsname=job-0 key=-allgather-1-2-seg-1/2", "cmd=get_result rc=0 value=2031[2]63"),
+    ("cmd=get_universe_size", "cmd=universe_size rc=0 size=4"),
+    ("cmd=barrier_in", None),
+    ("cmd=finalize", "cmd=finalize_ack rc=0"),
+]
+TEXT = "".join(f"{said}\n" for said, _ in RECORDED).encode()
+
+
+def keys() -> Keys:
+    return Keys("job-0", 4, {"PMI_process_mapping": MAPPING, "-allgather-1-0": "segments=1"})
+
+
+def talk(*data: bytes, talking: Talk | None = None) -> list[Any]:
+    """All actions for these bytes."""
+    talking = talking or Talk(keys())
+    return [action for piece in data for action in talking.feed(piece)]
+
+
+def test_a_recorded_exchange() -> None:
+    talking = Talk(keys())
+    for said, answer in RECORDED:
+        expected = Enter("WORLD", []) if answer is None else Reply(answer)
+        assert talk(f"{said}\n".encode(), talking=talking) == [expected]
+
+
+def test_what_was_put_is_to_be_told_to_the_others() -> None:
+    known = keys()
+    talk(TEXT, talking=Talk(known))
+    assert known.new == {
+        "-allgather-1-2": "segments=2", "-allgather-1-2-seg-1/2": "2031[2]63", "-allgather-1-2-seg-2/2": "[8]",
+    }  # fmt: skip
+
+
+@UNHURRIED
+@given(places=st.lists(st.integers(0, len(TEXT)), max_size=20))
+def test_commands_may_be_cut_anywhere(places: list[int]) -> None:
+    assert talk(*cut(TEXT, places)) == talk(TEXT)
+
+
+@UNHURRIED
+@given(data=st.binary(max_size=300) | st.text("cmd=putgeinvalkybro_ \n:,0123", max_size=200).map(str.encode))
+def test_nothing_that_a_rank_says_raises(data: bytes) -> None:
+    for action in talk(data + b"\n"):
+        assert isinstance(action, Reply | Enter | Ask | Fail)
+
+
+@pytest.mark.parametrize("line", ["cmd=dance", "hello", "", "cmd=", "cmd=mput a=b", "endcmd"])
+def test_an_unknown_command_ends_the_world(line: str) -> None:
+    assert talk(f"{line}\n".encode()) == [Fail(1, f"said what is not PMI-1: {line}")]
+
+
+def test_a_line_without_end_is_refused() -> None:
+    (action,) = talk(b"cmd=put key=a value=", b"x" * LONGEST_LINE)
+    assert isinstance(action, Fail)
+    (action,) = talk(b"x" * LONGEST_LINE + b"x\n")
+    assert isinstance(action, Fail)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("key=PMI_mine value=1", "rc=1 msg=Keys_with_PMI__prefix_are_reserved"),  # as Hydra says it
+        (f"key={'k' * 65} value=1", "rc=1 msg=key_or_value_too_long"),
+        (f"key=k value={'v' * 1025}", "rc=1 msg=key_or_value_too_long"),
+        ("value=1", "rc=1 msg=key_or_value_too_long"),
+        (f"key={'k' * 64} value={'v' * 1024}", "rc=0"),
+    ],
+)
+def test_keys_that_can_not_be_put(said: str, answer: str) -> None:
+    assert talk(f"cmd=put kvsname=job-0 {said}\n".encode()) == [Reply(f"cmd=put_result {answer}")]
+
+
+def test_another_version_is_answered_with_ours() -> None:
+    (reply,) = talk(b"cmd=init pmi_version=2 pmi_subversion=0\n")
+    assert reply.line.startswith("cmd=response_to_init rc=-1 pmi_version=1")
+
+
+@pytest.mark.parametrize(
+    ("group", "action"),
+    [
+        ("WORLD:7", Enter("WORLD:7", [])),
+        ("NODE:3", Enter("NODE:3", None)),
+        ("2,0,2:5", Enter("2,0,2:5", [0, 2])),
+        ("4,0:5", Fail(1, "is at a barrier of ranks that there are not: 4,0:5")),
+        ("OTHER", Fail(1, "is at a barrier of ranks that there are not: OTHER")),
+    ],
+)
+def test_barriers_of_some_ranks(group: str, action: Enter | Fail) -> None:
+    assert talk(f"cmd=barrier_in group={group}\n".encode()) == [action]
+
+
+def test_the_end_of_a_barrier_has_its_tag() -> None:
+    assert barrier_out("WORLD") == "cmd=barrier_out rc=0"
+    assert barrier_out("2,3:77") == "cmd=barrier_out rc=0 tag=77"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        ("exitcode=5", 5, "called MPI_Abort(5)"),
+        ("exitcode=5 message=abort", 5, "called MPI_Abort(5)"),
+        ("exitcode=3 message=out of luck", 3, "called MPI_Abort(3): out of luck"),
+        ("exitcode=0", 1, "called MPI_Abort(0)"),
+        ("exitcode=256", 1, "called MPI_Abort(256)"),
+        ("exitcode=-1", 255, "called MPI_Abort(-1)"),
+        ("exitcode=x", 1, "called MPI_Abort(1)"),
+        ("", 1, "called MPI_Abort(1)"),
+    ],
+)
+def test_abort(said: str, code: int, words: str) -> None:
+    assert talk(f"cmd=abort {said}\n".encode()) == [Fail(code, words)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "inside"),
+    [
+        ([], [], False),
+        (["init"], ["init"], True),
+        (["init", "barrier", "get"], ["init", "barrier", "finalize"], True),
+        (["init", "barrier"], ["init", "barrier"], False),  # _exit after MPI_Finalize
+        (["init", "barrier"], ["init", "barrier", "finalize"], False),
+        (["init", "barrier"], ["init", "barrier", "get"], True),  # a barrier of MPI_Init
+        (["init", "barrier"], ["init", "barrier", "get", "barrier"], True),  # only the other is at its end
+        (["init", "barrier", "finalize"], ["init"], False),
+        (["init", "barrier", "finalize", "init"], ["init"], True),
+    ],
+)
+def test_whether_a_rank_left_too_early(mine: list[str], other: list[str], inside: bool) -> None:
+    lines = {
+        "init": "cmd=init pmi_version=1 pmi_subversion=1", "barrier": "cmd=barrier_in", "get": "cmd=get key=x",
+        "finalize": "cmd=finalize",
+    }  # fmt: skip
+    one, two = Talk(keys()), Talk(keys())
+    for talking, words in ((one, mine), (two, other)):
+        talk(*(f"{lines[word]}\n".encode() for word in words), talking=talking)
+    assert one.is_inside([two]) is inside
+
+
+# A node's part in its worlds.
+
+
+def world(first: int = 0, ranks: Sequence[int] = (0, 1), size: int = 4) -> World:
+    return World(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "", False)
+
+
+def test_a_barrier_within_a_node_is_settled_there() -> None:
+    here = Members(world(size=2))
+    assert here.enter(1, Enter("WORLD", [])) == (False, None)
+    assert here.enter(0, Enter("WORLD", [])) == (True, None)
+    assert here.leave("WORLD") == {0, 1}
+    here = Members(world(first=2, ranks=(2, 3)))
+    assert here.enter(2, Enter("NODE:1", None)) == (False, None)
+    assert here.enter(3, Enter("NODE:1", None)) == (True, None)
+    assert here.enter(3, Enter("3:1", [3])) == (True, None)
+
+
+def test_of_a_barrier_over_nodes_the_head_is_told_once_with_what_was_put() -> None:
+    here = Members(world())
+    here.keys.put("b", "2")
+    assert here.enter(0, Enter("WORLD", [])) == (False, None)
+    complete, event = here.enter(1, Enter("WORLD", []))
+    assert (complete, event and event[1:]) == (False, (0, "WORLD", [], {"b": "2"}))
+    assert here.leave("WORLD") == {0, 1}
+    _, event = here.enter(1, Enter("1,2:0", [1, 2]))
+    assert event is not None
+    assert event[1:] == (0, "1,2:0", [1, 2], {})
+
+
+# The head.
+
+
+def plan(*counts: int) -> Plan:
+    spec = JobSpec(target=Target("script", "t.py"), backend="mpi")
+    nodes = [AgentReady(0, 0.0, 1, f"n{n}", 2, 0, None, 1 << 20, 1 << 20, 29501) for n in range(len(counts))]
+    several = len(counts) > 1
+    places = [Place(f"n{n}", count, "python", "/w", "eth0" if several else "") for n, count in enumerate(counts)]
+    return make_plan(spec, nodes, "run", places=places, master=Master("10.0.0.1", 29501) if several else None)
+
+
+def test_each_node_hears_of_its_part() -> None:
+    worlds = Worlds(plan(2, 1), "job-0")
+    assert worlds.begin(0) == World(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0", True)
+    assert worlds.begin(1) == World(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0", True)
+
+
+def test_a_barrier_ends_when_all_nodes_are_in_and_each_hears_what_the_others_put() -> None:
+    worlds = Worlds(plan(1, 1, 1), "job-0")
+    assert worlds.on(2, BarrierIn(0, 0, "WORLD", [], {"c": "3"})) == []
+    assert worlds.on(0, BarrierIn(0, 0, "WORLD", [], {"a": "1"})) == []
+    assert worlds.on(1, BarrierIn(0, 0, "WORLD", [], {})) == [
+        (0, BarrierOut(0, "WORLD", {"c": "3"})),
+        (1, BarrierOut(0, "WORLD", {"c": "3", "a": "1"})),
+        (2, BarrierOut(0, "WORLD", {"a": "1"})),
+    ]
+
+
+def test_a_barrier_of_some_ranks_is_that_of_their_nodes() -> None:
+    worlds = Worlds(plan(2, 1, 1), "job-0")
+    assert worlds.on(0, BarrierIn(0, 0, "0,2:5", [0, 2], {"a": "1"})) == []
+    assert worlds.on(1, BarrierIn(0, 0, "0,2:5", [0, 2], {})) == [
+        (0, BarrierOut(0, "0,2:5", {})),
+        (1, BarrierOut(0, "0,2:5", {"a": "1"})),
+    ]
+    for node in (0, 1):
+        worlds.on(node, BarrierIn(0, 0, "WORLD", [], {}))
+    assert worlds.on(2, BarrierIn(0, 0, "WORLD", [], {})) == [
+        (0, BarrierOut(0, "WORLD", {})),
+        (1, BarrierOut(0, "WORLD", {})),
+        (2, BarrierOut(0, "WORLD", {"a": "1"})),
+    ]
+
+
+def test_what_no_agent_says() -> None:
+    worlds = Worlds(plan(1, 1), "job-0")
+    assert worlds.makes_sense(1, BarrierIn(0, 0, "WORLD", [], {}))
+    assert not worlds.makes_sense(1, BarrierIn(0, 1, "WORLD", [], {}))
+    assert not worlds.makes_sense(1, BarrierIn(0, 0, "0,2:0", [0, 2], {}))
+    assert not worlds.makes_sense(1, BarrierIn(0, -1, "WORLD", [], {}))
+
+
+def test_names_are_answered_as_hydra_does() -> None:
+    worlds = Worlds(plan(1, 1), "job-0")
+    exchange = [
+        ("cmd=lookup_name service=s", "cmd=lookup_result rc=1 msg=service_not_found"),
+        ("cmd=publish_name service=s port=tag=0$description=x", "cmd=publish_result rc=0"),
+        ("cmd=publish_name service=s port=other", "cmd=publish_result rc=1 msg=key_already_present"),
+        ("cmd=lookup_name service=s", "cmd=lookup_result rc=0 port=tag=0$description=x"),
+        ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=0"),
+        ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=1 msg=service_not_found"),
+    ]
+    for said, answer in exchange:
+        assert talk(f"{said}\n".encode()) == [Ask([said])]
+        assert worlds.on(1, MpiRequest(0, 1, [said])) == [(1, MpiReply(1, answer))]
+
+
+def machine() -> Machine:
+    return Machine([0, 1], None, None, 0.0)
+
+
+def test_a_rank_that_aborts_is_the_cause_whatever_comes_after() -> None:
+    state = machine()
+    state.on(RankFailed(10, 1, 5, "called MPI_Abort(5)"), 1.0)
+    assert state.running == {0, 1}  # its process may still be there
+    state.on(RankExited(20, 0, -15, 0, False), 1.0)
+    state.on(RankExited(21, 1, 0, 0, False), 1.0)
+    assert state.cause is not None
+    assert (state.exit_code, state.cause.rank, state.cause.text) == (5, 1, "called MPI_Abort(5)")
+    assert state.phase == "over"
+
+
+def test_an_abort_while_all_are_being_ended_is_no_cause() -> None:
+    state = machine()
+    state.on(RankExited(10, 0, 7, 0, False), 1.0)
+    state.on(RankFailed(20, 1, 5, "called MPI_Abort(5)"), 1.0)
+    assert state.exit_code == 7
+
+
+# Places and environment.
+
+
+@pytest.mark.parametrize(
+    ("counts", "mapping"),
+    [
+        ([4], "(vector,(0,1,4))"),
+        ([2, 2, 2], "(vector,(0,3,2))"),
+        ([1, 3], "(vector,(0,1,1),(1,1,3))"),
+        ([2, 2, 1, 2], "(vector,(0,2,2),(2,1,1),(3,1,2))"),
+    ],
+)
+def test_the_mapping_of_ranks_to_nodes(counts: list[int], mapping: str) -> None:
+    assert process_mapping(counts) == mapping
+
+
+def test_the_ranks_environment() -> None:
+    first, *_, last = plan(2, 1).ranks
+    assert first.environ["PMI_RANK"] == first.environ["OMPI_COMM_WORLD_RANK"] == "0"
+    assert {name: last.environ[name] for name in environ(Seat(0, 1, 0, 1, "h"))} == environ(Seat(2, 3, 0, 1, "n1"))
+    assert last.environ["LAUNCHPAD_BACKEND"] == "mpi"
+    assert last.environ["WORLD_SIZE"] == "3"
+    assert "PMI_HOSTNAME" not in plan(1).ranks[0].environ
+
+
+# Spawning.
+
+SPAWN = """mcmd=spawn
+nprocs=2
+execname=/bin/python3
+totspawns=2
+spawnssofar=1
+argcnt=3
+arg1=s.py
+arg2=a b
+arg3=
+preput_num=1
+preput_key_0=PARENT_ROOT_PORT_NAME
+preput_val_0=tag#0$x=y$
+info_num=2
+info_key_0=wdir
+info_val_0=sub
+info_key_1=host
+info_val_1=elsewhere
+endcmd
+mcmd=spawn
+nprocs=1
+execname=prog
+totspawns=2
+spawnssofar=2
+argcnt=0
+info_num=1
+info_key_0=path
+info_val_0=/opt
+endcmd
+"""
+
+
+def test_a_spawn_of_several_programs_is_one_request() -> None:
+    (ask,) = talk(SPAWN.encode())
+    assert ask == Ask(SPAWN.splitlines())
+    first, second = spawned_programs(ask.lines)
+    assert first.argv == ["/bin/python3", "-u", "s.py", "a b", ""]
+    assert (first.nproc, first.cwd, first.python) == (2, "sub", True)
+    assert first.keys == {"PARENT_ROOT_PORT_NAME": "tag#0$x=y$"}
+    assert (second.argv, second.nproc, second.python) == (["/opt/prog"], 1, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "argv", "python"),
+    [
+        (["python", "-u", "s.py"], ["python", "-u", "s.py"], True),
+        (["python", "-m", "mod", "x"], ["python", "-u", "-m", "mod", "x"], True),
+        (["python", "-c", "pass"], ["python", "-c", "pass"], False),
+        (["python"], ["python"], False),
+        (["pythonista", "s.py"], ["pythonista", "s.py"], False),
+    ],
+)
+def test_what_is_spawned_may_be_python(words: list[str], argv: list[str], python: bool) -> None:
+    args = [f"arg{place}={word}" for place, word in enumerate(words[1:], 1)]
+    lines = ["mcmd=spawn", "nprocs=1", f"execname={words[0]}", f"argcnt={len(args)}", *args, "endcmd"]
+    (program,) = spawned_programs(lines)
+    assert (program.argv, program.python) == (argv, python)
+
+
+def test_the_spawned_world_is_on_the_first_node() -> None:
+    worlds = Worlds(plan(1, 2), "job-0")
+    made, entries = worlds.spawn(MpiRequest(0, 2, SPAWN.splitlines()), attempt=1)
+    assert (made.number, made.name, made.size, made.first) == (1, "job-0-1", 3, 0)
+    assert (made.ranks, made.programs, made.mapping) == ([3, 4, 5], [0, 0, 1], "(vector,(0,1,3))")
+    assert [entry["cwd"] for entry in entries] == ["/w/sub", "/w/sub", "/w/"]
+    own = entries[1]["environ"]
+    assert [own[name] for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMI_SPAWNED")] == list("13131")
+    assert own["TORCHELASTIC_RESTART_COUNT"] == "1"
+    assert worlds.on(0, BarrierIn(0, 1, "WORLD", [], {})) == [(0, BarrierOut(1, "WORLD", {}))]
+    again, _ = worlds.spawn(MpiRequest(0, 3, SPAWN.splitlines()), attempt=1)
+    assert (again.name, again.ranks) == ("job-0-2", [6, 7, 8])
+
+
+@pytest.mark.parametrize("line", ["nprocs=0", "nprocs=many", "execname=", "preput_num=5", "argcnt=x"])
+def test_a_spawn_that_makes_no_sense(line: str) -> None:
+    worlds = Worlds(plan(1), "job-0")
+    with pytest.raises((ValueError, LookupError)):
+        worlds.spawn(MpiRequest(0, 0, ["mcmd=spawn", "execname=x", "nprocs=1", line, "endcmd"]), attempt=0)
+    assert worlds.spawn(MpiRequest(0, 0, SPAWN.splitlines()), attempt=0)[0].ranks == [1, 2, 3]
+
+
+# What is left.
+
+
+def test_the_number_of_a_world() -> None:
+    assert f"{shm.world_id('launchpad-503d59cbec258a71-0'):x}" == "dbc63bf4"  # as MPICH 5.0.2 has called its file
+
+
+def test_only_what_is_of_our_worlds_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, folder = tmp_path / "shm", tmp_path / "job"
+    memory.mkdir()
+    folder.mkdir()
+    monkeypatch.setattr(shm, "_SHM", str(memory))
+    number = shm.world_id("ours")
+    ours = [f"mpich_shm_{number:x}_0", f"mpich_vci_{number:x}_12"]
+    others = [f"mpich_shm_{number + 1:x}_0", f"mpich_shm_{number:x}", "torch_1", f"mpich_shm_{number:x}_0_x"]
+    for name in itertools.chain(ours, others):
+        (memory / name).touch()
+    shm.remove(str(folder))
+    assert len(os.listdir(memory)) == 6
+    shm.remember(str(folder), "ours")
+    shm.remove(str(folder))
+    assert sorted(os.listdir(memory)) == sorted(others)
+    assert os.listdir(folder) == []
+
+
+def test_words_with_and_without_values() -> None:
+    assert parse("cmd=abort exitcode=1 message=no such  file a=b") == {
+        "cmd": "abort", "exitcode": "1", "message": "no such file", "a": "b",
+    }  # fmt: skip
