@@ -1,8 +1,8 @@
 """Launching, beside torchrun and mpirun in one run: python tests/bench/launch.py [--runs N] [--part PART]
 
-noop: 4 ranks that print and leave. crash: from a rank's death until its launcher is gone. lines: two million lines from
-4 ranks, each marked with its rank. damaged: how many of those did not arrive whole. memory: the launcher's own
-processes while it passes them on.
+noop: 4 ranks that print and leave. mpi: 4 that join an MPI_COMM_WORLD and sum over it. crash: from a rank's death
+until its launcher is gone. lines: two million lines from 4 ranks, each marked with its rank. damaged: how many of
+those did not arrive whole. memory: the launcher's own processes while it passes them on.
 
 faults: what is left after a fault (faults.py); warm: until the first all_reduce (warm.py). Only where asked for.
 
@@ -13,6 +13,7 @@ the peer's figure over Launchpad's. A peer that is not installed is left out.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import shutil
@@ -74,6 +75,21 @@ def noop(peer: Peer) -> float:
     """Seconds for 4 ranks that print and leave."""
     start = time.monotonic()
     done = subprocess.run(peer.argv("noop.py"), capture_output=True, timeout=DEADLINE, check=True)
+    seconds = time.monotonic() - start
+    assert done.stdout.count(b"here") == RANKS, done
+    return seconds
+
+
+def mpi(peer: Peer) -> float:
+    """Seconds for 4 ranks that join an MPI_COMM_WORLD, sum over it and leave, by mpi4py; not a number for torchrun."""
+    if peer.name == "torchrun":
+        return math.nan
+    # mpi4py takes the MPI of its own environment first, whoever has started it.
+    environ = os.environ | ({"MPI4PY_LIBMPI": "libmpi.so.40"} if "Open MPI" in peer.name else {})
+    own = ["--backend", "mpi"] if peer.name == "launchpad" else []
+    argv = peer._replace(command=[*peer.command, *own]).argv("mpi_sum.py")
+    start = time.monotonic()
+    done = subprocess.run(argv, capture_output=True, timeout=DEADLINE, check=True, env=environ)
     seconds = time.monotonic() - start
     assert done.stdout.count(b"here") == RANKS, done
     return seconds
@@ -151,6 +167,7 @@ def _whole_lines(text: bytes) -> int:
 
 PARTS: dict[str, tuple[str, Callable[[Peer], float], str]] = {
     "noop": ("4 ranks that print and leave", noop, "s"),
+    "mpi": ("4 ranks that join an MPI world, sum and leave", mpi, "s"),
     "crash": ("a rank exits with 7: launcher gone after", crash, "s"),
     "lines": ("2 000 000 marked lines from 4 ranks", lines, "s"),
     "damaged": ("… of them cut, lost or mixed up", damaged, "lines"),
@@ -193,8 +210,8 @@ def main() -> None:
                 if run > 0:
                     results.append(figure)
         medians = [statistics.median(results) for results in figures]
-        cells = [f"{m:.3f} {unit}" if unit == "s" else f"{m:.0f} {unit}" for m in medians]
-        ratios = ", ".join(f"{m / medians[0]:.2g}x" for m in medians[1:]) if medians[0] else ""
+        cells = ["" if math.isnan(m) else f"{m:.{3 if unit == 's' else 0}f} {unit}" for m in medians]
+        ratios = ", ".join(f"{m / medians[0]:.2g}x" for m in medians[1:] if m == m) if medians[0] else ""
         print(f"| {what} | " + " | ".join(cells) + f" | {ratios} |", flush=True)
 
 
