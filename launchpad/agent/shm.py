@@ -6,13 +6,12 @@ The names are kept in the job's private folder, so that the guard finds them whe
 from __future__ import annotations
 
 import os
-import re
 
 _SHM = "/dev/shm"
 _MARK = "mpi-"
 
 # MPICH: mpich_shm_WORLD_NODE and mpich_vci_WORLD_NODE (src/mpid/ch4/shm/posix/posix_init.c).
-_LEFT = re.compile(r"mpich_[a-z]+_([0-9a-f]+)_\d+")
+_KINDS = ("shm", "vci")
 
 
 def remember(folder: str, name: str) -> None:
@@ -24,21 +23,24 @@ def remove(folder: str) -> None:
     """Remove what is left of the worlds that were remembered here; none of their processes is alive."""
     try:
         marks = [name for name in os.listdir(folder) if name.startswith(_MARK)]
-        worlds = {world_id(name.removeprefix(_MARK)) for name in marks}
+        worlds = {f"{world_id(name.removeprefix(_MARK)):x}" for name in marks}
         left = os.listdir(_SHM) if worlds else []
     except OSError:
         return
     doomed = [os.path.join(folder, name) for name in marks]
-    for name in left:
-        match = _LEFT.fullmatch(name)
-        if match and int(match[1], 16) in worlds:
-            doomed.append(os.path.join(_SHM, name))
+    doomed += [os.path.join(_SHM, name) for name in left if _world_of(name) in worlds]
     for path in doomed:
         try:
             if os.lstat(path).st_uid == os.getuid():
                 os.unlink(path)
         except OSError:
             pass
+
+
+def _world_of(name: str) -> str:
+    words = name.split("_")
+    ours = len(words) == 4 and words[0] == "mpich" and words[1] in _KINDS and words[3].isdecimal()
+    return words[2] if ours else ""
 
 
 def world_id(name: str) -> int:
