@@ -16,7 +16,10 @@ _KINDS = ("shm", "vci")
 
 def remember(folder: str, name: str) -> None:
     """A world of this name is about to be."""
-    os.close(os.open(os.path.join(folder, _MARK + name), os.O_CREAT | os.O_WRONLY, 0o600))
+    try:
+        os.close(os.open(os.path.join(folder, _MARK + name), os.O_CREAT | os.O_WRONLY, 0o600))
+    except OSError:  # a full disk is no reason not to run
+        pass
 
 
 def remove(folder: str) -> None:
