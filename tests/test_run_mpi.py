@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.netns import Network, needs_namespaces
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 
@@ -305,6 +306,18 @@ def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, *MPI, "--max-restarts", 1, "-H", "n1:1,n2:2", "mpi_does.py", "once", 2)
     assert done.returncode == 0
     assert "failed: rank 2 on n2, killed by SIGKILL" in done.stderr
+
+
+@needs_namespaces
+def test_hosts_with_names_addresses_and_memory_of_their_own(launchpad: Launchpad, tmp_path: Path) -> None:
+    with Network(tmp_path / "network", 2) as network:
+        for what, code in (("sum", 0), ("kill", 137)):
+            options = ("--ssh-config", network.ssh_config, *MPI, "-H", "h1:2,h2:1")
+            argv = network.argv(*launchpad.argv("run", *options, "mpi_does.py", what, 2))
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ)
+            assert done.returncode == code, done.stderr
+            assert said(done, "sum") == (sums(3) if what == "sum" else [])
+            assert network.exec("h1", "ls", "/dev/shm") == network.exec("h2", "ls", "/dev/shm") == ""
 
 
 def test_launchpads_on_each_node_form_no_mpi_world(launchpad: Launchpad) -> None:
