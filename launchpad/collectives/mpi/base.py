@@ -1,0 +1,105 @@
+"""A process group as torch asks it about itself: its communicator, name, time-out and death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+from mpi4py import MPI
+from torch.distributed import DistBackendError, ProcessGroup
+
+from launchpad.collectives.mpi import world
+from launchpad.collectives.mpi.work import Work
+
+DEAD = "group {name} is dead: {reason}"
+DESTROYED = "it was destroyed"
+NO_RANK = "{what}: there is no rank {rank} in group {name}, which has {size}"
+
+TAGS = 32768
+"""Tags that every MPI has."""
+
+
+class Base(ProcessGroup):
+    """Torch's ProcessGroup over a communicator of its own."""
+
+    def __init__(self, comm: MPI.Intracomm, timeout: timedelta) -> None:
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # the form that can be subclassed
+        self._comm = comm
+        self._rank = comm.rank
+        self._size = comm.size
+        self._name = self._description = ""
+        self._death: str | None = None
+        self._kept: list[object] = []
+        self.pending: set[Work] = set()
+        self.timeout = timeout.total_seconds()
+
+    @classmethod
+    def create(cls, ranks: Sequence[int], timeout: timedelta) -> Self:
+        """The world where `ranks` is empty; else a group of them, which only they call for."""
+        comm = world.join()
+        if not ranks:
+            return cls(comm.Dup(), timeout)
+        # The tag keeps apart the groups that several threads make at once.
+        return cls(comm.Create_group(comm.Get_group().Incl(ranks), tag=hash(tuple(ranks)) % TAGS), timeout)
+
+    # The names in camel case are called from C++.
+
+    def getBackendName(self) -> str:
+        return "mpi"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def name(self) -> str:
+        return "mpi"
+
+    @property
+    def label(self) -> str:
+        return repr(self._description if self._description not in ("", "undefined") else self._name)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout.total_seconds()
+
+    def die(self, reason: str, keep: object = None) -> None:
+        """No operation can follow one that was given up: the ranks no longer agree on which is next."""
+        self._death = self._death or reason
+        self._kept.append(keep)
+        world.Ending.reason = reason
+
+    def shutdown(self) -> None:
+        if self._death is None and not self.pending and not MPI.Is_finalized():
+            self._comm.Free()
+        self._death = self._death or DESTROYED
+
+    def abort(self) -> None:
+        self._death = self._death or DESTROYED
+
+    def _live(self) -> MPI.Intracomm:
+        if self._death is not None:
+            raise DistBackendError(DEAD.format(name=self.label, reason=self._death))
+        return self._comm
+
+    def _check_rank(self, what: str, rank: int) -> None:
+        if not 0 <= rank < self._size:
+            raise ValueError(NO_RANK.format(what=what, rank=rank, name=self.label, size=self._size))
+
+    def _work(
+        self,
+        what: str,
+        opts: Any,
+        request: MPI.Request,
+        outputs: Any,
+        keep: object,
+        arrived: Callable[[], None] | None = None,
+    ) -> Work:
+        return Work(self, what, opts.timeout, request, outputs, keep, arrived)

@@ -1,0 +1,77 @@
+"""Tensors as memory that MPI can read and write: their own where it serves, else a copy on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+Message = list[Any]
+"""What mpi4py takes for a buffer: memory, count (or counts and displacements), datatype."""
+
+
+def serves(tensor: torch.Tensor) -> bool:
+    """Whether MPI can use the tensor's own memory."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"mpi carries dense tensors only, not {tensor.layout} with {tensor.dtype}")
+    return tensor.detach()
+
+
+def loaded(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values in memory that MPI can use."""
+    tensor = dense(tensor)
+    return tensor if serves(tensor) else tensor.cpu().resolve_neg().resolve_conj().contiguous()
+
+
+def room(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for what will become the tensor's values: its own, else uninitialised."""
+    tensor = dense(tensor)
+    return tensor if serves(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def store(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Give the tensor the values that arrived in `host`, unless they lie in its own memory."""
+    if host.data_ptr() != tensor.data_ptr() or host.dtype != tensor.dtype or not serves(tensor):
+        tensor.detach().copy_(host.view(tensor.shape))
+
+
+def flat_room(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One piece of memory for all of them, one after the other."""
+    return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype if tensors else torch.uint8)
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Their values one after the other, in memory of its own."""
+    return torch.cat([loaded(t).reshape(-1) for t in tensors]) if tensors else torch.empty(0)
+
+
+def store_all(tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
+    for tensor, piece in zip(tensors, torch.split(host, [t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether they share memory: MPI refuses a buffer that is sent from and received into at once."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def typed(host: torch.Tensor, datatype: MPI.Datatype, ranks: int = 1) -> Message:
+    """To reduce it; `ranks` share it evenly."""
+    return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), host.numel() // ranks, datatype]
+
+
+def raw(host: torch.Tensor, ranks: int = 1) -> Message:
+    """To move it as it is, whatever its dtype; `ranks` share it evenly."""
+    return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), host.nbytes // ranks, MPI.BYTE]
+
+
+def parts(host: torch.Tensor, counts: Iterable[int]) -> Message:
+    """To move parts of it that hold so many elements each, one after the other."""
+    sizes = [count * host.itemsize for count in counts]
+    return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), (sizes, None), MPI.BYTE]

@@ -1,0 +1,230 @@
+"""Torch's operations as nonblocking ones of an MPI communicator, which MPI matches in the order of their calls."""
+
+# Torch's stubs declare overloads for short cuts that torch itself never takes.
+# mypy: disable-error-code="override, assignment"
+
+from __future__ import annotations
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from launchpad.collectives.mpi import buffers
+from launchpad.collectives.mpi.base import Base
+from launchpad.collectives.mpi.reductions import reduction
+from launchpad.collectives.mpi.shapes import check_pieces, check_whole, one, splits
+from launchpad.collectives.mpi.work import UNSET, Bundle, Receive, Work
+
+ALL_TO_ALL = AllToAllOptions()
+ALLGATHER = AllgatherOptions()
+ALLREDUCE_COALESCED = AllreduceCoalescedOptions()
+ALLREDUCE = AllreduceOptions()
+BARRIER = BarrierOptions()
+BROADCAST = BroadcastOptions()
+GATHER = GatherOptions()
+REDUCE = ReduceOptions()
+REDUCE_SCATTER = ReduceScatterOptions()
+SCATTER = ScatterOptions()
+
+
+class Group(Base):
+    """Torch's operations."""
+
+    # One tensor to or from everyone.
+
+    def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions = BROADCAST) -> Work:
+        tensor, root = one("broadcast", tensors), opts.rootRank
+        self._check_rank("broadcast", root)
+        host = buffers.loaded(tensor) if self._rank == root else buffers.room(tensor)
+        request = self._live().Ibcast(buffers.raw(host), root)
+        arrived = None if self._rank == root else lambda: buffers.store(tensor, host)
+        return self._work("broadcast", opts, request, tensors, host, arrived)
+
+    def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ALLREDUCE) -> Work:
+        tensor = one("all_reduce", tensors)
+        how = reduction(opts.reduceOp, tensor.dtype)
+        host = how.load(tensor)
+        request = self._live().Iallreduce(MPI.IN_PLACE, how.message(host), how.op)
+        return self._work("all_reduce", opts, request, tensors, host, lambda: how.store(tensor, host, self._size))
+
+    def reduce(self, tensors: list[Tensor], opts: ReduceOptions = REDUCE) -> Work:
+        tensor, root = one("reduce", tensors), opts.rootRank
+        self._check_rank("reduce", root)
+        how = reduction(opts.reduceOp, tensor.dtype)
+        host = how.load(tensor)
+        if self._rank != root:
+            return self._work(
+                "reduce", opts, self._live().Ireduce(how.message(host), None, how.op, root), tensors, host
+            )
+        request = self._live().Ireduce(MPI.IN_PLACE, how.message(host), how.op, root)
+        return self._work("reduce", opts, request, tensors, host, lambda: how.store(tensor, host, self._size))
+
+    def barrier(self, opts: BarrierOptions = BARRIER) -> Work:
+        return self._work("barrier", opts, self._live().Ibarrier(), [], None)
+
+    # Everyone's to everyone.
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = ALLGATHER) -> Work:
+        check_whole("all_gather_into_tensor", output, input, self._size)
+        host = buffers.room(output)
+        if host.data_ptr() != output.data_ptr() or buffers.overlap(host, input):
+            # FSDP's input is a part of its output.
+            host.view(-1)[self._rank * input.numel() :][: input.numel()].copy_(input.detach().reshape(-1))
+            source, sent = host, MPI.IN_PLACE
+        else:
+            source = buffers.loaded(input)
+            sent = buffers.raw(source)
+        request = self._live().Iallgather(sent, buffers.raw(host, self._size))
+        return self._work(
+            "all_gather_into_tensor", opts, request, [output], (source, host), lambda: buffers.store(output, host)
+        )
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER) -> Work:
+        pieces, own = one("all_gather", outputs), one("all_gather", inputs)
+        check_pieces("all_gather", pieces, own, self._rank, self._size)
+        source, host = buffers.loaded(own), buffers.flat_room(pieces)
+        request = self._live().Iallgatherv(buffers.raw(source), buffers.parts(host, map(Tensor.numel, pieces)))
+        return self._work("all_gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: ReduceScatterOptions = REDUCE_SCATTER) -> Work:
+        check_whole("reduce_scatter_tensor", input, output, self._size)
+        how = reduction(opts.reduceOp, input.dtype)
+        source, host = how.load(input), how.room(output)
+        if buffers.overlap(source, host):
+            host = torch.empty_like(host)
+        request = self._live().Ireduce_scatter_block(how.message(source, self._size), how.message(host), how.op)
+        return self._work(
+            "reduce_scatter_tensor",
+            opts,
+            request,
+            [output],
+            (source, host),
+            lambda: how.store(output, host, self._size),
+        )
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ReduceScatterOptions = REDUCE_SCATTER
+    ) -> Work:
+        own, pieces = one("reduce_scatter", outputs), one("reduce_scatter", inputs)
+        check_pieces("reduce_scatter", pieces, own, self._rank, self._size)
+        how = reduction(opts.reduceOp, own.dtype)
+        source, host = how.load(buffers.flat(pieces)), how.room(own)
+        counts = [piece.numel() for piece in pieces]
+        request = self._live().Ireduce_scatter(how.message(source), how.message(host), counts, how.op)
+        return self._work(
+            "reduce_scatter", opts, request, outputs, (source, host), lambda: how.store(own, host, self._size)
+        )
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, rows_out: list[int], rows_in: list[int], opts: AllToAllOptions = ALL_TO_ALL
+    ) -> Work:
+        sent = splits("all_to_all_single", input, rows_in, self._size)
+        received = splits("all_to_all_single", output, rows_out, self._size)
+        source, host = buffers.loaded(input), buffers.room(output)
+        if buffers.overlap(source, host):
+            source = source.clone()
+        # Always with counts: MPI can't match a rank that gives them with one that doesn't.
+        request = self._live().Ialltoallv(buffers.parts(source, sent), buffers.parts(host, received))
+        return self._work(
+            "all_to_all_single", opts, request, [output], (source, host), lambda: buffers.store(output, host)
+        )
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions = ALL_TO_ALL) -> Work:
+        check_pieces("all_to_all", outputs, None, self._rank, self._size)
+        check_pieces("all_to_all", inputs, None, self._rank, self._size)
+        source, host = buffers.flat(inputs), buffers.flat_room(outputs)
+        request = self._live().Ialltoallv(
+            buffers.parts(source, map(Tensor.numel, inputs)), buffers.parts(host, map(Tensor.numel, outputs))
+        )
+        return self._work(
+            "all_to_all", opts, request, outputs, (source, host), lambda: buffers.store_all(outputs, host)
+        )
+
+    # One rank's pieces from or to the others.
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions = GATHER) -> Work:
+        own, root = one("gather", inputs), opts.rootRank
+        self._check_rank("gather", root)
+        source = buffers.loaded(own)
+        if self._rank != root:
+            return self._work("gather", opts, self._live().Igatherv(buffers.raw(source), None, root), [], source)
+        pieces = one("gather", outputs)
+        check_pieces("gather", pieces, own, self._rank, self._size)
+        host = buffers.flat_room(pieces)
+        received = buffers.parts(host, map(Tensor.numel, pieces))
+        request = self._live().Igatherv(buffers.raw(source), received, root)
+        return self._work("gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = SCATTER) -> Work:
+        own, root = one("scatter", outputs), opts.rootRank
+        self._check_rank("scatter", root)
+        source, sent, host = None, None, buffers.room(own)
+        if self._rank == root:
+            pieces = one("scatter", inputs)
+            check_pieces("scatter", pieces, own, self._rank, self._size)
+            source = buffers.flat(pieces)
+            sent = buffers.parts(source, map(Tensor.numel, pieces))
+        request = self._live().Iscatterv(sent, buffers.raw(host), root)
+        return self._work("scatter", opts, request, outputs, (source, host), lambda: buffers.store(own, host))
+
+    # Several at once, as FSDP and functional collectives have it.
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = ALLREDUCE_COALESCED) -> Work:
+        works = [self.allreduce([tensor], opts) for tensor in tensors]
+        return Bundle(self, "all_reduce_coalesced", opts.timeout, works, tensors)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER
+    ) -> Work:
+        works = [self.allgather([pieces], [own], opts) for pieces, own in zip(outputs, inputs, strict=True)]
+        return Bundle(self, "all_gather_coalesced", opts.timeout, works, outputs)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER
+    ) -> Work:
+        works = [self.all_gather_single(output, own, opts) for output, own in zip(outputs, inputs, strict=True)]
+        return Bundle(self, "all_gather_into_tensor_coalesced", opts.timeout, works, outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: ReduceScatterOptions = REDUCE_SCATTER
+    ) -> Work:
+        works = [self.reduce_scatter_single(own, whole, opts) for own, whole in zip(outputs, inputs, strict=True)]
+        return Bundle(self, "reduce_scatter_tensor_coalesced", opts.timeout, works, outputs)
+
+    # From one rank to another.
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        self._check_rank("send", rank)
+        host = buffers.loaded(one("send", tensors))
+        request = self._live().Isend(buffers.raw(host), rank, tag)
+        return Work(self, f"send to rank {rank}", UNSET, request, tensors, host, None)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
+        self._check_rank("recv", rank)
+        return self._receive(f"recv from rank {rank}", one("recv", tensors), rank, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Work:
+        return self._receive("recv from any rank", one("recv", tensors), MPI.ANY_SOURCE, tag)
+
+    def _receive(self, what: str, tensor: Tensor, rank: int, tag: int) -> Work:
+        host = buffers.room(tensor)
+        return Receive(self, what, self._live().Irecv(buffers.raw(host), rank, tag), host, tensor)
+
+    # The names before torch 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

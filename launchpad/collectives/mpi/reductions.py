@@ -1,0 +1,115 @@
+"""Torch's ReduceOp and dtype in MPI's terms: the operation, the type on the wire, what is done before and after."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+from launchpad.collectives.mpi import buffers
+
+INTEGERS = {
+    torch.uint8: MPI.UINT8_T,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.uint16: MPI.UINT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint64: MPI.UINT64_T,
+}
+FLOATS = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
+COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX}
+WIRE = {**INTEGERS, **FLOATS, **COMPLEX, torch.bool: MPI.C_BOOL}
+
+# No MPI sums these, so they travel in the next wider type, and are rounded once.
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+Operations = dict[ReduceOp.RedOpType, MPI.Op]
+
+ARITHMETIC: Operations = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: MPI.SUM,
+    ReduceOp.PREMUL_SUM: MPI.SUM,
+    ReduceOp.PRODUCT: MPI.PROD,
+}
+ORDER: Operations = {ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX}
+BITS: Operations = {ReduceOp.BAND: MPI.BAND, ReduceOp.BOR: MPI.BOR, ReduceOp.BXOR: MPI.BXOR}
+
+# As NCCL has it: what is left of a sum of truths is whether any was true.
+LOGICAL: Operations = {
+    ReduceOp.SUM: MPI.LOR,
+    ReduceOp.MAX: MPI.LOR,
+    ReduceOp.BOR: MPI.LOR,
+    ReduceOp.PRODUCT: MPI.LAND,
+    ReduceOp.MIN: MPI.LAND,
+    ReduceOp.BAND: MPI.LAND,
+    ReduceOp.BXOR: MPI.LXOR,
+}
+
+
+def operations(dtype: torch.dtype) -> Operations:
+    """The reductions that have a meaning for values of this wire type."""
+    if dtype == torch.bool:
+        return LOGICAL
+    if dtype in INTEGERS:
+        return {**{op: mpi for op, mpi in ARITHMETIC.items() if op != ReduceOp.PREMUL_SUM}, **ORDER, **BITS}
+    return {**ARITHMETIC, **ORDER} if dtype in FLOATS else ARITHMETIC
+
+
+@dataclass(frozen=True)
+class Reduction:
+    op: MPI.Op
+    datatype: MPI.Datatype
+    dtype: torch.dtype
+    """On the wire."""
+    average: bool
+    factor: float | torch.Tensor | None = None
+    """What each rank multiplies its own values with first (PREMUL_SUM)."""
+
+    def load(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of the reduction, in memory that MPI can use."""
+        tensor = buffers.dense(tensor)
+        if tensor.dtype != self.dtype:
+            tensor = tensor.to(self.dtype)
+        if self.factor is not None:
+            tensor = tensor * self.factor
+        return buffers.loaded(tensor)
+
+    def room(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == self.dtype:
+            return buffers.room(tensor)
+        return torch.empty(tensor.shape, dtype=self.dtype)
+
+    def message(self, host: torch.Tensor, ranks: int = 1) -> buffers.Message:
+        return buffers.typed(host, self.datatype, ranks)
+
+    def store(self, tensor: torch.Tensor, host: torch.Tensor, ranks: int) -> None:
+        """Give the tensor the result that arrived in `host`."""
+        if self.average:
+            host.div_(ranks, rounding_mode=None if host.is_floating_point() or host.is_complex() else "trunc")
+        buffers.store(tensor, host)
+
+
+@functools.cache
+def plain(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> Reduction:
+    wire = WIDER.get(dtype, dtype)
+    if wire not in WIRE:
+        raise ValueError(f"mpi can move {dtype} but not reduce it: neither MPI nor torch has arithmetic for it")
+    if (op := operations(wire).get(kind)) is None:
+        name = str(kind).removeprefix("RedOpType.")
+        raise ValueError(f"ReduceOp.{name} has no meaning for {dtype}")
+    return Reduction(op, WIRE[wire], wire, kind == ReduceOp.AVG)
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    """For the ReduceOp `op`, whose stub lacks what is used here."""
+    kind = op.op
+    found = plain(kind, dtype)
+    if kind != ReduceOp.PREMUL_SUM:
+        return found
+    return Reduction(found.op, found.datatype, found.dtype, False, op.__getstate__()[1])

@@ -1,0 +1,259 @@
+"""An operation under way. Who waits for it moves it on; where torch waits in C++, for a future, a thread does."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mpi4py import MPI
+from torch import Tensor
+from torch.distributed import DistBackendError
+from torch.distributed import Work as TorchWork
+from torch.futures import Future
+
+from launchpad.collectives.mpi import buffers
+
+if TYPE_CHECKING:
+    from launchpad.collectives.mpi.base import Base
+
+NO_TIMEOUT = timedelta(0)
+"""Torch's word for: the group's own."""
+
+UNSET = timedelta(milliseconds=-1)
+"""The same, as torch's options have it."""
+
+PATIENCE = 0.05
+"""Seconds of waiting after which a processor is given up for a moment now and then."""
+
+TIMED_OUT = "{what} on group {name}, rank {rank} of {size}: not all ranks took part within {seconds:g} s"
+
+SHORT = "recv from rank {source}: the message has {got} bytes, the tensor {room}"
+
+
+class Work(TorchWork):
+    """One operation: its MPI request, and what is to be done with what arrives."""
+
+    def __init__(
+        self,
+        group: Base,
+        what: str,
+        timeout: timedelta,
+        request: MPI.Request,
+        outputs: Any,
+        keep: object,
+        arrived: Callable[[], None] | None,
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._what = what
+        self._request = request
+        self._outputs = outputs
+        self._keep = keep
+        """The memory that MPI reads or writes meanwhile; a request holds only its address."""
+        self._arrived = arrived
+        self._limit = timeout.total_seconds() if timeout > NO_TIMEOUT else group.timeout
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: Exception | None = None
+        self._future: Future[Any] | None = None
+        group.pending.add(self)
+
+    def poll(self) -> bool:
+        """Move it on, unless another thread does; whether it has ended."""
+        if self._done:
+            return True
+        # MPI forbids two threads to test one request.
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._done:
+                return True
+            try:
+                if not self._test():
+                    return False
+                if self._arrived is not None:
+                    self._arrived()
+            except Exception as error:
+                self._error = error
+            self._end()
+        finally:
+            self._lock.release()
+        self._settle()
+        return True
+
+    def _test(self) -> bool:
+        return self._request.Test()
+
+    def _end(self) -> None:
+        """To be called with the lock held."""
+        self._done = True
+        self._group.pending.discard(self)
+        self._arrived = self._keep = None
+
+    def _settle(self) -> None:
+        # Callbacks run in here and may wait for other works: never with the lock held.
+        if self._future is None:
+            return
+        if self._error is None:
+            self._future.set_result(self._outputs)
+        else:
+            self._future.set_exception(self._error)
+
+    def expire(self, seconds: float) -> None:
+        """Give it up. MPI may still write to its buffers, so the group keeps them, and the group is dead."""
+        with self._lock:
+            if self._done:
+                return
+            group = self._group
+            text = TIMED_OUT.format(
+                what=self._what, name=group.label, rank=group.rank(), size=group.size(), seconds=seconds
+            )
+            self._error = DistBackendError(text)
+            group.die(text, (self._request, self._keep))
+            self._end()
+        self._settle()
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        if not self._done:
+            limit = timeout.total_seconds() if timeout > NO_TIMEOUT else self._limit
+            begin = time.monotonic()
+            polls = 0
+            while not self.poll():
+                os.sched_yield()
+                waited = time.monotonic() - begin
+                if waited > limit:
+                    self.expire(limit)
+                polls += 1
+                # Not at every poll: large messages pass in pieces, a poll each.
+                if waited > PATIENCE and polls % 16 == 0:
+                    time.sleep(50e-6)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Future[Any]:
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = Future()
+            done = self._done
+        if done:
+            self._settle()
+        elif MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            self.wait()  # no thread may: without one there is nobody else
+        else:
+            progress.watch(self, self._limit)
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self.poll()
+
+    def is_success(self) -> bool:
+        return self._done and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return list(self._outputs)
+
+    def source_rank(self) -> int:
+        return -1
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+
+class Receive(Work):
+    """A receive, which knows afterwards from whom, and that the message filled the tensor."""
+
+    def __init__(self, group: Base, what: str, request: MPI.Request, host: Tensor, tensor: Tensor) -> None:
+        super().__init__(group, what, UNSET, request, [tensor], host, lambda: self._check(host, tensor))
+        self._status = MPI.Status()
+
+    def _test(self) -> bool:
+        return self._request.Test(self._status)
+
+    def _check(self, host: Tensor, tensor: Tensor) -> None:
+        if (got := self._status.Get_elements(MPI.BYTE)) != host.nbytes:
+            raise ValueError(SHORT.format(source=self._status.source, got=got, room=host.nbytes))
+        buffers.store(tensor, host)
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self._status.source
+
+
+class Bundle(Work):
+    """Several works as one."""
+
+    def __init__(self, group: Base, what: str, timeout: timedelta, works: Sequence[Work], outputs: Any) -> None:
+        super().__init__(group, what, timeout, MPI.REQUEST_NULL, outputs, works, None)
+        self._works = works
+
+    def _test(self) -> bool:
+        if not all([work.poll() for work in self._works]):  # noqa: C419 - each is to move on
+            return False
+        for work in self._works:
+            work.wait()
+        return True
+
+
+class Progress:
+    """The thread that moves on the works which somebody waits for by their futures; started with the first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._works: list[tuple[Work, float, float]] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def watch(self, work: Work, limit: float) -> None:
+        with self._changed:
+            self._works.append((work, time.monotonic() + limit, limit))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mpi progress", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """MPI can't be finalised while a thread is in it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._works or self._stopping)
+                if self._stopping:
+                    return
+                works = list(self._works)
+            ended = {id(work) for work, deadline, limit in works if self._poll(work, deadline, limit)}
+            if ended:
+                with self._changed:
+                    self._works = [entry for entry in self._works if id(entry[0]) not in ended]
+            else:
+                os.sched_yield()
+
+    @staticmethod
+    def _poll(work: Work, deadline: float, limit: float) -> bool:
+        if work.poll():
+            return True
+        if time.monotonic() > deadline:
+            work.expire(limit)
+            return True
+        return False
+
+
+progress = Progress()
