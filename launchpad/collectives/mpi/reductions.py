@@ -22,6 +22,9 @@ INTEGERS = {
     torch.int64: MPI.INT64_T,
     torch.uint64: MPI.UINT64_T,
 }
+INDIVISIBLE = {torch.uint16, torch.uint32, torch.uint64}
+"""By torch itself."""
+
 FLOATS = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
 COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX}
 WIRE = {**INTEGERS, **FLOATS, **COMPLEX, torch.bool: MPI.C_BOOL}
@@ -57,7 +60,8 @@ def operations(dtype: torch.dtype) -> Operations:
     if dtype == torch.bool:
         return LOGICAL
     if dtype in INTEGERS:
-        return {**{op: mpi for op, mpi in ARITHMETIC.items() if op != ReduceOp.PREMUL_SUM}, **ORDER, **BITS}
+        lacking = {ReduceOp.PREMUL_SUM} | ({ReduceOp.AVG} if dtype in INDIVISIBLE else set())
+        return {op: mpi for op, mpi in {**ARITHMETIC, **ORDER, **BITS}.items() if op not in lacking}
     return {**ARITHMETIC, **ORDER} if dtype in FLOATS else ARITHMETIC
 
 
@@ -102,7 +106,7 @@ def plain(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> Reduction:
         raise ValueError(f"mpi can move {dtype} but not reduce it: neither MPI nor torch has arithmetic for it")
     if (op := operations(wire).get(kind)) is None:
         name = str(kind).removeprefix("RedOpType.")
-        raise ValueError(f"ReduceOp.{name} has no meaning for {dtype}")
+        raise ValueError(f"ReduceOp.{name} is not defined for {dtype}")
     return Reduction(op, WIRE[wire], wire, kind == ReduceOp.AVG)
 
 
