@@ -32,7 +32,7 @@ class Place:
         try:
             from launchpad.collectives.mpi.group import Group
         except (ImportError, RuntimeError) as error:  # the second: mpi4py is there and finds no MPI library
-            raise RuntimeError(f"{NEEDS} ({error})") from error
+            raise RuntimeError(f"{NEEDS} ({' '.join(str(error).split())})") from error
         return Group.create(ranks, cls.timeout)
 
 

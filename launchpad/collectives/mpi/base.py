@@ -19,6 +19,9 @@ NO_RANK = "{what}: there is no rank {rank} in group {name}, which has {size}"
 TAGS = 32768
 """Tags that every MPI has."""
 
+FEW = 32
+"""Works under way at which nobody looks for those that have ended and were forgotten."""
+
 
 class Base(ProcessGroup):
     """Torch's ProcessGroup over a communicator of its own."""
@@ -31,7 +34,8 @@ class Base(ProcessGroup):
         self._name = self._description = ""
         self._death: str | None = None
         self._kept: list[object] = []
-        self.pending: set[Work] = set()
+        self._pending: set[Work] = set()
+        self._crowd = FEW
         self.timeout = timeout.total_seconds()
 
     @classmethod
@@ -76,8 +80,23 @@ class Base(ProcessGroup):
         self._kept.append(keep)
         world.Ending.reason = reason
 
+    def hold(self, work: Work) -> None:
+        """Keep it, and so its tensors, until it has ended, also where the program forgets it."""
+        self._pending.add(work)
+        if len(self._pending) > self._crowd:
+            self._sweep()
+            self._crowd = max(FEW, 2 * len(self._pending))
+
+    def drop(self, work: Work) -> None:
+        self._pending.discard(work)
+
+    def _sweep(self) -> None:
+        for work in tuple(self._pending):
+            work.poll()
+
     def shutdown(self) -> None:
-        if self._death is None and not self.pending and not MPI.Is_finalized():
+        self._sweep()
+        if self._death is None and not self._pending and not MPI.Is_finalized():
             self._comm.Free()
         self._death = self._death or DESTROYED
 

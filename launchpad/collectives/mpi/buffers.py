@@ -14,31 +14,35 @@ Message = list[Any]
 
 def serves(tensor: torch.Tensor) -> bool:
     """Whether MPI can use the tensor's own memory."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise ValueError(f"mpi carries dense tensors only, not {tensor.layout} with {tensor.dtype}")
-    return tensor.detach()
+    dense = tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()
+    return dense and not tensor.is_neg() and not tensor.is_conj()
 
 
 def loaded(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's values in memory that MPI can use."""
-    tensor = dense(tensor)
-    return tensor if serves(tensor) else tensor.cpu().resolve_neg().resolve_conj().contiguous()
+    if serves(tensor):
+        return tensor
+    check_dense(tensor)
+    return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous()
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
     """Memory for what will become the tensor's values: its own, else uninitialised."""
-    tensor = dense(tensor)
-    return tensor if serves(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+    if serves(tensor):
+        return tensor
+    check_dense(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def check_dense(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"mpi carries dense tensors only, not {tensor.layout}")
 
 
 def store(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Give the tensor the values that arrived in `host`, unless they lie in its own memory."""
-    if host.data_ptr() != tensor.data_ptr() or host.dtype != tensor.dtype or not serves(tensor):
-        tensor.detach().copy_(host.view(tensor.shape))
+    if host is not tensor:
+        tensor.detach().copy_(host)
 
 
 def flat_room(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -79,9 +79,9 @@ class Group(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = ALLGATHER) -> Work:
         check_whole("all_gather_into_tensor", output, input, self._size)
         host = buffers.room(output)
-        if host.data_ptr() != output.data_ptr() or buffers.overlap(host, input):
+        if host is not output or buffers.overlap(host, input):
             # FSDP's input is a part of its output.
-            host.view(-1)[self._rank * input.numel() :][: input.numel()].copy_(input.detach().reshape(-1))
+            host.detach().view(-1)[self._rank * input.numel() :][: input.numel()].copy_(input.detach().reshape(-1))
             source, sent = host, MPI.IN_PLACE
         else:
             source = buffers.loaded(input)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ ARITHMETIC: Operations = {
 ORDER: Operations = {ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX}
 BITS: Operations = {ReduceOp.BAND: MPI.BAND, ReduceOp.BOR: MPI.BOR, ReduceOp.BXOR: MPI.BXOR}
 
+SCALED: int = ReduceOp.PREMUL_SUM.value
+
 # As NCCL has it: what is left of a sum of truths is whether any was true.
 LOGICAL: Operations = {
     ReduceOp.SUM: MPI.LOR,
@@ -77,11 +79,10 @@ class Reduction:
 
     def load(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's part of the reduction, in memory that MPI can use."""
-        tensor = buffers.dense(tensor)
-        if tensor.dtype != self.dtype:
-            tensor = tensor.to(self.dtype)
         if self.factor is not None:
-            tensor = tensor * self.factor
+            tensor = tensor.detach() * self.factor
+        if tensor.dtype != self.dtype:
+            tensor = tensor.detach().to(self.dtype)
         return buffers.loaded(tensor)
 
     def room(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,25 +96,23 @@ class Reduction:
     def store(self, tensor: torch.Tensor, host: torch.Tensor, ranks: int) -> None:
         """Give the tensor the result that arrived in `host`."""
         if self.average:
-            host.div_(ranks, rounding_mode=None if host.is_floating_point() or host.is_complex() else "trunc")
+            host.detach().div_(ranks, rounding_mode=None if host.is_floating_point() or host.is_complex() else "trunc")
         buffers.store(tensor, host)
 
 
 @functools.cache
-def plain(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> Reduction:
+def plain(number: int, dtype: torch.dtype) -> Reduction:
+    kind = ReduceOp.RedOpType(number)
     wire = WIDER.get(dtype, dtype)
     if wire not in WIRE:
         raise ValueError(f"mpi can move {dtype} but not reduce it: neither MPI nor torch has arithmetic for it")
     if (op := operations(wire).get(kind)) is None:
-        name = str(kind).removeprefix("RedOpType.")
-        raise ValueError(f"ReduceOp.{name} is not defined for {dtype}")
+        raise ValueError(f"ReduceOp.{kind.name} is not defined for {dtype}")
     return Reduction(op, WIRE[wire], wire, kind == ReduceOp.AVG)
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     """For the ReduceOp `op`, whose stub lacks what is used here."""
-    kind = op.op
-    found = plain(kind, dtype)
-    if kind != ReduceOp.PREMUL_SUM:
-        return found
-    return Reduction(found.op, found.datatype, found.dtype, False, op.__getstate__()[1])
+    number = int(op.op)  # hashed and compared ten times as fast as the enumeration's members
+    found = plain(number, dtype)
+    return replace(found, factor=op.__getstate__()[1]) if number == SCALED else found

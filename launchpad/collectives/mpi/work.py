@@ -60,7 +60,7 @@ class Work(TorchWork):
         self._done = False
         self._error: Exception | None = None
         self._future: Future[Any] | None = None
-        group.pending.add(self)
+        group.hold(self)
 
     def poll(self) -> bool:
         """Move it on, unless another thread does; whether it has ended."""
@@ -91,7 +91,7 @@ class Work(TorchWork):
     def _end(self) -> None:
         """To be called with the lock held."""
         self._done = True
-        self._group.pending.discard(self)
+        self._group.drop(self)
         self._arrived = self._keep = None
 
     def _settle(self) -> None:
@@ -176,8 +176,8 @@ class Receive(Work):
     """A receive, which knows afterwards from whom, and that the message filled the tensor."""
 
     def __init__(self, group: Base, what: str, request: MPI.Request, host: Tensor, tensor: Tensor) -> None:
-        super().__init__(group, what, UNSET, request, [tensor], host, lambda: self._check(host, tensor))
         self._status = MPI.Status()
+        super().__init__(group, what, UNSET, request, [tensor], host, lambda: self._check(host, tensor))
 
     def _test(self) -> bool:
         return self._request.Test(self._status)
@@ -196,8 +196,8 @@ class Bundle(Work):
     """Several works as one."""
 
     def __init__(self, group: Base, what: str, timeout: timedelta, works: Sequence[Work], outputs: Any) -> None:
-        super().__init__(group, what, timeout, MPI.REQUEST_NULL, outputs, works, None)
         self._works = works
+        super().__init__(group, what, timeout, MPI.REQUEST_NULL, outputs, works, None)
 
     def _test(self) -> bool:
         if not all([work.poll() for work in self._works]):  # noqa: C419 - each is to move on

@@ -1,0 +1,324 @@
+"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: every operation, training, time-outs, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DEADLINE, PROGRAMS
+
+pytest.importorskip("torch")
+pytest.importorskip("mpi4py")
+
+ROOT = Path(__file__).parent.parent
+FRONTEND = "launchpad.collectives.mpi"
+START = f"""
+import sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from {FRONTEND} import install
+install()
+"""
+
+# One processor may serve several ranks here, and MPICH's wheel lies beside the interpreter.
+HYDRA = [str(Path(sys.prefix, "bin", "mpiexec"))]
+OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+ABI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
+
+
+class Mpi:
+    """Runs a program as so many ranks."""
+
+    def __init__(self, launcher: list[str], environ: dict[str, str]) -> None:
+        self.launcher = launcher
+        drop = ("LAUNCHPAD_", "OMP_", "PMI_", "OMPI_", "WORLD_SIZE")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+        self.environ = inherited | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
+
+    def run(self, ranks: int, *argv: object, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+        command = [*self.launcher, "-n", str(ranks), sys.executable, *map(str, argv)]
+        return subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+        )
+
+    def code(self, ranks: int, code: str, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+        return self.run(ranks, "-W", "ignore", "-c", START + textwrap.dedent(code), timeout=timeout)
+
+    def why_not(self) -> str | None:
+        """Why no world can be formed with this launcher."""
+        if shutil.which(self.launcher[0]) is None:
+            return f"{self.launcher[0]} is not here"
+        try:
+            done = self.run(2, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)", timeout=20)
+        except subprocess.TimeoutExpired:
+            return f"{self.launcher[0]} hangs"
+        return None if done.stdout.count("2") == 2 else (done.stderr or done.stdout).strip()[-200:]
+
+
+@pytest.fixture(scope="module", params=["mpich", "openmpi"])
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    found = Mpi(HYDRA, {}) if request.param == "mpich" else Mpi(OPEN_MPI, ABI)
+    if reason := found.why_not():
+        pytest.skip(f"no world by {request.param}: {reason}")
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_operation_gives_what_arithmetic_gives(mpi: Mpi, ranks: int) -> None:
+    done = mpi.run(ranks, PROGRAMS / "collectives_contract.py", FRONTEND, timeout=4 * DEADLINE)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    print(counts)
+    assert counts["checks"] > 3000
+    assert counts["refused"] > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_training_leaves_the_weights_of_one_process(mpi: Mpi, ranks: int) -> None:
+    done = mpi.run(ranks, PROGRAMS / "collectives_training.py", FRONTEND, timeout=2 * DEADLINE)
+    assert done.returncode == 0, done.stderr
+    agreeing = {line.removesuffix(" agrees") for line in done.stdout.splitlines()}
+    assert {"DDP", "DDP with a hook", "DDP in bfloat16", "FSDP 1", "FSDP 2", "DTensor reduced"} <= agreeing
+    assert ("HSDP" in agreeing) == (ranks == 4)
+
+
+def test_a_late_rank_is_an_error_and_the_group_is_dead(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi", timeout=timedelta(seconds=0.5))
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        for call in (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.barrier()):
+            begin = time.monotonic()
+            try:
+                call()
+            except dist.DistBackendError as error:
+                print(error, flush=True)
+            assert time.monotonic() - begin < 5
+        """,
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "all_reduce on group 'default_pg', rank 0 of 2: not all ranks took part within 0.5 s"
+    assert second == f"group 'default_pg' is dead: {first}"
+    assert done.returncode != 0
+    assert "aborting the other ranks" in done.stderr
+
+
+def test_time_outs_of_a_wait_of_a_future_and_of_a_group(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        if dist.get_rank() == 0:
+            pair = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+            other = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+            tests = {
+                "wait": lambda: dist.irecv(torch.ones(2), 1).wait(timedelta(seconds=0.2)),
+                "future": lambda: dist.all_reduce(torch.ones(2), group=pair, async_op=True).get_future().wait(),
+                "group": lambda: dist.barrier(group=other),
+            }
+            for name, test in tests.items():
+                try:
+                    test()
+                except RuntimeError as error:
+                    assert "within 0.2 s" in str(error), error
+                    print(name, flush=True)
+        else:
+            dist.new_group([0, 1]), dist.new_group([0, 1])
+            time.sleep(60)
+        """,
+    )
+    assert done.stdout.split() == ["wait", "future", "group"], done.stderr
+
+
+def test_the_time_out_of_a_group_leaves_the_others_alive(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        pair = dist.new_group([0, 1], timeout=timedelta(seconds=0.2))
+        if dist.get_rank() == 0:
+            try:
+                dist.barrier(group=pair)
+            except dist.DistBackendError:
+                pass
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        print(f"total {int(total)}", flush=True)
+        """,
+    )
+    assert done.stdout.count("total 2") == 2, done.stderr
+
+
+def test_a_rank_that_fails_takes_the_others_along(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        if dist.get_rank() == 1:
+            raise KeyError("lost")
+        dist.all_reduce(torch.ones(1))
+        """,
+    )
+    assert done.returncode == 1
+    assert "KeyError: 'lost'" in done.stderr
+    assert "rank 1 failed with KeyError" in done.stderr
+
+
+def test_a_caught_exception_takes_nobody_along(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        try:
+            dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)
+        except ValueError as error:
+            print(error, flush=True)
+        dist.barrier()
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ReduceOp.BAND is not defined for torch.float32") == 2
+
+
+REFUSALS = {
+    "dist.all_gather_into_tensor(torch.ones(5), torch.ones(2))": (
+        "all_gather_into_tensor: the whole, float32[5], must hold 2 times the part, float32[2], of the same dtype"
+    ),
+    "dist.group.WORLD.allgather([[torch.ones(2)]], [torch.ones(2)])": "all_gather: 1 tensors for a group of 2",
+    "dist.all_gather([torch.ones(3), torch.ones(3)], torch.ones(2))": (
+        "all_gather: tensor {rank} of the list, float32[3], must be like this rank's own, float32[2]"
+    ),
+    "dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [2, 2])": (
+        "all_to_all_single: the splits [1, 2] must be 2 numbers >= 0 that add up to 4,"
+        " the first dimension of float32[4]"
+    ),
+    "dist.all_to_all_single(torch.ones(3), torch.ones(3))": (
+        "all_to_all_single: the first dimension of float32[3] can't be divided by 2 ranks evenly; give the splits"
+    ),
+    "dist.group.WORLD.send([torch.ones(1)], 7, 0)": "send: there is no rank 7 in group 'default_pg', which has 2",
+    "dist.broadcast(torch.ones(3).to_sparse(), 0)": "mpi carries dense tensors only, not torch.sparse_coo",
+    "dist.all_reduce(torch.ones(3).to(torch.float8_e5m2))": (
+        "mpi can move torch.float8_e5m2 but not reduce it: neither MPI nor torch has arithmetic for it"
+    ),
+}
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        f"""
+        dist.init_process_group("mpi")
+        for call in {list(REFUSALS)!r}:
+            try:
+                eval(call)
+            except ValueError as error:
+                if dist.get_rank() == 0:
+                    print(error, flush=True)
+        """,
+    )
+    assert done.stdout.splitlines() == [text.format(rank=0) for text in REFUSALS.values()], done.stderr
+    assert done.returncode == 0
+
+
+def test_a_message_that_does_not_fill_the_tensor_is_an_error(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        if dist.get_rank() == 1:
+            dist.send(torch.ones(2), 0)
+        else:
+            try:
+                dist.recv(torch.ones(3), 1)
+            except ValueError as error:
+                print(error)
+        """,
+    )
+    assert done.stdout == "recv from rank 1: the message has 8 bytes, the tensor 12\n", done.stderr
+
+
+def test_operations_that_are_under_way_together_keep_their_order_and_their_tensors(mpi: Mpi) -> None:
+    done = mpi.code(
+        3,
+        """
+        import gc
+        dist.init_process_group("mpi")
+        rank = dist.get_rank()
+        tensors = [torch.full((1000,), float(k + rank)) for k in range(50)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for k in range(50):  # sent and forgotten
+            dist.isend(torch.full((20_000,), float(k)), (rank + 1) % 3, tag=k)
+        gc.collect()
+        got = [torch.empty(20_000) for _ in range(50)]
+        receipts = [dist.irecv(got[k], (rank - 1) % 3, tag=k) for k in reversed(range(50))]
+        for work in reversed([*works, *receipts]):
+            work.wait()
+        assert all(torch.all(got[k] == k) for k in range(50))
+        assert all(torch.all(tensors[k] == 3 * k + 3) for k in range(50))
+        for turn in range(200):
+            dist.isend(torch.ones(2), (rank + 1) % 3, tag=99)
+            dist.recv(torch.ones(2), (rank - 1) % 3, tag=99)
+        assert len(dist.group.WORLD._pending) < 100, "forgotten sends are never let go"
+        print("ok")
+        """,
+    )
+    assert done.stdout.count("ok") == 3, done.stderr
+
+
+def test_groups_can_be_made_and_destroyed_without_end(mpi: Mpi) -> None:
+    done = mpi.code(
+        3,
+        """
+        dist.init_process_group("mpi")
+        for turn in range(300):
+            group = dist.new_group([0, 2] if turn % 2 else [0, 1, 2])
+            if group != dist.GroupMember.NON_GROUP_MEMBER:
+                total = torch.ones(1)
+                dist.all_reduce(total, group=group)
+                assert total == dist.get_world_size(group)
+                dist.destroy_process_group(group)
+        dist.destroy_process_group()
+        dist.init_process_group("mpi")
+        dist.barrier()
+        print("ok")
+        """,
+        timeout=2 * DEADLINE,
+    )
+    assert done.stdout.count("ok") == 3, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "`pip install mpi4py mpich` brings both"),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 but MPI knows of one rank only"),
+    ],
+)
+def test_no_mpi_and_no_launcher_are_said(environ: dict[str, str], said: str) -> None:
+    code = START + "dist.init_process_group('mpi')"
+    inherited = os.environ | {"PYTHONPATH": str(ROOT)} | environ
+    done = subprocess.run([sys.executable, "-c", code], env=inherited, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_mpi_cannot_be_mixed_with_another_backend() -> None:
+    code = START + "dist.init_process_group('cpu:mpi,cuda:gloo', rank=0, world_size=1, store=dist.HashStore())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert "say backend='mpi'" in done.stderr.splitlines()[-1]
