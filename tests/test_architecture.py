@@ -33,7 +33,13 @@ STAIRCASE = {
 }
 
 # Where a heavy package may be imported at all.
-HOMES = {"torch": {"collectives", "nursery"}, "paramiko": {"transport"}, "rich": {"report", "cli"}, "click": {"cli"}}
+HOMES = {
+    "torch": {"collectives", "nursery"},
+    "mpi4py": {"collectives"},
+    "paramiko": {"transport"},
+    "rich": {"report", "cli"},
+    "click": {"cli"},
+}
 
 
 def modules() -> list[Path]:

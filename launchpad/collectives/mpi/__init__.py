@@ -20,6 +20,10 @@ __all__ = ["install"]
 
 NEEDS = "the mpi frontend needs mpi4py and an MPI library; `pip install mpi4py mpich` brings both"
 MIXED = "backend {}: mpi carries the tensors of every device, so it can't be mixed with another; say backend='mpi'"
+STORELESS = (
+    "an mpi world has no store, which a group with backend {} needs; "
+    "init_process_group('gloo') and new_group(backend='mpi') give both"
+)
 
 
 class Place:
@@ -52,6 +56,8 @@ def install() -> None:
         backend = str(given["backend"])
         if "mpi" in backend and backend != "mpi":
             raise ValueError(MIXED.format(backend))
+        if c10d.is_initialized() and c10d.get_backend() == "mpi" and backend not in ("mpi", "fake"):
+            raise ValueError(STORELESS.format(backend))
         Place.timeout = given.get("timeout") or c10d.default_pg_timeout
         return make_group(*args, **options)
 

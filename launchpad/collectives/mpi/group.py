@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -20,9 +23,10 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
     ScatterOptions,
 )
+from torch.distributed import DistBackendError
 
 from launchpad.collectives.mpi import buffers
-from launchpad.collectives.mpi.base import Base
+from launchpad.collectives.mpi.base import TAGS, Base
 from launchpad.collectives.mpi.reductions import reduction
 from launchpad.collectives.mpi.shapes import check_pieces, check_whole, one, splits
 from launchpad.collectives.mpi.work import UNSET, Bundle, Receive, Work
@@ -37,6 +41,11 @@ GATHER = GatherOptions()
 REDUCE = ReduceOptions()
 REDUCE_SCATTER = ReduceScatterOptions()
 SCATTER = ScatterOptions()
+
+MONITOR = TAGS - 1
+"""The tag of monitored_barrier's messages."""
+
+ABSENT = "monitored_barrier on rank {rank} of group {name}: rank {ranks} did not come within {seconds:g} s"
 
 
 class Group(Base):
@@ -221,6 +230,29 @@ class Group(Base):
     def _receive(self, what: str, tensor: Tensor, rank: int, tag: int) -> Work:
         host = buffers.room(tensor)
         return Receive(self, what, self._live().Irecv(buffers.raw(host), rank, tag), host, tensor)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Rank 0 says who is missing; torch.distributed.monitored_barrier itself asks no other backend than gloo."""
+        seconds = self.timeout if timeout is None else timeout.total_seconds()
+        end = time.monotonic() + seconds
+        nothing = torch.empty(0)
+        others = range(1, self._size) if self._rank == 0 else [0]
+        missing = []
+        if self._rank != 0:
+            self.send([nothing], 0, MONITOR).wait(timedelta(seconds=seconds))
+        for work, rank in [(self.recv([nothing], rank, MONITOR), rank) for rank in others]:
+            try:
+                work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+            except DistBackendError:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            raise DistBackendError(ABSENT.format(rank=self._rank, name=self.label, ranks=ranks, seconds=seconds))
+        if self._rank == 0:
+            for rank in others:
+                self.send([nothing], rank, MONITOR).wait(timedelta(seconds=seconds))
 
     # The names before torch 2.13.
     _allgather_base = all_gather_single

@@ -29,6 +29,9 @@ UNSET = timedelta(milliseconds=-1)
 PATIENCE = 0.05
 """Seconds of waiting after which a processor is given up for a moment now and then."""
 
+HASTE = 30
+"""Polls in vain after which the thread leaves the processor to others."""
+
 TIMED_OUT = "{what} on group {name}, rank {rank} of {size}: not all ranks took part within {seconds:g} s"
 
 SHORT = "recv from rank {source}: the message has {got} bytes, the tensor {room}"
@@ -233,6 +236,7 @@ class Progress:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
+        idle = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._works or self._stopping)
@@ -241,10 +245,16 @@ class Progress:
                 works = list(self._works)
             ended = {id(work) for work, deadline, limit in works if self._poll(work, deadline, limit)}
             if ended:
+                idle = 0
                 with self._changed:
                     self._works = [entry for entry in self._works if id(entry[0]) not in ended]
-            else:
+                continue
+            # The processor may be the one that computes the next gradients, so it is soon given up.
+            idle += 1
+            if idle < HASTE:
                 os.sched_yield()
+            else:
+                time.sleep(100e-6)
 
     @staticmethod
     def _poll(work: Work, deadline: float, limit: float) -> bool:
