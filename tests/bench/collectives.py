@@ -1,13 +1,14 @@
 """The mpi frontend beside raw mpi4py and gloo: python tests/bench/collectives.py [--ranks N,N,…] [--runs R]
 
-One world for each number of ranks, by MPICH's mpiexec; in it each peer has its turns with every operation and size,
-each after a barrier, and a figure is the median of all ranks' and turns' times. A DDP step is forward, backward and
-update of a small network whose gradients (1 MiB) are summed in several buckets.
+One world for each number of ranks, by MPICH's mpiexec; in it the peers take turns with every operation and size, each
+with some calls in a row, every call after a barrier. A figure is the median over all calls and ranks. A DDP step is
+forward, backward and update of a small network whose gradients (1 MiB) are summed in several buckets.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import subprocess
@@ -18,32 +19,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 SIZES = {"4 B": 4, "1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
+BLOCK, WARM = 20, 3
+"""A peer's calls in a row, and those before them that don't count."""
+
 PEERS = ["raw mpi4py", "mpi frontend", "gloo"]
 ROOT = Path(__file__).parents[2]
 
 
-def seconds(call: Callable[[], object], turns: int) -> list[float]:
-    """How long each of the calls took, but for the first ones."""
-    from mpi4py import MPI
-
-    taken = []
-    for _ in range(turns + 3):
-        MPI.COMM_WORLD.Barrier()
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    return taken[3:]
-
-
-def row(name: str, calls: list[Callable[[], object] | None], turns: int, unit: float) -> None:
+def row(name: str, calls: list[Callable[[], object] | None], turns: int, unit: float = 1e-6) -> None:
     """Print the row of a table: each peer's median over all ranks, in the unit."""
     from mpi4py import MPI
 
+    taken: list[list[float]] = [[] for _ in calls]
+    for _ in range(math.ceil(turns / BLOCK)):
+        for call, seconds in zip(calls, taken, strict=True):
+            for turn in range(WARM + BLOCK if call else 0):
+                MPI.COMM_WORLD.Barrier()
+                begin = time.perf_counter()
+                call()
+                if turn >= WARM:
+                    seconds.append(time.perf_counter() - begin)
+    everyone = MPI.COMM_WORLD.allgather(taken)
     figures = []
-    for call in calls:
-        taken = seconds(call, turns) if call else []
-        everyone = [second for some in MPI.COMM_WORLD.allgather(taken) for second in some]
-        figures.append(statistics.median(everyone) / unit if everyone else float("nan"))
+    for peer in range(len(calls)):
+        seconds = [second for rank in everyone for second in rank[peer]]
+        figures.append(statistics.median(seconds) / unit if seconds else float("nan"))
     raw, ours, gloo = figures
     if MPI.COMM_WORLD.rank == 0:
         cells = ["-" if figure != figure else f"{figure:.1f}" for figure in figures]
@@ -62,9 +62,8 @@ def measure(runs: int, file: str) -> None:
     install()
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=world.rank, world_size=world.size)
     mpi, gloo = dist.new_group(backend="mpi"), dist.group.WORLD
-    micro = 1e-6
     for name, size in SIZES.items():
-        turns = runs if size < 1 << 20 else max(3, runs // 10)
+        turns = runs if size < 1 << 20 else runs // 10
         tensor = torch.ones(size // 4)
         whole = torch.ones(size // 4 * world.size)
         array, array_whole = tensor.numpy(), whole.numpy()
@@ -83,10 +82,10 @@ def measure(runs: int, file: str) -> None:
             ],
         }
         for operation, calls in peers.items():
-            row(f"{operation} {name}", calls, turns, micro)
+            row(f"{operation} {name}", calls, turns)
     barriers = [world.Barrier, *(lambda g=g: dist.barrier(group=g) for g in (mpi, gloo))]
-    row("barrier", barriers, runs, micro)
-    row("DDP step", [None, step(mpi), step(gloo)], max(3, runs // 10), micro)
+    row("barrier", barriers, runs)
+    row("DDP step", [None, step(mpi), step(gloo)], runs // 4)
     dist.destroy_process_group(mpi)
 
 
@@ -113,7 +112,7 @@ def main() -> None:
     """Print a table for each number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="2,4", help="how many, separated by commas")
-    parser.add_argument("--runs", type=int, default=200, help="turns of each, a tenth of it for what is large")
+    parser.add_argument("--runs", type=int, default=200, help="calls of each, a tenth of it for what is large")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

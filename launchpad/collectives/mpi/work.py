@@ -82,29 +82,29 @@ class Work(TorchWork):
                     self._arrived()
             except Exception as error:
                 self._error = error
-            self._end()
+            future = self._end()
         finally:
             self._lock.release()
-        self._settle()
+        self._settle(future)
         return True
 
     def _test(self) -> bool:
         return self._request.Test()
 
-    def _end(self) -> None:
-        """To be called with the lock held."""
+    def _end(self) -> Future[Any] | None:
+        """To be called with the lock held; what is to be settled without it, as callbacks may wait for other works."""
         self._done = True
         self._group.drop(self)
         self._arrived = self._keep = None
+        return self._future
 
-    def _settle(self) -> None:
-        # Callbacks run in here and may wait for other works: never with the lock held.
-        if self._future is None:
+    def _settle(self, future: Future[Any] | None) -> None:
+        if future is None:
             return
         if self._error is None:
-            self._future.set_result(self._outputs)
+            future.set_result(self._outputs)
         else:
-            self._future.set_exception(self._error)
+            future.set_exception(self._error)
 
     def expire(self, seconds: float) -> None:
         """Give it up. MPI may still write to its buffers, so the group keeps them, and the group is dead."""
@@ -117,8 +117,8 @@ class Work(TorchWork):
             )
             self._error = DistBackendError(text)
             group.die(text, (self._request, self._keep))
-            self._end()
-        self._settle()
+            future = self._end()
+        self._settle(future)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         if not self._done:
@@ -145,7 +145,7 @@ class Work(TorchWork):
             self._future = Future()
             done = self._done
         if done:
-            self._settle()
+            self._settle(self._future)
         elif MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             self.wait()  # no thread may: without one there is nobody else
         else:
