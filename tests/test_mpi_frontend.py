@@ -278,21 +278,26 @@ def test_what_cannot_be_done_is_refused_with_the_reason(mpi: Mpi) -> None:
     assert done.returncode == 0
 
 
-def test_a_message_that_does_not_fill_the_tensor_is_an_error(mpi: Mpi) -> None:
+def test_a_message_that_does_not_fit_the_tensor_is_an_error(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         """
         dist.init_process_group("mpi")
         if dist.get_rank() == 1:
             dist.send(torch.ones(2), 0)
+            dist.send(torch.ones(2), 0)
         else:
-            try:
-                dist.recv(torch.ones(3), 1)
-            except ValueError as error:
-                print(error)
+            for room in (3, 1):
+                try:
+                    dist.recv(torch.ones(room), 1)
+                except (ValueError, dist.DistBackendError) as error:
+                    print(error)
         """,
     )
-    assert done.stdout == "recv from rank 1: the message has 8 bytes, the tensor 12\n", done.stderr
+    short, long = done.stdout.splitlines()[:2]
+    assert short == "recv from rank 1: the message has 8 bytes, the tensor 12"
+    assert long.startswith("recv from rank 1: ")
+    assert "truncated" in long
 
 
 def test_operations_that_are_under_way_together_keep_their_order_and_their_tensors(mpi: Mpi) -> None:
@@ -313,10 +318,10 @@ def test_operations_that_are_under_way_together_keep_their_order_and_their_tenso
             work.wait()
         assert all(torch.all(got[k] == k) for k in range(50))
         assert all(torch.all(tensors[k] == 3 * k + 3) for k in range(50))
-        for turn in range(200):
+        for turn in range(1000):
             dist.isend(torch.ones(2), (rank + 1) % 3, tag=99)
             dist.recv(torch.ones(2), (rank - 1) % 3, tag=99)
-        assert len(dist.group.WORLD._pending) < 100, "forgotten sends are never let go"
+        assert len(dist.group.WORLD._pending) < 400, "forgotten sends are never let go"
         print("ok")
         """,
     )

@@ -80,6 +80,8 @@ class Work(TorchWork):
                     return False
                 if self._arrived is not None:
                     self._arrived()
+            except MPI.Exception as error:
+                self._error = DistBackendError(f"{self._what}: {error}")
             except Exception as error:
                 self._error = error
             future = self._end()
