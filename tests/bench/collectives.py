@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SIZES = {"4 B": 4, "1 KiB": 1 << 10, "16 KiB": 1 << 14, "64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24}
-BLOCK, WARM = 20, 3
+BLOCK, WARM = 50, 10
 """A peer's calls in a row, and those before them that don't count."""
 
 PEERS = ["raw mpi4py", "mpi frontend", "gloo"]

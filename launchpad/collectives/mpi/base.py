@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self
 
 from mpi4py import MPI
 from torch.distributed import DistBackendError, ProcessGroup
@@ -111,14 +111,3 @@ class Base(ProcessGroup):
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._size:
             raise ValueError(NO_RANK.format(what=what, rank=rank, name=self.label, size=self._size))
-
-    def _work(
-        self,
-        what: str,
-        opts: Any,
-        request: MPI.Request,
-        outputs: Any,
-        keep: object,
-        arrived: Callable[[], None] | None = None,
-    ) -> Work:
-        return Work(self, what, opts.timeout, request, outputs, keep, arrived)

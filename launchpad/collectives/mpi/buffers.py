@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,10 +39,9 @@ def check_dense(tensor: torch.Tensor) -> None:
         raise ValueError(f"mpi carries dense tensors only, not {tensor.layout}")
 
 
-def store(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Give the tensor the values that arrived in `host`, unless they lie in its own memory."""
-    if host is not tensor:
-        tensor.detach().copy_(host)
+def stored(tensor: torch.Tensor, host: torch.Tensor) -> Callable[[], object] | None:
+    """What gives the tensor the values that will arrive in `host`; None where they arrive in its own memory."""
+    return None if host is tensor else lambda: tensor.detach().copy_(host)
 
 
 def flat_room(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -29,7 +29,7 @@ from launchpad.collectives.mpi import buffers
 from launchpad.collectives.mpi.base import TAGS, Base
 from launchpad.collectives.mpi.reductions import reduction
 from launchpad.collectives.mpi.shapes import check_pieces, check_whole, one, splits
-from launchpad.collectives.mpi.work import UNSET, Bundle, Receive, Work
+from launchpad.collectives.mpi.work import Bundle, Receive, Work
 
 ALL_TO_ALL = AllToAllOptions()
 ALLGATHER = AllgatherOptions()
@@ -58,15 +58,15 @@ class Group(Base):
         self._check_rank("broadcast", root)
         host = buffers.loaded(tensor) if self._rank == root else buffers.room(tensor)
         request = self._live().Ibcast(buffers.raw(host), root)
-        arrived = None if self._rank == root else lambda: buffers.store(tensor, host)
-        return self._work("broadcast", opts, request, tensors, host, arrived)
+        arrived = None if self._rank == root else buffers.stored(tensor, host)
+        return Work(self, "broadcast", opts, request, tensors, host, arrived)
 
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions = ALLREDUCE) -> Work:
         tensor = one("all_reduce", tensors)
         how = reduction(opts.reduceOp, tensor.dtype)
         host = how.load(tensor)
         request = self._live().Iallreduce(MPI.IN_PLACE, how.message(host), how.op)
-        return self._work("all_reduce", opts, request, tensors, host, lambda: how.store(tensor, host, self._size))
+        return Work(self, "all_reduce", opts, request, tensors, host, how.stored(tensor, host, self._size))
 
     def reduce(self, tensors: list[Tensor], opts: ReduceOptions = REDUCE) -> Work:
         tensor, root = one("reduce", tensors), opts.rootRank
@@ -74,14 +74,14 @@ class Group(Base):
         how = reduction(opts.reduceOp, tensor.dtype)
         host = how.load(tensor)
         if self._rank != root:
-            return self._work(
-                "reduce", opts, self._live().Ireduce(how.message(host), None, how.op, root), tensors, host
+            return Work(
+                self, "reduce", opts, self._live().Ireduce(how.message(host), None, how.op, root), tensors, host
             )
         request = self._live().Ireduce(MPI.IN_PLACE, how.message(host), how.op, root)
-        return self._work("reduce", opts, request, tensors, host, lambda: how.store(tensor, host, self._size))
+        return Work(self, "reduce", opts, request, tensors, host, how.stored(tensor, host, self._size))
 
     def barrier(self, opts: BarrierOptions = BARRIER) -> Work:
-        return self._work("barrier", opts, self._live().Ibarrier(), [], None)
+        return Work(self, "barrier", opts, self._live().Ibarrier(), [], None)
 
     # Everyone's to everyone.
 
@@ -96,8 +96,8 @@ class Group(Base):
             source = buffers.loaded(input)
             sent = buffers.raw(source)
         request = self._live().Iallgather(sent, buffers.raw(host, self._size))
-        return self._work(
-            "all_gather_into_tensor", opts, request, [output], (source, host), lambda: buffers.store(output, host)
+        return Work(
+            self, "all_gather_into_tensor", opts, request, [output], (source, host), buffers.stored(output, host)
         )
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER) -> Work:
@@ -105,7 +105,7 @@ class Group(Base):
         check_pieces("all_gather", pieces, own, self._rank, self._size)
         source, host = buffers.loaded(own), buffers.flat_room(pieces)
         request = self._live().Iallgatherv(buffers.raw(source), buffers.parts(host, map(Tensor.numel, pieces)))
-        return self._work("all_gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
+        return Work(self, "all_gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: ReduceScatterOptions = REDUCE_SCATTER) -> Work:
         check_whole("reduce_scatter_tensor", input, output, self._size)
@@ -114,13 +114,14 @@ class Group(Base):
         if buffers.overlap(source, host):
             host = torch.empty_like(host)
         request = self._live().Ireduce_scatter_block(how.message(source, self._size), how.message(host), how.op)
-        return self._work(
+        return Work(
+            self,
             "reduce_scatter_tensor",
             opts,
             request,
             [output],
             (source, host),
-            lambda: how.store(output, host, self._size),
+            how.stored(output, host, self._size),
         )
 
     def reduce_scatter(
@@ -132,9 +133,7 @@ class Group(Base):
         source, host = how.load(buffers.flat(pieces)), how.room(own)
         counts = [piece.numel() for piece in pieces]
         request = self._live().Ireduce_scatter(how.message(source), how.message(host), counts, how.op)
-        return self._work(
-            "reduce_scatter", opts, request, outputs, (source, host), lambda: how.store(own, host, self._size)
-        )
+        return Work(self, "reduce_scatter", opts, request, outputs, (source, host), how.stored(own, host, self._size))
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, rows_out: list[int], rows_in: list[int], opts: AllToAllOptions = ALL_TO_ALL
@@ -146,9 +145,7 @@ class Group(Base):
             source = source.clone()
         # Always with counts: MPI can't match a rank that gives them with one that doesn't.
         request = self._live().Ialltoallv(buffers.parts(source, sent), buffers.parts(host, received))
-        return self._work(
-            "all_to_all_single", opts, request, [output], (source, host), lambda: buffers.store(output, host)
-        )
+        return Work(self, "all_to_all_single", opts, request, [output], (source, host), buffers.stored(output, host))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions = ALL_TO_ALL) -> Work:
         check_pieces("all_to_all", outputs, None, self._rank, self._size)
@@ -157,8 +154,8 @@ class Group(Base):
         request = self._live().Ialltoallv(
             buffers.parts(source, map(Tensor.numel, inputs)), buffers.parts(host, map(Tensor.numel, outputs))
         )
-        return self._work(
-            "all_to_all", opts, request, outputs, (source, host), lambda: buffers.store_all(outputs, host)
+        return Work(
+            self, "all_to_all", opts, request, outputs, (source, host), lambda: buffers.store_all(outputs, host)
         )
 
     # One rank's pieces from or to the others.
@@ -168,13 +165,13 @@ class Group(Base):
         self._check_rank("gather", root)
         source = buffers.loaded(own)
         if self._rank != root:
-            return self._work("gather", opts, self._live().Igatherv(buffers.raw(source), None, root), [], source)
+            return Work(self, "gather", opts, self._live().Igatherv(buffers.raw(source), None, root), [], source)
         pieces = one("gather", outputs)
         check_pieces("gather", pieces, own, self._rank, self._size)
         host = buffers.flat_room(pieces)
         received = buffers.parts(host, map(Tensor.numel, pieces))
         request = self._live().Igatherv(buffers.raw(source), received, root)
-        return self._work("gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
+        return Work(self, "gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = SCATTER) -> Work:
         own, root = one("scatter", outputs), opts.rootRank
@@ -186,31 +183,31 @@ class Group(Base):
             source = buffers.flat(pieces)
             sent = buffers.parts(source, map(Tensor.numel, pieces))
         request = self._live().Iscatterv(sent, buffers.raw(host), root)
-        return self._work("scatter", opts, request, outputs, (source, host), lambda: buffers.store(own, host))
+        return Work(self, "scatter", opts, request, outputs, (source, host), buffers.stored(own, host))
 
     # Several at once, as FSDP and functional collectives have it.
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = ALLREDUCE_COALESCED) -> Work:
         works = [self.allreduce([tensor], opts) for tensor in tensors]
-        return Bundle(self, "all_reduce_coalesced", opts.timeout, works, tensors)
+        return Bundle(self, "all_reduce_coalesced", opts, works, tensors)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER
     ) -> Work:
         works = [self.allgather([pieces], [own], opts) for pieces, own in zip(outputs, inputs, strict=True)]
-        return Bundle(self, "all_gather_coalesced", opts.timeout, works, outputs)
+        return Bundle(self, "all_gather_coalesced", opts, works, outputs)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions = ALLGATHER
     ) -> Work:
         works = [self.all_gather_single(output, own, opts) for output, own in zip(outputs, inputs, strict=True)]
-        return Bundle(self, "all_gather_into_tensor_coalesced", opts.timeout, works, outputs)
+        return Bundle(self, "all_gather_into_tensor_coalesced", opts, works, outputs)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: ReduceScatterOptions = REDUCE_SCATTER
     ) -> Work:
         works = [self.reduce_scatter_single(own, whole, opts) for own, whole in zip(outputs, inputs, strict=True)]
-        return Bundle(self, "reduce_scatter_tensor_coalesced", opts.timeout, works, outputs)
+        return Bundle(self, "reduce_scatter_tensor_coalesced", opts, works, outputs)
 
     # From one rank to another.
 
@@ -218,7 +215,7 @@ class Group(Base):
         self._check_rank("send", rank)
         host = buffers.loaded(one("send", tensors))
         request = self._live().Isend(buffers.raw(host), rank, tag)
-        return Work(self, f"send to rank {rank}", UNSET, request, tensors, host, None)
+        return Work(self, f"send to rank {rank}", None, request, tensors, host)
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
         self._check_rank("recv", rank)

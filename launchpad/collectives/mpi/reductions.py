@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,11 +94,12 @@ class Reduction:
     def message(self, host: torch.Tensor, ranks: int = 1) -> buffers.Message:
         return buffers.typed(host, self.datatype, ranks)
 
-    def store(self, tensor: torch.Tensor, host: torch.Tensor, ranks: int) -> None:
-        """Give the tensor the result that arrived in `host`."""
-        if self.average:
-            host.detach().div_(ranks, rounding_mode=None if host.is_floating_point() or host.is_complex() else "trunc")
-        buffers.store(tensor, host)
+    def stored(self, tensor: torch.Tensor, host: torch.Tensor, ranks: int) -> Callable[[], object] | None:
+        """What gives the tensor the result that will arrive in `host`; None where nothing is to be done."""
+        if not self.average:
+            return buffers.stored(tensor, host)
+        rounding = None if host.is_floating_point() or host.is_complex() else "trunc"
+        return lambda: tensor.detach().copy_(host.detach().div_(ranks, rounding_mode=rounding))
 
 
 @functools.cache

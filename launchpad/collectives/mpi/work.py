@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from launchpad.collectives.mpi.base import Base
 
 NO_TIMEOUT = timedelta(0)
-"""Torch's word for: the group's own."""
+"""Torch's word for: the group's own; its options say less than nothing for the same."""
 
-UNSET = timedelta(milliseconds=-1)
-"""The same, as torch's options have it."""
+TESTS = 8
+"""Of a request, between two offers of the processor to others."""
 
 PATIENCE = 0.05
 """Seconds of waiting after which a processor is given up for a moment now and then."""
@@ -40,32 +40,39 @@ SHORT = "recv from rank {source}: the message has {got} bytes, the tensor {room}
 class Work(TorchWork):
     """One operation: its MPI request, and what is to be done with what arrives."""
 
+    _done = False
+    _error: Exception | None = None
+    _future: Future[Any] | None = None
+
     def __init__(
         self,
         group: Base,
         what: str,
-        timeout: timedelta,
+        opts: Any,
         request: MPI.Request,
         outputs: Any,
-        keep: object,
-        arrived: Callable[[], None] | None,
+        keep: object = None,
+        arrived: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         self._group = group
         self._what = what
+        self._opts = opts
         self._request = request
         self._outputs = outputs
         self._keep = keep
         """The memory that MPI reads or writes meanwhile; a request holds only its address."""
         self._arrived = arrived
-        self._limit = timeout.total_seconds() if timeout > NO_TIMEOUT else group.timeout
         self._lock = threading.Lock()
-        self._done = False
-        self._error: Exception | None = None
-        self._future: Future[Any] | None = None
         group.hold(self)
 
-    def poll(self) -> bool:
+    @property
+    def limit(self) -> float:
+        """Seconds that it may take where `wait` says nothing else."""
+        timeout = NO_TIMEOUT if self._opts is None else self._opts.timeout
+        return timeout.total_seconds() if timeout > NO_TIMEOUT else self._group.timeout
+
+    def poll(self, tests: int = 1) -> bool:
         """Move it on, unless another thread does; whether it has ended."""
         if self._done:
             return True
@@ -76,7 +83,10 @@ class Work(TorchWork):
             if self._done:
                 return True
             try:
-                if not self._test():
+                for _ in range(tests):
+                    if self._test():
+                        break
+                else:
                     return False
                 if self._arrived is not None:
                     self._arrived()
@@ -123,22 +133,25 @@ class Work(TorchWork):
         self._settle(future)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        if not self._done:
-            limit = timeout.total_seconds() if timeout > NO_TIMEOUT else self._limit
-            begin = time.monotonic()
-            polls = 0
-            while not self.poll():
-                os.sched_yield()
-                waited = time.monotonic() - begin
-                if waited > limit:
-                    self.expire(limit)
-                polls += 1
-                # Not at every poll: large messages pass in pieces, a poll each.
-                if waited > PATIENCE and polls % 16 == 0:
-                    time.sleep(50e-6)
+        # Most operations end here: a look at the clock and at the options takes longer than they do.
+        if not self._done and not self.poll(TESTS):
+            self._wait(timeout.total_seconds() if timeout > NO_TIMEOUT else self.limit)
         if self._error is not None:
             raise self._error
         return True
+
+    def _wait(self, limit: float) -> None:
+        begin = time.monotonic()
+        polls = 0
+        while not self.poll(TESTS):
+            os.sched_yield()
+            waited = time.monotonic() - begin
+            if waited > limit:
+                self.expire(limit)
+            polls += 1
+            # Not at every poll: large messages pass in pieces, a test each.
+            if waited > PATIENCE and polls % 2 == 0:
+                time.sleep(50e-6)
 
     def get_future(self) -> Future[Any]:
         with self._lock:
@@ -151,7 +164,7 @@ class Work(TorchWork):
         elif MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             self.wait()  # no thread may: without one there is nobody else
         else:
-            progress.watch(self, self._limit)
+            progress.watch(self, self.limit)
         return self._future
 
     def is_completed(self) -> bool:
@@ -181,8 +194,9 @@ class Receive(Work):
     """A receive, which knows afterwards from whom, and that the message filled the tensor."""
 
     def __init__(self, group: Base, what: str, request: MPI.Request, host: Tensor, tensor: Tensor) -> None:
+        # First, as any thread may test the work from when the group holds it.
         self._status = MPI.Status()
-        super().__init__(group, what, UNSET, request, [tensor], host, lambda: self._check(host, tensor))
+        super().__init__(group, what, None, request, [tensor], host, lambda: self._check(host, tensor))
 
     def _test(self) -> bool:
         return self._request.Test(self._status)
@@ -190,7 +204,8 @@ class Receive(Work):
     def _check(self, host: Tensor, tensor: Tensor) -> None:
         if (got := self._status.Get_elements(MPI.BYTE)) != host.nbytes:
             raise ValueError(SHORT.format(source=self._status.source, got=got, room=host.nbytes))
-        buffers.store(tensor, host)
+        if (store := buffers.stored(tensor, host)) is not None:
+            store()
 
     def source_rank(self) -> int:
         self.wait()
@@ -200,9 +215,9 @@ class Receive(Work):
 class Bundle(Work):
     """Several works as one."""
 
-    def __init__(self, group: Base, what: str, timeout: timedelta, works: Sequence[Work], outputs: Any) -> None:
+    def __init__(self, group: Base, what: str, opts: Any, works: Sequence[Work], outputs: Any) -> None:
         self._works = works
-        super().__init__(group, what, timeout, MPI.REQUEST_NULL, outputs, works, None)
+        super().__init__(group, what, opts, MPI.REQUEST_NULL, outputs, works)
 
     def _test(self) -> bool:
         if not all([work.poll() for work in self._works]):  # noqa: C419 - each is to move on
