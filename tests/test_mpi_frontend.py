@@ -1,8 +1,7 @@
-"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: every operation, training, time-outs, failures."""
+"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: training, time-outs, failures."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -63,9 +62,9 @@ class Mpi:
         return None if done.stdout.count("2") == 2 else (done.stderr or done.stdout).strip()[-200:]
 
 
-# Open MPI where it is installed. Its three and four ranks take a minute, and MPICH has them.
+# Open MPI where it is installed, with two ranks: MPICH has the rest.
 MPIS = ["mpich", *(["openmpi"] if shutil.which(OPEN_MPI[0]) else [])]
-WORLDS = [(name, ranks) for name in MPIS for ranks in (1, 2, 3, 4) if name == "mpich" or ranks <= 2]
+WORLDS = [("mpich", 2), ("mpich", 4), *[(name, 2) for name in MPIS[1:]]]
 
 
 @pytest.fixture(scope="module", params=MPIS)
@@ -77,16 +76,6 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
 
 
 @pytest.mark.parametrize(("mpi", "ranks"), WORLDS, indirect=["mpi"])
-def test_every_operation_gives_what_arithmetic_gives(mpi: Mpi, ranks: int) -> None:
-    done = mpi.run(ranks, PROGRAMS / "collectives_contract.py", FRONTEND, timeout=4 * DEADLINE)
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
-    print(counts)
-    assert counts["checks"] > 3000
-    assert counts["refused"] > 0
-
-
-@pytest.mark.parametrize(("mpi", "ranks"), [one for one in WORLDS if one[1] in (2, 4)], indirect=["mpi"])
 def test_training_leaves_the_weights_of_one_process(mpi: Mpi, ranks: int) -> None:
     done = mpi.run(ranks, PROGRAMS / "collectives_training.py", FRONTEND, timeout=2 * DEADLINE)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ All that torch.distributed has is here, so that it, DDP and this module share on
 
 - `init_process_group`, which finds its world under launchpad, torchrun, Open MPI, MPICH, MVAPICH, Slurm, or alone;
 - `recv` and `recv_object_list`, which take from any rank where no sender is named, and return who it was;
+- `monitored_barrier`, which is the mpi frontend's too;
 - `send` and the collectives on tensors, which are right for strided tensors too (`layout` tells where torch's are not);
 - `is_available`, which is False rather than an error without torch;
 - `world_of`, a launcher's variables read: `world_of(os.environ).local_rank`.
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         irecv,
         is_initialized,
         isend,
-        monitored_barrier,
         new_group,
         scatter_object_list,
         send_object_list,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from .peers import recv, recv_object_list, send
+    from .peers import monitored_barrier, recv, recv_object_list, send
     from .start import init_process_group
 
 __all__ = [
@@ -123,7 +123,7 @@ _HOMES = {
         "all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single broadcast gather "
         "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
     ),
-    ".peers": "recv recv_object_list send",
+    ".peers": "monitored_barrier recv recv_object_list send",
     ".start": "init_process_group",
 }
 _OURS = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -1,9 +1,9 @@
 """torch's collectives where its gloo goes wrong without a word: strided tensors, and sums of bools.
 
-Gloo sends and fills a tensor's memory from its first element on, whatever its strides: torch 2.13 hands it strided
-tensors for all_reduce, broadcast, reduce, scatter and reduce_scatter, and the results are wrong without a word. NCCL
-refuses them. So such a tensor has a contiguous stand-in here, which is copied back when the operation is done. A
-contiguous one goes to torch as it is.
+Gloo sends and fills a tensor's memory from its first element on, whatever its strides, and whatever its sign, which
+some views keep as a flag: torch 2.13 hands it such tensors for all_reduce, broadcast, reduce, scatter and
+reduce_scatter, and the results are wrong without a word. NCCL refuses them. So such a tensor has a contiguous stand-in
+here, which is copied back when the operation is done. A contiguous one goes to torch as it is.
 
 Signatures, shapes and errors are torch's.
 """
@@ -63,13 +63,13 @@ class Stage:
 
     def read(self, tensor: Any) -> Any:
         """What stands for a tensor that is only read."""
-        return tensor.contiguous() if _is_scattered(tensor) else tensor
+        return _gathered(tensor) if _is_scattered(tensor) else tensor
 
     def write(self, tensor: Any) -> Any:
         """What stands for a tensor that is filled."""
         if not _is_scattered(tensor):
             return tensor
-        stand_in = tensor.contiguous()
+        stand_in = _gathered(tensor)
         self._pairs.append((tensor, stand_in))
         return stand_in
 
@@ -91,7 +91,14 @@ class Stage:
 
 
 def _is_scattered(tensor: Any) -> bool:
-    return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_contiguous()
+    """Whether its memory is not its values, one after the other; some views keep a sign as a flag beside it."""
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj()
+
+
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _row(tensor: Any) -> Any:

@@ -1,7 +1,8 @@
-"""From one rank to another: strided tensors, and receiving from any rank where torch alone doesn't do it."""
+"""From one rank to another: strided tensors, and receiving from any rank and barriers where torch alone lacks them."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -72,6 +73,20 @@ def recv_object_list(
         object_list[index] = _tensor_to_object(data, size, group)  # type: ignore[no-untyped-call]
         start += size
     return sender
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """torch.distributed.monitored_barrier, with gloo and mpi: a barrier where rank 0 names the rank that doesn't come.
+
+    Raises RuntimeError on rank 0 after `timeout`; with `wait_all_ranks` it names all that are missing.
+    """
+    where: Any = dist.group.WORLD if group is None else group
+    if where is not None and dist.get_rank(where) >= 0 and dist.get_backend(where) == "mpi":
+        where.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _check(name: str, peer: int | None, group_peer: int | None, group: dist.ProcessGroup | None) -> None:

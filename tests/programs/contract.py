@@ -2,7 +2,7 @@
 
     contract.py BACKEND DEVICE [all]
 
-A world of 3, 4 or 5 tries a third of the pairs of a dtype and a shape, each another third, unless told to try all.
+A world of 1 or 2 tries all pairs of a dtype and a shape, one of 3, 4 or 5 some, unless told to try all.
 
 The last rank, which is in every group, prints one JSON object: {"checked": {OPERATION: COUNT}, "skipped": {OPERATION: WHY:
 COUNT}, "refused": [[OPERATION, WHY, DTYPES, SHAPES, COUNT] …], "wrong": [LINE …]}, the last of all ranks.
@@ -18,17 +18,21 @@ BACKEND, DEVICE, ALL = sys.argv[1], sys.argv[2], sys.argv[3:]
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
-    *(torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.uint16, torch.uint32, torch.uint64, torch.complex32, torch.complex64, torch.complex128),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
 ]
 SHAPES = {
     "0-d": (), "one": (1,), "empty": (0,), "no rows": (0, 3), "vector": (7,), "cube": (2, 3, 4),
     "transposed": (4, 3), "strided": (5,), "mixed": (3, 2), "large": (70001,),
 }
-FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point and dtype.itemsize > 1]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+UNSIGNED = [torch.uint16, torch.uint32, torch.uint64]
+COMPLEX = [torch.complex64, torch.complex128]
 OTHER_OPS = {
-    "product": FLOATS + WHOLE, "min": FLOATS + WHOLE, "max": FLOATS + WHOLE, "avg": FLOATS,
-    "band": WHOLE + [torch.bool], "bor": WHOLE + [torch.bool], "bxor": WHOLE + [torch.bool],
+    "product": FLOATS + WHOLE + UNSIGNED + [torch.bool],
+    **dict.fromkeys(("avg", "min", "max"), FLOATS + WHOLE + UNSIGNED + COMPLEX + [torch.bool]),
+    **dict.fromkeys(("band", "bor", "bxor"), [torch.float32, *WHOLE, *UNSIGNED, torch.bool]),
 }
 
 STRIDED, EMPTY = ("transposed", "strided", "mixed"), ("empty", "no rows")
@@ -86,18 +90,21 @@ class Case:
         return [self.plain(rank, salt) for rank in range(self.size)]
 
     def reduced(self, tensors):
-        name = self.op
-        if self.dtype.itemsize == 1 and self.dtype.is_floating_point:
-            return sum(tensor.float() for tensor in tensors).to(self.dtype)
-        if name == "avg":
-            return functools.reduce(torch.add, tensors) / len(tensors)
-        if self.dtype == torch.bool and name in ("sum", "bor"):
-            return functools.reduce(torch.logical_or, tensors)
+        name, dtype = self.op, self.dtype
+        if dtype == torch.bool:
+            name = {"sum": "bor", "product": "band", "min": "band", "max": "bor"}.get(name, name)
+        elif not dtype.is_complex:  # torch can't calculate in all of them
+            wide = torch.float32 if dtype.is_floating_point else torch.int64
+            tensors = [tensor.to(wide) for tensor in tensors]
         step = {
-            "sum": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
+            "sum": torch.add, "avg": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,
             "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
         }[name]
-        return functools.reduce(step, tensors)
+        found = functools.reduce(step, tensors)
+        if name == "avg":
+            exact = dtype.is_floating_point or dtype.is_complex
+            found = torch.div(found, len(tensors), rounding_mode=None if exact else "trunc")
+        return found.to(dtype)
 
     @property
     def reduce_op(self):
@@ -115,10 +122,10 @@ class Case:
 
     def expect(self, got, wanted):
         """Note what is wrong. No error: the operation's other steps have to follow on this rank too."""
-        got, wanted = got.cpu().contiguous(), wanted.contiguous()
+        got, wanted = got.cpu().resolve_neg().contiguous(), wanted.contiguous()
         if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
             self.wrong = f"{got.dtype} {got.shape} for {wanted.dtype} {wanted.shape}"
-        elif self.op == "avg":
+        elif self.op == "avg" and (got.is_floating_point() or got.is_complex()):
             if not torch.allclose(got, wanted):
                 self.wrong = f"{got} for {wanted}"
         elif not torch.equal(as_bytes(got), as_bytes(wanted)):
@@ -126,7 +133,7 @@ class Case:
 
 
 def as_bytes(tensor):
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def all_reduce(case):
@@ -264,19 +271,85 @@ def batch(case):
     case.expect(got, case.plain(origin))
 
 
+def objects(case):
+    found = [None] * case.size
+    dist.all_gather_object(found, {"rank": case.rank}, group=case.group)
+    assert found == [{"rank": rank} for rank in range(case.size)]
+    sent = [case.rank, "x" * 1000]
+    dist.broadcast_object_list(sent, group_src=case.size - 1, group=case.group)
+    assert sent == [case.size - 1, "x" * 1000]
+    found = [None]
+    dist.scatter_object_list(found, list("abcde")[: case.size] if case.rank == 0 else None, group_src=0, group=case.group)
+    assert found == ["abcde"[case.rank]]
+
+
+def barriers(case):
+    dist.barrier(group=case.group)
+    dist.barrier(group=case.group, async_op=True).wait()
+    dist.monitored_barrier(case.group, timeout=timedelta(seconds=30))
+
+
+def coalesced(case):
+    """Several tensors in one operation."""
+    many = [torch.full((3,), float(case.rank + k), device=DEVICE) for k in range(4)]
+    device = None if BACKEND == "gloo" else torch.device(DEVICE)  # torch: "gloo does not implement startCoalescing"
+    with dist.distributed_c10d._coalescing_manager(group=case.group, device=device):
+        for one in many:
+            dist.all_reduce(one, group=case.group)
+    for k, one in enumerate(many):
+        case.expect(one, torch.full((3,), float(sum(range(case.size)) + k * case.size)))
+
+
+def future(case):
+    """What an operation's future is told after it."""
+    done = dist.all_reduce(torch.ones(2, device=DEVICE), group=case.group, async_op=True).get_future()
+    case.expect(done.then(lambda done: done.value()[0] * 2).wait(), torch.full((2,), 2.0 * case.size))
+
+
+def in_place(case):
+    """A rank's own part is a part of the whole, as FSDP has it."""
+    part = slice(2 * case.rank, 2 * case.rank + 2)
+    whole = torch.zeros(2 * case.size, device=DEVICE)
+    whole[part] = case.rank
+    dist.all_gather_into_tensor(whole, whole[part], group=case.group)
+    case.expect(whole, torch.arange(float(case.size)).repeat_interleave(2))
+    whole, wanted = torch.arange(2.0 * case.size, device=DEVICE), torch.arange(2.0 * case.size)
+    dist.reduce_scatter_tensor(whole[part], whole, group=case.group)
+    case.expect(whole[part], wanted[part] * case.size)
+
+
+def premul_sum(case):
+    tensor = torch.ones(3, device=DEVICE)
+    dist.all_reduce(tensor, torch.distributed._make_nccl_premul_sum(0.5), group=case.group)
+    case.expect(tensor, torch.full((3,), case.size / 2))
+
+
+def negative(case):
+    """Torch keeps the sign of a conjugate's imaginary part as a flag beside the memory."""
+    tensor = torch.tensor([1 + 2j * (case.rank + 1)], device=DEVICE).conj().imag
+    dist.broadcast(tensor, group_src=case.size - 1, group=case.group)
+    case.expect(tensor, torch.tensor([-2.0 * case.size]))
+
+
 MOVING = [
     *(broadcast, scatter, gather, all_gather, all_gather_into_tensor, all_to_all, all_to_all_single, all_to_all_uneven),
     *(send_recv, recv_any, batch),
 ]
 REDUCING = [all_reduce, reduce, reduce_scatter, reduce_scatter_tensor]
+ONCE = [objects, barriers, coalesced, future, in_place, premul_sum, negative]
 
 
 def pairs():
     size = dist.get_world_size()
     for row, dtype in enumerate(DTYPES):
         for column, shape in enumerate(SHAPES):
-            if size < 3 or ALL or (row + column + size) % 3 == 0:
+            if size < 3 or ALL or (row + column) % (2 * size - 2) == 0:
                 yield dtype, shape
+
+
+def some(dtypes):
+    size = dist.get_world_size()
+    return dtypes if size < 3 or ALL else dtypes[size % 3 :: 3]
 
 
 def cases(group):
@@ -286,8 +359,10 @@ def cases(group):
                 yield operation.__name__, operation, Case(group, dtype, shape, is_async)
         for op, dtypes in OTHER_OPS.items():
             for operation in REDUCING:
-                for dtype in dtypes:
+                for dtype in some(dtypes):
                     yield f"{operation.__name__} {op}", operation, Case(group, dtype, "vector", is_async, op)
+    for operation in ONCE:
+        yield operation.__name__, operation, Case(group, torch.float32, "vector", is_async=False)
 
 
 def name_of(dtype):

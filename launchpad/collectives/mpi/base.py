@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Self
 
+import torch
 from mpi4py import MPI
 from torch.distributed import DistBackendError, ProcessGroup
 
 from launchpad.collectives.mpi import world
-from launchpad.collectives.mpi.work import Work
+from launchpad.collectives.mpi.work import Bundle, Work
 
 DEAD = "group {name} is dead: {reason}"
 DESTROYED = "it was destroyed"
@@ -36,6 +37,7 @@ class Base(ProcessGroup):
         self._kept: list[object] = []
         self._pending: set[Work] = set()
         self._crowd = FEW
+        self._together: list[Work] | None = None
         self.timeout = timeout.total_seconds()
 
     @classmethod
@@ -83,9 +85,19 @@ class Base(ProcessGroup):
     def hold(self, work: Work) -> None:
         """Keep it, and so its tensors, until it has ended, also where the program forgets it."""
         self._pending.add(work)
+        if self._together is not None:
+            self._together.append(work)
         if len(self._pending) > self._crowd:
             self._sweep()
             self._crowd = max(FEW, 2 * len(self._pending))
+
+    def _start_coalescing(self, _device: torch.device) -> None:
+        """What is begun from here on is one operation to torch."""
+        self._together = []
+
+    def _end_coalescing(self, _device: torch.device) -> Work:
+        works, self._together = self._together or [], None
+        return Bundle(self, "coalesced operations", None, works, [])
 
     def drop(self, work: Work) -> None:
         self._pending.discard(work)
