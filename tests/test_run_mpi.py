@@ -174,6 +174,13 @@ def test_a_rank_that_leaves_without_finalize_has_failed(launchpad: Launchpad, wa
 
 
 @EXECUTED_OR_FORKED
+def test_a_rank_that_never_joins_has_failed(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "absent", 1)
+    assert done.returncode == 1
+    assert "rank 1 failed first: left without MPI_Init, in which others wait for it; its exit code was 0" in done.stderr
+
+
+@EXECUTED_OR_FORKED
 def test_a_rank_that_finalizes_may_leave_as_it_likes(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "finalize")
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,6 +16,7 @@ from .poll import Poll
 # What a launcher around us may have set for itself; a rank that finds it would join that world.
 _NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL")
 
+ABSENT = "left without MPI_Init, in which others wait for it; its exit code was 0"
 LEFT = "left without MPI_Finalize, after MPI_Init; its exit code was 0"
 
 
@@ -28,6 +29,7 @@ class Members:
         self.keys = Keys(world.name, world.size, known)
         self._here = range(world.first, world.first + len(world.ranks))  # their MPI ranks
         self._waiting: dict[str, set[int]] = {}  # ranks as we number them, by barrier
+        self.silent: list[int] = []  # the ranks that are gone with 0 and have not said a word
 
     def enter(self, rank: int, barrier: Enter) -> tuple[bool, BarrierIn | None]:
         """A rank has come to a barrier: whether it is complete, and what the head must know if it is complete here."""
@@ -118,6 +120,7 @@ class Mpi:
                         self._outbox.say(MpiRequest(time.monotonic_ns(), rank, lines))
                     case Fail(code, reason):
                         self._outbox.say(RankFailed(time.monotonic_ns(), rank, code, reason))
+            self._miss(rank)
 
     def _enter(self, rank: int, barrier: Enter) -> None:
         members = self._of[rank]
@@ -126,6 +129,12 @@ class Mpi:
             self._outbox.say(tell)
         if complete:
             self._release(members, barrier.group)
+
+    def _miss(self, rank: int) -> None:
+        """MPI_Init is everyone's: who is in it would wait for ever for those that are gone without it."""
+        silent = self._of[rank].silent
+        while silent and any(talk.has_spoken for talk in self._beside(rank)):
+            self._outbox.say(RankFailed(time.monotonic_ns(), silent.pop(), 1, ABSENT))
 
     def _release(self, members: Members, group: str) -> None:
         for rank in members.leave(group):
@@ -150,10 +159,16 @@ class Mpi:
         """A rank is gone; what it said last is heard first."""
         self._hear(rank)
         self._hang_up(rank)
-        if code == 0 and rank in self._talks and self._talks[rank].is_inside(self._beside(rank)):
-            self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, LEFT))
-
+        if code == 0 and rank in self._talks:
+            self._left(rank, self._talks[rank])
         self._done += code == 0
+
+    def _left(self, rank: int, talk: Talk) -> None:
+        if talk.is_inside(self._beside(rank)):
+            self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, LEFT))
+        elif not talk.has_spoken:
+            self._of[rank].silent.append(rank)
+            self._miss(rank)
 
     @property
     def unused(self) -> bool:

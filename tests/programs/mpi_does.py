@@ -3,6 +3,9 @@ import os
 import signal
 import sys
 
+if sys.argv[1:] == ["absent", os.environ.get("RANK")]:
+    sys.exit()
+
 from mpi4py import MPI
 
 world = MPI.COMM_WORLD
