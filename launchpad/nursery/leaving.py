@@ -33,11 +33,11 @@ def remember() -> None:
     _imported_before.update(sys.modules)
 
 
-def leave(how: list[BaseException], ours: str) -> None:
+def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     """Tell how the program ended as the interpreter would, finish, and end the process. Never returns.
 
-    `how`: the exception that ended it, if one did; it is taken. `ours`: the file whose frames stand above the program's
-    in the traceback.
+    `how`: the exception that ended it, if one did; it is taken. `ours`: the files whose frames stand above the
+    program's in the traceback.
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
@@ -64,13 +64,13 @@ def leave(how: list[BaseException], ours: str) -> None:
     os._exit(code if flushed else _FLUSH_FAILED)
 
 
-def _tell(ended: BaseException | None, ours: str) -> int:
+def _tell(ended: BaseException | None, ours: tuple[str, ...]) -> int:
     if ended is None:
         return 0
     if isinstance(ended, SystemExit):
         return _exit_code(ended.code)
     trace = ended.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     ended.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(ended), ended, trace
