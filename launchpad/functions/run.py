@@ -120,7 +120,7 @@ def _check(backend: str | None, timeout: float | None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise UsageError(
             "launchpad.run was called in a rank (TORCHELASTIC_RUN_ID is set), and each rank would start ranks: call it "
-            "in a process that no launcher has started; if a module calls it while it is imported, move that into a function"
+            "in a process that no launcher has started; if a module calls it while it is imported, move it out of there"
         )
     if backend is not None and backend not in get_args(Group):
         raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")

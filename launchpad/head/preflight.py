@@ -49,11 +49,11 @@ def find_target(
     if module and no_python:
         raise UsageError("-m runs a Python module and --no-python a program: give one of them")
     function = functions.split(name)
-    if module and not (function and functions.is_file(function[0])):
-        if function:
+    if module:
+        if function and not functions.is_file(function[0]):
             functions.check(name, here=here)
             return Target("function", name, args)
-        if name.endswith(".py") or "/" in name:
+        if function or name.endswith(".py") or "/" in name:
             raise UsageError(f"-m {name}: a module is named with dots (package.module); for a file leave -m out")
         return Target("module", name, args)
     if script or (not no_python and (name.endswith(_PYTHON_SUFFIXES) or os.path.isdir(name))):

@@ -141,7 +141,8 @@ def _clear_modules() -> None:
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
-    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
+    # cffi's libraries stand there as modules, and can't be referred to weakly.
+    left = [weakref.ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):
@@ -154,6 +155,10 @@ def _clear_modules() -> None:
                 if name != "__builtins__" and (name.startswith("_") and name[1:2] != "_") == private:
                     space[name] = None
     gc.collect()
+
+
+def _weak(module: types.ModuleType) -> bool:
+    return type(module).__weakrefoffset__ > 0
 
 
 def _mpi_finisher() -> Callable[[], None]:
