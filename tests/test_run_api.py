@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import io
 import os
@@ -34,6 +35,7 @@ def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> It
     before = len(os.listdir("/proc/self/fd"))
     handler = signal.getsignal(signal.SIGINT)
     yield
+    gc.collect()  # an exception that was caught holds frames, and they what was returned
     assert len(os.listdir("/proc/self/fd")) == before
     assert signal.getsignal(signal.SIGINT) is handler
     assert [thread.name for thread in threading.enumerate() if thread.name == "launchpad"] == []
@@ -154,6 +156,9 @@ def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         lp.run(3)
     with pytest.raises(lp.UsageError, match=r"takes \(x\); a function"):
         lp.run(lambda x: x, backend=None)
+    if importlib.util.find_spec("torch") is not None:
+        with pytest.raises(lp.FrontendError, match="nccl: "):
+            lp.run(by_reference, nproc=2, backend="nccl", env={"CUDA_VISIBLE_DEVICES": ""})
     with pytest.raises(lp.UsageError, match=r"launchpad\.run was called in a rank"):
         lp.run(lambda: lp.run(by_reference), backend=None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

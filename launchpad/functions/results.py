@@ -7,7 +7,8 @@ import pickle
 from collections.abc import Iterable
 from typing import Any, Self, SupportsIndex
 
-from launchpad.errors import RankError, RemoteTraceback, UnpicklableError, UsageError
+from launchpad import errors
+from launchpad.errors import RankError, RemoteTraceback
 from launchpad.events import RESULT, Output, RankExited
 from launchpad.job.outcome import exit_in_words
 from launchpad.job.plan import Plan
@@ -90,8 +91,9 @@ class Collector:
         """What a job is to raise whose first failed rank is this one; `report` is what the command would say."""
         ended = self._ended(rank)
         match ended:
-            case ("refused", why):
-                return UnpicklableError(why) if "can't be pickled" in why else UsageError(why)
+            case ("refused", kind, why):
+                refusal: Exception = getattr(errors, kind)(why)
+                return refusal
             case ("raised", pickled, last, text):
                 trace = RemoteTraceback(f"{self._name(rank)}:\n{text.rstrip()}")
                 try:

@@ -29,8 +29,20 @@ def split(word: str) -> tuple[str, str, str]:
     return (place, "", name) if place.endswith(".py") or "/" in place else ("", place, name)
 
 
+class _Refused(Exception):
+    """The function can't be called: the name of a class of launchpad.errors, and why."""
+
+
 def call(word: str) -> None:
     """Call the function that the command line names; what it returns is of no interest."""
+    try:
+        _call(word)
+    except _Refused as refused:
+        print(f"launchpad: error: {refused.args[1]}", file=sys.stderr)
+        raise SystemExit(_CANNOT) from None
+
+
+def _call(word: str) -> None:
     file, module, name = split(word)
     function = _load_file(file) if file else _load_module(module)
     for part in name.split("."):
@@ -97,12 +109,12 @@ def _arguments(function: Callable[..., Any], name: str) -> tuple[int, ...]:
 
 
 def _begin(backend: str | None) -> Any:
-    """The process group; ends the rank with one sentence where it can't be had. Returns launchpad.collectives."""
+    """The process group; returns launchpad.collectives."""
     group = pickling.import_beside("launchpad.collectives", first=False)
     try:
         group.init_process_group(backend)
     except sys.modules["launchpad.errors"].LaunchpadError as error:
-        _refuse(str(error))
+        raise _Refused(type(error).__name__, str(error)) from None
     return group
 
 
@@ -112,15 +124,14 @@ def _explain_second_group(error: ValueError) -> None:
 
 
 def _refuse(why: str) -> NoReturn:
-    print(f"launchpad: error: {why}", file=sys.stderr)
-    raise SystemExit(_CANNOT)
+    raise _Refused("UsageError", why)
 
 
 def call_pickled() -> None:
     """Call what LAUNCHPAD_CALL holds, and write to LAUNCHPAD_RESULT how that ended; both are files.
 
     How: ("returned", value), ("raised", the exception pickled or None, its last line, its traceback), or ("refused",
-    why).
+    a class of launchpad.errors, why).
     """
     with open(os.environ.pop("LAUNCHPAD_CALL"), "rb") as file:
         given = pickling.map_file(file.fileno(), shared=False)
@@ -130,8 +141,9 @@ def call_pickled() -> None:
     if list(sys.version_info[:2]) != about["python"]:
         here, there = (".".join(map(str, one)) for one in (sys.version_info[:2], about["python"]))
         why = f"rank {rank} has Python {here} ({sys.executable}) and launchpad.run was called from {there}"
-        pickling.dump(("refused", f"{why}: functions travel as bytecode, so both have to be the same"), result)
-        raise SystemExit(_CANNOT)
+        why += ": functions travel as bytecode, so both have to be the same"
+        pickling.dump(("refused", "UsageError", why), result)
+        _end(_CANNOT)
     sys.path[:0] = [path for path in map(os.path.abspath, about["path"]) if path not in sys.path]
     _show_sources(about["sources"])
     group = None
@@ -144,6 +156,9 @@ def call_pickled() -> None:
         if about["backend"] is not None:
             group = _begin(about["backend"] or None)
         value = function(*(arguments or _arguments(function, about["name"])))
+    except _Refused as refused:
+        pickling.dump(("refused", *refused.args), result)
+        _end(_CANNOT)
     except Exception as error:
         if isinstance(error, ValueError):
             _explain_second_group(error)
@@ -157,7 +172,8 @@ def call_pickled() -> None:
         raise OSError(error.errno, f"what rank {rank} returned can't be kept: {error.strerror}") from None
     except Exception:
         why = pickling.why_not(value, f"what rank {rank} returned")
-        pickling.dump(("refused", f"{why}; return tensors, arrays or plain values instead"), result)
+        why += "; return tensors, arrays or plain values instead"
+        pickling.dump(("refused", "UnpicklableError", why), result)
         _end(1)
     if group is not None and group.is_initialized():
         group.destroy_process_group()
