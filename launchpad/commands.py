@@ -81,6 +81,12 @@ class Start(NamedTuple):
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
 
 
+class Call(NamedTuple):
+    """The next bytes of what the ranks of the Start that follows are to call; to be answered by Taken."""
+
+    data: bytes
+
+
 class Input(NamedTuple):
     """Bytes for the standard input of the rank that gets it; none: its end."""
 
@@ -161,4 +167,5 @@ Command = (
     | BarrierOut
     | StartMore
     | MpiReply
+    | Call
 )

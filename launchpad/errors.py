@@ -2,8 +2,11 @@
 
     LaunchpadError
     ├── UsageError    what the user asked for can't be done: exit code 2
-    ├── NodeError     a node could not be reached or set up: exit code 3
+    │   └── UnpicklableError  of launchpad.run: a function, an argument or a result can't be pickled
+    ├── NodeError     a node could not be reached or set up: exit code 3; of launchpad.run: or was lost
     │   └── ConnectError  no SSH connection to it; `kind` says at which step that failed
+    ├── RankError     of launchpad.run: a rank ended without a result
+    ├── JobTimeout    of launchpad.run: its time is over
     ├── WorldError    in a rank: its environment doesn't say which rank of how many it is, or where they meet
     └── FrontendError in a rank: the frontend asked for (gloo, nccl, mpi) can't be had, or can't do this
 
@@ -30,6 +33,34 @@ class UsageError(LaunchpadError):
     """The request can't be carried out as it stands; nothing was started."""
 
     exit_code = 2
+
+
+class UnpicklableError(UsageError, TypeError):
+    """What is to travel between the caller and the ranks can't be pickled; the message names the part."""
+
+
+class RankError(LaunchpadError):
+    """A rank died, left before its function had returned, or raised or returned what can't be unpickled here.
+
+    `code`: its exit code, -n for signal n. Where it raised, the `__cause__` is its traceback there.
+    """
+
+    def __init__(self, text: str, rank: int, host: str, code: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+        self.host = host
+        self.code = code
+
+
+class RemoteTraceback(Exception):
+    """The traceback in a rank, as text: the `__cause__` of what launchpad.run raises."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}\n"
+
+
+class JobTimeout(LaunchpadError, TimeoutError):
+    """The ranks of launchpad.run took longer than its `timeout`, and were ended."""
 
 
 class WorldError(LaunchpadError, ValueError):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STDOUT = 1
-STDERR = 2
+STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: how a rank's function ended, pickled
 
 # Events: agent -> head.
 
@@ -122,7 +121,7 @@ class Output(NamedTuple):
 
     time: int
     rank: int
-    stream: int  # STDOUT or STDERR
+    stream: int  # STDOUT, STDERR or RESULT
     data: bytes
 
 

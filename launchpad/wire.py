@@ -59,6 +59,7 @@ MESSAGES: tuple[Any, ...] = (
     commands.MpiReply,
     events.NoMpi,
     commands.StartMore,
+    commands.Call,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -69,7 +70,12 @@ _HEAD = struct.Struct("!IB")
 _OUTPUT = struct.Struct("!qIB")
 
 # Messages whose last field is raw bytes: the layout of the fields before it.
-_RAW = {events.Output: _OUTPUT, commands.Piece: struct.Struct("!I"), commands.Input: struct.Struct("!")}
+_RAW = {
+    events.Output: _OUTPUT,
+    commands.Piece: struct.Struct("!I"),
+    commands.Input: struct.Struct("!"),
+    commands.Call: struct.Struct("!"),
+}
 
 
 class WireError(Exception):

@@ -16,7 +16,7 @@ ROOT = Path(launchpad.__file__).parent
 
 # A room, and the rooms that it may import from. Leaves: errors, events, commands, wire, job.
 STAIRCASE = {
-    "__init__": set(),
+    "__init__": {"errors", "functions"},
     "__main__": {"cli"},
     "errors": set(),
     "events": set(),
@@ -29,6 +29,7 @@ STAIRCASE = {
     "transport": {"commands", "errors", "events", "job", "wire"},
     "head": {"commands", "errors", "events", "job", "transport", "wire"},
     "report": {"errors", "events", "job"},
+    "functions": {"cli", "commands", "errors", "events", "head", "job", "nursery", "report", "transport"},
     "cli": {"errors", "events", "head", "job", "report", "transport"},
 }
 
@@ -113,5 +114,7 @@ def test_the_agent_loads_only_what_it_needs() -> None:
 
 
 def test_the_public_surface_is_exact() -> None:
-    assert launchpad.__all__ == ["__version__"]
+    errors = "ConnectError FrontendError JobTimeout LaunchpadError NodeError RankError RemoteTraceback".split()
+    more = "Results UnpicklableError UsageError WorldError __version__ run".split()
+    assert launchpad.__all__ == [*errors, *more]
     assert all(hasattr(launchpad, name) for name in launchpad.__all__)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad import wire
-from launchpad.commands import Hello, Input, Piece, Signal, Start
+from launchpad.commands import Call, Hello, Input, Piece, Signal, Start
 from launchpad.events import Output, RankExited
 from launchpad.wire import Decoder, WireError, encode
 
@@ -46,8 +46,8 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
     """Any message of that class."""
     if cls is Output:
         return OUTPUT
-    if cls is Input:
-        return st.builds(Input, st.binary(max_size=300))
+    if cls in (Input, Call):
+        return st.builds(cls, st.binary(max_size=300))
     if cls is Piece:
         return st.builds(Piece, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .. import wire
 from ..commands import (
     BarrierOut,
+    Call,
     Credit,
     Finish,
     Hello,
@@ -35,6 +36,7 @@ from ..commands import (
 )
 from ..commands import Hold as HoldPort
 from ..events import (
+    RESULT,
     AgentFailed,
     AgentReady,
     Drained,
@@ -47,9 +49,10 @@ from ..events import (
     StartFailed,
     StraysEnded,
     Suspended,
+    Taken,
 )
 from . import memory, node, processes, rank, scratch
-from .outbox import Outbox
+from .outbox import Outbox, Stream
 from .poll import Poll
 from .starter import Starter
 
@@ -180,6 +183,10 @@ class Agent:
                 self._say_all(self._copy.begin())
             case Piece() if self._copy:
                 self._say_all(self._copy.take(command))
+            case Call(data):
+                scratch.add_to_call(self._scratch, data)
+                self._starter.has_call = True
+                self._outbox.say(Taken(time.monotonic_ns(), len(data)))
             case Listen() | Reach():
                 self._meet(command)
             case HoldPort(address, port):
@@ -302,6 +309,9 @@ class Agent:
         if self._mpi:
             self._mpi.exited(started.rank, code)
         self._outbox.say(RankExited(now, started.rank, code, largest, killed))
+        result = scratch.open_result(self._scratch, started.rank) if self._starter.has_call else -1
+        if result >= 0:
+            self._outbox.send_file(Stream(started.rank, RESULT, result, self._starter.window))
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:
         reason = os.read(fd, 4096)

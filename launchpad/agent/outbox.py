@@ -25,13 +25,14 @@ REST_SECONDS = 0.002
 class Stream:
     """One output stream of a rank. It is watched, ready to be read, resting, or without credit."""
 
-    __slots__ = ("credit", "fd", "rank", "stream")
+    __slots__ = ("credit", "fd", "is_file", "rank", "stream")
 
     def __init__(self, rank: int, stream: int, fd: int, credit: int) -> None:
         self.rank = rank
         self.stream = stream
         self.fd = fd
         self.credit = credit  # bytes that the head still takes
+        self.is_file = False  # all that will ever come can be read at once
 
     def read(self, most: int) -> bytes | None:
         """What is there now; b"" at its end; None where there is nothing yet."""
@@ -66,6 +67,12 @@ class Outbox:
         self._draining = False
         self._streams[stream.rank, stream.stream] = stream
         self._poll.watch_once(stream.fd, lambda _: self._ready.append(stream))
+
+    def send_file(self, stream: Stream) -> None:
+        """Send a file that has its full size, as if it were output."""
+        stream.is_file = True
+        self._streams[stream.rank, stream.stream] = stream
+        self._ready.append(stream)
 
     def credit(self, rank: int, number: int, size: int) -> None:
         """The head takes so many bytes more of this stream."""
@@ -137,7 +144,7 @@ class Outbox:
                 header = wire.output_header(time.monotonic_ns(), stream.rank, stream.stream, len(data))
                 self._sending = [memoryview(header), memoryview(data)]
                 if stream.credit > 0:
-                    if self._draining or len(data) == CHUNK:
+                    if self._draining or stream.is_file or len(data) == CHUNK:
                         self._ready.append(stream)
                     else:
                         self._resting.append((time.monotonic() + REST_SECONDS, stream))

@@ -1,4 +1,4 @@
-"""The job's private folder on a node: the ranks' error files, gone when the job is."""
+"""The job's private folder on a node: the ranks' error files, what they call and return; gone when the job is."""
 
 from __future__ import annotations
 
@@ -38,6 +38,36 @@ def take_error_file(folder: str, rank: int, most: int) -> str:
     except OSError:
         return ""
     return text
+
+
+def call_files(folder: str, rank: int) -> dict[str, str]:
+    """Where a rank finds what it is to call, and where it is to leave how that ended (nursery/calling.py)."""
+    return {
+        "LAUNCHPAD_CALL": os.path.join(folder, "call"),
+        "LAUNCHPAD_RESULT": os.path.join(folder, f"{rank}.result"),
+    }
+
+
+def add_to_call(folder: str, data: bytes) -> None:
+    """The next bytes of what the ranks are to call. Raises OSError where there is no room for them."""
+    fd = os.open(call_files(folder, 0)["LAUNCHPAD_CALL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def open_result(folder: str, rank: int) -> int:
+    """A descriptor of what the rank has left, which is gone from the folder then; -1 where it has left nothing."""
+    path = call_files(folder, rank)["LAUNCHPAD_RESULT"]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        os.unlink(path)
+    except OSError:
+        return -1
+    return fd
 
 
 def remove(folder: str) -> None:

@@ -51,6 +51,7 @@ class Starter:
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks to be forked
         self._input: Input | None = None
+        self.has_call = False  # what the ranks are to call has come to the job's folder
         self.brings_launchpad = False  # whether ranks are to find the launchpad that came with the agent
         self.mpi: Mpi | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -98,6 +99,11 @@ class Starter:
         for entry in ranks:
             self._execute(entry)
 
+    @property
+    def window(self) -> int:
+        """Bytes of a rank's stream that may be under way."""
+        return self._start.window
+
     def take_input(self, data: bytes) -> None:
         """Bytes of the head's standard input."""
         if self._input is not None:
@@ -140,12 +146,14 @@ class Starter:
 
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
-        if self.mpi is not None and self.mpi.has(entry["rank"]) and self.mpi.is_python(entry["rank"]):
+        calls = argv[2:3] in (["--call"], ["--pickled"])  # a function: no interpreter has such options
+        if calls or (self.mpi is not None and self.mpi.has(entry["rank"]) and self.mpi.is_python(entry["rank"])):
             return [argv[0], "-u", _EXECUTED, *argv[2:]]
         return argv
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
-        own = {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
+        own = {**scratch.call_files(self._folder, entry["rank"])} if self.has_call else {}
+        own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
         return own | {"PMI_FD": "3"} if self.mpi is not None and self.mpi.has(entry["rank"]) else own
 
     def _terminal(self, number: int) -> list[int]:

@@ -143,6 +143,8 @@ def _wait_for(threads: Sequence[threading.Thread], abandon: Callable[[], None]) 
     """Run the threads to their ends. Ctrl-C meanwhile leaves the terminal as it was, if a passphrase is asked for."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
     heeded = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():  # launchpad.run's, which hears of Ctrl-C another way
+        heeded = []
     before = {one: signal.signal(one, _leave) for one in heeded}
     try:
         for thread in threads:

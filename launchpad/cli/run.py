@@ -19,7 +19,7 @@ from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
-from launchpad.head.preload import TORCH, Found, look_through
+from launchpad.head.preload import NOT_FORKED, TORCH, Found, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
@@ -37,21 +37,13 @@ if TYPE_CHECKING:
 Reopen = Callable[[int], Link]
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
-# What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
-_NOT_FORKED = (
-    "PYTHONINSPECT",
-    "PYTHONDUMPREFS",
-    "PYTHONMALLOCSTATS",
-    "PYTHONPROFILEIMPORTTIME",
-    "COVERAGE_PROCESS_START",
-)
-
 _EPILOG = """\b
 Examples:
   launchpad run --nproc 4 train.py --lr 0.1        a script
   launchpad run -n gpu -m package.train            a module, a rank per GPU
   launchpad run -n 2 -- ./prog --flag              any program
   launchpad run -n 4 --log-dir logs -r 1:3 t.py    rank 1 to files only
+  launchpad run -n 4 train.py:run                  a function: run(rank, size)
   launchpad run -H a:4,b:4 train.py                on two hosts, by ssh
   launchpad run -n 4 --dry-run train.py            what would be run
 
@@ -78,7 +70,7 @@ used; 4 a node was lost; 124 --timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="TARGET [ARGS]...")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> int:
-    """Start N ranks of TARGET: a script.py, a module (-m), or any program on PATH.
+    """Start N ranks of TARGET: a script.py, a module (-m), any program on PATH, or a function (file.py:NAME).
 
     Each rank gets torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR …). When one fails, the others are
     ended, and you are told which one it was and why. Everything after TARGET belongs to TARGET.
@@ -231,7 +223,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         script=options["run_path"],
         here=here,
     )
-    if options["sync"] and target.kind == "script" and target.name.startswith(cwd + "/"):
+    if options["sync"] and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
     return JobSpec(
@@ -284,7 +276,7 @@ def _preload(
     if options["start_method"] in ("exec", "spawn") or target.kind == "program":
         return ()
     found = look()
-    why_not = found.why_not or next((f"{name} is set" for name in _NOT_FORKED if environ.get(name)), "")
+    why_not = found.why_not or next((f"{name} is set" for name in NOT_FORKED if environ.get(name)), "")
     if why_not and (found.torch or names):
         if not options["quiet"]:
             say_on_stderr(f"ranks are executed one by one, and each imports torch itself: {why_not}")

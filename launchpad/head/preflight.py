@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from launchpad.errors import UsageError
+from launchpad.head import functions
 from launchpad.job.environ import parse_file, parse_option, travelling
 from launchpad.job.spec import Target
 
@@ -35,7 +36,7 @@ def working_folder(asked: str | None, *, here: bool = True) -> str:
 def find_target(
     words: Sequence[str], *, module: bool, no_python: bool, script: bool = False, here: bool = True
 ) -> Target:
-    """The program that the command line means; `script`: a Python file, whatever its name.
+    """The program, or the function, that the command line means; `script`: a Python file, whatever its name.
 
     Raises UsageError where there is none that could be run. Where no rank runs `here`, it need not be on this machine.
     """
@@ -47,13 +48,31 @@ def find_target(
             raise UsageError("the command line has a NUL byte in it, which no program can be given")
     if module and no_python:
         raise UsageError("-m runs a Python module and --no-python a program: give one of them")
+    function = functions.split(name)
     if module:
-        if name.endswith(".py") or "/" in name:
+        if function and not functions.is_file(function[0]):
+            functions.check(name, here=here)
+            return Target("function", name, args)
+        if function or name.endswith(".py") or "/" in name:
             raise UsageError(f"-m {name}: a module is named with dots (package.module); for a file leave -m out")
         return Target("module", name, args)
     if script or (not no_python and (name.endswith(_PYTHON_SUFFIXES) or os.path.isdir(name))):
         return Target("script", _check_script(name) if here else name, args)
+    if function and not no_python and not _exists(name):
+        if functions.is_file(function[0]) and here:
+            _check_script(function[0])
+        functions.check(name, here=here)
+        return Target("function", name, args)
     return Target("program", _check_program(name) if here else name, args)
+
+
+def _exists(name: str) -> bool:
+    """Whether it is a file, or a program on PATH, whose name just looks like a function's."""
+    if os.path.exists(name):
+        return True
+    from shutil import which
+
+    return "/" not in name and which(name) is not None
 
 
 def _check_script(path: str) -> str:

@@ -11,9 +11,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from launchpad.head.functions import is_file
 from launchpad.job.spec import Target
 
 TORCH = ("torch", "torch.distributed")
+
+# What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
+NOT_FORKED = (
+    "PYTHONINSPECT",
+    "PYTHONDUMPREFS",
+    "PYTHONMALLOCSTATS",
+    "PYTHONPROFILEIMPORTTIME",
+    "COVERAGE_PROCESS_START",
+)
 
 # Packages that import torch as soon as they are imported.
 _IMPORTS_TORCH = frozenset(
@@ -43,7 +53,7 @@ class Found(NamedTuple):
 
 def look_through(target: Target, cwd: str, environ: Mapping[str, str]) -> Found:
     """Read the target's sources, as they lie on this machine."""
-    torch, why_not = False, ""
+    torch, why_not = target.kind == "function", ""  # it finds a process group
     for path in _sources(target, cwd, environ.get("PYTHONPATH", "")):
         imports, early = _examine(path)
         torch = torch or imports
@@ -54,12 +64,16 @@ def look_through(target: Target, cwd: str, environ: Mapping[str, str]) -> Found:
 def _sources(target: Target, cwd: str, pythonpath: str) -> Iterator[str]:
     """The target's file, and the local ones that it imports, directly or not."""
     roots = [os.path.join(cwd, part) for part in pythonpath.split(os.pathsep) if part]
-    if target.kind == "module":
+    kind, name = target.kind, target.name
+    if kind == "function":
+        name = name.rpartition(":")[0]
+        kind = "script" if is_file(name) else "module"
+    if kind == "module":
         roots.insert(0, cwd)
-        todo = _find(target.name, roots)
-        todo += _find(target.name + ".__main__", roots)
-    elif target.kind == "script":
-        path = os.path.join(cwd, target.name)
+        todo = _find(name, roots)
+        todo += _find(name + ".__main__", roots) if target.kind == "module" else []
+    elif kind == "script":
+        path = os.path.join(cwd, name)
         todo = [os.path.join(path, "__main__.py") if os.path.isdir(path) else path]
         roots.insert(0, os.path.dirname(os.path.realpath(todo[0])))
     else:

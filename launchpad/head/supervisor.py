@@ -17,6 +17,7 @@ from launchpad.commands import Finish as FinishCommand
 from launchpad.commands import Input as InputFrame
 from launchpad.commands import Signal as SendSignal
 from launchpad.events import (
+    RESULT,
     STDERR,
     STDOUT,
     AgentFailed,
@@ -195,7 +196,7 @@ class Supervisor:
         """Whether this agent may say this now: of a rank that it has, and of its end once."""
         match event:
             case Output(_, rank, stream):
-                return self._node_of.get(rank) == source and stream in (STDOUT, STDERR)
+                return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
                 return self._node_of.get(rank) == source
             case RankFailed(_, rank, code):

@@ -9,7 +9,7 @@ from typing import Literal
 from launchpad.errors import UsageError
 from launchpad.job.world import World
 
-Kind = Literal["script", "module", "program"]
+Kind = Literal["script", "module", "program", "function", "pickled"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
 
 
@@ -18,7 +18,9 @@ class Target:
     """The program that every rank runs."""
 
     kind: Kind
-    name: str  # a path, a dotted module name, or a program's name or path
+    # A path, a dotted module name, a program's name or path, FILE.py:NAME or MODULE:NAME; for a function that is sent
+    # pickled a name to be shown.
+    name: str
     args: tuple[str, ...] = ()
 
     def argv(self, python: str, local_rank: int) -> tuple[str, ...]:
@@ -32,6 +34,10 @@ class Target:
                 return (python, "-u", self.name, *args)
             case "module":
                 return (python, "-u", "-m", self.name, *args)
+            case "function":  # what these two stand for is known to nursery/program.py, and to no interpreter
+                return (python, "-u", "--call", self.name, *args)
+            case "pickled":
+                return (python, "-u", "--pickled", self.name)
             case "program":
                 return (self.name, *args)
 

@@ -1,4 +1,6 @@
-"""The entry of an executed Python rank of an MPI world: `python -u …/nursery/executed.py (SCRIPT | -m MODULE) ARGS`.
+"""The entry of executed Python ranks of an MPI world, and of all that call a function.
+
+    python -u …/nursery/executed.py (SCRIPT | -m MODULE | --call FUNCTION | --pickled NAME) ARGS
 
 At an interpreter's exit mpi4py finalizes MPI, which waits for all ranks. Where this one ends with an exception, the
 others would be waited for, and never come: it has to leave without that.

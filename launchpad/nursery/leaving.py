@@ -33,11 +33,11 @@ def remember() -> None:
     _imported_before.update(sys.modules)
 
 
-def leave(how: list[BaseException], ours: str) -> None:
+def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     """Tell how the program ended as the interpreter would, finish, and end the process. Never returns.
 
-    `how`: the exception that ended it, if one did; it is taken. `ours`: the file whose frames stand above the program's
-    in the traceback.
+    `how`: the exception that ended it, if one did; it is taken. `ours`: the files whose frames stand above the
+    program's in the traceback.
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
@@ -64,13 +64,13 @@ def leave(how: list[BaseException], ours: str) -> None:
     os._exit(code if flushed else _FLUSH_FAILED)
 
 
-def _tell(ended: BaseException | None, ours: str) -> int:
+def _tell(ended: BaseException | None, ours: tuple[str, ...]) -> int:
     if ended is None:
         return 0
     if isinstance(ended, SystemExit):
         return _exit_code(ended.code)
     trace = ended.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     ended.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(ended), ended, trace
@@ -141,7 +141,8 @@ def _clear_modules() -> None:
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
-    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
+    # cffi's libraries stand there as modules, and can't be referred to weakly.
+    left = [weakref.ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):
@@ -154,6 +155,10 @@ def _clear_modules() -> None:
                 if name != "__builtins__" and (name.startswith("_") and name[1:2] != "_") == private:
                     space[name] = None
     gc.collect()
+
+
+def _weak(module: types.ModuleType) -> bool:
+    return type(module).__weakrefoffset__ > 0
 
 
 def _mpi_finisher() -> Callable[[], None]:

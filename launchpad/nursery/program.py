@@ -10,25 +10,39 @@ import os
 import sys
 import types
 
-from . import leaving, mpi
+from . import calling, leaving, mpi
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from typing import Any
 
 
+# Their frames stand above the program's in a traceback.
+_OURS = (__file__, calling.__file__)
+
+
 def set_argv(argv: list[str]) -> None:
-    """What the program finds in `sys` for its command line `python -u (SCRIPT | -m MODULE) ARGS`."""
+    """What the program finds in `sys` for its command line `python -u (SCRIPT | -m MODULE | --call FUNCTION) ARGS`."""
     sys.orig_argv[:] = argv
+    if argv[2] in (calling.NAMED, calling.PICKLED):
+        file, module, _ = calling.split(argv[3])
+        sys.argv[:] = [file or module, *argv[4:]]
+        return
     sys.argv[:] = argv[2:] if argv[2] != "-m" else ["-m", *argv[4:]]
 
 
 def put_first_on_path(words: list[str]) -> None:
-    """Set sys.path[0] as the interpreter does for `python SCRIPT ARGS` and `python -m MODULE ARGS`."""
-    if words[0] != "-m" and _is_package(words[0]):
-        sys.path.insert(0, absolute(words[0]))
-    elif not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0])))
+    """Set sys.path[0] as for `python SCRIPT ARGS` or `python -m MODULE ARGS`; for functions likewise."""
+    if words[0] == calling.PICKLED:  # the caller's path comes with the function
+        return
+    script = words[0] if words[0] != "-m" else ""
+    if words[0] == calling.NAMED:
+        script = calling.split(words[1])[0]
+    elif script and _is_package(script):
+        sys.path.insert(0, absolute(script))
+        return
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)) if script else os.getcwd())
 
 
 def _is_package(path: str) -> bool:
@@ -52,12 +66,12 @@ def execute(argv: list[str]) -> None:
     leaving.remember()
     ended = _run(argv)
     if ended and not (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
-        leaving.leave(ended, ours=__file__)
+        leaving.leave(ended, ours=_OURS)
 
 
 def run(argv: list[str]) -> None:
     """Run a command line `python -u (SCRIPT | -m MODULE) ARGS` in this interpreter, and leave. Never returns."""
-    leaving.leave(_run(argv), ours=__file__)
+    leaving.leave(_run(argv), ours=_OURS)
 
 
 def _run(argv: list[str]) -> list[BaseException]:
@@ -66,7 +80,11 @@ def _run(argv: list[str]) -> list[BaseException]:
     ended: list[BaseException] = []
     try:
         mpi.release()
-        if argv[2] == "-m":
+        if argv[2] == calling.NAMED:
+            calling.call(argv[3])
+        elif argv[2] == calling.PICKLED:
+            calling.call_pickled()
+        elif argv[2] == "-m":
             _run_main(argv[3], True)
         elif _is_package(argv[2]):
             _run_main("__main__", False)

@@ -43,7 +43,7 @@ class Console:
                 self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
         self._spec = spec
-        self._label = _labels(plan)
+        self._label = labels(plan)
         self.margin = len(self._label(0, ranks[0].rank)) + 1  # the columns that a prefix takes
         for place, node in enumerate(plan.nodes):
             for rank in node.ranks:
@@ -125,7 +125,7 @@ class Console:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
 
 
-def _labels(plan: Plan) -> Callable[[int, int], str]:
+def labels(plan: Plan) -> Callable[[int, int], str]:
     """What stands before the lines of a node's rank, of one length for all: [3], and with several nodes [name 3]."""
     digits = len(str(plan.world_size - 1))
     longest = max(len(node.name) for node in plan.nodes)

@@ -95,12 +95,15 @@ class LocalLink:
         self._writer.join(timeout=1.0)
         os.close(self._out)
         deadline = time.monotonic() + GUARD_EXIT_SECONDS
-        while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
-                break
-            time.sleep(0.001)
+        try:
+            while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+                    break
+                time.sleep(0.001)
+        except ChildProcessError:  # somebody else in this process waits for all children
+            pass
         self._pid = 0
         os.close(self._in)
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import io
 import os
 import shlex
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 
+from launchpad.errors import NodeError
 from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
 _CONTENTS = ("__init__.py", "commands.py", "events.py", "wire.py", "agent", "nursery")
+
+# With what functions are pickled: both sides have to have the same version.
+_FOR_FUNCTIONS = "cloudpickle"
 
 # What a script imports from an installed launchpad; where none is, ranks find this on their path.
 _FOR_RANKS = ("__init__.py", "errors.py", "collectives")
@@ -33,24 +39,39 @@ def bootstrap() -> bytes:
 
 @functools.cache
 def parcel() -> tuple[str, bytes]:
-    """The hash and the bytes of a zip: agent and nursery, under a package name of its own, and what ranks import."""
+    """The hash and the bytes of a zip: agent and nursery, under a package name of its own, and what ranks import.
+
+    Raises NodeError where this installation is not whole.
+    """
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package, contents in ((PACKAGE, _CONTENTS), (f"{FOR_RANKS}/launchpad", _FOR_RANKS)):
-            for path in sorted(_files(contents)):
-                with open(os.path.join(_ROOT, path), "rb") as file:
+        for package, root, contents in (
+            (PACKAGE, _ROOT, _CONTENTS),
+            (f"{FOR_RANKS}/launchpad", _ROOT, _FOR_RANKS),
+            (f"{FOR_RANKS}/{_FOR_FUNCTIONS}", _folder_of(_FOR_FUNCTIONS), ("",)),
+        ):
+            for path in sorted(_files(root, contents)):
+                with open(os.path.join(root, path), "rb") as file:
                     entry = zipfile.ZipInfo(f"{package}/{path}")  # of one date: the same files have the same hash
                     archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
     data = made.getvalue()
     return hashlib.sha256(data).hexdigest(), data
 
 
-def _files(names: Sequence[str]) -> Iterator[str]:
+def _files(root: str, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         if name.endswith(".py"):
             yield name
-        for folder, _, files in os.walk(os.path.join(_ROOT, name)):
-            yield from (os.path.relpath(os.path.join(folder, one), _ROOT) for one in files if one.endswith(".py"))
+        for folder, _, files in os.walk(os.path.join(root, name)):
+            yield from (os.path.relpath(os.path.join(folder, one), root) for one in files if one.endswith(".py"))
+
+
+def _folder_of(package: str) -> str:
+    """Where a package of one folder, in pure Python, is installed here."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise NodeError(f"{sys.executable} has no {package}, which launchpad needs: pip install {package}")
+    return os.path.dirname(spec.origin)
 
 
 def command(python: str, *, exact: bool) -> str:

@@ -1,0 +1,199 @@
+"""`launchpad run file.py:run`: a function as the target of the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchpad.errors import UsageError
+from launchpad.head import functions, preflight
+from tests.conftest import Launchpad
+from tests.sshd import needs_sshd
+from tests.test_run_hosts import Hosts
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+TRAIN = """
+import pickle
+import sys
+
+import torch
+from launchpad import collectives as dist
+
+
+class Point:
+    pass
+
+
+def run(rank, size):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert rank == dist.get_rank() and pickle.loads(pickle.dumps(Point)) is Point
+    print(rank, size, int(total), dist.get_backend(), __name__, *sys.argv)
+
+
+def plain():
+    print("plain", dist.get_world_size())
+
+
+def defaults(rank=-1, world_size=-1, more=0):
+    print("defaults", rank, world_size)
+
+
+def boom(rank, size):
+    if rank == 1:
+        raise ValueError("batch 17 is empty")
+    dist.barrier()
+
+
+def again():
+    dist.init_process_group("gloo")
+
+
+def one(x):
+    pass
+
+
+def keyword(rank, size, *, lr):
+    pass
+
+
+async def coroutine(rank, size):
+    pass
+
+
+NUMBER = 3
+decorated = lambda x: x
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(launchpad: Launchpad) -> Path:
+    (launchpad.folder / "train.py").write_text(TRAIN)
+    return launchpad.folder
+
+
+@needs_torch
+@pytest.mark.parametrize("words", [("train.py:run",), ("--start-method", "exec", "train.py:run"), ("train:run",)])
+def test_a_function_finds_the_group_and_its_rank(launchpad: Launchpad, words: tuple[str, ...]) -> None:
+    done = launchpad.run("run", "-n", "2", *words, "--lr", "1")
+    name = words[-1].partition(":")[0]
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] {r} 2 2 gloo train {name} --lr 1" for r in (0, 1)]
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_torch
+def test_the_signature_says_what_it_is_called_with(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", "2", "-m", "train:plain")
+    assert sorted(done.stdout.splitlines()) == ["[0] plain 2", "[1] plain 2"], done.stderr
+    done = launchpad.run("run", "-n", "2", "--backend", "gloo", launchpad.folder / "train.py:defaults")
+    assert sorted(done.stdout.splitlines()) == ["[0] defaults 0 2", "[1] defaults 1 2"], done.stderr
+
+
+@needs_torch
+@needs_mpi
+def test_a_function_on_mpi(launchpad: Launchpad) -> None:
+    for method in ("fork", "exec"):
+        done = launchpad.run("run", "-n", "2", "--backend", "mpi", "--start-method", method, "train.py:run")
+        assert sorted(done.stdout.splitlines()) == [f"[{r}] {r} 2 2 mpi train train.py" for r in (0, 1)], done.stderr
+
+
+@needs_torch
+def test_a_failure_ends_the_others_and_shows_the_users_frames_only(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", "2", "train.py:boom")
+    assert done.returncode == 1
+    assert "rank 1 failed first" in done.stderr
+    assert "ValueError: batch 17 is empty" in done.stderr
+    assert "nursery" not in done.stderr
+    done = launchpad.run("run", "-n", "1", "train.py:again")
+    assert done.returncode == 1
+    assert "launchpad begins the group before it calls the function" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("train.py:one", "train.py:one takes (x); a function that ranks call takes (rank, size), or nothing"),
+        ("train:keyword", "train:keyword takes (rank, size, lr); a function"),
+        ("train.py:coroutine", "train.py:coroutine is a coroutine; give a plain function"),
+        ("train.py:nothing", "train.py has no nothing (it has run, plain, defaults, boom, again, one, keyword, "),
+        ("other.py:run", "no such script: other.py"),
+    ],
+)
+def test_what_is_seen_beforehand_is_refused_with_nothing_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError) as error:
+        preflight.find_target([word], module=False, no_python=False)
+    assert str(error.value).startswith(message)
+
+
+@needs_torch
+def test_what_only_the_ranks_can_see_is_one_sentence_too(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-q", "train.py:NUMBER")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        "[0] launchpad: error: train.py:NUMBER is a int, and no function",
+    )
+    done = launchpad.run("run", "-q", "train.py:decorated")
+    assert done.returncode == 2
+    assert "train.py:decorated takes (x)" in done.stderr
+    done = launchpad.run("run", "-q", "--backend", "nccl", "train.py:run")
+    assert done.returncode in (0, 2)  # 0 where there is a GPU
+    assert "Traceback" not in done.stderr
+
+
+def test_names_with_colons_that_are_no_functions(
+    launchpad: Launchpad, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.py:run").write_text("#!/bin/sh\necho a program\n")
+    (folder / "train.py:run").chmod(0o755)
+    (folder / "a:b.py").write_text("print('a script')")
+    assert launchpad.run("run", "./train.py:run").stdout == "[0] a program\n"
+    assert launchpad.run("run", "a:b.py").stdout == "[0] a script\n"
+    assert launchpad.run("run", "--run-path", "--python", "/bin/sh", "train.py:run").stdout == "[0] a program\n"
+    monkeypatch.chdir(folder)
+    assert preflight.find_target(["train.py:plain"], module=False, no_python=False).kind == "function"
+    for word in ("C:\\x", "a:", ":b", "a b:c", "http://x:y"):
+        assert functions.split(word) is None or "/" in word
+    with pytest.raises(UsageError, match=r"-m train\.py:run"):
+        preflight.find_target(["train.py:run"], module=True, no_python=False)
+
+
+def test_dry_run_tells_of_the_function(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", "2", "--dry-run", "--json", "train.py:run", "x")
+    plan = json.loads(done.stdout)
+    assert plan["preload"] == ["torch", "torch.distributed"]
+    assert plan["nodes"][0]["ranks"][1]["argv"][1:] == ["-u", "--call", "train.py:run", "x"]
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+@needs_torch
+def test_over_hosts_that_have_no_launchpad(launchpad: Launchpad, hosts: Hosts) -> None:
+    """Played by a Python that does not see the installed one; in a copy of the folder."""
+    site = Path(importlib.util.find_spec("torch").origin).parents[1]
+    paths = launchpad.folder / "paths"
+    paths.mkdir()
+    for entry in site.iterdir():
+        if "launchpad" not in entry.name and entry.name != "cloudpickle":
+            (paths / entry.name).symlink_to(entry)
+    python = launchpad.folder / "python"
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={paths}\nexec {Path("/proc/self/exe").readlink()} "$@"\n')
+    python.chmod(0o755)
+    for method in ("fork", "exec"):
+        words = ["--hosts", "n1:1,n2:2", "--python", python, "--start-method", method, "train.py:run"]
+        done = hosts.run(launchpad, *words, timeout=120)
+        shown = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+        assert shown == [f"{r} 3 3 gloo train train.py" for r in (0, 1, 2)], done.stderr

@@ -1,0 +1,334 @@
+"""`launchpad.run(fn, …)`: a function on N ranks from Python, its results, its failures, and where its output goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib.util
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import launchpad as lp
+from tests.conftest import DEADLINE, MARK, Launchpad
+from tests.sshd import needs_sshd
+from tests.test_run_hosts import Hosts
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+NUMBER = 5
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No descriptor and no thread here, and by the fixture of the command no process and no file."""
+    monkeypatch.setenv(MARK, launchpad.mark)
+    monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
+    before = len(os.listdir("/proc/self/fd"))
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    gc.collect()  # an exception that was caught holds frames, and they what was returned
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [thread.name for thread in threading.enumerate() if thread.name == "launchpad"] == []
+
+
+def by_reference() -> tuple[int, str]:
+    print("printed by a rank")
+    print("and on stderr", file=sys.stderr)
+    return NUMBER, __name__
+
+
+def raises(rank: int, size: int) -> int:
+    if rank == 1:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, f"rank {rank} of {size}")
+    threading.Event().wait()
+    return rank
+
+
+class Stubborn(Exception):
+    """Can be pickled, and not be made again."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def test_a_function_of_a_module_and_a_closure(capsys: pytest.CaptureFixture[str]) -> None:
+    results = lp.run(by_reference, nproc=2, backend=None)
+    assert isinstance(results, lp.Results)
+    assert results == ((5, __name__), (5, __name__))
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == ["[0] printed by a rank", "[1] printed by a rank"]
+    assert sorted(said.err.splitlines()) == ["[0] and on stderr", "[1] and on stderr"]
+    assert [host for host, _ in results.places] == [results.places[0][0]] * 2
+    assert results[results.places[1]] == results[1]
+    assert results[1:] == ((5, __name__),)
+    with pytest.raises(KeyError, match="no rank has run at"):
+        results["elsewhere", 0]
+    captured = [NUMBER]
+    more = lp.run(lambda x, y: (captured, x, y, os.environ["RANK"], os.environ["GIVEN"]), 1, "b", env={"GIVEN": "yes"})
+    assert more == (([5], 1, "b", "0", "yes"),)
+
+
+def test_a_running_loop_a_thread_and_another_stdout() -> None:
+    async def cell() -> tuple[object, str]:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            results = lp.run(by_reference, nproc=2, backend=None)
+        in_thread = await asyncio.to_thread(lp.run, by_reference, backend=None)
+        return (*results, *in_thread), shown.getvalue()
+
+    results, shown = asyncio.run(cell())
+    assert results == ((5, __name__),) * 3
+    assert sorted(shown.splitlines()) == ["[0] printed by a rank", "[1] printed by a rank"]
+
+
+def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnicodeDecodeError) as error:
+        lp.run(raises, nproc=3, backend=None)
+    assert error.value.reason == "rank 1 of 3"
+    assert isinstance(error.value.__cause__, lp.RemoteTraceback)
+    told = str(error.value.__cause__)
+    assert told.startswith("\nrank 1:\nTraceback (most recent call last):")
+    assert "in raises\n    raise UnicodeDecodeError(" in told
+    assert "nursery" not in told
+    said = capsys.readouterr().err
+    assert "Traceback" not in said  # it is not told twice
+
+    def stubborn() -> None:
+        raise Stubborn(1, 2)
+
+    with pytest.raises(lp.RankError, match=r"rank 0 raised .*Stubborn: 1 and 2") as other:
+        lp.run(stubborn, backend=None)
+    assert "raise Stubborn(1, 2)" in str(other.value.__cause__)
+
+
+def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(lp.RankError, match="rank 0 failed first: exit code 3") as error:
+        lp.run(lambda: os._exit(3), backend=None)
+    assert (error.value.rank, error.value.code) == (0, 3)
+    with pytest.raises(lp.RankError, match="killed by SIGKILL"):
+        lp.run(lambda: os.kill(os.getpid(), signal.SIGKILL), backend=None)
+    with pytest.raises(lp.RankError, match=r"rank 0 left \(exit code 0\) before its function had returned"):
+        lp.run(lambda: sys.exit(), backend=None)
+    with pytest.raises(lp.JobTimeout, match=r"ran longer than timeout=0\.5 s"):
+        lp.run(wait_for_ever, backend=None, timeout=0.5)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = {"lock": [lock]}
+
+    with pytest.raises(lp.UnpicklableError, match=r"argument 2\.inner\['lock'\]\[0\] \(a lock\) can't be pickled"):
+        lp.run(print, 1, Holder(), nproc=2, backend=None)
+    with pytest.raises(TypeError, match=r"lock, which the function .* uses, \(a lock\) can't be pickled.*; make it"):
+        lp.run(lambda: lock, backend=None)
+    with pytest.raises(lp.UnpicklableError, match=r"what rank 0 returned\['x'\] \(a lock\) can't be pickled"):
+        lp.run(lambda: {"x": threading.Lock()}, backend=None)
+
+
+def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, message in (
+        ({"backend": "tcp"}, "backend='tcp'"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"nproc": 2, "hosts": "a:3"}, "a has 3 ranks there, and --nproc asks for 2"),
+        ({"env": {"RANK": "3"}}, "RANK is launchpad's to set"),
+    ):
+        with pytest.raises(lp.UsageError, match=message):
+            lp.run(by_reference, **options)
+    with pytest.raises(lp.UsageError, match="can't be called"):
+        lp.run(3)
+    with pytest.raises(lp.UsageError, match=r"takes \(x\); a function"):
+        lp.run(lambda x: x, backend=None)
+    if importlib.util.find_spec("torch") is not None:
+        with pytest.raises(lp.FrontendError, match="nccl: "):
+            lp.run(by_reference, nproc=2, backend="nccl", env={"CUDA_VISIBLE_DEVICES": ""})
+    with pytest.raises(lp.UsageError, match=r"launchpad\.run was called in a rank"):
+        lp.run(lambda: lp.run(by_reference), backend=None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(lp.UsageError, match="each rank would start ranks"):
+        lp.run(by_reference)
+
+
+SCRIPT = """
+import sys
+import launchpad
+import torch
+from launchpad import collectives as dist
+
+
+class Failure(Exception):
+    pass
+
+
+def scale(x, by):
+    total = x.clone()
+    dist.all_reduce(total)
+    return {"x": x * by, "total": total, "view": x[:2].t(), "half": x.bfloat16(), "none": x[:0],
+            "flag": torch.tensor(True), "parameter": torch.nn.Parameter(x[:1]), "array": x.numpy(), "by": by}
+
+
+def fail(rank, size):
+    if rank == 1:
+        raise Failure("batch", 17)
+    dist.barrier()
+
+
+x = torch.arange(1 << 18, dtype=torch.float32).reshape(1 << 17, 2)
+results = launchpad.run(scale, x, 3, nproc=2)
+for result in results:
+    assert torch.equal(result["x"], x * 3) and torch.equal(result["total"], x * 2)
+    assert torch.equal(result["view"], x[:2].t()) and torch.equal(result["half"], x.bfloat16())
+    assert result["none"].shape == (0, 2) and bool(result["flag"]) and result["flag"].shape == ()
+    assert type(result["parameter"]) is torch.nn.Parameter and result["parameter"].requires_grad
+    assert (result["array"] == x.numpy()).all() and result["by"] == 3
+    result["x"] += 1  # they are the caller's, to be changed
+    result["array"] += 1
+maps = open("/proc/self/maps").read()
+assert maps.count("launchpad-result-") == 2, maps  # not copied
+try:
+    launchpad.run(fail, nproc=2)
+except Failure as error:
+    assert error.args == ("batch", 17) and 'raise Failure("batch", 17)' in str(error.__cause__)
+    print("failed", file=sys.stderr)
+print(sorted(launchpad.run(lambda rank, size: (rank, size, dist.get_backend()), nproc=2)))
+"""
+
+
+@needs_torch
+def test_a_script_without_a_guard_and_large_tensors(launchpad: Launchpad) -> None:
+    (launchpad.folder / "script.py").write_text(SCRIPT)
+    done = python(launchpad, "script.py")
+    assert (done.returncode, done.stdout) == (0, "[(0, 2, 'gloo'), (1, 2, 'gloo')]\n"), done.stderr
+    assert done.stderr == "failed\n"
+
+
+def python(launchpad: Launchpad, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        env=launchpad.environ,
+        cwd=launchpad.folder,
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE,
+        **options,
+    )
+
+
+def test_at_the_prompt_the_head_imports_no_torch(launchpad: Launchpad) -> None:
+    lines = (
+        "import sys, launchpad",
+        "assert 'launchpad.functions' not in sys.modules and 'click' not in sys.modules",
+        "def f(x):",
+        "    print('hello')",
+        "    return x + 1",
+        "",
+        "launchpad.run(f, 1, nproc=2, backend=None)",
+        "assert 'torch' not in sys.modules",
+    )
+    done = python(launchpad, "-i", "-q", input="\n".join(lines) + "\n")
+    assert sorted(done.stdout.splitlines()) == ["Results((2, 2))", "[0] hello", "[1] hello"], done.stderr
+    assert "Error" not in done.stderr
+
+
+INTERRUPTED = """
+import launchpad, threading
+
+def wait():
+    print("ready", flush=True)
+    threading.Event().wait()
+
+try:
+    launchpad.run(wait, nproc=2, backend=None)
+except KeyboardInterrupt:
+    print("interrupted", launchpad.run(lambda: 1, nproc=2, backend=None), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=launchpad.environ, cwd=launchpad.folder, **pipes) as process:
+        assert sorted(process.stdout.readline() for _ in range(2)) == [b"[0] ready\n", b"[1] ready\n"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out) == (0, b"interrupted Results((1, 1))\n"), err
+    assert b"sent SIGINT to ranks 0-1" in err
+    assert b"Traceback" not in err
+
+
+def test_a_module_that_calls_it_as_it_is_imported_starts_no_cascade(launchpad: Launchpad) -> None:
+    (launchpad.folder / "cascade.py").write_text(
+        "import launchpad\ndef f(): return 1\nprint(launchpad.run(f, nproc=2, backend=None))\n"
+    )
+    done = python(launchpad, "-c", "import cascade")
+    assert done.returncode == 1
+    assert "UsageError: launchpad.run was called in a rank" in done.stderr
+
+
+def test_a_module_that_is_on_no_path_goes_by_value(launchpad: Launchpad) -> None:
+    (launchpad.folder / "test_it.py").write_text(
+        "import launchpad as lp\nY = 3\ndef f(x): return x + Y\ndef test(): assert lp.run(f, 1, backend=None) == (4,)\n"
+    )
+    done = python(launchpad, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "test_it.py")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+@needs_torch
+def test_over_ssh(
+    launchpad: Launchpad, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Large arguments and results, a module of the folder that is sent, an exception, on hosts with no cloudpickle."""
+    import numpy
+
+    (launchpad.folder / "ours.py").write_text("FACTOR = 3\ndef scaled(x): return x * FACTOR\n")
+    monkeypatch.chdir(launchpad.folder)
+    monkeypatch.syspath_prepend(str(launchpad.folder))
+    import ours
+
+    there = {"hosts": ["n1:1", "n2:2"], "ssh_config": str(hosts.ssh_config), "sync": True}
+    secret = "secret-" + os.urandom(8).hex()
+
+    def train(x: object, word: str) -> tuple[object, int, bool, str]:
+        from launchpad import collectives as dist
+
+        print(f"on {os.getcwd().startswith(os.environ['XDG_CACHE_HOME'])}")
+        shown = any(word in Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid()))
+        return ours.scaled(x), dist.get_rank(), shown, ours.__file__
+
+    big = numpy.arange(3 << 20, dtype=numpy.float64)  # 24 MiB: more than may be under way
+    results = lp.run(train, big, secret, **there)
+    assert results.places == (("n1", 0), ("n2", 0), ("n2", 1))
+    for rank, (scaled, number, shown, file) in enumerate(results):
+        assert (scaled == big * 3).all()
+        assert (number, shown) == (rank, False)
+        assert file.startswith(str(hosts.cache))
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[n1 0] on True", "[n2 1] on True", "[n2 2] on True"]
+    with pytest.raises(UnicodeDecodeError) as error:
+        lp.run(raises, backend=None, **there)
+    assert str(error.value.__cause__).startswith("\nrank 1 on n2:\nTraceback")
+    with pytest.raises(lp.NodeError, match="n9  unresolvable"):
+        lp.run(by_reference, hosts="n1,n9", ssh_config=str(hosts.ssh_config))
