@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from launchpad.job.hosts import Host
 
 Reopen = Callable[[int], Link]
+Taker = Callable[[Callable[[Any], None]], Sink]  # from what takes events of the head's own
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
 # What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
@@ -97,6 +98,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
     if options["dry_run"] and options["sync"]:
         raise UsageError("--dry-run runs nothing, and --sync writes to the hosts; leave one of them out")
+    return run_job(ctx, options)
+
+
+def run_job(ctx: click.Context, options: dict[str, Any], taker: Taker | None = None) -> int:
+    """Run the job that the options of `launchpad run` describe; its exit code.
+
+    `taker` makes a sink that has the ranks' standard output to itself: the console doesn't show it.
+    """
     hosts = _hosts(options)
     spec = _spec(options, hosts)
     files: Sequence[File] = ()
@@ -140,7 +149,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         elsewhere = gathering.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(gathering, spec, plan, tell, reopen, here=not links[0].remote, quiet=options["quiet"])
+    return _run(gathering, spec, plan, tell, reopen, taker, here=not links[0].remote, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -234,6 +243,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     if options["sync"] and target.kind == "script" and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
+    preload = _preload(options, target, look, {**os.environ, **environ})
     return JobSpec(
         target=target,
         nproc=options["nproc"] or 1,
@@ -251,8 +261,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         grace=options["grace"],
         timeout=options["timeout"],
         max_restarts=options["max_restarts"],
-        torch=bool(hosts) and look().torch,
-        preload=_preload(options, target, look, {**os.environ, **environ}),
+        torch=bool(hosts) and (TORCH[0] in preload or look().torch),
+        preload=preload,
         world=world,
         role=options["role"],
         virtual_local_rank=options["virtual_local_rank"],
@@ -293,7 +303,15 @@ def _preload(
 
 
 def _run(
-    gathering: Gathering, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, here: bool, quiet: bool
+    gathering: Gathering,
+    spec: JobSpec,
+    plan: Plan,
+    tell: Tell,
+    reopen: Reopen | None,
+    taker: Taker | None,
+    *,
+    here: bool,
+    quiet: bool,
 ) -> int:
     folder = None
     sinks: list[Sink] = []
@@ -303,7 +321,11 @@ def _run(
         files = Files(spec, plan, spec.log_dir or temporary_folder(), gathering.post)
         folder = files.folder
         sinks.append(files)
-    console = Console(spec, plan, os.environ, gathering.post)
+    shown = spec
+    if taker is not None:
+        sinks.append(taker(gathering.post))
+        shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
+    console = Console(shown, plan, os.environ, gathering.post)
     summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
     supervisor = Supervisor(gathering)

@@ -1,0 +1,351 @@
+"""`launchpad bench`: time collective operations over each backend, and the links between the ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+import launchpad
+from launchpad.bench.operations import ALGORITHMS, OPERATIONS
+from launchpad.bench.results import Link, Message, Request, Row, Setting, Unavailable, from_line, to_line
+from launchpad.cli import run
+from launchpad.cli.hosts import is_here, read_hosts
+from launchpad.cli.options import GroupedCommand, GroupedOption, seconds
+from launchpad.errors import UsageError
+from launchpad.events import STDOUT, ConsoleClosed, Output
+from launchpad.head.preload import TORCH
+from launchpad.report import bench
+from launchpad.report.console import say_on_stderr
+from launchpad.report.writer import Writer
+
+BACKENDS = ("gloo", "nccl", "mpi")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+
+# Ranks where neither --nproc nor hosts are given.
+RANKS = 4
+
+# Options that mean here what they mean to `launchpad run`.
+_SHARED = {
+    *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
+    *("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
+}
+
+# Exit codes of jobs that somebody has ended: there is no sense in the next one.
+_INTERRUPTED = (129, 130, 141, 143)
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+_EPILOG = """\b
+Examples:
+  launchpad bench                                  4 ranks here, every backend that can be had
+  launchpad bench -n 8 --op all_reduce --max 64M
+  launchpad bench -H a:4,b:4 --backend gloo,mpi    and the links between a and b
+  launchpad bench --plot out.png --json > out.json
+
+\b
+A size is the whole buffer: what every rank has after all_gather, and before
+reduce_scatter and all_to_all. algbw is size / time, busbw that times a factor
+which makes it comparable to a link's bandwidth (nccl-tests, PERFORMANCE.md).
+time: the median over all calls, each as long as its slowest rank took.
+
+\b
+Exit code: 0; 1 where a result was wrong; 2 bad input, or a backend that was
+asked for can't be had; else a failed job's, as of `launchpad run`.
+"""
+
+
+def size(text: str) -> int:
+    """Bytes; k, m or g (of 1024), with an i or a b behind it or without, may follow the number."""
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = _UNITS.get(number[-1:] if number[-1:].isalpha() else "")
+    digits = number.rstrip("kmg")
+    if not unit or not digits.isdecimal() or not int(digits):
+        raise click.BadParameter(f"{text!r} is not a size; give bytes (4096), or 4K, 1M, 1G")
+    return int(digits) * unit
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Sizes separated by commas, in order."""
+    return tuple(dict.fromkeys(size(part) for part in text.split(",")))
+
+
+def operations(text: str) -> tuple[str, ...]:
+    """Names of operations separated by commas."""
+    return _names(text, "an operation", OPERATIONS)
+
+
+def backends(text: str) -> tuple[str, ...]:
+    """Names of backends separated by commas."""
+    return _names(text, "a backend", BACKENDS)
+
+
+def _names(text: str, what: str, known: Iterable[str]) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in found:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not {what}; there are {', '.join(known)}")
+    if not found:
+        raise click.BadParameter(f"names nothing; there are {', '.join(known)}")
+    return found
+
+
+_what = partial(click.option, cls=GroupedOption, group="What is measured")
+_shown = partial(click.option, cls=GroupedOption, group="How it is shown")
+
+
+@click.command(
+    "bench",
+    cls=GroupedCommand,
+    epilog=_EPILOG,
+    context_settings={
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+)
+@_what(
+    "--op",
+    "operations",
+    type=operations,
+    metavar="NAME,…",
+    help=f"Default: {', '.join(name for name, one in OPERATIONS.items() if one.usual)}. Of: {', '.join(OPERATIONS)}.",
+)
+@_what(
+    "--backend",
+    "backends",
+    type=backends,
+    metavar="gloo,nccl,mpi",
+    help="Default: gloo, and the others where they can be had.",
+)
+@_what("--sizes", type=sizes, metavar="BYTES,…", help="These, like 4,64K,1M; instead of --min, --max and --factor.")
+@_what("-b", "--min", "least", type=size, metavar="BYTES", help="The first size. Default: 4.")
+@_what("-e", "--max", "most", type=size, metavar="BYTES", help="No size is larger. Default: 8M.")
+@_what("-f", "--factor", type=click.IntRange(min=2), metavar="N", help="From one size to the next. Default: 8.")
+@_what("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the elements.")
+@_what(
+    *("--seconds", "-s"),
+    type=seconds,
+    default="50",
+    show_default=True,
+    metavar="SECONDS",
+    help="For measuring, shared by all points; every one has a few calls, however long they take.",
+)
+@_shown("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@_shown("--plot", metavar="FILE.png", help="Draw time over size, with the line that fits; needs matplotlib.")
+def command(**options: Any) -> int:
+    """Time collective operations, check their results, and measure the links between the nodes.
+
+    The ranks run as those of `launchpad run` do, here or on hosts by ssh, one job for each backend.
+    """
+    hosts = read_hosts({"sync": False, **options})
+    far = not all(map(is_here, hosts))
+    plot = options["plot"]
+    if plot is not None:
+        from launchpad.report import bench_plot
+
+        bench_plot.check()
+        plot = os.path.abspath(plot)
+        if not os.path.isdir(os.path.dirname(plot)):
+            raise UsageError(f"--plot {options['plot']}: there is no folder {os.path.dirname(plot)}; make it first")
+    request = Request("", _operations(options["operations"]), _sizes(options), options["dtype"], options["seconds"])
+    for name in ("hostfile", "ssh_config", "python"):
+        if options[name] and "/" in options[name]:
+            options[name] = os.path.abspath(options[name])
+    shared = {name: value for name, value in options.items() if name in _SHARED}
+    if far and options["wdir"] is None:
+        shared["wdir"] = "/"  # nothing is read there, and every host has it
+    if not hosts and options["nproc"] is None:
+        shared["nproc"] = RANKS
+    display = Display(as_json=options["as_json"], quiet=options["quiet"])
+    with tempfile.TemporaryDirectory(prefix="launchpad-bench-") as folder:
+        code = _run_all(display, request, options["backends"], _with_launchpad(shared, folder))
+    rows = [one for one in display.found if isinstance(one, Row)]
+    display.finish()
+    if plot is not None and rows:
+        bench_plot.draw(rows, plot)
+    if any(row.wrong for row in rows):
+        say_on_stderr("wrong results: see the column correct")
+        return code or 1
+    return code
+
+
+def _operations(asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Those asked for, else the usual ones, of which the textbook's may not be there."""
+    if asked:
+        return asked
+    has_algorithms = importlib.util.find_spec(f"launchpad.collectives.{ALGORITHMS}") is not None
+    return tuple(name for name, one in OPERATIONS.items() if one.usual and (has_algorithms or not one.is_algorithm))
+
+
+def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
+    span = {"--min": options["least"], "--max": options["most"], "--factor": options["factor"]}
+    if options["sizes"]:
+        if given := [name for name, value in span.items() if value is not None]:
+            raise UsageError(f"--sizes names every size; leave out {' and '.join(given)}, or --sizes")
+        found: tuple[int, ...] = options["sizes"]
+        return found
+    least, most, factor = options["least"] or 4, options["most"] or 8 << 20, options["factor"] or 8
+    if most < least:
+        raise UsageError(f"--max {most} is less than --min {least}; give a larger one")
+    steps = []
+    while least <= most:
+        steps.append(least)
+        least *= factor
+    return tuple(steps)
+
+
+def _with_launchpad(options: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The options, with a PYTHONPATH by which ranks on this machine find this launchpad, and nothing else of ours.
+
+    Their interpreter may be another than ours, without it. To other hosts it is sent (transport/ssh/parcel.py).
+    """
+    os.symlink(Path(launchpad.__file__).parent, Path(folder, "launchpad"))
+    given = [text.partition("=")[2] for text in options["env"] if text.startswith("PYTHONPATH=")]
+    theirs = given[-1] if given else os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [folder, theirs]))
+    return {**options, "env": (*options["env"], f"PYTHONPATH={path}")}
+
+
+def _run_all(display: Display, request: Request, asked: tuple[str, ...] | None, options: dict[str, Any]) -> int:
+    """One job for each backend; the first failure's exit code, or 2 where one that was asked for is missing."""
+    code, left = 0, request.seconds
+    to_come = list(asked or BACKENDS)
+    while to_come:
+        backend = to_come.pop(0)
+        if why := display.missing.get(backend):
+            if asked:
+                display.unavailable(Unavailable(backend, why))
+            continue
+        # Which others can be had is known once the first job has told.
+        likely = len([one for one in to_come if one not in display.missing]) if asked or display.missing else 1
+        share = left / (1 + likely)
+        left -= share
+        one = Request(backend, request.operations, request.sizes, request.dtype, share)
+        ended = _run_one(display, one, options)
+        code = code or ended
+        if ended in _INTERRUPTED:
+            return ended
+        if ended == 2 and not display.found:  # what was wrong with the first is wrong with all
+            return ended
+    if asked and display.any_unavailable:
+        code = code or 2
+    if not code and not any(isinstance(one, Row) for one in display.found):
+        code = 2
+    return code
+
+
+def _run_one(display: Display, request: Request, options: dict[str, Any]) -> int:
+    arguments = ["--backend", request.backend, "--preload", ",".join(TORCH), "-m"]
+    with run.command.make_context("run", [*arguments, "launchpad.bench", to_line(request)]) as ctx:
+        return run.run_job(ctx, {**ctx.params, **options}, display.sink)
+
+
+class Display:
+    """Keeps what the ranks tell and shows it as it comes: a table on standard output, else progress on a terminal."""
+
+    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+        self.found: list[Message] = []
+        self.missing: dict[str, str] = {}  # backends, and why they can't be had
+        self.any_unavailable = False
+        self._as_json = as_json
+        self._progress = not quiet and sys.stderr.isatty() and (as_json or not sys.stdout.isatty())
+        self._post: Callable[[Any], None] = lambda _: None
+        self._writer = Writer(lambda _: None, self._failed)
+
+    def sink(self, post: Callable[[Any], None]) -> Sink:
+        """What takes the standard output of one job's ranks."""
+        self._post = post
+        return Sink(self._take)
+
+    def unavailable(self, message: Unavailable) -> None:
+        """Say that a backend can't be had, once: every rank of a host tells it."""
+        if message in self.found:
+            return
+        self.found.append(message)
+        self.missing.setdefault(message.backend, message.reason)
+        self.any_unavailable = True
+        say_on_stderr(message.reason)
+
+    def finish(self) -> None:
+        """Show what can be said at the end only, and wait until all is written."""
+        if self._as_json:
+            self._write([json.dumps(bench.as_json(self.found), indent=1)])
+        else:
+            self._write(bench.fit_table([one for one in self.found if isinstance(one, Row)]))
+        self._writer.close()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Unavailable):
+            self.unavailable(message)
+            return
+        links = [one for one in self.found if isinstance(one, Link) and one.backend == message.backend]
+        first_row = isinstance(message, Row) and not (self.found and isinstance(self.found[-1], Row))
+        self.found.append(message)
+        if isinstance(message, Setting):
+            self.missing |= message.missing
+            self._begin, self._points, self._done = time.monotonic(), message.points, 0
+        if isinstance(message, Row):
+            self._done += 1
+            self._show_progress(message)
+        if self._as_json:
+            return
+        if isinstance(message, Setting):
+            self._write(bench.heading(message))
+        elif first_row:
+            self._write([*bench.link_matrix(links), "", *bench.columns()])
+        if isinstance(message, Row):
+            self._write([bench.row(message)])
+
+    def _show_progress(self, message: Row) -> None:
+        if not self._progress:
+            return
+        left = (time.monotonic() - self._begin) / self._done * (self._points - self._done)
+        text = f"{message.backend}: {self._done} of {self._points} measured, about {left:.0f} s left"
+        shown = f"\r\x1b[K{text}" if self._done < self._points else "\r\x1b[K"
+        self._writer.put([(2, shown.encode())])
+
+    def _write(self, lines: Sequence[str]) -> None:
+        if lines:
+            self._writer.put([(STDOUT, ("\n".join(lines) + "\n").encode(errors="replace"))])
+
+    def _failed(self, fd: int, error: OSError) -> None:
+        if fd == STDOUT:
+            self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+class Sink:
+    """The lines of the ranks' standard output, as the messages that they are."""
+
+    deadline = None
+
+    def __init__(self, take: Callable[[Message], None]) -> None:
+        self._take = take
+        self._unfinished: dict[int, bytes] = {}  # by rank
+
+    def on(self, event: Any) -> bool:
+        """Take an event; nothing is held."""
+        if type(event) is Output and event.stream == STDOUT:
+            *lines, rest = (self._unfinished.get(event.rank, b"") + event.data).split(b"\n")
+            self._unfinished[event.rank] = rest
+            for line in lines:
+                self._take(from_line(line))
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """Nothing is left to be written."""
+
+
+command.params += [parameter for parameter in run.command.params if parameter.name in _SHARED]
