@@ -55,7 +55,7 @@ def total(value: int, device: torch.device) -> int:
 
 def time_call(call: Callable[[], Any], seconds: float, device: torch.device) -> Timing:
     """Call it FEWEST to MOST times, for about so many seconds, after two calls that don't count: they connect."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
+    wait = _waiting(device)
     _times(call, 2, wait)
     times: list[float] = []
     begin = time.perf_counter()
@@ -80,6 +80,17 @@ def _times(call: Callable[[], Any], calls: int, wait: Callable[[], Any]) -> list
         wait()
         taken.append(time.perf_counter() - begin)
     return taken
+
+
+def adding(dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds for a byte of one LARGE tensor that is added to another, while all ranks do so."""
+    total = torch.zeros(LARGE // torch.empty((), dtype=dtype).element_size(), dtype=dtype, device=device)
+    other = torch.zeros_like(total)
+    return statistics.median(_times(lambda: total.add_(other), 7, _waiting(device))) / LARGE
+
+
+def _waiting(device: torch.device) -> Callable[[], Any]:
+    return torch.cuda.synchronize if device.type == "cuda" else _nothing
 
 
 def _nothing() -> None:
@@ -132,7 +143,7 @@ def measure_links(
 def _ping_pong(peer: int, first: bool, size: int, seconds: float, device: torch.device) -> float:
     """Half the median round trip."""
     message = torch.zeros(size, dtype=torch.uint8, device=device)
-    wait = torch.cuda.synchronize if device.type == "cuda" else _nothing
+    wait = _waiting(device)
 
     def trip() -> float:
         begin = time.perf_counter()

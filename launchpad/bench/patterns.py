@@ -29,7 +29,7 @@ class Prepared:
     size: int  # bytes
     count: int  # elements
     call: Callable[[], Any]
-    fill: Callable[[], None]  # set the inputs and spoil the outputs
+    fill: Callable[[], Any]  # set the inputs and spoil the outputs
     wrong: Callable[[], int]  # elements on this rank that are not what they must be
     clear: Callable[[], None]  # zeros: sums of sums would soon be infinite
 
@@ -69,23 +69,15 @@ def prepare(kind: Kind, function: Any, size: int, dtype: torch.dtype, device: to
     item = torch.empty((), dtype=dtype).element_size()
     if kind == "barrier":
         return Prepared(0, 0, function, _nothing, lambda: 0, _nothing)
-    if kind in ("all_reduce", "broadcast", "reduce", "send_recv"):
+    if kind in _WHOLE:
         count = max(1, size // item)
         whole = torch.empty(count, dtype=dtype, device=device)
-        make = {"all_reduce": _all_reduce, "broadcast": _broadcast, "reduce": _reduce, "send_recv": _send_recv}[kind]
-        call, fill, wrong, buffers = make(function, whole, rank, ranks)
+        call, fill, wrong, buffers = _WHOLE[kind](function, whole, rank, ranks)
     else:
         part = max(1, size // item // ranks)
         count = part * ranks
         whole, share = (torch.empty(length, dtype=dtype, device=device) for length in (count, part))
-        shared: dict[Kind, Any] = {
-            "all_gather": _all_gather,
-            "reduce_scatter": _reduce_scatter,
-            "all_to_all": _all_to_all,
-            "gather": _gather,
-            "scatter": _scatter,
-        }
-        call, fill, wrong, buffers = shared[kind](function, whole, share, rank, ranks)
+        call, fill, wrong, buffers = _SHARED[kind](function, whole, share, rank, ranks)
 
     def clear() -> None:
         for buffer in buffers:
@@ -98,7 +90,7 @@ def _nothing() -> None:
     pass
 
 
-_Made = tuple[Callable[[], Any], Callable[[], None], Callable[[], int], tuple[torch.Tensor, ...]]
+_Made = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int], tuple[torch.Tensor, ...]]
 """call, fill, wrong, and the buffers."""
 
 
@@ -106,17 +98,28 @@ def _all_reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _M
     count = len(whole)
     return (
         lambda: function(whole),
-        lambda: _set(whole, own_values(SUMMED, rank, 0, count, whole)),
+        lambda: whole.copy_(own_values(SUMMED, rank, 0, count, whole)),
         lambda: _differ(whole, sums(ranks, 0, count, whole), ranks),
         (whole,),
     )
+
+
+def _all_reduce_into(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
+    count, result = len(whole), torch.empty_like(whole)
+    expected = sums(ranks, 0, count, whole)
+
+    def fill() -> None:
+        whole.copy_(own_values(SUMMED, rank, 0, count, whole))
+        result.copy_(expected + 1)
+
+    return lambda: function(whole, result), fill, lambda: _differ(result, expected, ranks), (whole, result)
 
 
 def _reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
     count = len(whole)
     return (
         lambda: function(whole, 0),
-        lambda: _set(whole, own_values(SUMMED, rank, 0, count, whole)),
+        lambda: whole.copy_(own_values(SUMMED, rank, 0, count, whole)),
         lambda: _differ(whole, sums(ranks, 0, count, whole), ranks) if rank == 0 else 0,
         (whole,),
     )
@@ -126,7 +129,7 @@ def _broadcast(function: Any, whole: torch.Tensor, rank: int, _: int) -> _Made:
     root = own_values(MOVED, 0, 0, len(whole), whole)
     return (
         lambda: function(whole, 0),
-        lambda: _set(whole, root if rank == 0 else root + 1),
+        lambda: whole.copy_(root if rank == 0 else root + 1),
         lambda: _differ(whole, root, 1),
         (whole,),
     )
@@ -144,8 +147,8 @@ def _send_recv(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Ma
             work.wait()
 
     def fill() -> None:
-        _set(whole, own_values(MOVED, rank, 0, len(whole), whole))
-        _set(taken, expected + 1)
+        whole.copy_(own_values(MOVED, rank, 0, len(whole), whole))
+        taken.copy_(expected + 1)
 
     return call, fill, lambda: _differ(taken, expected, 1), (whole, taken)
 
@@ -155,10 +158,15 @@ def _all_gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: i
     expected = torch.cat([own_values(MOVED, other, 0, part, whole) for other in range(ranks)])
 
     def fill() -> None:
-        _set(share, own_values(MOVED, rank, 0, part, share))
-        _set(whole, expected + 1)
+        share.copy_(own_values(MOVED, rank, 0, part, share))
+        whole.copy_(expected + 1)
 
     return lambda: function(whole, share), fill, lambda: _differ(whole, expected, 1), (whole, share)
+
+
+def _all_gather_list(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
+    pieces = list(torch.split(whole, len(share)))
+    return _all_gather(lambda _, own: function(pieces, own), whole, share, rank, ranks)
 
 
 def _reduce_scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
@@ -166,8 +174,8 @@ def _reduce_scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, ran
     expected = sums(ranks, rank * part, part, share)
 
     def fill() -> None:
-        _set(whole, own_values(SUMMED, rank, 0, len(whole), whole))
-        _set(share, expected + 1)
+        whole.copy_(own_values(SUMMED, rank, 0, len(whole), whole))
+        share.copy_(expected + 1)
 
     return lambda: function(share, whole), fill, lambda: _differ(share, expected, ranks), (whole, share)
 
@@ -177,8 +185,8 @@ def _all_to_all(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: i
     expected = torch.cat([own_values(MOVED, other, rank * part, part, whole) for other in range(ranks)])
 
     def fill() -> None:
-        _set(whole, own_values(MOVED, rank, 0, len(whole), whole))
-        _set(taken, expected + 1)
+        whole.copy_(own_values(MOVED, rank, 0, len(whole), whole))
+        taken.copy_(expected + 1)
 
     return lambda: function(taken, whole), fill, lambda: _differ(taken, expected, 1), (whole, taken)
 
@@ -189,8 +197,8 @@ def _gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, 
     expected = torch.cat([own_values(MOVED, other, 0, part, whole) for other in range(ranks)])
 
     def fill() -> None:
-        _set(share, own_values(MOVED, rank, 0, part, share))
-        _set(whole, expected + 1)
+        share.copy_(own_values(MOVED, rank, 0, part, share))
+        whole.copy_(expected + 1)
 
     wrong = (lambda: _differ(whole, expected, 1)) if rank == 0 else (lambda: 0)
     return lambda: function(share, pieces, 0), fill, wrong, (whole, share)
@@ -202,11 +210,24 @@ def _scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int,
     expected = own_values(MOVED, 0, rank * part, part, share)
 
     def fill() -> None:
-        _set(whole, own_values(MOVED, 0, 0, len(whole), whole))
-        _set(share, expected + 1)
+        whole.copy_(own_values(MOVED, 0, 0, len(whole), whole))
+        share.copy_(expected + 1)
 
     return lambda: function(share, pieces, 0), fill, lambda: _differ(share, expected, 1), (whole, share)
 
 
-def _set(buffer: torch.Tensor, values: torch.Tensor) -> None:
-    buffer.copy_(values)
+_WHOLE: dict[Kind, Callable[..., _Made]] = {
+    "all_reduce": _all_reduce,
+    "all_reduce_into": _all_reduce_into,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "send_recv": _send_recv,
+}
+_SHARED: dict[Kind, Callable[..., _Made]] = {
+    "all_gather": _all_gather,
+    "all_gather_list": _all_gather_list,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "gather": _gather,
+    "scatter": _scatter,
+}

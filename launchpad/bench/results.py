@@ -16,6 +16,7 @@ class Request:
     sizes: tuple[int, ...]  # bytes
     dtype: str
     seconds: float  # for all of it; every point is measured a few times however long that takes
+    hosts: tuple[str, ...] = ()  # as the user names them, in their order; none: as they name themselves
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Setting:
 
     backend: str
     ranks: int
-    hosts: tuple[str, ...]  # as they name themselves
+    hosts: tuple[str, ...]
     ranks_on: tuple[int, ...]  # how many ranks each has
     cores: tuple[int, ...]  # how many processors the ranks of each may use
     dtype: str
@@ -54,7 +55,7 @@ class Row:
     algbw: float  # GB/s
     busbw: float  # GB/s
     wrong: int  # elements that are not what arithmetic says, on all ranks
-    model_us: float | None = None  # what the cost model says, from the slowest link
+    model_us: float | None = None  # what the cost model says of such links
     error: str = ""  # why it can't be done; then all figures are 0
 
 

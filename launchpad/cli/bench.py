@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ _shown = partial(click.option, cls=GroupedOption, group="How it is shown")
 @_what(
     *("--seconds", "-s"),
     type=seconds,
-    default="50",
+    default="40",
     show_default=True,
     metavar="SECONDS",
     help="For measuring, shared by all points; every one has a few calls, however long they take.",
@@ -157,7 +158,14 @@ def command(**options: Any) -> int:
         plot = os.path.abspath(plot)
         if not os.path.isdir(os.path.dirname(plot)):
             raise UsageError(f"--plot {options['plot']}: there is no folder {os.path.dirname(plot)}; make it first")
-    request = Request("", _operations(options["operations"]), _sizes(options), options["dtype"], options["seconds"])
+    request = Request(
+        backend="",
+        operations=_operations(options["operations"]),
+        sizes=_sizes(options),
+        dtype=options["dtype"],
+        seconds=options["seconds"],
+        hosts=tuple(host.name for host in hosts),
+    )
     for name in ("hostfile", "ssh_config", "python"):
         if options[name] and "/" in options[name]:
             options[name] = os.path.abspath(options[name])
@@ -230,8 +238,7 @@ def _run_all(display: Display, request: Request, asked: tuple[str, ...] | None, 
         likely = len([one for one in to_come if one not in display.missing]) if asked or display.missing else 1
         share = left / (1 + likely)
         left -= share
-        one = Request(backend, request.operations, request.sizes, request.dtype, share)
-        ended = _run_one(display, one, options)
+        ended = _run_one(display, replace(request, backend=backend, seconds=share), options)
         code = code or ended
         if ended in _INTERRUPTED:
             return ended

@@ -12,10 +12,10 @@ from launchpad.bench.fit import Fit, fit
 from launchpad.bench.results import Link, Message, Row, Setting, Unavailable
 
 _COLUMNS = (
-    f"{'operation':<20} {'size':>9} {'count':>9}  {'calls':>5} {'time':>10} {'min':>10} {'max':>10} "
+    f"{'operation':<29} {'size':>9} {'count':>9}  {'calls':>5} {'time':>10} {'min':>10} {'max':>10} "
     f"{'algbw':>8} {'busbw':>8}  {'correct':<7}  model"
 )
-_UNITS = f"{'':<20} {'bytes':>9} {'':>9}  {'':>5} {'µs':>10} {'µs':>10} {'µs':>10} {'GB/s':>8} {'GB/s':>8}  {'':<7}  µs"
+_UNITS = f"{'':<29} {'bytes':>9} {'':>9}  {'':>5} {'µs':>10} {'µs':>10} {'µs':>10} {'GB/s':>8} {'GB/s':>8}  {'':<7}  µs"
 
 
 def heading(setting: Setting) -> list[str]:
@@ -44,14 +44,14 @@ def columns() -> list[str]:
 def row(one: Row) -> str:
     """A line of the table."""
     if one.error:
-        return f"{one.operation:<20} {size_in_words(one.size):>9} {one.count:>9}  can't be done: {one.error}"
+        return f"{one.operation:<29} {size_in_words(one.size):>9} {one.count:>9}  can't be done: {one.error}"
     correct = "yes" if not one.wrong else f"{one.wrong} WRONG"
     figures = f"{_figure(one.time_us):>10} {_figure(one.min_us):>10} {_figure(one.max_us):>10}"
     rates = f"{_rate(one.algbw):>8} {_rate(one.busbw):>8}" if one.size else f"{'-':>8} {'-':>8}"
     size = size_in_words(one.size) if one.size else "-"
     model = _figure(one.model_us) if one.model_us is not None else ""
     line = (
-        f"{one.operation:<20} {size:>9} {one.count or '-':>9}  {one.calls:>5} {figures} {rates}  {correct:<7}  {model}"
+        f"{one.operation:<29} {size:>9} {one.count or '-':>9}  {one.calls:>5} {figures} {rates}  {correct:<7}  {model}"
     )
     return line.rstrip()
 
@@ -92,11 +92,11 @@ def fit_table(rows: Sequence[Row]) -> list[str]:
     found = fits(rows)
     if not found:
         return []
-    lines = ["", "time ≈ α + β × size", f"{'operation':<20} {'backend':<7} {'α':>12} {'1/β':>14}  off by (r.m.s.)"]
+    lines = ["", "time ≈ α + β × size", f"{'operation':<29} {'backend':<7} {'α':>12} {'1/β':>14}  off by (r.m.s.)"]
     for (operation, backend), one in found.items():
         bandwidth = "-" if math.isinf(one.bandwidth) else f"{_rate(one.bandwidth)} GB/s"
         latency = f"{_figure(one.latency * 1e6)} µs"
-        lines.append(f"{operation:<20} {backend:<7} {latency:>12} {bandwidth:>14}  {one.error:.0%}")
+        lines.append(f"{operation:<29} {backend:<7} {latency:>12} {bandwidth:>14}  {one.error:.0%}")
     return lines
 
 

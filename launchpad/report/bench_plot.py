@@ -36,11 +36,11 @@ def draw(rows: Sequence[Row], path: str) -> None:
     down = -(-len(operations) // across)
     figure = Figure(figsize=(4.2 * across, 3.2 * down), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(down, across, squeeze=False, sharex=True).flat
+    panels = list(figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     for panel, operation in zip(panels, operations, strict=False):
         _panel(panel, operation, [row for row in rows if row.operation == operation])
-    for panel in list(panels):
-        panel.set_visible(False)
+    for panel in panels[len(operations) :]:
+        panel.remove()
     try:
         figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:
@@ -55,11 +55,14 @@ def _panel(panel: Any, operation: str, rows: Sequence[Row]) -> None:
         colour = _COLOURS[backend]
         sizes, times = [row.size for row in some], [row.time_us for row in some]
         bars = [[row.time_us - row.min_us for row in some], [row.max_us - row.time_us for row in some]]
-        panel.errorbar(sizes, times, bars, fmt="o", ms=4, lw=0.8, color=colour, label=backend)
+        panel.errorbar(
+            sizes, times, bars, fmt="o", ms=4, color=colour, elinewidth=4, ecolor=(colour, 0.25), label=backend
+        )
         line = found.get((operation, backend))
         if line:
-            label = f"{line.latency * 1e6:.3g} µs + S / {line.bandwidth:.3g} GB/s"
-            panel.plot(sizes, [line.at(size) * 1e6 for size in sizes], "--", lw=1, color=colour, label=label)
+            label = f"{line.latency * 1e6:.0f} µs" + f" + S / {line.bandwidth:.2f} GB/s" * bool(line.per_byte)
+            fine = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 60) for step in range(61)]
+            panel.plot(fine, [line.at(size) * 1e6 for size in fine], "--", lw=1, color=colour, label=label)
         model = [(row.size, row.model_us) for row in some if row.model_us]
         if model:
             panel.plot(*zip(*model, strict=True), ":", lw=1.2, color=colour, label=f"{backend}: cost model")
