@@ -17,7 +17,7 @@ from typing import Any
 
 from launchpad.bench.operations import ALGORITHMS, OPERATIONS, Operation, bandwidths, predicted
 from launchpad.bench.results import Link, Message, Request, Row, Setting, Unavailable, from_line, to_line
-from launchpad.errors import LaunchpadError
+from launchpad.errors import FrontendError, LaunchpadError
 
 TIMEOUT = timedelta(minutes=5)
 
@@ -42,6 +42,8 @@ def main() -> int:
         from launchpad import collectives as dist
 
         dist.init_process_group(request.backend, timeout=TIMEOUT)
+        if dist.get_world_size() == 1:
+            raise FrontendError(f"{request.backend}: one rank has nobody to send to; start two or more: --nproc 2")
     except LaunchpadError as error:
         tell(Unavailable(request.backend, str(error)))
         # On the first host all ranks fail alike, and have said why. A host that is not like it has to end the job.
@@ -66,7 +68,7 @@ def _measure(request: Request, tell: Tell) -> None:
     hosts = sorted({node for node, *_ in everyone})
     ranks_on = [[other for other in range(ranks) if everyone[other][0] == node] for node in hosts]
     names = request.hosts or [everyone[members[0]][1] for members in ranks_on]
-    points = 1 if ranks == 1 else sum(len(_sizes(request, OPERATIONS[name])) for name in request.operations)
+    points = sum(len(_sizes(request, OPERATIONS[name])) for name in request.operations)
     setting = Setting(
         backend=request.backend,
         ranks=ranks,
@@ -80,8 +82,6 @@ def _measure(request: Request, tell: Tell) -> None:
         missing={name: why for *_, missing in reversed(everyone) for name, why in missing.items()},
     )
     tell(setting)
-    if ranks == 1:
-        return
     links = measure.measure_links(measure.plan_links(ranks_on), request.seconds * LINKS_PART, device)
     places = {member: name for members, name in zip(ranks_on, names, strict=True) for member in members}
     for (first, second), (small, large) in sorted(links.items()):

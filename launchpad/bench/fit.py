@@ -34,16 +34,19 @@ def fit(points: Sequence[tuple[float, float]]) -> Fit | None:
     points = [(size, seconds) for size, seconds in points if seconds > 0]
     if len({size for size, _ in points}) < 2:
         return None
-    # Weighted by 1/t²; the sums of the normal equations. Sizes in units of the largest, so that nothing is lost.
-    unit = max(size for size, _ in points)
-    rows = [(1 / seconds, size / unit / seconds) for size, seconds in points]
-    aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
-    a1, b1 = sum(a for a, _ in rows), sum(b for _, b in rows)
-    determinant = aa * bb - ab * ab
-    latency, slope = (bb * a1 - ab * b1) / determinant, (aa * b1 - ab * a1) / determinant
-    if latency < 0:
-        latency, slope = 0.0, b1 / bb
-    elif slope < 0:
-        latency, slope = a1 / aa, 0.0
-    off = [latency * a + slope * b - 1 for a, b in rows]
-    return Fit(latency, slope / unit, math.sqrt(sum(one * one for one in off) / len(off)))
+    # Weighted least squares about the weighted means, with weights 1/t².
+    weights = [1 / seconds**2 for _, seconds in points]
+    whole = sum(weights)
+    size_mean = sum(weight * size for weight, (size, _) in zip(weights, points, strict=True)) / whole
+    time_mean = sum(weight * seconds for weight, (_, seconds) in zip(weights, points, strict=True)) / whole
+    away = [weight * (size - size_mean) for weight, (size, _) in zip(weights, points, strict=True)]
+    spread = sum(one * (size - size_mean) for one, (size, _) in zip(away, points, strict=True))
+    slope = sum(one * (seconds - time_mean) for one, (_, seconds) in zip(away, points, strict=True)) / spread
+    latency = time_mean - slope * size_mean
+    if slope < 0:
+        latency, slope = sum(1 / seconds for _, seconds in points) / whole, 0.0
+    elif latency < 0:
+        shares = [size / seconds for size, seconds in points]
+        latency, slope = 0.0, sum(shares) / sum(one * one for one in shares)
+    off = [(latency + slope * size - seconds) / seconds for size, seconds in points]
+    return Fit(latency, slope, math.sqrt(sum(one * one for one in off) / len(off)))

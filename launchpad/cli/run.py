@@ -8,22 +8,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launchpad.cli.options import GroupedCommand
+from launchpad.cli.preload import what_to_preload
 from launchpad.cli.run_options import ABOUT_HOSTS, run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
-from launchpad.head.preload import TORCH, Found, look_through
+from launchpad.head.preload import TORCH, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
-from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
+from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
 from launchpad.report.stale_store import StaleStores
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
 Reopen = Callable[[int], Link]
 Taker = Callable[[Callable[[Any], None]], Sink]  # from what takes events of the head's own
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
-
-# What these ask of an interpreter happens at its start or at its very end, which a forked rank has not.
-_NOT_FORKED = (
-    "PYTHONINSPECT",
-    "PYTHONDUMPREFS",
-    "PYTHONMALLOCSTATS",
-    "PYTHONPROFILEIMPORTTIME",
-    "COVERAGE_PROCESS_START",
-)
 
 _EPILOG = """\b
 Examples:
@@ -243,7 +235,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     if options["sync"] and target.kind == "script" and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
-    preload = _preload(options, target, look, {**os.environ, **environ})
+    preload = what_to_preload(options, target, look, {**os.environ, **environ})
     return JobSpec(
         target=target,
         nproc=options["nproc"] or 1,
@@ -268,38 +260,6 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         virtual_local_rank=options["virtual_local_rank"],
         backend=options["backend"] or "",
     )
-
-
-def _preload(
-    options: dict[str, Any], target: Target, look: Callable[[], Found], environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """The modules to be imported before the ranks are forked; none where they are to be executed.
-
-    `look` reads the target's sources.
-    """
-    asked = options["preload"]
-    if asked is not None and options["start_method"] in ("exec", "spawn"):
-        raise UsageError(
-            f"--preload says what ranks are forked with, and --start-method {options['start_method']} "
-            "executes them: leave one of them out"
-        )
-    names = tuple(name.strip() for name in (asked or "").split(",") if name.strip())
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--preload {name}: not a module's name; write --preload MODULE,MODULE")
-    if names and target.kind == "program":
-        raise UsageError(f"--preload: {target.name} is not a Python target, so nothing can be imported for it")
-    if asked is not None and not names:
-        return ()
-    if options["start_method"] in ("exec", "spawn") or target.kind == "program":
-        return ()
-    found = look()
-    why_not = found.why_not or next((f"{name} is set" for name in _NOT_FORKED if environ.get(name)), "")
-    if why_not and (found.torch or names):
-        if not options["quiet"]:
-            say_on_stderr(f"ranks are executed one by one, and each imports torch itself: {why_not}")
-        return ()
-    return (*(TORCH if found.torch else ()), *names)
 
 
 def _run(
