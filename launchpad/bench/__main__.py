@@ -109,18 +109,29 @@ def _row(name: str, size: int, request: Request, seconds: float, costs: tuple[fl
     from launchpad.bench.measure import agree, time_call, total
     from launchpad.bench.patterns import prepare
 
-    operation, ranks = OPERATIONS[name], dist.get_world_size()
-    count = size // torch.empty((), dtype=getattr(torch, request.dtype)).element_size()
-    error = ""
-    try:
-        prepared = prepare(operation.kind, _function(operation), size, getattr(torch, request.dtype), device)
+    operation, ranks, dtype = OPERATIONS[name], dist.get_world_size(), getattr(torch, request.dtype)
+    count = size // dtype.itemsize
+
+    def attempt(step: Callable[[], Any]) -> tuple[Any, str]:
+        """What a step gives, and why it can't be done on all ranks alike."""
+        found, error = None, ""
+        try:
+            found = step()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, ImportError) as reason:
+            error = " ".join(str(reason).split())[:300] or type(reason).__name__
+        return found, (error or "another rank can't do it") if agree(bool(error), device) else ""
+
+    def check() -> int:
         prepared.fill()
         prepared.call()
-        wrong = prepared.wrong()
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, ImportError) as reason:
-        error = " ".join(str(reason).split())[:300] or type(reason).__name__
-    if agree(bool(error), device):
-        error = error or "another rank can't do it"
+        return int(prepared.wrong())
+
+    # Apart, so that a rank without memory for the buffers keeps the others from waiting for it.
+    prepared, error = attempt(lambda: prepare(operation.kind, _function(operation), size, dtype, device))
+    wrong = 0
+    if not error:
+        wrong, error = attempt(check)
+    if error:
         return Row(name, request.backend, ranks, size, count, request.dtype, 0, 0, 0, 0, 0, 0, 0, None, error)
     wrong = total(wrong, device)
     prepared.clear()
@@ -161,8 +172,7 @@ def _sizes(request: Request, operation: Operation) -> list[int]:
 
     if operation.kind == "barrier":
         return [0]
-    item = torch.empty((), dtype=getattr(torch, request.dtype)).element_size()
-    unit = item * (dist.get_world_size() if operation.shared else 1)
+    unit = getattr(torch, request.dtype).itemsize * (dist.get_world_size() if operation.shared else 1)
     return list(dict.fromkeys(max(unit, size // unit * unit) for size in request.sizes))
 
 

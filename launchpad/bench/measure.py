@@ -84,7 +84,7 @@ def _times(call: Callable[[], Any], calls: int, wait: Callable[[], Any]) -> list
 
 def adding(dtype: torch.dtype, device: torch.device) -> float:
     """Seconds for a byte of one LARGE tensor that is added to another, while all ranks do so."""
-    total = torch.zeros(LARGE // torch.empty((), dtype=dtype).element_size(), dtype=dtype, device=device)
+    total = torch.zeros(LARGE // dtype.itemsize, dtype=dtype, device=device)
     other = torch.zeros_like(total)
     return statistics.median(_times(lambda: total.add_(other), 7, _waiting(device))) / LARGE
 

@@ -66,7 +66,7 @@ def _differ(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> int:
 def prepare(kind: Kind, function: Any, size: int, dtype: torch.dtype, device: torch.device) -> Prepared:
     """Buffers for about `size` bytes: whole elements, and as many for each rank where they are shared out."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    item = torch.empty((), dtype=dtype).element_size()
+    item = dtype.itemsize
     if kind == "barrier":
         return Prepared(0, 0, function, _nothing, lambda: 0, _nothing)
     if kind in _WHOLE:

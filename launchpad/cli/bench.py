@@ -114,7 +114,8 @@ _shown = partial(click.option, cls=GroupedOption, group="How it is shown")
     "operations",
     type=operations,
     metavar="NAME,…",
-    help=f"Default: {', '.join(name for name, one in OPERATIONS.items() if one.usual)}. Of: {', '.join(OPERATIONS)}.",
+    help=f"Default: all but {', '.join(name for name, one in OPERATIONS.items() if not one.usual)}. "
+    f"Of: {', '.join(OPERATIONS)}.",
 )
 @_what(
     "--backend",
@@ -141,7 +142,8 @@ _shown = partial(click.option, cls=GroupedOption, group="How it is shown")
 def command(**options: Any) -> int:
     """Time collective operations, check their results, and measure the links between the nodes.
 
-    The ranks run as those of `launchpad run` do, here or on hosts by ssh, one job for each backend.
+    The ranks run as those of `launchpad run` do, here (4, unless --nproc says otherwise) or on hosts by ssh; one job
+    for each backend.
     """
     hosts = read_hosts({"sync": False, **options})
     far = not all(map(is_here, hosts))
