@@ -149,12 +149,14 @@ def test_messages_come_back_as_they_were() -> None:
 
 def test_the_sink_puts_pieces_of_lines_together() -> None:
     taken: list[object] = []
-    sink = Sink(taken.append)
-    data = (to_line(ROW) + "\n").encode() * 3
+    strays: list[bytes] = []
+    sink = Sink(taken.append, strays.append)
+    data = (to_line(ROW) + "\nhello\n").encode() * 3
     for start in range(0, len(data), 7):
         assert not sink.on(Output(0, 0, STDOUT, data[start : start + 7]))
         sink.on(Output(0, 1, STDERR, b"a warning\n"))
     assert taken == [ROW] * 3
+    assert strays == [b"hello"] * 3
 
 
 def test_the_link_matrix() -> None:

@@ -15,11 +15,11 @@ import click
 
 import launchpad
 from launchpad.bench.operations import ALGORITHMS, OPERATIONS
-from launchpad.bench.results import Request, Row, Unavailable, to_line
+from launchpad.bench.results import Request, Unavailable, to_line
 from launchpad.cli import run
 from launchpad.cli.hosts import is_here, read_hosts
 from launchpad.cli.options import GroupedCommand, GroupedOption, seconds
-from launchpad.errors import UsageError
+from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head.preload import TORCH
 from launchpad.report.bench_display import Display
 from launchpad.report.console import say_on_stderr
@@ -163,12 +163,13 @@ def command(**options: Any) -> int:
         seconds=options["seconds"],
         hosts=tuple(host.name for host in hosts),
     )
-    for name in ("hostfile", "ssh_config", "python"):
-        if options[name] and "/" in options[name]:
-            options[name] = os.path.abspath(options[name])
+    options |= {name: os.path.abspath(options[name]) for name in ("hostfile", "ssh_config") if options[name]}
+    options["env_file"] = tuple(map(os.path.abspath, options["env_file"]))
+    if "/" in (options["python"] or ""):
+        options["python"] = os.path.abspath(options["python"])
     shared = {name: value for name, value in options.items() if name in _SHARED}
     if far and options["wdir"] is None:
-        shared["wdir"] = "/"  # nothing is read there, and every host has it
+        shared["wdir"] = "/"  # the ranks read nothing there, and every host has it
     if not hosts and options["nproc"] is None:
         shared["nproc"] = RANKS
     display = Display(as_json=options["as_json"], quiet=options["quiet"])
@@ -176,8 +177,8 @@ def command(**options: Any) -> int:
         if not hosts or any(map(is_here, hosts)):
             shared = _with_launchpad(shared, folder)
         code = _run_all(display, request, options["backends"], shared)
-    rows = [one for one in display.found if isinstance(one, Row)]
     display.finish()
+    rows = display.rows
     if plot is not None and rows:
         bench_plot.draw(rows, plot)
     if any(row.wrong for row in rows):
@@ -237,17 +238,22 @@ def _run_all(display: Display, request: Request, asked: tuple[str, ...] | None, 
         likely = len([one for one in to_come if one not in display.missing]) if asked or display.missing else 1
         share = left / (1 + likely)
         left -= share
-        ended = _run_one(display, replace(request, backend=backend, seconds=share), options)
-        code = code or ended
+        try:
+            ended = _run_one(display, replace(request, backend=backend, seconds=share), options)
+        except LaunchpadError as error:  # a host that is gone, for one; what was measured before is still shown
+            if not display.found:
+                raise
+            say_on_stderr(f"error: {error}")
+            return code or error.exit_code
         if ended in _INTERRUPTED:
             return ended
-        if ended == 2 and not display.found:  # what was wrong with the first is wrong with all
-            return ended
-    if asked and display.any_unavailable:
+        if not display.is_unavailable(backend):
+            code = code or ended
+        if not asked and display.is_unavailable(backend) and not display.rows:
+            return 2  # without torch, or with a single rank, the others can't be had either
+    if asked and any(map(display.is_unavailable, asked)):
         code = code or 2
-    if not code and not any(isinstance(one, Row) for one in display.found):
-        code = 2
-    return code
+    return code if display.rows else code or 2
 
 
 def _run_one(display: Display, request: Request, options: dict[str, Any]) -> int:

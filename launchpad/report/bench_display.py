@@ -21,7 +21,6 @@ class Display:
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self.found: list[Message] = []
         self.missing: dict[str, str] = {}  # backends, and why they can't be had
-        self.any_unavailable = False
         self._as_json = as_json
         self._progress = not quiet and sys.stderr.isatty() and (as_json or not sys.stdout.isatty())
         self._post: Callable[[Any], None] = lambda _: None
@@ -30,7 +29,7 @@ class Display:
     def sink(self, post: Callable[[Any], None]) -> Sink:
         """What takes the standard output of one job's ranks."""
         self._post = post
-        return Sink(self._take)
+        return Sink(self._take, lambda line: self._writer.put([(STDERR, line + b"\n")]))
 
     def unavailable(self, message: Unavailable) -> None:
         """Say that a backend can't be had, once: every rank of a host tells it."""
@@ -38,15 +37,23 @@ class Display:
             return
         self.found.append(message)
         self.missing.setdefault(message.backend, message.reason)
-        self.any_unavailable = True
         say_on_stderr(message.reason)
+
+    def is_unavailable(self, backend: str) -> bool:
+        """Whether that was said of it."""
+        return any(isinstance(one, Unavailable) and one.backend == backend for one in self.found)
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was measured so far."""
+        return [one for one in self.found if isinstance(one, Row)]
 
     def finish(self) -> None:
         """Show what can be said at the end only, and wait until all is written."""
         if self._as_json:
             self._write([json.dumps(bench.as_json(self.found), indent=1)])
         else:
-            self._write(bench.fit_table([one for one in self.found if isinstance(one, Row)]))
+            self._write(bench.fit_table(self.rows))
         self._writer.close()
 
     def _take(self, message: Message) -> None:
@@ -93,8 +100,10 @@ class Sink:
 
     deadline = None
 
-    def __init__(self, take: Callable[[Message], None]) -> None:
+    def __init__(self, take: Callable[[Message], None], stray: Callable[[bytes], None]) -> None:
+        """`stray` takes a line that is none: an interpreter's start-up may print before the rank has its channel."""
         self._take = take
+        self._stray = stray
         self._unfinished: dict[int, bytes] = {}  # by rank
 
     def on(self, event: Any) -> bool:
@@ -103,7 +112,12 @@ class Sink:
             *lines, rest = (self._unfinished.get(event.rank, b"") + event.data).split(b"\n")
             self._unfinished[event.rank] = rest
             for line in lines:
-                self._take(from_line(line))
+                try:
+                    message = from_line(line)
+                except ValueError:
+                    self._stray(line)
+                else:
+                    self._take(message)
         return False
 
     def tick(self, now: float) -> None:
