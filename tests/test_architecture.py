@@ -26,19 +26,21 @@ STAIRCASE = {
     "agent": {"commands", "events", "wire"},
     "nursery": set(),
     "collectives": {"errors"},
+    "bench": {"collectives", "errors"},
     "transport": {"commands", "errors", "events", "job", "wire"},
     "head": {"commands", "errors", "events", "job", "transport", "wire"},
-    "report": {"errors", "events", "job"},
+    "report": {"bench", "errors", "events", "job"},
     "functions": {"cli", "commands", "errors", "events", "head", "job", "nursery", "report", "transport"},
-    "cli": {"errors", "events", "head", "job", "report", "transport"},
+    "cli": {"bench", "errors", "events", "head", "job", "report", "transport"},
 }
 
 # Where a heavy package may be imported at all.
 HOMES = {
-    "torch": {"collectives", "nursery"},
-    "mpi4py": {"collectives"},
+    "torch": {"bench", "collectives", "nursery"},
+    "mpi4py": {"bench", "collectives"},
     "paramiko": {"transport"},
     "rich": {"report", "cli"},
+    "matplotlib": {"report"},
     "click": {"cli"},
 }
 

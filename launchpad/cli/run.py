@@ -8,22 +8,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from launchpad.cli.options import GroupedCommand
+from launchpad.cli.preload import what_to_preload
 from launchpad.cli.run_options import ABOUT_HOSTS, run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
-from launchpad.head.preload import NOT_FORKED, TORCH, Found, look_through
+from launchpad.head.preload import TORCH, look_through
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
-from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
+from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
 from launchpad.report.stale_store import StaleStores
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from launchpad.job.hosts import Host
 
 Reopen = Callable[[int], Link]
+Taker = Callable[[Callable[[Any], None]], Sink]  # from what takes events of the head's own
 Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
 _EPILOG = """\b
@@ -89,6 +91,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         raise UsageError("--json says how --dry-run prints; add --dry-run, or leave it out")
     if options["dry_run"] and options["sync"]:
         raise UsageError("--dry-run runs nothing, and --sync writes to the hosts; leave one of them out")
+    return run_job(ctx, options)
+
+
+def run_job(ctx: click.Context, options: dict[str, Any], taker: Taker | None = None) -> int:
+    """Run the job that the options of `launchpad run` describe; its exit code.
+
+    `taker` makes a sink that has the ranks' standard output to itself: the console doesn't show it.
+    """
     hosts = _hosts(options)
     spec = _spec(options, hosts)
     files: Sequence[File] = ()
@@ -132,7 +142,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         elsewhere = gathering.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(gathering, spec, plan, tell, reopen, here=not links[0].remote, quiet=options["quiet"])
+    return _run(gathering, spec, plan, tell, reopen, taker, here=not links[0].remote, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -226,6 +236,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     if options["sync"] and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # it is elsewhere there
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
+    preload = what_to_preload(options, target, look, {**os.environ, **environ})
     return JobSpec(
         target=target,
         nproc=options["nproc"] or 1,
@@ -243,8 +254,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         grace=options["grace"],
         timeout=options["timeout"],
         max_restarts=options["max_restarts"],
-        torch=bool(hosts) and look().torch,
-        preload=_preload(options, target, look, {**os.environ, **environ}),
+        torch=bool(hosts) and (TORCH[0] in preload or look().torch),
+        preload=preload,
         world=world,
         role=options["role"],
         virtual_local_rank=options["virtual_local_rank"],
@@ -252,40 +263,16 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     )
 
 
-def _preload(
-    options: dict[str, Any], target: Target, look: Callable[[], Found], environ: Mapping[str, str]
-) -> tuple[str, ...]:
-    """The modules to be imported before the ranks are forked; none where they are to be executed.
-
-    `look` reads the target's sources.
-    """
-    asked = options["preload"]
-    if asked is not None and options["start_method"] in ("exec", "spawn"):
-        raise UsageError(
-            f"--preload says what ranks are forked with, and --start-method {options['start_method']} "
-            "executes them: leave one of them out"
-        )
-    names = tuple(name.strip() for name in (asked or "").split(",") if name.strip())
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--preload {name}: not a module's name; write --preload MODULE,MODULE")
-    if names and target.kind == "program":
-        raise UsageError(f"--preload: {target.name} is not a Python target, so nothing can be imported for it")
-    if asked is not None and not names:
-        return ()
-    if options["start_method"] in ("exec", "spawn") or target.kind == "program":
-        return ()
-    found = look()
-    why_not = found.why_not or next((f"{name} is set" for name in NOT_FORKED if environ.get(name)), "")
-    if why_not and (found.torch or names):
-        if not options["quiet"]:
-            say_on_stderr(f"ranks are executed one by one, and each imports torch itself: {why_not}")
-        return ()
-    return (*(TORCH if found.torch else ()), *names)
-
-
 def _run(
-    gathering: Gathering, spec: JobSpec, plan: Plan, tell: Tell, reopen: Reopen | None, *, here: bool, quiet: bool
+    gathering: Gathering,
+    spec: JobSpec,
+    plan: Plan,
+    tell: Tell,
+    reopen: Reopen | None,
+    taker: Taker | None,
+    *,
+    here: bool,
+    quiet: bool,
 ) -> int:
     folder = None
     sinks: list[Sink] = []
@@ -295,7 +282,11 @@ def _run(
         files = Files(spec, plan, spec.log_dir or temporary_folder(), gathering.post)
         folder = files.folder
         sinks.append(files)
-    console = Console(spec, plan, os.environ, gathering.post)
+    shown = spec
+    if taker is not None:
+        sinks.append(taker(gathering.post))
+        shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
+    console = Console(shown, plan, os.environ, gathering.post)
     summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
     supervisor = Supervisor(gathering)

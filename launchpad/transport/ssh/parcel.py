@@ -22,8 +22,9 @@ _CONTENTS = ("__init__.py", "commands.py", "events.py", "wire.py", "agent", "nur
 # With what functions are pickled: both sides have to have the same version.
 _FOR_FUNCTIONS = "cloudpickle"
 
-# What a script imports from an installed launchpad; where none is, ranks find this on their path.
-_FOR_RANKS = ("__init__.py", "errors.py", "collectives")
+# What a script imports from an installed launchpad, and what the ranks of `launchpad bench` run; where none is
+# installed, ranks find this on their path.
+_FOR_RANKS = ("__init__.py", "errors.py", "collectives", "bench")
 
 # Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
 # no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
