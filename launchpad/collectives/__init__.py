@@ -126,6 +126,8 @@ _HOMES = {
     ".peers": "recv recv_object_list send",
     ".start": "init_process_group",
 }
+# Of ours that torch.distributed has a namesake of.
+_MODULES = ("algorithms",)
 _OURS = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
@@ -143,6 +145,8 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch = _torch_distributed()
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     home = importlib.import_module(_OURS[name], __name__) if name in _OURS else torch
     try:
         return getattr(home, name)
