@@ -107,13 +107,8 @@ def test_what_the_program_gives_counts() -> None:
     assert given(1, -1, variables("WORLD_SIZE=4")) == World(1, 4, None, None, CALLER, None)
     assert given(-1, 4, variables("RANK=1")) == World(1, 4, None, None, CALLER, None)
     for rank, size, environ in (
-        (2, -1, torchrun),
-        (4, -1, {"WORLD_SIZE": "4"}),
-        (-1, -1, {"RANK": "1"}),
-        (-1, 3, torchrun),
-        (-1, 2, {}),
-        (2, 2, {}),
-        (0, -1, {"RANK": "1"}),
+        *((2, -1, torchrun), (-1, 3, torchrun), (-1, 2, {}), (2, 2, {}), (0, -1, {"RANK": "1"})),
+        *((4, -1, {"WORLD_SIZE": "4"}), (-1, -1, {"RANK": "1"})),
     ):
         with pytest.raises(WorldError):
             given(rank, size, environ)
