@@ -30,14 +30,14 @@ train, test = random_split(data, [0.8, 0.2], generator=torch.Generator().manual_
 
 # The sampler gives each rank a part of its own of the data, shuffled anew in each epoch.
 sampler = DistributedSampler(train)
-loader = DataLoader(train, batch_size=32 // size or 1, sampler=sampler)
+loader = DataLoader(train, batch_size=64 // size or 1, sampler=sampler)
 
 torch.manual_seed(rank)  # DDP gives all ranks rank 0's parameters
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)).to(device)
 model = DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
-for epoch in range(30):
+for epoch in range(10):
     sampler.set_epoch(epoch)
     for images, labels in loader:
         optimizer.zero_grad()
