@@ -370,7 +370,8 @@ def test_nccl_refuses_to_receive_from_just_any_rank(launchpad: Launchpad) -> Non
 def test_the_names_are_torchs(launchpad: Launchpad) -> None:
     code = (
         "import inspect, torch.distributed as td\n"
-        "own = {'FrontendError', 'World', 'WorldError', 'world_of'}\n"
+        "own = {'FrontendError', 'World', 'WorldError', 'world_of', 'init_process', 'dist_backend'}\n"
+        "own |= {'init_master_worker'} | {name for name in dist.__all__ if name.endswith('_multigpu')}\n"
         "assert all(hasattr(dist, name) for name in dist.__all__) and set(dist.__all__) <= set(dir(dist))\n"
         "for name in dist.__all__:\n"
         "    if name in own: continue\n"

@@ -103,7 +103,13 @@ def test_what_the_program_gives_counts() -> None:
     assert given(2, 3, torchrun) == World(2, 3, None, None, CALLER, ("a", 29500))
     assert given(1, 2, {}) == World(1, 2, None, None, CALLER, None)
     assert given(1, 2, variables("RANK=1")) == World(1, 2, None, None, CALLER, None)
-    for rank, size, environ in ((2, -1, torchrun), (-1, 3, torchrun), (-1, 2, {}), (2, 2, {}), (0, -1, {"RANK": "1"})):
+    # One of the two by a variable, the other by the program.
+    assert given(1, -1, variables("WORLD_SIZE=4")) == World(1, 4, None, None, CALLER, None)
+    assert given(-1, 4, variables("RANK=1")) == World(1, 4, None, None, CALLER, None)
+    for rank, size, environ in (
+        *((2, -1, torchrun), (-1, 3, torchrun), (-1, 2, {}), (2, 2, {}), (0, -1, {"RANK": "1"})),
+        *((4, -1, {"WORLD_SIZE": "4"}), (-1, -1, {"RANK": "1"})),
+    ):
         with pytest.raises(WorldError):
             given(rank, size, environ)
 

@@ -11,6 +11,9 @@ All that torch.distributed has is here, so that it, DDP and this module share on
 - `recv` and `recv_object_list`, which take from any rank where no sender is named, and return who it was;
 - `monitored_barrier`, which is the mpi frontend's too;
 - `send` and the collectives on tensors, which are right for strided tensors too (`layout` tells where torch's are not);
+- `isend` and `irecv`, whose requests tell whether they are completed, over gloo too;
+- `init_process(rank, size, fn)`, the tutorials' way to run a function in a group;
+- what early torch had, `early`; algorithms to learn from, `algorithms`;
 - `is_available`, which is False rather than an error without torch;
 - `world_of`, a launcher's variables read: `world_of(os.environ).local_rank`.
 
@@ -30,7 +33,6 @@ from .world import World, world_of
 if TYPE_CHECKING:
     from torch.distributed import (
         Backend,
-        P2POp,
         ProcessGroup,
         ReduceOp,
         Work,
@@ -44,14 +46,22 @@ if TYPE_CHECKING:
         get_rank,
         get_world_size,
         group,
-        irecv,
         is_initialized,
-        isend,
         new_group,
         scatter_object_list,
         send_object_list,
     )
 
+    from .early import (
+        all_gather_multigpu,
+        all_reduce_multigpu,
+        broadcast_multigpu,
+        dist_backend,
+        init_master_worker,
+        reduce_multigpu,
+        reduce_op,
+        reduce_scatter_multigpu,
+    )
     from .layout import (
         all_gather,
         all_gather_into_tensor,
@@ -67,8 +77,8 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from .peers import monitored_barrier, recv, recv_object_list, send
-    from .start import init_process_group
+    from .peers import P2POp, irecv, isend, monitored_barrier, recv, recv_object_list, send
+    from .start import init_process, init_process_group
 
 __all__ = [
     "Backend",
@@ -81,22 +91,28 @@ __all__ = [
     "WorldError",
     "all_gather",
     "all_gather_into_tensor",
+    "all_gather_multigpu",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_multigpu",
     "all_to_all",
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "broadcast_multigpu",
     "broadcast_object_list",
     "destroy_process_group",
+    "dist_backend",
     "gather",
     "gather_object",
     "get_backend",
     "get_rank",
     "get_world_size",
     "group",
+    "init_master_worker",
+    "init_process",
     "init_process_group",
     "irecv",
     "is_available",
@@ -107,7 +123,10 @@ __all__ = [
     "recv",
     "recv_object_list",
     "reduce",
+    "reduce_multigpu",
+    "reduce_op",
     "reduce_scatter",
+    "reduce_scatter_multigpu",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
@@ -123,9 +142,15 @@ _HOMES = {
         "all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single broadcast gather "
         "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
     ),
-    ".peers": "monitored_barrier recv recv_object_list send",
-    ".start": "init_process_group",
+    ".peers": "P2POp irecv isend monitored_barrier recv recv_object_list send",
+    ".start": "init_process init_process_group",
+    ".early": (
+        "all_gather_multigpu all_reduce_multigpu broadcast_multigpu dist_backend init_master_worker reduce_multigpu "
+        "reduce_op reduce_scatter_multigpu _clear_group_cache _register_stream"
+    ),
 }
+# Of ours that torch.distributed has a namesake of.
+_MODULES = ("algorithms",)
 _OURS = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
@@ -143,6 +168,8 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch = _torch_distributed()
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     home = importlib.import_module(_OURS[name], __name__) if name in _OURS else torch
     try:
         return getattr(home, name)

@@ -111,6 +111,11 @@ def _real(tensor: Any) -> Any:
     return torch.view_as_real(tensor) if isinstance(tensor, torch.Tensor) and tensor.is_complex() else tensor
 
 
+def _root(tensors: Any, rank: int | None, group_rank: int | None) -> int | None:
+    """The rank that has the list. Before torch 1.0 it did not have to be named on that rank itself."""
+    return dist.get_rank() if tensors and rank is None and group_rank is None else rank
+
+
 def _sum(op: Any, tensor: Any) -> Any:
     """The operation that sums, of bools "any": gloo would add their bytes, and leave one that is 2, or 256 and so 0."""
     return _MAX if op == _SUM and getattr(tensor, "dtype", None) is torch.bool else op
@@ -155,8 +160,8 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Any:
-    """Fill `tensor` on rank i with the i-th of rank `src`'s list."""
-    stage = Stage()
+    """Fill `tensor` on rank i with the i-th of rank `src`'s list; without `src`: this rank if it has a list, else 0."""
+    stage, src = Stage(), _root(scatter_list, src, group_src)
     return stage.end(dist.scatter(stage.write(tensor), stage.reads(scatter_list), src, group, async_op, group_src))
 
 
@@ -168,8 +173,8 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Any:
-    """Fill the i-th of rank `dst`'s list with rank i's `tensor`."""
-    stage = Stage()
+    """Fill the i-th of rank `dst`'s list with rank i's `tensor`; without `dst`: this rank if it has a list, else 0."""
+    stage, dst = Stage(), _root(gather_list, dst, group_dst)
     parts = stage.writes(gather_list)
     parts = [_real(part) for part in parts] if isinstance(parts, list) else parts
     return stage.end(dist.gather(_real(stage.read(tensor)), parts, dst, group, async_op, group_dst))

@@ -1,20 +1,23 @@
 """The store in which the ranks of a world meet, where the launcher told no address: under mpirun, or alone.
 
 On one host rank 0 listens on a port of its own and writes it to a file that the other ranks of the same launcher find.
-Over several hosts MPI itself carries the address, where mpi4py is there.
+Over several hosts MPI itself carries the address, where mpi4py is there. `take_rank` is for processes that no launcher
+started, and that don't know their ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import os
 import socket
 import tempfile
 import time
 from datetime import timedelta
+from urllib.parse import SplitResult
 
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 
 from ..errors import WorldError
 from .world import BY_MPI, World
@@ -49,6 +52,43 @@ def meet(world: World, timeout: timedelta) -> Store:
     if world.one_host:
         return _by_file(world, timeout)
     return _by_mpi(world, timeout)
+
+
+def take_rank(url: SplitResult, size: int, timeout: timedelta, name: str) -> tuple[Store, int]:
+    """The store at a file:// or tcp:// URL, and the rank that it hands out: 0 … size - 1 as the processes come.
+
+    With tcp:// rank 0 is who can listen there. `name` keeps groups apart that meet there one after the other.
+    Raises WorldError where the ranks are all gone, and what torch raises.
+    """
+    store, rank = _tcp(url, size, timeout) if url.scheme == "tcp" else (FileStore(url.netloc + url.path, size), None)
+    if rank is None:
+        # A rank 0 that listens has not counted itself.
+        rank = int(store.add(f"{name}/launchpad/ranks", 1)) - (url.scheme == "file")
+    if rank >= size:
+        left = f", or an earlier job left {url.path} behind: remove it" if url.scheme == "file" else ""
+        raise WorldError(f"{url.geturl()} has handed out its {size} ranks: more processes came{left}")
+    return store, rank
+
+
+def _tcp(url: SplitResult, size: int, timeout: timedelta) -> tuple[Store, int | None]:
+    """The store, and rank 0 where this process serves it."""
+    if not url.hostname or not url.port:
+        raise WorldError(f"{url.geturl()} is no place to meet: tcp://HOST:PORT")
+    try:
+        family = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((url.hostname, url.port), family=family, backlog=_BACKLOG)
+    except OSError:  # another process listens there, or it is another host's address
+        return TCPStore(url.hostname, url.port, size, False, timeout), None
+    with listener:
+        return _serve(url.hostname, listener, size, timeout), 0
+
+
+def is_multicast(host: str) -> bool:
+    """Whether this is an address of many hosts."""
+    try:
+        return ipaddress.ip_address(host).is_multicast
+    except ValueError:
+        return False
 
 
 def _by_file(world: World, timeout: timedelta) -> Store:

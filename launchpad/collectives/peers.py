@@ -1,7 +1,9 @@
-"""From one rank to another: strided tensors, and receiving from any rank and barriers where torch alone lacks them."""
+"""From one rank to another, where torch alone doesn't: strided tensors, from any rank, requests that can be asked."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +49,114 @@ def recv(
     sender = dist.recv(stage.write(tensor), src=src, group=group, tag=tag, group_src=group_src)
     stage.end(None)
     return int(sender)
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Any:
+    """torch.distributed.isend: start to send `tensor`, which must not be changed before the request has completed."""
+    return _request(dist.isend(tensor, dst, group, tag, group_dst), tensor, group)
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Any:
+    """torch.distributed.irecv: start to fill `tensor`, which must not be touched before the request has completed."""
+    return _request(dist.irecv(tensor, src, group, tag, group_src), tensor, group)
+
+
+class P2POp(dist.P2POp):
+    """torch's, which takes our `isend` and `irecv` too."""
+
+    def __new__(
+        cls,
+        op: Callable[..., Any],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> Any:
+        return super().__new__(cls, _TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: dist.ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        super().__init__(_TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+
+
+_TORCHS: dict[Callable[..., Any], Callable[..., Any]] = {isend: dist.isend, irecv: dist.irecv}
+
+
+class Request:
+    """A send or a receive under way over gloo, whose own Work says that it is not completed until it is waited for.
+
+    So who asks has a thread wait. gloo also would wait for ever for the same message a second time.
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._waiter: threading.Thread | None = None
+        self._ended = False
+        self._error: Exception | None = None
+
+    def is_completed(self) -> bool:
+        """Whether it has ended; how, `wait` tells."""
+        if not self._ended and self._waiter is None:
+            self._waiter = threading.Thread(target=self._run, name="gloo request", daemon=True)
+            self._waiter.start()
+        return self._ended
+
+    def wait(self, *timeout: timedelta) -> bool:
+        """Wait until it has ended: True. Raises what torch raises, RuntimeError where `timeout` has passed."""
+        if self._waiter is not None:
+            self._waiter.join(*(limit.total_seconds() for limit in timeout))
+        elif not self._ended:
+            self._run(*timeout)
+        if not self._ended:
+            raise RuntimeError(f"the request has not completed in {timeout[0].total_seconds():g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._ended and self._error is None
+
+    def exception(self) -> Exception | None:
+        """How it has failed, if it has."""
+        return self._error
+
+    def _run(self, *timeout: timedelta) -> None:
+        try:
+            self._work.wait(*timeout)
+        except Exception as error:
+            self._error = error
+        self._ended = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _request(work: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
+    """What stands for torch's Work: itself, but for gloo's, and for none outside the group."""
+    if work is None or tensor.device.type != "cpu" or "gloo" not in str(dist.get_backend_config(group)):
+        return work
+    return Request(work)
 
 
 def recv_object_list(

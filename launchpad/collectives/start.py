@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -16,7 +17,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import FrontendError, WorldError
 from . import frontends, meeting
-from .world import ALONE, World, given
+from .early import dist_backend, instead_of_tcp
+from .world import ALONE, CALLER, World, given, world_of
+
+# Where the processes of the tutorials meet.
+_TUTORIAL = "tcp://127.0.0.1:29500"
 
 # The groups that were started in this process, one after the other.
 _started = 0
@@ -38,8 +43,10 @@ def init_process_group(
     `backend`: "gloo", "nccl" or "mpi", or anything that torch knows; None is nccl for the GPU's tensors and gloo for
     the others' where each rank of the host has a GPU, else gloo. With nccl the rank's GPU becomes the current device.
     `init_method`: "env://" (the default), "tcp://HOST:PORT" or "file:///PATH". `rank` and `world_size` are those that
-    the launcher told (`world_of`), where they are not given. With env:// and no MASTER_ADDR, ranks on one host meet on
-    a port of rank 0's choice. With "mpi" all of that is MPI's, and what is given must agree.
+    the launcher told (`world_of`), where they are not given. Without a launcher, tcp:// and file:// need `world_size`
+    only, and hand out the ranks as the processes come; with tcp:// the one that can listen there is rank 0. With env://
+    and no MASTER_ADDR, ranks on one host meet on a port of rank 0's choice. With "mpi" all of that is MPI's, and what
+    is given must agree.
     `timeout`: for meeting, and then for each operation; torch's own (10 min for nccl, 30 min for others) where None.
     `store`, `pg_options`, `device_id`: as torch takes them. `group_name` has no effect, there as here.
 
@@ -52,14 +59,18 @@ def init_process_group(
     machine = frontends.look(os.environ)
     if backend is not None:
         backend = backend.lower()
+        backend = instead_of_tcp() if backend == dist_backend.TCP else backend
         refuse(backend, machine)
     url, rank, world_size = _split(init_method, rank, world_size)
     if backend == "mpi":
         _start_mpi(rank, world_size, timeout)
         return
+    if store is None and rank < 0 < world_size and url.scheme in ("tcp", "file") and _is_alone():
+        store, rank = meeting.take_rank(url, world_size, timeout or dist.default_pg_timeout, _prefix())
+        store = _named(store, timeout or dist.default_pg_timeout)
     world = given(rank, world_size, os.environ)
     if world.source == ALONE and url.scheme != "env" and rank < 0:
-        raise WorldError(f"{init_method} says where to meet, and nothing says who this is: give rank and world_size")
+        raise WorldError(f"{init_method} says where to meet, and nothing says of how many: give world_size")
     backend = backend or frontends.default(world, machine)
     store = store or _store(url, world, timeout or dist.default_pg_timeout)
     if "nccl" in frontends.names(backend):
@@ -75,6 +86,23 @@ def init_process_group(
         device_id=device_id,
     )
     _started += 1
+
+
+def init_process(rank: int, size: int, fn: Callable[[int, int], Any], backend: str = "gloo") -> Any:
+    """Join a group of `size` ranks as `rank`, call `fn(rank, size)`, leave the group; what `fn` returned.
+
+    As the tutorials' processes do: multiprocessing.Process(target=init_process, args=(rank, size, run)). Where no
+    launcher started the ranks, and MASTER_ADDR and MASTER_PORT are not set, they meet at the tutorials' own address,
+    127.0.0.1:29500.
+    Raises what `init_process_group` and `fn` raise; after the latter the group is still there, as the other ranks may
+    be in the middle of an operation.
+    """
+    world = given(rank, size, os.environ)
+    here = world.source == CALLER and world.master is None
+    init_process_group(backend, _TUTORIAL if here else None, rank=rank, world_size=size)
+    result = fn(rank, size)
+    dist.destroy_process_group()
+    return result
 
 
 def refuse(backend: str, machine: frontends.Machine) -> None:
@@ -93,9 +121,25 @@ def _store(url: SplitResult, world: World, timeout: timedelta) -> Store:
             host, port = world.master or ("", 0)
             url = urlsplit(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         store, _, _ = next(iter(rendezvous(url.geturl(), world.rank, world.size, timeout=timeout)))
+    return _named(store, timeout)
+
+
+def _named(store: Store, timeout: timedelta) -> Store:
     store.set_timeout(timeout)
-    # torch's own name, so that a rank may as well call torch.distributed.init_process_group.
-    return PrefixStore("default_pg" if _started == 0 else f"default_pg/{_started}", store)
+    return PrefixStore(_prefix(), store)
+
+
+def _prefix() -> str:
+    """torch's own name, so that a rank may as well call torch.distributed.init_process_group."""
+    return "default_pg" if _started == 0 else f"default_pg/{_started}"
+
+
+def _is_alone() -> bool:
+    """Whether nothing in the environment tells a rank."""
+    try:
+        return world_of(os.environ).source == ALONE
+    except WorldError:
+        return False
 
 
 def _split(init_method: str | None, rank: int, size: int) -> tuple[SplitResult, int, int]:
@@ -103,6 +147,10 @@ def _split(init_method: str | None, rank: int, size: int) -> tuple[SplitResult, 
     url = urlsplit(init_method or "env://")
     query = dict(parse_qsl(url.query))
     rank, size = int(query.pop("rank", rank)), int(query.pop("world_size", size))
+    if url.scheme == "tcp" and meeting.is_multicast(url.hostname or ""):
+        raise WorldError(
+            f"{init_method}: ranks met by multicast before torch 1.0; name the address of one of the hosts"
+        )
     return url._replace(query=urlencode(query)), rank, size
 
 

@@ -107,6 +107,9 @@ def given(rank: int, size: int, environ: Mapping[str, str]) -> World:
     try:
         told = world_of(environ)
     except WorldError:
+        # One of the two by a variable and the other given, as torch has always taken them.
+        rank = _number(_TORCH.rank, environ) if rank < 0 <= size and environ.get(_TORCH.rank) else rank
+        size = _number(_TORCH.size, environ) if size < 0 <= rank and environ.get(_TORCH.size) else size
         if rank < 0 or size < 0:
             raise
         told = None

@@ -1,0 +1,257 @@
+"""Tries each algorithm of launchpad.collectives.algorithms against plain arithmetic: textbook.py BACKEND.
+
+In groups of 1 rank to all, each dtype and shape, plainly, and by way of `Watched`, which finds buffers that are touched
+in flight. Rank 0 prints how many cases were right; a wrong one is an error.
+"""
+import sys
+from itertools import product
+
+import torch
+import torch.distributed as td
+from launchpad import collectives as dist
+from launchpad.collectives import algorithms
+
+DTYPES = (
+    "float32 float64 float16 bfloat16 uint8 int8 int16 int32 int64 bool complex64 complex128 float8_e4m3fn float8_e5m2"
+).split()
+SHAPES = {
+    "0-d": lambda: torch.empty(()),
+    "one": lambda: torch.empty(1),
+    "empty": lambda: torch.empty(0),
+    "no rows": lambda: torch.empty(0, 3),
+    "vector": lambda: torch.empty(7),
+    "cube": lambda: torch.empty(2, 3, 4),
+    "transposed": lambda: torch.empty(3, 5).t(),
+    "strided": lambda: torch.empty(12)[1::2],
+    "mixed": lambda: torch.empty(2, 3, 4).permute(2, 0, 1)[:, :, ::2],
+    "large": lambda: torch.empty(20_011),
+}
+GAP = 3  # what lies between the elements of a strided tensor
+
+
+class Watched:
+    """torch's batch_isend_irecv, which hands over what was received at `wait` and no sooner.
+
+    Until then there is something else in the tensor, which must not be changed either, and what is being sent must not
+    be. So a read too early gives a wrong result, and a write too early an error here.
+    """
+
+    under_way = 0
+
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, operations):
+        works = []
+        for operation in operations:
+            own, receives = operation.tensor, operation.op is td.irecv
+            if receives:
+                junk(own)
+            kept, Watched.under_way = own.clone(), Watched.under_way + 1
+            there = torch.empty_like(own) if receives else kept
+            other = td.P2POp(operation.op, there, group=operation.group, group_peer=operation.group_peer)
+            works.append(Watch(self.start([other]), own, kept, there if receives else None))
+        return works
+
+
+class Watch:
+    def __init__(self, works, own, kept, arriving):
+        self.works, self.own, self.kept, self.arriving = works, own, kept, arriving
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+        assert same(self.own, self.kept), "a buffer was written to in flight"
+        if self.arriving is not None:
+            self.own.copy_(self.arriving)
+        Watched.under_way -= 1
+
+
+def junk(tensor):
+    tensor.view(torch.uint8).fill_(0 if tensor.dtype is torch.bool else 0x55)
+
+
+def same(one, other):
+    """Bit by bit, as junk may be no number."""
+    return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
+
+
+def room(dtype, shape):
+    """A tensor without a value, and all of the memory that it lies in."""
+    like = SHAPES[shape]()
+    whole = torch.full((like.untyped_storage().nbytes() // 4,), GAP).to(dtype)
+    return whole.as_strided(like.shape, like.stride(), like.storage_offset()), whole
+
+
+def number(rank, dtype, shape):
+    """What the rank's tensor holds, in int64; sums of eight are exact in every dtype."""
+    tensor = SHAPES[shape]()
+    return ((torch.arange(tensor.numel()) * 7 + rank * 3) % 5).reshape(tensor.shape)
+
+
+def value(rank, dtype, shape):
+    """A rank's tensor, and all of the memory that it lies in."""
+    tensor, whole = room(dtype, shape)
+    tensor.copy_(of(number(rank, dtype, shape), dtype))
+    return tensor, whole
+
+
+def of(numbers, dtype):
+    return (numbers * (1 + 2j)).to(dtype) if dtype.is_complex else numbers.to(dtype)
+
+
+def sum_of(ranks, dtype, shape):
+    return of(sum(number(rank, dtype, shape) for rank in ranks), dtype)
+
+
+def check(found, whole, wanted, what):
+    assert same(found, wanted), f"{what}: {found} is not {wanted}"
+    found.copy_(torch.full((), GAP).to(found.dtype))
+    assert same(whole, torch.full(whole.shape, GAP).to(whole.dtype)), f"{what}: it wrote beside the tensor"
+
+
+def ring(ranks, group, dtype, shape, me):
+    send, kept = value(me, dtype, shape)
+    kept = kept.clone()
+    recv, whole = room(dtype, shape)
+    algorithms.ring_all_reduce(send, recv, group)
+    check(recv, whole, sum_of(ranks, dtype, shape), "ring_all_reduce")
+    assert same(send, value(me, dtype, shape)[0]), "ring_all_reduce changed what it sends"
+    both, whole = value(me, dtype, shape)
+    algorithms.ring_all_reduce(both, both, group)
+    check(both, whole, sum_of(ranks, dtype, shape), "ring_all_reduce in place")
+
+
+def in_place(name):
+    def case(ranks, group, dtype, shape, me):
+        tensor, whole = value(me, dtype, shape)
+        getattr(algorithms, name)(tensor, group=group)
+        check(tensor, whole, sum_of(ranks, dtype, shape), name)
+
+    return case
+
+
+def broadcast(ranks, group, dtype, shape, me):
+    for src in {None, ranks[-1], ranks[len(ranks) // 2]}:
+        tensor, whole = value(me, dtype, shape)
+        algorithms.tree_broadcast(tensor, src, group)
+        check(tensor, whole, of(number(ranks[0] if src is None else src, dtype, shape), dtype), "tree_broadcast")
+
+
+def gather(ranks, group, dtype, shape, me):
+    tensor, whole = value(me, dtype, shape)
+    parts = [room(dtype, shape) for _ in ranks]
+    algorithms.bruck_all_gather([part for part, _ in parts], tensor, group)
+    for rank, (part, memory) in zip(ranks, parts):
+        check(part, memory, of(number(rank, dtype, shape), dtype), "bruck_all_gather")
+
+
+SUMS = {
+    "ring_all_reduce": ring,
+    "chunked_ring_all_reduce": in_place("chunked_ring_all_reduce"),
+    "recursive_doubling_all_reduce": in_place("recursive_doubling_all_reduce"),
+}
+COPIES = {"tree_broadcast": broadcast, "bruck_all_gather": gather}
+
+
+def every_case(ranks, group, me, third=None):
+    """All pairs of a dtype and a shape, or a third of them, in which each dtype and each shape is."""
+    count = 0
+    for (row, dtype), (column, shape) in product(enumerate(DTYPES), enumerate(SHAPES)):
+        if third is not None and (row + column) % 3 != third:
+            continue
+        for name, case in {**SUMS, **COPIES}.items():
+            if "float8" in dtype and name in SUMS:
+                continue  # torch has no addition for it
+            case(ranks, group, getattr(torch, dtype), shape, me)
+            assert Watched.under_way == 0, f"{name} left something under way"
+            count += 1
+    return count
+
+
+def same_bits(ranks, group):
+    """Sums of floating-point numbers, whose order matters, are the same on all ranks."""
+    for name in ("chunked_ring_all_reduce", "recursive_doubling_all_reduce"):
+        torch.manual_seed(dist.get_rank())
+        tensor = torch.randn(101)
+        getattr(algorithms, name)(tensor, group)
+        everybodys = [torch.empty(101) for _ in ranks]
+        algorithms.bruck_all_gather(everybodys, tensor, group)
+        assert all(same(one, everybodys[0]) for one in everybodys), name
+
+
+def careless(send, recv, group=None):
+    """A ring that adds to what it is sending."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    total, coming = send.clone(), torch.empty_like(send)
+    works = td.batch_isend_irecv(
+        [td.P2POp(td.irecv, coming, (rank - 1) % size, group), td.P2POp(td.isend, total, (rank + 1) % size, group)]
+    )
+    works[0].wait()
+    total += coming
+    works[1].wait()
+
+
+def hasty(send, recv, group=None):
+    """A ring that adds what has not come."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    recv.copy_(send)
+    coming = torch.empty_like(send)
+    works = td.batch_isend_irecv(
+        [td.P2POp(td.irecv, coming, (rank - 1) % size, group), td.P2POp(td.isend, send, (rank + 1) % size, group)]
+    )
+    recv += coming
+    for work in works:
+        work.wait()
+
+
+def said(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def errors(size):
+    one, other = torch.ones(3), torch.ones(2)
+    yield said(lambda: algorithms.ring_all_reduce(one, other))
+    yield said(lambda: algorithms.chunked_ring_all_reduce(one.to_sparse()))
+    yield said(lambda: algorithms.bruck_all_gather([one], one))
+    yield said(lambda: algorithms.tree_broadcast(one, size))
+
+
+dist.init_process_group(sys.argv[1])
+me, size = dist.get_rank(), dist.get_world_size()
+plain, counted = td.batch_isend_irecv, 0
+for count in range(1, size + 1):
+    ranks = list(range(size - count, size))  # not the first ones: a rank's place in the group is another than in the world
+    group = None if count == size else dist.new_group(ranks)
+    if me not in ranks:
+        algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # nothing, at once
+        continue
+    counted += every_case(ranks, group, me, None if count < 4 else count % 3)
+    td.batch_isend_irecv = Watched(plain)
+    counted += every_case(ranks, group, me, (count + 1) % 3)
+    td.batch_isend_irecv = plain
+    same_bits(ranks, group)
+dist.barrier()
+if me == size - 1:
+    print("right", counted)
+leaf = torch.ones(3, requires_grad=True)
+algorithms.chunked_ring_all_reduce(leaf)
+assert leaf.tolist() == [size] * 3
+conjugate = torch.full((3,), 1 + 2j).conj()
+algorithms.recursive_doubling_all_reduce(conjugate)
+assert conjugate.tolist() == [size * (1 - 2j)] * 3
+if size > 1:
+    for line in errors(size):
+        if me == 0:
+            print(line)
+    td.batch_isend_irecv = Watched(plain)
+    assert said(lambda: careless(torch.ones(3), torch.zeros(3))) == "AssertionError: a buffer was written to in flight"
+    Watched.under_way = 0
+    recv = torch.zeros(3)
+    hasty(torch.ones(3), recv)
+    assert recv.tolist() != [2.0] * 3
+dist.destroy_process_group()
