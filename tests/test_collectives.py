@@ -178,9 +178,9 @@ def test_every_operation_is_what_arithmetic_says(frontend: Frontend, size: int, 
     check_contract(frontend, size, done.stdout)
 
 
-def run(launchpad: Launchpad, size: int, *words: object) -> list[str]:
+def run(launchpad: Launchpad, size: int, *words: object, options: Sequence[str] = ()) -> list[str]:
     """The lines that `together.py WORDS` prints in `size` ranks, without the ranks' marks, sorted."""
-    done = launchpad.run("run", "--nproc", size, "together.py", *words)
+    done = launchpad.run("run", "--nproc", size, *options, "together.py", *words)
     assert done.returncode == 0, done.stderr
     return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
 
@@ -198,6 +198,11 @@ def test_ranks_meet_where_the_url_says(scheme: str, given: str, launchpad: Launc
         port = free.getsockname()[1]
     url = {"tcp": f"tcp://127.0.0.1:{port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
     assert run(launchpad, 2, "method", url, *given.split()) == ["rank 0 sum 3", "rank 1 sum 3"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_the_command_line_names_the_backend(backend: str, launchpad: Launchpad) -> None:
+    assert run(launchpad, 2, "unnamed", options=("--backend", backend)) == [f"unnamed {backend} 3"] * 2
 
 
 def test_objects(launchpad: Launchpad) -> None:

@@ -61,8 +61,8 @@ _OPTIONS = (
         "--backend",
         type=click.Choice(["gloo", "nccl", "mpi"]),
         metavar="gloo|nccl|mpi",
-        help="The process group of a function (file.py:NAME). Default: nccl where each rank has a GPU (gloo for CPU "
-        "tensors), else gloo. mpi, for any target: MPICH programs form one MPI_COMM_WORLD.",
+        help="The process group of a function (file.py:NAME), and of launchpad.collectives where a script names none. "
+        "Default: nccl where each rank has a GPU, else gloo. mpi: the ranks of any target are one MPI_COMM_WORLD.",
     ),
     _what("--wdir", "-wdir", metavar="DIR", help="Run there instead of in the current folder."),
     _env("-x", "--env", "env", multiple=True, metavar="VAR[=VALUE]", help="Give the ranks a variable; repeatable."),

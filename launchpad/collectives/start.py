@@ -40,8 +40,9 @@ def init_process_group(
 ) -> None:
     """torch.distributed.init_process_group, which needs to be told nothing under any launcher.
 
-    `backend`: "gloo", "nccl" or "mpi", or anything that torch knows; None is nccl for the GPU's tensors and gloo for
-    the others' where each rank of the host has a GPU, else gloo. With nccl the rank's GPU becomes the current device.
+    `backend`: "gloo", "nccl" or "mpi", or anything that torch knows; None is what `launchpad run --backend` said, else
+    nccl for the GPU's tensors and gloo for the others' where each rank of the host has a GPU, else gloo. With nccl the
+    rank's GPU becomes the current device.
     `init_method`: "env://" (the default), "tcp://HOST:PORT" or "file:///PATH". `rank` and `world_size` are those that
     the launcher told (`world_of`), where they are not given. Without a launcher, tcp:// and file:// need `world_size`
     only, and hand out the ranks as the processes come; with tcp:// the one that can listen there is rank 0. With env://
@@ -57,6 +58,7 @@ def init_process_group(
     if dist.is_initialized():
         raise ValueError("trying to initialize the default process group twice! destroy_process_group() comes between")
     machine = frontends.look(os.environ)
+    backend = backend or os.environ.get("LAUNCHPAD_BACKEND")
     if backend is not None:
         backend = backend.lower()
         backend = instead_of_tcp() if backend == dist_backend.TCP else backend

@@ -28,6 +28,12 @@ def again():
     assert not dist.is_initialized()
 
 
+def unnamed():
+    dist.init_process_group()
+    told("unnamed", dist.get_backend(), add())
+    dist.destroy_process_group()
+
+
 def method():
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     places = {"rank": rank, "world_size": size} if sys.argv[3:] else {}
