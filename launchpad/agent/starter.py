@@ -140,9 +140,11 @@ class Starter:
 
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
-        if self.mpi is not None and self.mpi.has(entry["rank"]) and self.mpi.is_python(entry["rank"]):
-            return [argv[0], "-u", _EXECUTED, *argv[2:]]
-        return argv
+        if self.mpi is not None and self.mpi.has(entry["rank"]):
+            python = self.mpi.is_python(entry["rank"])
+        else:
+            python = self._start.python
+        return [argv[0], "-u", _EXECUTED, *argv[2:]] if python else argv
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
         own = {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}

@@ -15,6 +15,8 @@ import sys
 import types
 import weakref
 
+from . import accounts
+
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +43,7 @@ def leave(how: list[BaseException], ours: str) -> None:
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
+    accounts.keep(ended, ours=ours)
     code = _tell(ended, ours)
     del ended
     _finish_threads()
@@ -62,6 +65,20 @@ def leave(how: list[BaseException], ours: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code if flushed else _FLUSH_FAILED)
+
+
+def give_up(how: list[BaseException], ours: str) -> None:
+    """Tell how the program ended, as in `leave`, and have the interpreter exit as it would. Never returns."""
+    ended = how.pop()
+    accounts.keep(ended, ours=ours)
+    if isinstance(ended, SystemExit):
+        raise ended
+    code = _tell(ended, ours)
+    if isinstance(ended, KeyboardInterrupt):
+        sys.excepthook = lambda *_: None  # it was told
+        raise ended
+    del ended
+    raise SystemExit(code)
 
 
 def _tell(ended: BaseException | None, ours: str) -> int:

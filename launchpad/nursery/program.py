@@ -1,6 +1,6 @@
 """Run a Python rank's program as `python` would, and leave as `python` would.
 
-Every executed rank of an MPI world loads this: it imports what an interpreter has at its start, and little more.
+Every executed Python rank loads this: it imports what an interpreter has at its start, and little more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import types
 
-from . import leaving, mpi
+from . import accounts, leaving, mpi
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -46,13 +46,20 @@ def absolute(path: str) -> str:
 
 
 def execute(argv: list[str]) -> None:
-    """In a fresh interpreter: run a command line as `run` does. Returns when all went well, for a whole exit."""
+    """In a fresh interpreter: run a command line as `run` does, for a whole exit: returns, or raises SystemExit.
+
+    Once it is in MPI it returns only when all went well: at a whole exit mpi4py would wait for the other ranks.
+    """
     put_first_on_path(argv[2:])
     set_argv(argv)
+    accounts.begin()
     leaving.remember()
     ended = _run(argv)
-    if ended and not (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+    if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+        return
+    if "mpi4py.MPI" in sys.modules:
         leaving.leave(ended, ours=__file__)
+    leaving.give_up(ended, ours=__file__)
 
 
 def run(argv: list[str]) -> None:
