@@ -43,6 +43,7 @@ from launchpad.events import (
     Suspended,
     Written,
 )
+from launchpad.failures import ClockSeen
 from launchpad.head.flow import Flow
 from launchpad.head.gathering import Gathering
 from launchpad.head.input import Input
@@ -261,7 +262,10 @@ class Supervisor:
                 case SendSignal():
                     self.nodes.send_all(action)
                 case PhaseChanged():
-                    self._dispatch(action)
+                    now = time.monotonic_ns()  # the machine's clock stands still while we do
+                    for node in self.nodes.remote:
+                        self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
+                    self._dispatch(action._replace(time=now))
                 case Finish(leave):
                     self.nodes.send_all(FinishCommand(leave))
                 case Restart(attempt, cause):
