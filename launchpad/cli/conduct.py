@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from launchpad.events import STDERR, STDOUT
 from launchpad.failures import JobOver, JobPlanned
 from launchpad.head.gathering import Gathering
 from launchpad.head.sink import Sink
@@ -23,6 +22,7 @@ from launchpad.report.summary import Summary
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.report.event_lines import EventLines
     from launchpad.report.files import Files
     from launchpad.report.verdict import Verdict
 
@@ -62,6 +62,7 @@ def conduct(
     summary = Summary(console.say, quiet)
     journal = Journal(job, plan, files, say, gathering.post, os.environ)
     sinks += [journal, console, summary, StaleStores(spec.target, spec.environ.values(), say)]
+    machine: EventLines | None = None
     if reports.junit is not None:
         from launchpad.report.junit import check
 
@@ -69,7 +70,8 @@ def conduct(
     if reports.events is not None:
         from launchpad.report.event_lines import EventLines
 
-        sinks.append(EventLines(reports.events, gathering.post))
+        machine = EventLines(reports.events, gathering.post)
+        sinks.append(machine)
     planned = _planned(job, spec, plan, journal.folder)
     for sink in sinks:
         sink.on(planned)
@@ -94,6 +96,8 @@ def conduct(
         code = _exit_code(cause, verdict)
         lines = summary.report(verdict)
         journal.conclude(summary.story, verdict, lines)
+        if machine:
+            machine.verdict(summary.story, verdict, lines)
         lines += [f"logs: {folder}" for folder in [files.folder if files else journal.folder] if folder]
         if journal.folder:
             lines.append(f"more: launchpad why {job}")

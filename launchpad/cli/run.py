@@ -19,7 +19,7 @@ from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
 from launchpad.head.preload import TORCH, Found, look_through
-from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
+from launchpad.job.plan import Elsewhere, Place, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import say_on_stderr

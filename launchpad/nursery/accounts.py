@@ -68,7 +68,7 @@ def _watch_threads() -> None:
 
     threading: Any = sys.modules.get("threading")
     if threading is None:  # it takes its hook from there when it is imported
-        _thread._excepthook = _excepthook  # type: ignore[assignment]
+        _thread._excepthook = _excepthook
     elif threading.excepthook is threading.__excepthook__:
         threading.excepthook = threading.__excepthook__ = _excepthook
 

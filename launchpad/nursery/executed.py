@@ -7,7 +7,7 @@ ranks: where this one ends with an exception, the others would never come, and i
 import os
 import sys
 
-if sys.version_info < (3, 10):  # older than what we run on: the program alone
+if sys.version_info < (3, 10):  # noqa: UP036  # older than what we run on: the program alone
     os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]

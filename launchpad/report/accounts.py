@@ -28,7 +28,9 @@ _HEADER = "Traceback (most recent call last):"
 # torch's excepthook sets its rank before each line.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # How DataLoader and torch.multiprocessing.spawn pass on what a process of theirs has raised.
-_FORWARDED = re.compile(r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)")
+_FORWARDED = re.compile(
+    r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
+)
 
 
 class Frame(NamedTuple):

@@ -27,7 +27,9 @@ LAST_WORDS_SECONDS = 0.5
 class Console:
     """A sink. `post` takes what its writer threads have to tell the loop."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None], *, shows: bool = True) -> None:
+    def __init__(
+        self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None], *, shows: bool = True
+    ) -> None:
         """`shows`: the ranks' output, not only what is said about the job."""
         self._post = post
         shared = _same_device(STDOUT, STDERR)

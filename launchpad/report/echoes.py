@@ -1,7 +1,7 @@
 """Which failures are echoes: what a rank says when another one, which it was talking to, is gone or never came. Pure.
 
-The texts are those of torch 2.13 (gloo's tcp transport, ProcessGroupNCCL, TCPStore), NCCL 2.2x, MPICH 4 and 5, Open MPI 4
-and 5, and the operating system's.
+The texts are those of torch 2.13 (gloo's tcp transport, ProcessGroupNCCL, TCPStore), NCCL 2.2x, MPICH 4 and 5, Open MPI
+4 and 5, and the operating system's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ _LATE = re.compile(
 )
 
 # These can come from anywhere: a database, a proxy, a data loader.
-_WEAK_TYPES = {"ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "EOFError"}
+_WEAK_TYPES = {
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "EOFError",
+}
 _WEAK = re.compile(r"connection reset by peer|broken pipe|connection refused", re.IGNORECASE)
 
 

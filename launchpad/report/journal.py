@@ -39,7 +39,7 @@ FLUSH_SECONDS = 1.0
 # So much may wait for the disk before output is left out.
 MOST_WAITING = 8 << 20
 
-# So many pieces of output are recorded with their order among all ranks'; of later ones only their own stream's is known.
+# So many pieces of output are recorded with their order among all ranks'; of later ones only that in their stream is.
 MOST_PLACES = 50_000
 
 # A job that has written more makes room for the next.
@@ -189,7 +189,11 @@ class Journal:
         for stream in self._streams.values():
             if not stream.pending or self._put_bytes - self._done_bytes > MOST_WAITING:
                 continue
-            mark = b"\n\xe2\x80\xa6 %d bytes are left out here \xe2\x80\xa6\n" % stream.left_out if stream.left_out else b""
+            mark = (
+                b"\n\xe2\x80\xa6 %d bytes are left out here \xe2\x80\xa6\n" % stream.left_out
+                if stream.left_out
+                else b""
+            )
             self._put(_Piece(f"{stream.folder}/{stream.name}", mark + b"".join(stream.pending), segment=True))
             stream.pending, stream.waiting, stream.left_out = [], 0, 0
 
@@ -202,7 +206,7 @@ class Journal:
         """When the ends of streams are to be written."""
         return self._flush_at
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:  # noqa: ARG002
         """Write them."""
         self._flush()
 

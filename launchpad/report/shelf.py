@@ -123,7 +123,9 @@ def _size(path: str) -> int:
             return 0
         found = 0
         for entry in os.scandir(path):
-            found += _size(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
+            found += (
+                _size(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
+            )
     except OSError:
         return 0
     return found

@@ -1,4 +1,4 @@
-"""Who failed in an attempt, each with what is known of it: on its own, as an echo of another's end, or stopped. Pure."""
+"""Who failed in an attempt, and what is known of it: on its own, as an echo of another's end, or stopped. Pure."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
         else:
             main = suspect
     if one.not_started:
-        found.own.append(
-            Suspect("start", one.rank, one.node, one.not_started.time, text=one.not_started.reason)
-        )
+        found.own.append(Suspect("start", one.rank, one.node, one.not_started.time, text=one.not_started.reason))
         return
     if one.failed:
         failed = Suspect("mpi", one.rank, one.node, one.failed.time, code=one.failed.code, text=one.failed.reason)

@@ -1,4 +1,4 @@
-"""A verdict in words: the cause first, with the rank's own lines of code; what it did to the others; where to look. Pure."""
+"""A verdict in words: the cause first, with the rank's own lines of code, then what it did to the others. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def tell(story: Story, verdict: Verdict, history: Sequence[str] = ()) -> list[st
         lines.append(_closeness(story, verdict))
     if verdict.alike:
         lines.append(f"failed in the same way: {ranks_in_words(list(verdict.alike))}")
-    for one in verdict.threads:
-        lines.append(f"{story.name(one.rank)} had lost its thread {one.thread!r} before: {one.short}{_at(one)}")
+    lines += _threads(verdict)
     if verdict.victims:
         lines.append(f"died of it: {_victims(verdict)}")
     if verdict.stopped:
@@ -173,6 +172,13 @@ def _closeness(story: Story, verdict: Verdict) -> str:
         f"or {others}: failed within {verdict.apart / 1e6:.2g} ms of it, and {by} can't tell less than "
         f"{verdict.doubt / 1e6:.2g} ms apart"
     )
+
+
+def _threads(verdict: Verdict) -> list[str]:
+    by_reason: dict[str, list[int]] = {}
+    for one in verdict.threads:
+        by_reason.setdefault(f"thread {one.thread!r}: {one.short}{_at(one)}", []).append(one.rank)
+    return [f"{ranks_in_words(ranks)} had lost a thread before, {why}" for why, ranks in by_reason.items()]
 
 
 def _victims(verdict: Verdict) -> str:

@@ -2,8 +2,8 @@
 
 Who failed of its own accord, and when, is in suspects.py. Here the first of them is found:
 
-- A rank that died because another was gone (echoes.py) is a victim, as long as any other failed on its own before, or so
-  shortly after that its end was only noticed later; so is one that we stopped.
+- A rank that died because another was gone (echoes.py) is a victim, as long as any other failed on its own before, or
+  so shortly after that its end was only noticed later; so is one that we stopped.
 - Where there are only victims, somebody left with 0 while the others still worked with him, or a thread had died in one
   that lived on; else the first victim is all there is, and is told as one.
 - Two failures that are closer in time than clocks or the kernel can tell apart are both told.
