@@ -72,9 +72,9 @@ def conduct(
 
         machine = EventLines(reports.events, gathering.post)
         sinks.append(machine)
-    planned = _planned(job, spec, plan, journal.folder)
+    first = planned(job, spec, plan, journal.folder)
     for sink in sinks:
-        sink.on(planned)
+        sink.on(first)
     supervisor = Supervisor(gathering)
     modes = terminal_modes()
     try:
@@ -141,7 +141,8 @@ def _say_nothing(_: str) -> None:
     """--quiet was given."""
 
 
-def _planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
+def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
+    """The first event of a job; `folder` is where it is recorded."""
     several = len(plan.nodes) > 1
     return JobPlanned(
         time=time.monotonic_ns(),

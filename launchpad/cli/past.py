@@ -30,7 +30,8 @@ def command(most: int, as_json: bool) -> int:
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"]))
         words = " ".join(row["words"])
-        click.echo(f"{row['job']:<8}  {started}  {row['ranks']:>5} ranks  {row['how']:<28}  {words}")
+        line = f"{row['job']:<8}  {started}  {row['ranks']:>5} ranks  {row['how']:<28}  {words}"
+        click.echo(line.encode(errors="backslashreplace"))
     return 0
 
 

@@ -31,10 +31,9 @@ def command(job: str | None, as_json_: bool) -> int:
     if as_json_:
         click.echo(json.dumps({**as_json(story, verdict, lines), "history": history}, indent=1))
         return 0
-    click.echo(f"job {story.planned.job}: {' '.join(story.planned.words)}")
-    for line in lines:
-        click.echo(line)
-    click.echo(f"logs: {os.path.realpath(folder)}")
+    job_line = f"job {story.planned.job}: {' '.join(story.planned.words)}"
+    for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):
+        click.echo(line.encode(errors="backslashreplace"))
     return 0
 
 

@@ -78,7 +78,18 @@ def keep(error: BaseException | None, thread: str = "", ours: str = "") -> None:
     if not _prefix or error is None:
         return
     if isinstance(error, SystemExit) and error.code in (None, 0, False):
+        keep_end()
         return
+    _write(error, thread, ours)
+
+
+def keep_end() -> None:
+    """Write down that the program has come to its end, where others may still wait for it: they will fail first."""
+    if _prefix and "torch.distributed" in sys.modules:
+        _write(SystemExit(0), "", "")
+
+
+def _write(error: BaseException, thread: str, ours: str) -> None:
     try:
         import json
         import time

@@ -43,6 +43,8 @@ def leave(how: list[BaseException], ours: str) -> None:
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
+    if ended is None:
+        accounts.keep_end()
     accounts.keep(ended, ours=ours)
     code = _tell(ended, ours)
     del ended

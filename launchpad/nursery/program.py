@@ -56,6 +56,7 @@ def execute(argv: list[str]) -> None:
     leaving.remember()
     ended = _run(argv)
     if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+        accounts.keep_end()
         return
     if "mpi4py.MPI" in sys.modules:
         leaving.leave(ended, ours=__file__)

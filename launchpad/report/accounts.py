@@ -27,6 +27,9 @@ _TITLE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
 _HEADER = "Traceback (most recent call last):"
 # torch's excepthook sets its rank before each line.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+# What torch sets before, and after, the messages of its C++ code.
+_C_PLACE = re.compile(r"\[[^\] ]+\.(?:cc|cpp|h|hpp|cu):\d+\] ?")
+_ADVICE = re.compile(r"\.? ?This is typically caused by a remote worker.*|\n?Exception raised from .*", re.DOTALL)
 # How DataLoader and torch.multiprocessing.spawn pass on what a process of theirs has raised.
 _FORWARDED = re.compile(
     r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
@@ -64,6 +67,7 @@ class Account:
     is_cause: bool = False
     group: tuple[Account, ...] = ()
     notes: tuple[str, ...] = ()
+    inside: str = ""  # whose exception was passed on: it is the cause, and this the process
 
     @property
     def kind(self) -> str:
@@ -95,7 +99,9 @@ class Account:
     @property
     def title(self) -> str:
         """`Type: message`, one line of it."""
-        first = next((line.strip() for line in self.message.splitlines() if line.strip()), "")
+        if self.inside and self.before is not None:
+            return f"{self.before.title}, in {self.inside}"
+        first = next((line.strip() for line in _plain(self.message).splitlines() if line.strip()), "")
         return _cut(": ".join(filter(None, (self.type, first))))
 
     @property
@@ -114,7 +120,7 @@ class Account:
             inside = self.frames[-1]
             if inside is not shown[-1] and not inside.file.startswith("<"):
                 found.append(f'  … and on into "{inside.file}", line {inside.line}, in {inside.function}')
-        text = [line for line in self.message.rstrip().splitlines() if line.strip()] or [""]
+        text = [line for line in _plain(self.message).rstrip().splitlines() if line.strip()] or [""]
         more = [f"… ({len(text) - SHOWN_MESSAGE} lines more)"] if len(text) > SHOWN_MESSAGE else []
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
@@ -122,6 +128,11 @@ class Account:
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
             found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
         return found
+
+
+def _plain(message: str) -> str:
+    """A message of torch's C++ code without the place in that, and without advice to look elsewhere."""
+    return _ADVICE.sub("", _C_PLACE.sub("", message))
 
 
 def _cut(line: str) -> str:
@@ -162,8 +173,16 @@ def _unwrap(account: Account) -> Account:
     inner = from_text(account.message[found.end() :], headless=True)
     if inner is None:
         return account
-    first = next((line for line in account.message[: found.start()].splitlines() if line.strip()), "")
-    return replace(account, message=first, before=inner, is_cause=True)
+    head = account.message[: found.start()].strip() or found[0].strip("- :\n")
+    process = re.search(r"DataLoader worker process \d+|[Pp]rocess \d+", head)
+    inside = process[0] if process else "another process"
+    return replace(
+        account,
+        message=head,
+        before=inner,
+        is_cause=True,
+        inside=inside[0].lower() + inside[1:] if inside.startswith("P") else inside,
+    )
 
 
 def from_text(text: str, *, headless: bool = False) -> Account | None:

@@ -7,7 +7,7 @@ how         exception | exit | signal | memory | mpi | thread | start | lost
 code        the rank's exit code, -n for signal n
 type, message, file, line, function   of the exception, or of the crash: in the program's own code where it stands there
 close, early, alike, stopped, failed_too   ranks
-victims     [{"rank", "why"}]
+victims     [{"rank", "why"}]; early: first_victim, whose exception, code and place these are
 history     a line for each attempt before
 text        what was shown
 """
@@ -54,6 +54,13 @@ def as_json(story: Story, verdict: Verdict, lines: list[str]) -> dict[str, Any]:
     }
     if cause.rank >= 0:
         found |= {"rank": cause.rank, "pid": story.of(cause.rank).pid, "code": cause.code}
+    if verdict.early:
+        found |= {
+            "rank": verdict.early[0],
+            "pid": story.of(verdict.early[0]).pid,
+            "code": 0,
+            "first_victim": cause.rank,
+        }
     if cause.account is not None:
         found |= {"type": cause.account.type, "message": cause.account.message}
     elif cause.text:

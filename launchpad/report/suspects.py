@@ -66,6 +66,7 @@ class Suspects:
     own: list[Suspect] = field(default_factory=list)
     echoes: list[Suspect] = field(default_factory=list)
     threads: list[Suspect] = field(default_factory=list)  # in the order of time
+    left: list[tuple[int, int]] = field(default_factory=list)  # (time, rank) of those that came to their end
     stuck: list[Suspect] = field(default_factory=list)  # have raised, and had not left when they were stopped
     others: list[int] = field(default_factory=list)  # failed, after we had told them to stop
 
@@ -94,6 +95,8 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
         if raised.thread:
             if stopping is None or raised.time <= stopping:
                 found.threads.append(replace(suspect, kind="thread", thread=raised.thread))
+        elif account.type == "SystemExit" and account.message == "0":
+            found.left.append((raised.time, one.rank))
         else:
             main = suspect
     if one.not_started:
@@ -108,6 +111,8 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
             found.stuck.append(main)
         return
     if code == 0:
+        if stopping is None or one.exited.time <= stopping:
+            found.left.append((one.exited.time, one.rank))
         return
     if main is not None and stopping is not None and main.time > stopping:
         if code > 0 and not _is_echo(main):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from launchpad.report.verdict import Verdict
 
 # So many lines of evidence are shown: with the rest they fit a screen.
 MOST_LINES = 20
+
+# [127.0.0.1]:20115, as gloo writes it.
+_ADDRESS = re.compile(r" ?\[[0-9a-fA-F.:%\w]*\]:\d+")
 
 # Of the attempts before the last so many are told.
 MOST_ATTEMPTS = 5
@@ -132,6 +136,7 @@ def _evidence(story: Story, cause: Suspect) -> list[str]:
     if cause.crash:
         frames = accounts.crash_frames(cause.crash)
         own = [frame for frame in frames if frame.own] or frames[:1]
+        lines += ["It was here (most recent call last):"] if own else []
         lines += [line for frame in reversed(own[: accounts.SHOWN_FRAMES]) for line in frame.lines]
         if frames and not frames[0].own and own:
             lines.append(f'  … and on into "{frames[0].file}", line {frames[0].line}, in {frames[0].function}')
@@ -142,7 +147,7 @@ def _evidence(story: Story, cause: Suspect) -> list[str]:
         lines = [*_last_words(words), *lines]
         place = account.place
         if place is not None and account.frames and not account.before:
-            lines += place.lines
+            lines += ["It exited here:", *place.lines]
     elif account is not None:
         lines += account.lines
     else:
@@ -190,7 +195,7 @@ def _victims(verdict: Verdict) -> str:
 
 def _family(why: str) -> str:
     """A reason without what differs from rank to rank: addresses, numbers in brackets."""
-    short = why.partition(" [")[0] if why.partition(" [")[0].count(" ") > 2 else why
+    short = _ADDRESS.sub("", why).strip()
     return short if len(short) <= 120 else short[:118] + " …"
 
 

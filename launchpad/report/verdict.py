@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from launchpad.job.outcome import NODE_LOST, NOT_STARTED, TIMED_OUT
 from launchpad.report.story import Story
-from launchpad.report.suspects import Suspect, suspects_in
+from launchpad.report.suspects import Suspect, Suspects, suspects_in
 
 Kind = Literal[
     "none", "running", "cut off", "failure", "early", "waited", "start", "lost", "timeout", "signal", "console", "peer"
@@ -67,7 +67,7 @@ def verdict_on(story: Story) -> Verdict:
     if not kind and story.ended and story.signum:  # only output was still on its way
         kind = "signal"
     if kind in ("failure", "start", "lost") or (not kind and (found.own or found.echoes or story.lost)):
-        return _failure(story, found.own, found.echoes, found.threads, found.others)
+        return _failure(story, found)
     running = tuple(rank for rank, one in story.ranks.items() if one.started and one.exited is None)
     stopped = tuple(sorted(story.stop.ranks)) if story.stop else ()
     lost = tuple(story.lost)
@@ -88,9 +88,8 @@ def verdict_on(story: Story) -> Verdict:
     return Verdict("running", 0, hung, **common)
 
 
-def _failure(
-    story: Story, own: list[Suspect], echoes: list[Suspect], threads: list[Suspect], others: list[int]
-) -> Verdict:
+def _failure(story: Story, found: Suspects) -> Verdict:
+    own, echoes, threads = found.own, found.echoes, found.threads
     first_echo = min((one.time for one in echoes), default=None)
     if own and first_echo is not None:
         strong = [one for one in echoes if one.echo != "weak"]
@@ -105,13 +104,10 @@ def _failure(
     elif echoes:
         cause = min(echoes, key=lambda one: one.time)
         before = [one for one in threads if one.time < cause.time]
-        left = [
-            (one.exited.time, rank)
-            for rank, one in story.ranks.items()
-            if one.exited and one.exited.code == 0 and one.exited.time < cause.time and one.failed is None
-        ]
-        if left and cause.echo != "weak":
-            kind, early = "early", tuple(rank for _, rank in sorted(left))
+        # A process that closes its connections is seen to be gone a little later.
+        gone_before = dict.fromkeys(rank for at, rank in sorted(found.left) if at < cause.time + LATE_NS)
+        if gone_before and cause.echo != "weak":
+            kind, early = "early", tuple(gone_before)
         elif before and cause.echo != "weak":
             kind, cause = "failure", before[0]
         else:
@@ -128,7 +124,7 @@ def _failure(
     known |= {one.rank for one in victims}
     stopped = tuple(rank for rank in sorted(story.stop.ranks if story.stop else ()) if rank not in known | gone)
     known |= set(stopped)
-    failed_too = sorted({one.rank for one in own} | set(others))
+    failed_too = sorted({one.rank for one in own} | set(found.others))
     return Verdict(
         kind,
         _exit_code(story, cause, echoes),
