@@ -95,9 +95,9 @@ def conduct(
         verdict = summary.verdict()
         code = _exit_code(cause, verdict)
         lines = summary.report(verdict)
-        journal.conclude(summary.story, verdict, lines)
+        journal.conclude(summary.story, verdict, lines, summary.history)
         if machine:
-            machine.verdict(summary.story, verdict, lines)
+            machine.verdict(summary.story, verdict, lines, summary.history)
         lines += [f"logs: {folder}" for folder in [files.folder if files else journal.folder] if folder]
         if journal.folder:
             lines.append(f"more: launchpad why {job}")

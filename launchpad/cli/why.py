@@ -29,7 +29,7 @@ def command(job: str | None, as_json_: bool) -> int:
     story, verdict, history = look_at(folder)
     lines = tell(story, verdict, history)
     if as_json_:
-        click.echo(json.dumps({**as_json(story, verdict, lines), "history": history}, indent=1))
+        click.echo(json.dumps(as_json(story, verdict, lines, history), indent=1))
         return 0
     job_line = f"job {story.planned.job}: {' '.join(story.planned.words)}"
     for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):

@@ -51,9 +51,12 @@ def _watch_crashes() -> None:
 
     fd = os.open(f"{_prefix}.crash", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        faulthandler.enable(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD))
-    finally:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+    except OSError:  # the limit of open files is lower
+        high = fd
+    else:
         os.close(fd)
+    faulthandler.enable(high)
 
 
 def _watch_threads() -> None:

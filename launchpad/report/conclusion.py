@@ -14,6 +14,7 @@ text        what was shown
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from launchpad.report import accounts
@@ -24,7 +25,7 @@ from launchpad.report.telling import wall
 from launchpad.report.verdict import Verdict
 
 
-def as_json(story: Story, verdict: Verdict, lines: list[str]) -> dict[str, Any]:
+def as_json(story: Story, verdict: Verdict, lines: list[str], history: Sequence[str] = ()) -> dict[str, Any]:
     """The whole of it."""
     cause = verdict.cause
     found: dict[str, Any] = {
@@ -41,6 +42,7 @@ def as_json(story: Story, verdict: Verdict, lines: list[str]) -> dict[str, Any]:
         "failed_too": list(verdict.failed_too),
         "lost": [story.node_name(node) for node in verdict.lost],
         "running": list(verdict.running),
+        "history": list(history),
         "text": lines,
     }
     if cause is None:

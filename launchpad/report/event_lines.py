@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.errors import UsageError
@@ -54,11 +54,11 @@ class EventLines:
         if self._fd != STDOUT:
             os.close(self._fd)
 
-    def verdict(self, story: Story, verdict: Verdict, lines: list[str]) -> None:
+    def verdict(self, story: Story, verdict: Verdict, lines: list[str], history: Sequence[str]) -> None:
         """The verdict on a job that failed: what verdict.json holds, as an event."""
         from launchpad.report.conclusion import as_json
 
-        said = {"event": "Verdict", **as_json(story, verdict, lines)}
+        said = {"event": "Verdict", **as_json(story, verdict, lines, history)}
         self._writer.put([(self._fd, json.dumps(said).encode() + b"\n")])
 
     def _failed(self, _: int, error: OSError) -> None:

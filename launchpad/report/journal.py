@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.events import STDOUT, LogFailed, Output, RanksSpawned, Restarted
@@ -210,12 +210,12 @@ class Journal:
         """Write them."""
         self._flush()
 
-    def conclude(self, story: Story, verdict: Verdict, lines: list[str]) -> None:
+    def conclude(self, story: Story, verdict: Verdict, lines: list[str], history: Sequence[str]) -> None:
         """Keep the verdict on a job that failed."""
         from launchpad.report.conclusion import as_json
 
         if not self._broken:
-            text = json.dumps(as_json(story, verdict, lines), indent=1)
+            text = json.dumps(as_json(story, verdict, lines, history), indent=1)
             self._put(_Piece(shelf.VERDICT, text.encode(errors="backslashreplace") + b"\n"))
 
     def close(self) -> None:

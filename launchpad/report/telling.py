@@ -39,7 +39,8 @@ def tell(story: Story, verdict: Verdict, history: Sequence[str] = ()) -> list[st
     if verdict.failed_too:
         lines.append(f"failed too: {ranks_in_words(list(verdict.failed_too))}")
     if history:
-        lines.append(f"the {len(history)} attempts before: {'; '.join(history[-MOST_ATTEMPTS:])}")
+        many = "attempt" if len(history) == 1 else f"{len(history)} attempts"
+        lines.append(f"the {many} before: {'; '.join(history[-MOST_ATTEMPTS:])}")
     return lines
 
 
