@@ -51,7 +51,7 @@ def test_a_failed_job_is_told_again_from_its_record(launchpad: Launchpad) -> Non
         "failure",
         1,
         3,
-        [verdict["file"]],
+        ["fails.py"],
     )
     assert "rank 1, ValueError: no good after " in launchpad.run("jobs").stdout
     logs = launchpad.run("logs").stdout.splitlines()

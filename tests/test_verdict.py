@@ -33,7 +33,7 @@ from tests.conftest import Launchpad
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 MS = 1_000_000
-GLOO = "[/x/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:20115. This is typically caused by a remote worker …"
+GLOO = "[/x/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:20115. This is typically caused by a remote worker"
 LATE = "[/x/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
 
 

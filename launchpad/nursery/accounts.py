@@ -23,7 +23,7 @@ MOST_TEXT = 4096
 MOST_SOURCE = 200
 
 # Above what a program opens itself: its first file is 3, as under python.
-_FIRST_FD = 200
+_OUR_FD = 200
 
 _prefix = ""
 
@@ -47,16 +47,18 @@ def _watch_crashes() -> None:
 
     if faulthandler.is_enabled():  # the user's own: what it writes to stderr is read there
         return
-    import fcntl
-
     fd = os.open(f"{_prefix}.crash", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-    except OSError:  # the limit of open files is lower
-        high = fd
-    else:
-        os.close(fd)
-    faulthandler.enable(high)
+        os.fstat(_OUR_FD)
+    except OSError:  # it is free
+        try:
+            os.dup2(fd, _OUR_FD, inheritable=False)
+        except OSError:  # the limit of open files is lower
+            pass
+        else:
+            os.close(fd)
+            fd = _OUR_FD
+    faulthandler.enable(fd)
 
 
 def _watch_threads() -> None:

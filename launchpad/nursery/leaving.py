@@ -12,14 +12,14 @@ import atexit
 import gc
 import os
 import sys
-import types
-import weakref
 
 from . import accounts
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Module = type(sys)
 
 _imported_before: set[str] = set()
 
@@ -156,11 +156,13 @@ def _clear_modules() -> None:
     """finalize_modules of CPython's Python/pylifecycle.c, for the modules that the nursery did not have."""
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
+    import weakref
+
     # While all is still reached from outside, this sorts every object before what it holds: so a text file will be
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
-    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
+    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, _Module)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):

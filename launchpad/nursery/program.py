@@ -8,7 +8,6 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-import types
 
 from . import accounts, leaving, mpi
 
@@ -89,7 +88,7 @@ def _run(argv: list[str]) -> list[BaseException]:
 def _fresh_main() -> dict[str, Any]:
     """A new `__main__`. The old one was frozen with the rest: no garbage collection would ever reach what is in it."""
     old = sys.modules["__main__"]
-    new = types.ModuleType("__main__")
+    new = type(sys)("__main__")
     vars(new).update({name: value for name, value in vars(old).items() if name.startswith("__")})
     vars(new).update(__doc__=None, __builtins__=builtins)
     vars(new).pop("__file__", None)
@@ -102,8 +101,7 @@ def _fresh_main() -> dict[str, Any]:
 
 def _run_script(path: str, main: dict[str, Any]) -> None:
     """As pymain_run_file of CPython's Modules/main.c does."""
-    from importlib.machinery import SourceFileLoader
-
+    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader  # importlib.machinery's, without importing that
     path = absolute(path)
     try:
         with open(path, "rb") as file:
@@ -111,7 +109,7 @@ def _run_script(path: str, main: dict[str, Any]) -> None:
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
-    main.update(__loader__=SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+    main.update(__loader__=loader("__main__", path), __file__=path, __cached__=None)
     code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main)  # noqa: S102
 
