@@ -14,22 +14,23 @@ import launchpad
 
 ROOT = Path(launchpad.__file__).parent
 
-# A room, and the rooms that it may import from. Leaves: errors, events, commands, wire, job.
+# A room, and the rooms that it may import from. Leaves: errors, events, failures, commands, wire, job.
 STAIRCASE = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
     "events": set(),
     "commands": set(),
-    "wire": {"commands", "events"},
+    "failures": set(),
+    "wire": {"commands", "events", "failures"},
     "job": {"commands", "errors", "events"},
-    "agent": {"commands", "events", "wire"},
+    "agent": {"commands", "events", "failures", "wire"},
     "nursery": set(),
     "collectives": {"errors"},
     "transport": {"commands", "errors", "events", "job", "wire"},
-    "head": {"commands", "errors", "events", "job", "transport", "wire"},
-    "report": {"errors", "events", "job"},
-    "cli": {"errors", "events", "head", "job", "report", "transport"},
+    "head": {"commands", "errors", "events", "failures", "job", "transport", "wire"},
+    "report": {"errors", "events", "failures", "job"},
+    "cli": {"errors", "events", "failures", "head", "job", "report", "transport"},
 }
 
 # Where a heavy package may be imported at all.
@@ -77,7 +78,9 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in modules() if room_of(p) in ("agent", "nursery", "wire", "events", "commands")], ids=str
+    "path",
+    [p for p in modules() if room_of(p) in ("agent", "nursery", "wire", "events", "failures", "commands")],
+    ids=str,
 )
 def test_agent_needs_the_standard_library_only(path: Path) -> None:
     for name in imported(path):
