@@ -282,7 +282,11 @@ def test_either_of_the_networks_of_the_mpich_wheel(launchpad: Launchpad, hosts: 
 @needs_sshd
 @pytest.mark.parametrize(
     ("what", "code", "words"),
-    [("abort", 5, "called MPI_Abort(5)"), ("raise", 1, "exit code 1"), ("leave", 1, "left without MPI_Finalize")],
+    [
+        ("abort", 5, "called MPI_Abort(5)"),
+        ("raise", 1, "ValueError: no good (exit code 1"),
+        ("leave", 1, "left without MPI_Finalize"),
+    ],
 )
 @pytest.mark.parametrize("rank", [1, 2])
 def test_the_end_over_hosts(launchpad: Launchpad, hosts: Hosts, what: str, code: int, words: str, rank: int) -> None:
