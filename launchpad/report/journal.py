@@ -144,11 +144,12 @@ class Journal:
 
     def _output(self, event: Output) -> None:
         key = (event.rank, event.stream)
+        if self._files is not None and not self._files.keeps(*key):
+            return  # the user has chosen what is kept
         stream = self._streams.get(key)
         if stream is None:
             folder = os.path.join(f"attempt_{self._attempt}", str(self._numbers.get(event.rank, event.rank)))
-            elsewhere = self._files is not None and self._files.keeps(*key)
-            stream = self._streams[key] = _Stream(folder, _NAMES[event.stream], elsewhere)
+            stream = self._streams[key] = _Stream(folder, _NAMES[event.stream], elsewhere=self._files is not None)
         size = len(event.data)
         if not stream.elsewhere:
             full = self._put_bytes - self._done_bytes > MOST_WAITING
