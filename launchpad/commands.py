@@ -79,6 +79,7 @@ class Start(NamedTuple):
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     sends_input: bool  # whether that comes as Input; else the agent was given the descriptor itself, if there is one
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
+    python: bool  # the ranks' command lines are `PYTHON -u (SCRIPT | -m MODULE) ARGS`
 
 
 class Call(NamedTuple):

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from . import commands, events
+from . import commands, events, failures
 
 # The order is the protocol: append only.
 MESSAGES: tuple[Any, ...] = (
@@ -60,6 +60,8 @@ MESSAGES: tuple[Any, ...] = (
     events.NoMpi,
     commands.StartMore,
     commands.Call,
+    failures.ExceptionRaised,
+    failures.Crashed,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -82,7 +84,7 @@ class WireError(Exception):
     """The bytes on the link are not frames of ours."""
 
 
-def encode(message: events.Event | commands.Command) -> bytes:
+def encode(message: events.Event | failures.Failure | commands.Command) -> bytes:
     """One message as one frame."""
     layout = _RAW.get(type(message))
     if layout is not None:

@@ -33,9 +33,9 @@ class Launchpad:
         self.folder = folder
         self.scratch = scratch
         self.mark = uuid.uuid4().hex
-        drop = ("LAUNCHPAD_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON", "GITHUB_")
+        drop = ("LAUNCHPAD_", "XDG_STATE_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON", "GITHUB_")
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-        self.environ |= {MARK: self.mark, "TMPDIR": str(scratch)}
+        self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(folder.parent / "state")}
         self._started: list[subprocess.Popen[bytes]] = []
 
     def argv(self, *args: object) -> list[str]:

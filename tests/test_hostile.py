@@ -24,11 +24,13 @@ from hypothesis import strategies as st
 
 import launchpad as package
 from launchpad import __version__, commands, events, wire
+from launchpad.cli.conduct import planned
 from launchpad.errors import LaunchpadError
 from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, Target
+from launchpad.report.conclusion import as_json
 from launchpad.report.summary import Summary
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
@@ -249,7 +251,7 @@ ASKED = [
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.Hold("127.0.0.1", 0),
     commands.Ping(1),
-    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, []),
+    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, [], False),
     commands.Input(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),
@@ -323,12 +325,14 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     except LaunchpadError:  # a sentence and an exit code: as good an end as any
         return
     notes: list[str] = []
-    summary = Summary(notes.append, False, plan, clock=0.0)
+    summary = Summary(notes.append, False)
+    summary.on(planned("0a1b", spec, plan, ""))
     code, cause = Supervisor(head).run(plan, [summary], grace=None, timeout=None)
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:
-        notes.append(summary.report(cause, None, None))
+        verdict = summary.verdict()
+        notes += [*summary.report(verdict), json.dumps(as_json(summary.story, verdict, notes))]
     assert all(note.encode(errors="surrogateescape") for note in notes)
 
 

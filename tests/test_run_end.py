@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.conftest import DEADLINE, PROGRAMS, Launchpad, wait_until
 
 
 def test_all_ranks_well(launchpad: Launchpad) -> None:
@@ -47,10 +47,14 @@ def test_others_are_told_by_term_and_not_blamed(launchpad: Launchpad) -> None:
     assert done.returncode == 7
     assert {"[0] got SIGTERM", "[2] got SIGTERM"} <= set(done.stdout.splitlines())
     report = [line for line in done.stderr.splitlines() if line.startswith("launchpad:")]
+    del report[-2:]  # where the record is
     assert report[0].startswith("launchpad: rank 1 failed first: exit code 7 (pid ")
     assert report[1:] == [
         "launchpad:     some words",
         "launchpad:     the last words",
+        "launchpad:     It exited here:",
+        f'launchpad:       File "{PROGRAMS}/obeys.py", line 17, in <module>',
+        "launchpad:         sys.exit(7)",
         "launchpad: stopped because of it: ranks 0, 2",
     ]
 
@@ -65,7 +69,9 @@ def test_rank_that_ignores_term_is_killed_after_the_grace(launchpad: Launchpad) 
 def test_traceback_of_the_first_failed_rank_stands_in_the_report(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", 3, "raises.py")
     assert done.returncode == 1
-    report = done.stderr.partition("launchpad: rank 0 failed first: exit code 1")[2]
+    report = done.stderr.partition(
+        "launchpad: rank 0 failed first: ValueError: the learning rate is negative (exit code 1, pid "
+    )[2]
     assert "launchpad:     Traceback (most recent call last):" in report
     assert "launchpad:     ValueError: the learning rate is negative" in report
     assert "stopped because of it: ranks 1-2" in report
@@ -242,7 +248,7 @@ def test_rank_killed_for_memory_is_told_so(launchpad: Launchpad, memory_limit: o
 
 
 def test_ranks_find_a_clean_process(launchpad: Launchpad) -> None:
-    """Own session and group, default signals, no descriptors of ours, the caller's file limit."""
+    """Own session and group, default signals, the caller's file limit; ours is the crash file's descriptor only."""
     script = launchpad.folder / "clean.py"
     script.write_text(
         "import os, resource\n"
@@ -259,5 +265,5 @@ def test_ranks_find_a_clean_process(launchpad: Launchpad) -> None:
     )
     out, _ = process.communicate(timeout=DEADLINE)
     masks = [0, sum(1 << (signum - 1) for signum in (signal.SIGPIPE, signal.SIGXFSZ))]  # as python sets them
-    assert out.decode().splitlines()[0][4:] == f"True [0, 1, 2] {soft} {masks}"
+    assert out.decode().splitlines()[0][4:] == f"True [0, 1, 2, 200] {soft} {masks}"
     assert len({line[4:] for line in out.decode().splitlines()}) == 1

@@ -13,50 +13,55 @@ import pytest
 from launchpad.events import (
     STDERR,
     STDOUT,
-    AgentReady,
+    ConsoleClosed,
     LogFailed,
     NodeLost,
     Output,
+    PeerFailed,
     PhaseChanged,
     RankExited,
     RankRaised,
     RankStarted,
+    StartFailed,
+    StopRequested,
     StraysEnded,
 )
-from launchpad.job.outcome import Cause
-from launchpad.job.plan import Place, Plan, make_plan
-from launchpad.job.spec import JobSpec, Target
-from launchpad.report.summary import TAIL_BYTES, TAIL_LINES, Summary
+from launchpad.failures import JobPlanned
+from launchpad.report.story import TAIL_BYTES
+from launchpad.report.summary import Summary
+from launchpad.report.telling import MOST_LINES
 
 SECOND = 10**9
 
 
-def plan_of(*nodes: int) -> Plan:
-    """A plan with so many ranks on each node; they are called h0, h1 …"""
-    ready = AgentReady(0, 0.0, 1, "node0", 2, 0, None, 1024, 1024, 1)
-    places = [Place(f"h{place}", count, "python3", "/work") for place, count in enumerate(nodes)]
-    return make_plan(JobSpec(Target("program", "true")), [ready] * len(nodes), "id", places=places)
+def planned(*nodes: int, timeout: float = 0.0) -> JobPlanned:
+    """A job with so many ranks on each node; they are called h0, h1 …; it was planned at 100 s."""
+    numbers = iter(range(sum(nodes)))
+    placed = [[f"h{place}", [next(numbers) for _ in range(count)]] for place, count in enumerate(nodes)]
+    return JobPlanned(100 * SECOND, 1.7e9, "0a1b", 1, "id", ["true"], "/work", placed, {}, timeout, "")
 
 
 class Told:
     """A summary of a job that started at 101 s, and the notes that it made."""
 
-    def __init__(self, ranks: int = 4, *, quiet: bool = False, nodes: tuple[int, ...] = ()) -> None:
+    def __init__(self, ranks: int = 4, *, quiet: bool = False, nodes: tuple[int, ...] = (), timeout: float = 0) -> None:
         self.notes: list[str] = []
-        self.summary = Summary(self.notes.append, quiet, plan_of(*(nodes or (ranks,))), clock=1.7e9 - 100)
+        self.summary = Summary(self.notes.append, quiet)
+        self.on(planned(*(nodes or (ranks,)), timeout=timeout))
         self.on(*(RankStarted(101 * SECOND, rank, 4000 + rank) for rank in range(ranks)))
 
     def on(self, *events: Any) -> None:
         for event in events:
             assert self.summary.on(event) is False
 
-    def report(self, cause: Cause, folder: str | None = None, timeout: float | None = None) -> list[str]:
-        return self.summary.report(cause, folder, timeout).splitlines()
+    def report(self) -> list[str]:
+        return self.summary.report(self.summary.verdict())
 
     def fails(self, rank: int, code: int, *before: Any, killed: bool = False) -> list[str]:
         """The report of the rank's failure at 103.5 s, after these events."""
         self.on(*before, RankExited(int(103.5 * SECOND), rank, code, 512 << 20, killed))
-        return self.report(Cause("failure", rank=rank, code=code))
+        self.on(stopping("failure", 15, 5.0, []))
+        return self.report()
 
 
 def stderr(rank: int, data: bytes) -> Output:
@@ -87,8 +92,8 @@ def test_the_failed_ranks_last_error_output_follows() -> None:
 
 def test_a_long_tail_is_cut_to_its_last_lines_and_says_so() -> None:
     lines = Told().fails(0, 1, stderr(0, b"".join(b"line %d\n" % i for i in range(100))))
-    assert lines[1] == f"    … ({100 - TAIL_LINES} lines above)"
-    assert lines[2:] == [f"    line {i}" for i in range(100 - TAIL_LINES, 100)]
+    assert lines[1] == f"    … ({100 - MOST_LINES} lines above)"
+    assert lines[2:] == [f"    line {i}" for i in range(101 - MOST_LINES, 100)]
 
 
 def test_a_flood_of_error_output_does_not_fill_the_memory() -> None:
@@ -96,7 +101,7 @@ def test_a_flood_of_error_output_does_not_fill_the_memory() -> None:
     for _ in range(50):
         told.on(stderr(0, b"x" * TAIL_BYTES))
     assert told.fails(0, 1, stderr(0, b"\nlast words"))[-1] == "    last words"
-    assert sum(map(len, told.summary._tails.values())) <= TAIL_BYTES
+    assert sum(len(one.tail) for one in told.summary.story.ranks.values()) <= TAIL_BYTES
 
 
 def test_of_a_bar_only_the_last_state_is_told_and_odd_bytes_do_not_matter() -> None:
@@ -143,29 +148,46 @@ def test_a_kill_that_was_not_for_memory_is_told_apart() -> None:
 
 def test_the_ranks_that_were_stopped_are_told_apart_from_those_that_failed_too() -> None:
     told = Told(6)
-    told.on(RankExited(103 * SECOND, 2, 7, 0, False), RankExited(103 * SECOND, 4, 1, 0, False))
+    told.on(RankExited(103 * SECOND, 2, 7, 0, False), RankExited(int(103.2 * SECOND), 4, 1, 0, False))
     told.on(stopping("failure", 15, 5.0, [0, 1, 3]))
     told.on(*(RankExited(104 * SECOND, rank, -15, 0, False) for rank in (0, 1, 3)))
     told.on(RankExited(104 * SECOND, 5, 0, 0, False))
-    lines = told.report(Cause("failure", rank=2, code=7), folder="/logs/1")
-    assert lines[1:] == ["stopped because of it: ranks 0-1, 3", "failed too: rank 4", "logs: /logs/1"]
+    lines = told.report()
+    assert lines[1:] == ["stopped because of it: ranks 0-1, 3", "failed too: rank 4"]
 
 
 @pytest.mark.parametrize(
-    ("cause", "line"),
+    ("kind", "event", "line"),
     [
-        (Cause("timeout"), "the job was ended: it ran longer than --timeout 90 s"),
-        (Cause("lost", text="its agent hung up"), "the job's node was lost: its agent hung up; its ranks were killed"),
-        (Cause("start", rank=1, text="can't execute x: no"), "rank 1 could not be started: can't execute x: no"),
-        (Cause("signal", signum=2), "the job was ended by SIGINT"),
-        (Cause("console", text="Broken pipe"), "the job was ended: standard output takes no more (Broken pipe)"),
+        ("timeout", None, "the job was ended: it ran longer than --timeout 90 s"),
+        (
+            "lost",
+            NodeLost(103 * SECOND, 0, "its agent hung up", [0, 1]),
+            "the job's node was lost: its agent hung up; its ranks were killed",
+        ),
+        (
+            "start",
+            StartFailed(103 * SECOND, 1, "can't execute x: no"),
+            "rank 1 could not be started: can't execute x: no",
+        ),
+        ("signal", StopRequested(103 * SECOND, 2), "the job was ended by SIGINT"),
+        (
+            "console",
+            ConsoleClosed(103 * SECOND, "Broken pipe"),
+            "the job was ended: standard output takes no more (Broken pipe)",
+        ),
+        (
+            "peer",
+            PeerFailed(103 * SECOND, "rank 7 on b failed", 9),
+            "the world failed on another node: rank 7 on b failed",
+        ),
     ],
 )
-def test_every_cause_has_its_sentence(cause: Cause, line: str) -> None:
-    told = Told()
-    assert told.report(cause, timeout=90.0) == [line]
-    told.on(stopping(cause.kind, 15, 5.0, [0, 2]))
-    assert told.report(cause, "/logs", 90.0) == [line, "stopped because of it: ranks 0, 2", "logs: /logs"]
+def test_every_cause_has_its_sentence(kind: str, event: Any, line: str) -> None:
+    told = Told(timeout=90.0)
+    told.on(*([event] if event else []))
+    told.on(stopping(kind, 15, 5.0, [] if kind == "lost" else [0, 2]))
+    assert told.report() == [line, *(["stopped because of it: ranks 0, 2"] if kind != "lost" else [])]
 
 
 def test_a_stop_by_signal_is_noted_at_once_with_what_comes_next() -> None:
@@ -196,9 +218,14 @@ def test_strays_and_failed_logs_are_noted() -> None:
 
 def test_quiet_silences_the_notes_and_not_the_report() -> None:
     told = Told(quiet=True)
-    told.on(stopping("signal", 2, 30.0, [0]), StraysEnded(0, ["71 python"]), LogFailed(0, "x", "y"))
+    told.on(
+        StopRequested(103 * SECOND, 2),
+        stopping("signal", 2, 30.0, [0]),
+        StraysEnded(0, ["71 python"]),
+        LogFailed(0, "x", "y"),
+    )
     assert told.notes == []
-    assert told.report(Cause("signal", signum=2))[0] == "the job was ended by SIGINT"
+    assert told.report()[0] == "the job was ended by SIGINT"
 
 
 def test_with_several_nodes_each_rank_is_named_with_its_own() -> None:
@@ -209,9 +236,9 @@ def test_with_several_nodes_each_rank_is_named_with_its_own() -> None:
 
 def test_a_lost_node_is_named_with_what_it_ran() -> None:
     told = Told(nodes=(2, 2))
-    told.on(NodeLost(0, 1, "nothing was heard of it for 10 s", [2, 3]))
+    told.on(NodeLost(103 * SECOND, 1, "nothing was heard of it for 10 s", [2, 3]))
     told.on(stopping("lost", signal.SIGTERM, 5, [0, 1]))
-    assert told.report(Cause("lost", node=1, text="nothing was heard of it for 10 s")) == [
+    assert told.report() == [
         "h1 was lost: nothing was heard of it for 10 s; it ran ranks 2-3",
         "stopped because of it: ranks 0-1",
     ]
@@ -220,6 +247,6 @@ def test_a_lost_node_is_named_with_what_it_ran() -> None:
 def test_a_node_lost_while_stopping_stands_in_the_report_too() -> None:
     told = Told(nodes=(2, 2))
     told.on(RankExited(102 * SECOND, 0, 7, 0, False), stopping("failure", signal.SIGTERM, 5, [1, 2, 3]))
-    told.on(NodeLost(0, 1, "its agent hung up", [2, 3]))
-    lines = told.report(Cause("failure", rank=0, code=7))
+    told.on(NodeLost(105 * SECOND, 1, "its agent hung up", [2, 3]))
+    lines = told.report()
     assert lines[-2:] == ["h1 was lost: its agent hung up; it ran ranks 2-3", "stopped because of it: rank 1"]

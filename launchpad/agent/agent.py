@@ -51,6 +51,7 @@ from ..events import (
     Suspended,
     Taken,
 )
+from ..failures import Crashed
 from . import memory, node, processes, rank, scratch
 from .outbox import Outbox, Stream
 from .poll import Poll
@@ -306,6 +307,11 @@ class Agent:
         error = scratch.take_error_file(self._scratch, started.rank, ERROR_FILE_BYTES)
         if error:
             self._outbox.say(RankRaised(now, started.rank, error))
+        for raised in scratch.take_exceptions(self._scratch, started.rank):
+            self._outbox.say(raised)
+        crash = scratch.take_crash(self._scratch, started.rank)
+        if crash:
+            self._outbox.say(Crashed(now, started.rank, crash))
         if self._mpi:
             self._mpi.exited(started.rank, code)
         self._outbox.say(RankExited(now, started.rank, code, largest, killed))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+
+from ..failures import ExceptionRaised
+
+# The most that is taken of a rank's accounts of its exceptions, and of its crash, in characters.
+MOST_KEPT = 1 << 20
 
 
 def create() -> str:
@@ -29,7 +35,10 @@ def error_file(folder: str, rank: int) -> str:
 
 def take_error_file(folder: str, rank: int, most: int) -> str:
     """What stands in the rank's error file, `most` characters of it at most; the file is gone then."""
-    path = error_file(folder, rank)
+    return _take(error_file(folder, rank), most)
+
+
+def _take(path: str, most: int) -> str:
     try:
         # Without O_NONBLOCK a named pipe there, a user's prank, would hold us up.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), errors="replace") as file:
@@ -68,6 +77,38 @@ def open_result(folder: str, rank: int) -> int:
     except OSError:
         return -1
     return fd
+
+
+def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised]:
+    """The exceptions that ended the rank's program, its threads or its children's programs; forgotten then."""
+    found = []
+    for line in _take(os.path.join(folder, f"{rank}.raised"), MOST_KEPT).splitlines():
+        try:
+            said = json.loads(line)
+            event = ExceptionRaised(said["time"], rank, said["pid"], said["thread"], said["account"])
+        except (ValueError, KeyError, TypeError, RecursionError):  # cut, or not written by us
+            continue
+        if all(map(isinstance, event, (int, int, int, str, dict))):
+            found.append(event)
+    return found
+
+
+def take_crash(folder: str, rank: int) -> str:
+    """What faulthandler has written for the rank, each place with its line of source; forgotten then."""
+    text = _take(os.path.join(folder, f"{rank}.crash"), MOST_KEPT)
+    if not text:
+        return ""
+    import linecache
+
+    lines = []
+    for line in text.splitlines():
+        lines.append(line)
+        head, _, rest = line.partition('", line ')
+        number = rest.split(" ", 1)[0]
+        if head.startswith('  File "') and number.isdecimal():
+            source = linecache.getline(head[8:], int(number)).strip()
+            lines += [f"    {source}"] if source else []
+    return "\n".join(lines)
 
 
 def remove(folder: str) -> None:

@@ -147,9 +147,11 @@ class Starter:
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
         calls = argv[2:3] in (["--call"], ["--pickled"])  # a function: no interpreter has such options
-        if calls or (self.mpi is not None and self.mpi.has(entry["rank"]) and self.mpi.is_python(entry["rank"])):
-            return [argv[0], "-u", _EXECUTED, *argv[2:]]
-        return argv
+        if self.mpi is not None and self.mpi.has(entry["rank"]):
+            python = calls or self.mpi.is_python(entry["rank"])
+        else:
+            python = calls or self._start.python
+        return [argv[0], "-u", _EXECUTED, *argv[2:]] if python else argv
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
         own = {**scratch.call_files(self._folder, entry["rank"])} if self.has_call else {}

@@ -13,7 +13,14 @@ from launchpad.errors import LaunchpadError
 from launchpad.transport import Link
 
 # A command's module is imported when the command is used: start-up time is the launcher's own product.
-_COMMANDS = {"run": "launchpad.cli.run", "smoke": "launchpad.cli.smoke", "bench": "launchpad.cli.bench"}
+_COMMANDS = {
+    "run": "launchpad.cli.run",
+    "smoke": "launchpad.cli.smoke",
+    "bench": "launchpad.cli.bench",
+    "why": "launchpad.cli.why",
+    "logs": "launchpad.cli.logs",
+    "jobs": "launchpad.cli.past",
+}
 
 
 _EPILOG = """\b
@@ -21,6 +28,7 @@ Examples:
   launchpad run --nproc 4 train.py --lr 0.1
   launchpad run --help
   launchpad smoke configs/smoke.toml
+  launchpad why
   launchpad bench -H a:4,b:4
 """
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from launchpad.cli.conduct import Reports, Taker, conduct
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.preload import what_to_preload
 from launchpad.cli.run_options import ABOUT_HOSTS, run_options
@@ -21,14 +20,10 @@ from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
 from launchpad.head.gathering import Gathering
 from launchpad.head.preload import TORCH, look_through
-from launchpad.head.sink import Sink
-from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
+from launchpad.job.plan import Elsewhere, Place, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import resolve_world
-from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
-from launchpad.report.stale_store import StaleStores
-from launchpad.report.summary import Summary
+from launchpad.report.console import say_on_stderr
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
     from launchpad.job.hosts import Host
 
 Reopen = Callable[[int], Link]
-Taker = Callable[[Callable[[Any], None]], Sink]  # from what takes events of the head's own
-Tell = Callable[[str, int], None]  # what the launchpads of other nodes are to know of our end: why, exit code
 
 _EPILOG = """\b
 Examples:
@@ -142,7 +135,8 @@ def run_job(ctx: click.Context, options: dict[str, Any], taker: Taker | None = N
         elsewhere = gathering.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _run(gathering, spec, plan, tell, reopen, taker, here=not links[0].remote, quiet=options["quiet"])
+    reports = Reports(options["junit"], options["events"], taker)
+    return conduct(gathering, spec, plan, tell, reopen, reports, here=not links[0].remote, quiet=options["quiet"])
 
 
 def _hosts(options: dict[str, Any]) -> tuple[Host, ...]:
@@ -261,61 +255,3 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         virtual_local_rank=options["virtual_local_rank"],
         backend=options["backend"] or "",
     )
-
-
-def _run(
-    gathering: Gathering,
-    spec: JobSpec,
-    plan: Plan,
-    tell: Tell,
-    reopen: Reopen | None,
-    taker: Taker | None,
-    *,
-    here: bool,
-    quiet: bool,
-) -> int:
-    folder = None
-    sinks: list[Sink] = []
-    if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
-        from launchpad.report.files import Files, temporary_folder
-
-        files = Files(spec, plan, spec.log_dir or temporary_folder(), gathering.post)
-        folder = files.folder
-        sinks.append(files)
-    shown = spec
-    if taker is not None:
-        sinks.append(taker(gathering.post))
-        shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
-    console = Console(shown, plan, os.environ, gathering.post)
-    summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
-    sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
-    supervisor = Supervisor(gathering)
-    modes = terminal_modes()
-    try:
-        code, cause = supervisor.run(
-            plan,
-            sinks,
-            grace=spec.grace,
-            timeout=spec.timeout,
-            max_restarts=spec.max_restarts,
-            terminal=terminal_size(os.environ, console.margin) if here else (),
-            reopen=reopen,
-            sends_input=not here,
-        )
-    finally:
-        restore_terminal(modes)
-    report = summary.report(cause, folder, spec.timeout) if cause is not None else ""
-    tell(report.partition("\n")[0], code)
-    if supervisor.leaving:  # output that nobody takes is all that is left
-        console.say_and_leave(report)
-        os._exit(code)
-    console.flush()
-    if report:
-        console.say(report, bad=True)
-    # From here on nobody is left but a slow reader: Ctrl-C ends the wait for him.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, signal.SIG_DFL)
-    for sink in sinks:
-        sink.close()
-    return code

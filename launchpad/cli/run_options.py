@@ -87,6 +87,8 @@ _OPTIONS = (
         help="Lines with one of these texts also go to filtered_stdout.log.",
     ),
     _output("--duplicate-stderr-filters", default="", metavar="TEXT,…", pet=True, help="The same for stderr."),
+    _output("--junit", metavar="FILE", help="Write a JUnit report, a case for each rank."),
+    _output("--events", metavar="FILE|-", help="Write what happens as JSON lines, the ranks' output among them."),
     _output("-q", "--quiet", is_flag=True, help="No notes of launchpad's own, but for why a job failed."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from launchpad.cli.conduct import planned
 from launchpad.cli.hosts import is_here, make_world, open_links, read_hosts
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.events import StopRequested
@@ -168,6 +169,7 @@ class _Job:
         self._collector: Collector | None = None
         self._cause: Cause | None = None
         self._report = ""
+        self._blamed = -1  # the rank that failed first, which need not be the one that was heard of first
 
     def interrupt(self) -> None:
         """Ctrl-C: end the ranks; a second one kills them."""
@@ -188,7 +190,7 @@ class _Job:
             return self._collector.results()
         match cause.kind:
             case "failure":
-                raise self._collector.failure(cause.rank, self._report)
+                raise self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, self._report)
             case "timeout":
                 raise JobTimeout(self._report.replace("--timeout ", "timeout="))
             case "console" if self.screen.failure is not None:
@@ -231,12 +233,16 @@ class _Job:
         plan = self._with_files(plan, [link.remote for link in links])
         deliver(gathering, [node for node, link in enumerate(links) if link.remote], self._call)
         self.screen.open(plan)
-        summary = Summary(self.screen.say, False, plan, clock=time.time() - time.monotonic())
+        summary = Summary(self.screen.say, quiet=False)
+        summary.on(planned("", spec, plan, ""))
         _, self._cause = Supervisor(gathering).run(
             plan, [self._collector, self.screen, summary], grace=None, timeout=spec.timeout
         )
         if self._cause is not None:
-            self._report = summary.report(self._cause, None, spec.timeout)
+            verdict = summary.verdict()
+            self._report = "\n".join(summary.report(verdict))
+            if verdict.cause is not None and verdict.cause.rank >= 0:
+                self._blamed = verdict.cause.rank
 
     def _links(self) -> list[Link]:
         if not self._hosts:

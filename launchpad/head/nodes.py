@@ -19,6 +19,9 @@ from launchpad.transport import Delivering, Link
 # A node is asked for a sign of life so many times within the time that it may be silent.
 PINGS = 4
 
+# Two clocks, each kept right by NTP or by nobody, go apart by so much (crystals: 50 ppm, NTP's slewing: up to 500).
+DRIFT = 2e-4
+
 # A head that has itself stood still so much longer than it meant to (a paused machine) judges nobody by that time.
 LATE_SECONDS = 1.0
 
@@ -40,6 +43,7 @@ class Nodes:
         # By node: what is to be taken from its times to have ours, and how long the question was under way, both in ns.
         self._offset = [0] * len(self._links)
         self._uncertain = [1 << 62] * len(self._links)
+        self._learnt = [0] * len(self._links)  # when, in ns
 
     def __len__(self) -> int:
         return len(self._links)
@@ -116,9 +120,16 @@ class Nodes:
         """The node's clock: it said its time half-way between question and answer, the better the sooner."""
         now = time.monotonic_ns()
         under_way = now - event.ping
-        if 0 <= under_way < self._uncertain[node]:
+        if 0 <= under_way < 2 * self.doubt(node):
             self._uncertain[node] = under_way
+            self._learnt[node] = now
             self._offset[node] = event.time - (event.ping + now) // 2
+
+    def doubt(self, node: int) -> int:
+        """By how much its times in ours may be wrong, in ns: half the way there and back, and what clocks drift."""
+        if node not in self.remote:
+            return 0
+        return self._uncertain[node] // 2 + int((time.monotonic_ns() - self._learnt[node]) * DRIFT)
 
     # Signs of life.
 

@@ -44,6 +44,7 @@ from launchpad.events import (
     Suspended,
     Written,
 )
+from launchpad.failures import ClockSeen, Crashed, ExceptionRaised
 from launchpad.head.flow import Flow
 from launchpad.head.gathering import Gathering
 from launchpad.head.input import Input
@@ -199,6 +200,8 @@ class Supervisor:
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
                 return self._node_of.get(rank) == source
+            case ExceptionRaised() | Crashed():
+                return self._node_of.get(event.rank) == source
             case RankFailed(_, rank, code):
                 return self._node_of.get(rank) == source and 0 < code < 256
             case MpiRequest(_, rank, lines):
@@ -262,7 +265,10 @@ class Supervisor:
                 case SendSignal():
                     self.nodes.send_all(action)
                 case PhaseChanged():
-                    self._dispatch(action)
+                    now = time.monotonic_ns()  # the machine's clock stands still while we do
+                    for node in self.nodes.remote if action.phase == "stopping" else ():
+                        self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
+                    self._dispatch(action._replace(time=now))
                 case Finish(leave):
                     self.nodes.send_all(FinishCommand(leave))
                 case Restart(attempt, cause):

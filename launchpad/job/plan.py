@@ -120,6 +120,7 @@ class Plan:
             stdin_rank=0,
             sends_input=sends_input and node.ranks[0].rank == 0,
             terminal=list(terminal),
+            python=self.python,
         )
 
     def as_json(self) -> dict[str, Any]:

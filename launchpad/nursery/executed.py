@@ -1,14 +1,16 @@
-"""The entry of executed Python ranks of an MPI world, and of all that call a function.
+"""The entry of an executed Python rank.
 
     python -u …/nursery/executed.py (SCRIPT | -m MODULE | --call FUNCTION | --pickled NAME) ARGS
 
-At an interpreter's exit mpi4py finalizes MPI, which waits for all ranks. Where this one ends with an exception, the
-others would be waited for, and never come: it has to leave without that.
+It keeps an account of what ends the program. And at an interpreter's exit mpi4py finalizes MPI, which waits for all
+ranks: where this one ends with an exception, the others would never come, and it has to leave without that.
 """
 
 import os
 import sys
 
+if sys.version_info < (3, 10):  # noqa: UP036  # older than what we run on: the program alone
+    os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

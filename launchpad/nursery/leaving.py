@@ -12,12 +12,14 @@ import atexit
 import gc
 import os
 import sys
-import types
-import weakref
+
+from . import accounts
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Module = type(sys)
 
 _imported_before: set[str] = set()
 
@@ -41,6 +43,9 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
+    if ended is None:
+        accounts.keep_end()
+    accounts.keep(ended, ours=ours)
     code = _tell(ended, ours)
     del ended
     _finish_threads()
@@ -62,6 +67,20 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code if flushed else _FLUSH_FAILED)
+
+
+def give_up(how: list[BaseException], ours: tuple[str, ...]) -> None:
+    """Tell how the program ended, as in `leave`, and have the interpreter exit as it would. Never returns."""
+    ended = how.pop()
+    accounts.keep(ended, ours=ours)
+    if isinstance(ended, SystemExit):
+        raise ended
+    code = _tell(ended, ours)
+    if isinstance(ended, KeyboardInterrupt):
+        sys.excepthook = lambda *_: None  # it was told
+        raise ended
+    del ended
+    raise SystemExit(code)
 
 
 def _tell(ended: BaseException | None, ours: tuple[str, ...]) -> int:
@@ -137,12 +156,14 @@ def _clear_modules() -> None:
     """finalize_modules of CPython's Python/pylifecycle.c, for the modules that the nursery did not have."""
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
+    import weakref
+
     # While all is still reached from outside, this sorts every object before what it holds: so a text file will be
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
     # cffi's libraries stand there as modules, and can't be referred to weakly.
-    left = [weakref.ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
+    left = [weakref.ref(one) for one in map(sys.modules.pop, names) if isinstance(one, _Module) and _weak(one)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):
@@ -157,7 +178,7 @@ def _clear_modules() -> None:
     gc.collect()
 
 
-def _weak(module: types.ModuleType) -> bool:
+def _weak(module: object) -> bool:
     return type(module).__weakrefoffset__ > 0
 
 

@@ -1,6 +1,6 @@
 """Run a Python rank's program as `python` would, and leave as `python` would.
 
-Every executed rank of an MPI world loads this: it imports what an interpreter has at its start, and little more.
+Every executed Python rank loads this: it imports what an interpreter has at its start, and little more.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-import types
 
-from . import calling, leaving, mpi
+from . import accounts, calling, leaving, mpi
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -60,13 +59,21 @@ def absolute(path: str) -> str:
 
 
 def execute(argv: list[str]) -> None:
-    """In a fresh interpreter: run a command line as `run` does. Returns when all went well, for a whole exit."""
+    """In a fresh interpreter: run a command line as `run` does, for a whole exit: returns, or raises SystemExit.
+
+    Once it is in MPI it returns only when all went well: at a whole exit mpi4py would wait for the other ranks.
+    """
     put_first_on_path(argv[2:])
     set_argv(argv)
+    accounts.begin()
     leaving.remember()
     ended = _run(argv)
-    if ended and not (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+    if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+        accounts.keep_end()
+        return
+    if "mpi4py.MPI" in sys.modules:
         leaving.leave(ended, ours=_OURS)
+    leaving.give_up(ended, ours=_OURS)
 
 
 def run(argv: list[str]) -> None:
@@ -99,7 +106,7 @@ def _run(argv: list[str]) -> list[BaseException]:
 def _fresh_main() -> dict[str, Any]:
     """A new `__main__`. The old one was frozen with the rest: no garbage collection would ever reach what is in it."""
     old = sys.modules["__main__"]
-    new = types.ModuleType("__main__")
+    new = type(sys)("__main__")
     vars(new).update({name: value for name, value in vars(old).items() if name.startswith("__")})
     vars(new).update(__doc__=None, __builtins__=builtins)
     vars(new).pop("__file__", None)
@@ -112,8 +119,7 @@ def _fresh_main() -> dict[str, Any]:
 
 def _run_script(path: str, main: dict[str, Any]) -> None:
     """As pymain_run_file of CPython's Modules/main.c does."""
-    from importlib.machinery import SourceFileLoader
-
+    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader  # importlib.machinery's, without importing that
     path = absolute(path)
     try:
         with open(path, "rb") as file:
@@ -121,7 +127,7 @@ def _run_script(path: str, main: dict[str, Any]) -> None:
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
-    main.update(__loader__=SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+    main.update(__loader__=loader("__main__", path), __file__=path, __cached__=None)
     code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main)  # noqa: S102
 

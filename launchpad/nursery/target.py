@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from . import leaving, process, program, store
+from . import accounts, leaving, process, program, store
 
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
@@ -26,6 +26,7 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     _reseed()
     store.hold(request["store"])
     importlib.invalidate_caches()
+    accounts.begin()
     leaving.remember()
 
 

@@ -27,7 +27,10 @@ LAST_WORDS_SECONDS = 0.5
 class Console:
     """A sink. `post` takes what its writer threads have to tell the loop."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None]) -> None:
+    def __init__(
+        self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None], *, shows: bool = True
+    ) -> None:
+        """`shows`: the ranks' output, not only what is said about the job."""
         self._post = post
         shared = _same_device(STDOUT, STDERR)
         self._devices: dict[int, Device] = {}
@@ -43,6 +46,7 @@ class Console:
                 self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
         self._spec = spec
+        self._shows = shows
         self._label = labels(plan)
         self.margin = len(self._label(0, ranks[0].rank)) + 1  # the columns that a prefix takes
         for place, node in enumerate(plan.nodes):
@@ -51,7 +55,8 @@ class Console:
 
     def _open(self, rank: int, local_rank: int, label: str) -> None:
         spec = self._spec
-        if spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks:
+        hidden = spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks
+        if hidden or not self._shows:
             return
         for stream in (STDOUT, STDERR):
             if spec.redirects.has(local_rank, stream) and not spec.tee.has(local_rank, stream):
@@ -76,6 +81,10 @@ class Console:
         if pieces:
             self._writers[event.stream].put(pieces, event)
         return bool(pieces)
+
+    def print(self, text: str) -> None:
+        """Show a text as it is, for a machine that reads the log: on stderr, which nothing else is made of."""
+        self._writers[STDERR].put(self._devices[STDERR].note(_encoded(text), STDERR))
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message of the launcher's own, each of its lines marked as such."""

@@ -26,8 +26,9 @@ _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 class Files:
     """A sink. Making one makes the folders and files, private to the user; UsageError where that can't be."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None]) -> None:
-        self.folder = os.path.join(log_dir, f"{plan.run_id}_{os.urandom(4).hex()}")
+    def __init__(self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None], job: str) -> None:
+        """`job` is launchpad's own id of it, a random one."""
+        self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
         self._spec = spec
         self._plan = plan
         self._post = post
@@ -49,6 +50,10 @@ class Files:
                 "written to"
             ) from None
         self._writer = Writer(post, self._failed)
+
+    def keeps(self, rank: int, stream: int) -> bool:
+        """Whether that stream of the rank is written here."""
+        return (rank, stream) in self._files
 
     def _open(self, attempt: int) -> None:
         for stream in self._filters:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launchpad.cli.conduct import planned
 from launchpad.commands import Finish, Hello, Ping, Signal, Start
 from launchpad.events import STDOUT, AgentReady, Output, Pong, RankExited, RankStarted
 from launchpad.head.gathering import Gathering
@@ -113,11 +114,12 @@ def lead(count: int, say: Callable[[str], None]) -> tuple[int, Cause | None]:
     plan = make_plan(spec, ready, "scale", places=places, master=Master("192.0.2.1", 29500))
     mark("plan")
     console = Console(spec, plan, {}, head.post)
-    summary = Summary(lambda _: None, False, plan, 0.0)
+    summary = Summary(lambda _: None, False)
+    summary.on(planned("scale", spec, plan, ""))
     code, cause = Supervisor(head).run(plan, [console, summary], grace=30.0, timeout=None)
     mark("run")
     if cause is not None:
-        summary.report(cause, None, None)
+        summary.report(summary.verdict())
     console.close()
     mark("report")
     agents.thread.join()

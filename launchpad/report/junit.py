@@ -1,0 +1,97 @@
+"""`--junit`: a JUnit report, a case for each rank: failed, skipped because another did, or passed."""
+
+from __future__ import annotations
+
+import re
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+from launchpad.errors import UsageError
+from launchpad.report.story import Story
+from launchpad.report.verdict import Verdict
+
+# XML 1.0 has no place for these, whichever way they are written.
+_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def check(path: str) -> None:
+    """Raise UsageError where the report could not be written, before anything runs."""
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--junit {path}: {error.strerror}; name a file that can be written") from None
+
+
+def write(path: str, story: Story, verdict: Verdict, lines: Sequence[str]) -> str:
+    """Write it. Returns what went wrong, "" for nothing."""
+    root = report(story, verdict, lines)
+    ET.indent(root)
+    try:
+        ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        return f"--junit {path}: {error.strerror}; the report is missing"
+    return ""
+
+
+def report(story: Story, verdict: Verdict, lines: Sequence[str]) -> ET.Element:
+    """The whole document."""
+    planned = story.planned
+    name = " ".join(planned.words[:2] if planned.words[:1] == ["-m"] else planned.words[:1])
+    suite = ET.Element("testsuite", name=f"launchpad {name}", hostname=planned.nodes[0][0] if planned.nodes else "")
+    suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(planned.wall)))
+    properties = ET.SubElement(suite, "properties")
+    for key, value in (("job", planned.job), ("exit_code", verdict.exit_code), ("attempts", story.attempt + 1)):
+        ET.SubElement(properties, "property", name=key, value=str(value))
+    text = _clean("\n".join(lines))
+    blamed = {verdict.cause.rank} if verdict.cause else set()
+    reasons = {one.rank: one.why for one in verdict.victims}
+    failures = skipped = 0
+    last = planned.time
+    for rank in sorted(story.ranks):
+        one = story.of(rank)
+        end = one.exited.time if one.exited else story.stop.time if story.stop else one.started
+        last = max(last, end)
+        seconds = max(0, end - one.started) / 1e9 if one.started else 0.0
+        case = ET.SubElement(
+            suite, "testcase", classname=name.replace("/", "."), name=story.name(rank), time=f"{seconds:.3f}"
+        )
+        said = _clean(lines[0]) if lines else ""
+        if rank in blamed and verdict.kind != "lost":
+            ET.SubElement(case, "failure", message=said, type=_type(verdict)).text = text
+            failures += 1
+        elif rank in (*verdict.close, *verdict.alike, *verdict.failed_too):
+            ET.SubElement(case, "failure", message="failed too", type="failure").text = text
+            failures += 1
+        elif rank in verdict.early:
+            ET.SubElement(case, "failure", message="left early, with exit code 0", type="early").text = text
+            failures += 1
+        elif rank in reasons:
+            ET.SubElement(case, "skipped", message=_clean(f"died of another's failure: {reasons[rank]}"))
+            skipped += 1
+        elif verdict.kind in ("timeout", "signal", "console", "peer", "lost", "start", "cut off"):
+            if one.exited is None or one.exited.code != 0:
+                ET.SubElement(case, "failure", message=said, type=verdict.kind).text = text
+                failures += 1
+        elif rank in verdict.stopped:
+            ET.SubElement(case, "skipped", message="stopped because another rank failed")
+            skipped += 1
+    suite.set("tests", str(len(story.ranks)))
+    suite.set("failures", str(failures))
+    suite.set("errors", "0")
+    suite.set("skipped", str(skipped))
+    suite.set("time", f"{(last - planned.time) / 1e9:.3f}")
+    suites = ET.Element("testsuites", name="launchpad", tests=str(len(story.ranks)), failures=str(failures), errors="0")
+    suites.append(suite)
+    return suites
+
+
+def _type(verdict: Verdict) -> str:
+    cause = verdict.cause
+    assert cause is not None
+    return (cause.account.type if cause.account else "") or cause.kind
+
+
+def _clean(text: str) -> str:
+    return _FORBIDDEN.sub("\ufffd", text)
