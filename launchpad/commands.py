@@ -72,13 +72,14 @@ class Start(NamedTuple):
     cwd: str
     environ: dict[str, str]  # for all ranks, over the agent's own environment
     defaults: dict[str, str]  # for all ranks, where the result of the above leaves them unset
-    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
+    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool}
     preload: list[str]  # modules to be imported once, in a process that the ranks are forked from; none: execute them
     window: int  # bytes of output that may be under way per rank and stream
     store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" it as served on another node, "" not ours
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     sends_input: bool  # whether that comes as Input; else the agent was given the descriptor itself, if there is one
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
+    watched: bool  # whether the ranks will be asked again and again where they are (--stall-timeout)
 
 
 class Input(NamedTuple):
@@ -143,6 +144,14 @@ class MpiReply(NamedTuple):
     line: str
 
 
+class Examine(NamedTuple):
+    """Say of each rank that runs where it is: an Examined each (stacks.py)."""
+
+    number: int  # of this question
+    everything: bool  # all threads and the last collectives; else what can be told without a signal
+    native: bool  # the frames of native code as well, where py-spy is installed on the node
+
+
 Command = (
     Hello
     | Survey
@@ -161,4 +170,5 @@ Command = (
     | BarrierOut
     | StartMore
     | MpiReply
+    | Examine
 )

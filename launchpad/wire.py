@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from . import commands, events
+from . import commands, events, stacks
 
 # The order is the protocol: append only.
 MESSAGES: tuple[Any, ...] = (
@@ -59,6 +59,8 @@ MESSAGES: tuple[Any, ...] = (
     commands.MpiReply,
     events.NoMpi,
     commands.StartMore,
+    commands.Examine,
+    stacks.Examined,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -76,7 +78,7 @@ class WireError(Exception):
     """The bytes on the link are not frames of ours."""
 
 
-def encode(message: events.Event | commands.Command) -> bytes:
+def encode(message: events.Event | commands.Command | stacks.Examined) -> bytes:
     """One message as one frame."""
     layout = _RAW.get(type(message))
     if layout is not None:

@@ -13,7 +13,7 @@ from launchpad.errors import LaunchpadError
 from launchpad.transport import Link
 
 # A command's module is imported when the command is used: start-up time is the launcher's own product.
-_COMMANDS = {"run": "launchpad.cli.run", "smoke": "launchpad.cli.smoke"}
+_COMMANDS = {"run": "launchpad.cli.run", "smoke": "launchpad.cli.smoke", "stacks": "launchpad.cli.stacks"}
 
 
 _EPILOG = """\b
@@ -21,6 +21,7 @@ Examples:
   launchpad run --nproc 4 train.py --lr 0.1
   launchpad run --help
   launchpad smoke configs/smoke.toml
+  launchpad stacks
 """
 
 

@@ -18,6 +18,7 @@ from launchpad.cli.run_options import ABOUT_HOSTS, run_options
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import STDERR, STDOUT
 from launchpad.head import preflight, signals
+from launchpad.head.control import Control
 from launchpad.head.gathering import Gathering
 from launchpad.head.preload import TORCH, Found, look_through
 from launchpad.head.sink import Sink
@@ -26,6 +27,7 @@ from launchpad.job.plan import Elsewhere, Place, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.world import resolve_world
 from launchpad.report.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
+from launchpad.report.stacks import Stacks
 from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
 from launchpad.transport import Link
@@ -58,7 +60,7 @@ Examples:
 \b
 Exit code: 0 when every rank left with 0; a failed job's is the first failed
 rank's own, 128+n for signal n; 2 nothing could be started; 3 a host can't be
-used; 4 a node was lost; 124 --timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
+used; 4 a node was lost; 124 --timeout, --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
 """
 
 
@@ -215,6 +217,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     )
     if world.nnodes > 1 and options["max_restarts"]:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
+    if world.nnodes > 1 and options["stall_timeout"] is not None:
+        raise UsageError("--stall-timeout: one of several launchpads sees its own ranks only; give --hosts to one")
     if world.nnodes > 1 and options["backend"] == "mpi":
         raise UsageError("--backend mpi: launchpads started on each node form no MPI world; give --hosts to one")
     here, far = True, False
@@ -250,6 +254,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         },
         grace=options["grace"],
         timeout=options["timeout"],
+        stall_timeout=options["stall_timeout"],
         max_restarts=options["max_restarts"],
         torch=bool(hosts) and look().torch,
         preload=_preload(options, target, look, {**os.environ, **environ}),
@@ -305,6 +310,8 @@ def _run(
         sinks.append(files)
     console = Console(spec, plan, os.environ, gathering.post)
     summary = Summary(console.say, quiet, plan, clock=time.time() - time.monotonic())
+    control = Control(f"{plan.run_id}-{os.getpid()}", gathering.post)
+    sinks.append(Stacks(console.say, folder, plan, control.answer))
     sinks += [console, summary, StaleStores(spec.target, spec.environ.values(), _say_nothing if quiet else console.say)]
     supervisor = Supervisor(gathering)
     modes = terminal_modes()
@@ -314,12 +321,14 @@ def _run(
             sinks,
             grace=spec.grace,
             timeout=spec.timeout,
+            stall_timeout=spec.stall_timeout,
             max_restarts=spec.max_restarts,
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
             sends_input=not here,
         )
     finally:
+        control.close()
         restore_terminal(modes)
     report = summary.report(cause, folder, spec.timeout) if cause is not None else ""
     tell(report.partition("\n")[0], code)

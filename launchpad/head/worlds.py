@@ -100,6 +100,7 @@ class Worlds:
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
                 cwd = os.path.join(node.cwd, program.cwd)
                 entry = {"rank": first + place, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
+                entry["python"] = program.python
                 entries.append(entry)
         self._next_rank += size
         self._meetings.append(_Meeting([0], [size]))

@@ -41,7 +41,7 @@ def leave(how: list[BaseException], ours: str) -> None:
     """
     ended = how.pop() if how else None
     interrupted = isinstance(ended, KeyboardInterrupt)
-    code = _tell(ended, ours)
+    code = tell(ended, ours)
     del ended
     _finish_threads()
     atexit._run_exitfuncs()
@@ -64,7 +64,8 @@ def leave(how: list[BaseException], ours: str) -> None:
     os._exit(code if flushed else _FLUSH_FAILED)
 
 
-def _tell(ended: BaseException | None, ours: str) -> int:
+def tell(ended: BaseException | None, ours: str) -> int:
+    """Show what ended the program, as the interpreter would. Returns the exit code."""
     if ended is None:
         return 0
     if isinstance(ended, SystemExit):

@@ -1,6 +1,6 @@
 """Run a Python rank's program as `python` would, and leave as `python` would.
 
-Every executed rank of an MPI world loads this: it imports what an interpreter has at its start, and little more.
+Every executed Python rank loads this: it imports what an interpreter has at its start, and little more.
 """
 
 from __future__ import annotations
@@ -45,14 +45,20 @@ def absolute(path: str) -> str:
     return os.path.join(os.getcwd(), path.removeprefix("./"))
 
 
-def execute(argv: list[str]) -> None:
-    """In a fresh interpreter: run a command line as `run` does. Returns when all went well, for a whole exit."""
+def execute(argv: list[str], *, whole: bool) -> None:
+    """In a fresh interpreter: run a command line as `run` does. Returns, or raises SystemExit, for a whole exit.
+
+    `whole`: also where the program has failed; else there is none then.
+    """
     put_first_on_path(argv[2:])
     set_argv(argv)
     leaving.remember()
     ended = _run(argv)
-    if ended and not (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+    if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+        return
+    if not whole or isinstance(ended[0], KeyboardInterrupt):
         leaving.leave(ended, ours=__file__)
+    raise SystemExit(leaving.tell(ended.pop(), ours=__file__)) from None
 
 
 def run(argv: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from launchpad.events import (
     RanksSpawned,
     RankStarted,
     Restarted,
-    StopRequested,
     StraysEnded,
 )
 from launchpad.job.outcome import Cause, exit_in_words, ranks_in_words, signal_name
@@ -108,8 +106,6 @@ class Summary:
                 self._phase(event)
             case Restarted():
                 self._restarted(event)
-            case StopRequested(_, signal.SIGQUIT):
-                self._say("SIGQUIT is kept for a dump of the ranks' stacks, which this version does not have yet")
         return False
 
     def _phase(self, event: PhaseChanged) -> None:
@@ -153,6 +149,8 @@ class Summary:
                 lines = [f"the world failed on another node: {cause.text}"]
             case "timeout":
                 lines = [f"the job was ended: it ran longer than --timeout {timeout:g} s"]
+            case "stall":
+                lines = [f"the job was ended: it hangs, no rank has written or got on for {cause.seconds:.0f} s"]
             case "signal":
                 lines = [f"the job was ended by {signal_name(cause.signum)}"]
             case "console":
