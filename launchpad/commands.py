@@ -120,7 +120,6 @@ class World(NamedTuple):
     mapping: str  # which MPI ranks share a node, as MPICH writes it
     keys: dict[str, str]  # that are there from the start
     interface: str  # by which the nodes reach each other; "" for one node
-    python: bool  # the ranks are Python programs
 
 
 class BarrierOut(NamedTuple):

@@ -64,7 +64,7 @@ class Stalled(NamedTuple):
 
 # Reading a stack.
 
-# Functions that wait for other ranks, by the end of their file's name. Where one stands in a stack, the rank waits in it.
+# Functions that wait for other ranks, by the end of their file's name: where one stands in a stack, the rank waits.
 _WAITS = ("torch/distributed/distributed_c10d.py", "launchpad/collectives/mpi/work.py")
 _NO_WAITS = {"wrapper", "init_process_group", "new_group", "_new_group_with_tag", "_new_process_group_helper"}
 _OURS = ("/launchpad/nursery/", "/launchpad/collectives/")
@@ -118,7 +118,7 @@ def _operation(above: Sequence[Sequence[Any]], text: str, mpi: bool) -> str:
     waits = [frame for frame in above if frame[0].endswith(_WAITS) and not frame[2].startswith("<")]
     if waits:
         names = [frame[2] for frame in waits if frame[2] not in _NO_WAITS]
-        return names[-1] if names else waits[-1][2]
+        return str(names[-1] if names else waits[-1][2])
     if above and above[0][2] == "_engine_run_backward":
         return ""
     if not above:

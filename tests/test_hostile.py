@@ -249,7 +249,7 @@ ASKED = [
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.Hold("127.0.0.1", 0),
     commands.Ping(1),
-    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, []),
+    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, [], False),
     commands.Input(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),

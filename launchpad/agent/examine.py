@@ -1,7 +1,8 @@
 """Find out where the ranks of this node are, without stopping them, and without a wait that holds the agent up.
 
-A rank (nursery/answering.py) answers by its socket, or writes its stacks when the signal comes. The signal would end any
-other process: so it goes only to a rank that has our file open and says in /proc that it catches it, and to no group.
+A rank (nursery/answering.py) answers by its socket, or writes its stacks when the signal comes. The signal would end
+any other process: so it goes only to a rank that has our file open and says in /proc that it catches it, and to no
+group.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ NO_PYTHON = "not a Python program that launchpad has started"
 NO_HANDLER = "its program has taken our signal handler away"
 SILENT = "it did not answer"
 
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "")
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
@@ -152,7 +154,9 @@ class Examiner:
         pid = asked.pid
         seconds, busy, moved = facts.use(pid)
         said = self._answers.answer(pid, self._question.number) or {}
-        known = {name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said}
+        known: dict[str, Any] = {
+            name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said
+        }
         if facts.maps(pid, "/mpi4py/"):
             known["mpi"] = True
         state = facts.status(pid).get("State", "?")[:1]
@@ -272,6 +276,8 @@ def parse(text: str, line_of: Callable[[str, int], str]) -> list[Any]:
         frame = _FRAME.match(line)
         if frame and threads and len(threads[-1]["frames"]) < _MOST_FRAMES:
             path, number = _unescaped(frame[1]), int(frame[2]) if frame[2].isdigit() else 0
+            if path.startswith(_OURS):
+                continue
             source = "" if is_library(path) else line_of(path, number)
             threads[-1]["frames"].append([path, number, _unescaped(frame[3]), source])
     return threads[-1:] + threads[:-1]

@@ -67,7 +67,6 @@ class Worlds:
             mapping=process_mapping([len(node.ranks) for node in self._plan.nodes]),
             keys={},
             interface=node.interface,
-            python=self._plan.python,
         )
 
     def makes_sense(self, node: int, event: BarrierIn) -> bool:
@@ -114,7 +113,6 @@ class Worlds:
             mapping=process_mapping([size]),
             keys=programs[0].keys,
             interface=node.interface,
-            python=all(program.python for program in programs),
         )
         return world, entries
 

@@ -34,6 +34,8 @@ FRAMES = 100
 # What the agent takes in one message.
 MOST_BYTES = 150_000
 
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
 _GROUPS = "torch.distributed.distributed_c10d"
 
 _path = ""
@@ -44,9 +46,8 @@ _main = 0  # the main thread's number
 
 def signal_number() -> int:
     """The signal that asks for the stacks: one that no program is known to use."""
-    import _signal
-
-    return _signal.SIGRTMIN + 5  # type: ignore[no-any-return]
+    number: int = __import__("_signal").SIGRTMIN + 5  # `signal` itself takes milliseconds to import
+    return number
 
 
 def prepare(path: str, eager: bool) -> None:
@@ -55,7 +56,6 @@ def prepare(path: str, eager: bool) -> None:
     `eager`: begin the thread now.
     """
     global _path, _main
-    import _signal
     import _thread
     import faulthandler
 
@@ -70,7 +70,7 @@ def prepare(path: str, eager: bool) -> None:
             os.close(opened)
     except OSError:  # no descriptor is left, or a kernel forbids it: then nobody can ask
         return
-    _signal.signal(signum, _beat)
+    __import__("_signal").signal(signum, _beat)
     faulthandler.register(signum, file)
     if eager:
         begin()
@@ -94,7 +94,7 @@ def _beat(*_: object) -> None:
 
 def install() -> None:
     """Begin the thread with the first process group, in a process that has imported torch.distributed, or its fork."""
-    groups = sys.modules.get(_GROUPS)
+    groups: Any = sys.modules.get(_GROUPS)
     check = getattr(groups, "_check_valid_timeout", None)  # every making of a group calls it, and returns from it
     if groups is None or check is None:
         return
@@ -114,13 +114,13 @@ class Watch:
         # What torch.distributed imports after the module that makes groups.
         if name.startswith("torch.distributed.") and hasattr(sys.modules.get(_GROUPS), "destroy_process_group"):
             if self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
             install()
 
 
 def watch() -> None:
     """The same in a process that may import torch later."""
-    sys.meta_path.insert(0, Watch())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Watch())
 
 
 def begin() -> None:
@@ -179,7 +179,7 @@ def _beat_later() -> None:
     import _thread
 
     try:
-        _thread.interrupt_main(signal_number())
+        _thread.interrupt_main(signal_number())  # type: ignore[arg-type]
     except Exception:  # the interpreter is on its way out
         pass
 
@@ -198,7 +198,8 @@ def threads(everything: bool) -> list[Any]:
         place = frame
         while place is not None and len(frames) < FRAMES:
             code = place.f_code
-            frames.append([code.co_filename, place.f_lineno or 0, code.co_name])
+            if not code.co_filename.startswith(_OURS):
+                frames.append([code.co_filename, place.f_lineno or 0, code.co_name])
             place = place.f_back  # type: ignore[assignment]
         found.append({"name": getattr(active.get(number), "name", hex(number)), "frames": frames})
         del frame, place
@@ -242,9 +243,7 @@ def _groups() -> dict[str, Any]:
 
 def _of_torch(everything: bool) -> list[dict[str, Any]]:
     """From the flight recorder: without `everything` the last of each group, and those under way, without frames."""
-    module = sys.modules.get("torch._C._distributed_c10d") or getattr(
-        sys.modules.get("torch._C"), "_distributed_c10d", 0
-    )
+    module = sys.modules.get("torch._C._distributed_c10d")
     dump: Callable[..., bytes] | None = getattr(module, "_dump_fr_trace", None)
     if dump is None or _GROUPS not in sys.modules:
         return []
@@ -257,7 +256,9 @@ def _of_torch(everything: bool) -> list[dict[str, Any]]:
             number, done = int(group["last_enqueued_collective"]), int(group["last_completed_collective"])
             found.append({"group": f"#{place}", "number": number, "done": done >= number})
         return found
-    for entry in pickle.loads(dump(True, True, False)).get("entries") or ():
+    with _NoInductor():
+        dumped = dump(True, True, False)
+    for entry in pickle.loads(dumped).get("entries") or ():
         if entry["is_p2p"]:
             continue
         frames = [[one["filename"], one["line"], one["name"]] for one in entry["frames"][:ENTRY_FRAMES]]
@@ -275,6 +276,35 @@ def _of_torch(everything: bool) -> list[dict[str, Any]]:
     return found
 
 
+class _NoInductor:
+    """While we dump, `torch._inductor` is there for us and has nothing, unless it is there already.
+
+    Torch looks there for sources of generated code, and its __getattr__ would import it all: seconds, and 100 MB.
+    """
+
+    def __enter__(self) -> None:
+        import _thread
+
+        self._torch = vars(sys.modules["torch"])
+        own = _thread.get_ident()
+
+        class Stand:
+            def __getattr__(self, name: str) -> object:
+                if _thread.get_ident() == own:
+                    raise AttributeError(name)
+                import importlib
+
+                return getattr(importlib.import_module("torch._inductor"), name)
+
+        self._stand = None if "_inductor" in self._torch else Stand()
+        if self._stand is not None:
+            self._torch["_inductor"] = self._stand
+
+    def __exit__(self, *_: object) -> None:
+        if self._stand is not None and self._torch.get("_inductor") is self._stand:
+            del self._torch["_inductor"]
+
+
 def _of_mpi(everything: bool) -> list[dict[str, Any]]:
     recorder: Any = sys.modules.get("launchpad.collectives.mpi.recorder")
-    return [] if recorder is None else recorder.entries(everything)  # type: ignore[no-any-return]
+    return [] if recorder is None else list(recorder.entries(everything))

@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from typing import Any
+
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 
@@ -36,27 +40,27 @@ def _drop(place: int) -> None:
     if sum(len(word) + 1 for word in words) != end - start:
         return
     before, length = b"".join(word + b"\0" for word in words[:place]), len(words[place]) + 1
-    import _ctypes
+    _ctypes: Any = __import__("_ctypes")
 
-    class Pointer(_ctypes._SimpleCData):  # type: ignore[name-defined, misc]
+    class Pointer(_ctypes._SimpleCData):  # type: ignore[misc]
         _type_ = "P"
 
-    class Long(_ctypes._SimpleCData):  # type: ignore[name-defined, misc]
+    class Long(_ctypes._SimpleCData):  # type: ignore[misc]
         _type_ = "L"
 
-    class Byte(_ctypes._SimpleCData):  # type: ignore[name-defined, misc]
+    class Byte(_ctypes._SimpleCData):  # type: ignore[misc]
         _type_ = "B"
 
-    class Map(_ctypes.Array):
+    class Map(_ctypes.Array):  # type: ignore[misc]
         _type_ = Byte
         _length_ = 8 * (len(_FIELDS) + 2)
 
-    class Function(_ctypes.CFuncPtr):  # type: ignore[name-defined, misc]
-        _flags_ = _ctypes.FUNCFLAG_CDECL  # type: ignore[attr-defined]
+    class Function(_ctypes.CFuncPtr):  # type: ignore[misc]
+        _flags_ = _ctypes.FUNCFLAG_CDECL
         _restype_ = Pointer
 
-    libc = _ctypes.dlopen(None, 0)  # type: ignore[attr-defined]
-    prctl, sbrk = (Function(_ctypes.dlsym(libc, name)) for name in ("prctl", "sbrk"))  # type: ignore[attr-defined]
+    libc = _ctypes.dlopen(None, 0)
+    prctl, sbrk = (Function(_ctypes.dlsym(libc, name)) for name in ("prctl", "sbrk"))
     values = [sbrk(Long(0)) if field is None else fields[field] for field in _FIELDS]
     values[_ARG_START] += length
     # No auxiliary vector: its address, then its size and the descriptor of a new executable, -1, in four bytes each.

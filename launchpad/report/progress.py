@@ -15,7 +15,11 @@ from launchpad.job.outcome import ranks_in_words
 from launchpad.stacks import Examined, user_frame
 
 # Ranks may bring tensors of different sizes to these.
-_SIZES_DIFFER = ("alltoall", "all_to_all", "scatter", "gather_v", "allgatherv", "barrier", "send", "recv", "coalesced")
+_SIZES_DIFFER = ("alltoall", "all_to_all", "_v", "coalesced")
+
+# What torch's C++ calls some types, and Python otherwise.
+_TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32", "Short": "int16"}
+_TYPES |= {"Byte": "uint8", "Char": "int8"}
 
 Entry = Mapping[str, Any]
 
@@ -29,7 +33,11 @@ def disagreements(examined: Sequence[Examined], cwd: str) -> list[str]:
     lines = []
     for name in sorted({entry["group"] for said in told.values() for entry in said["entries"]}):
         description, members = groups.get(name, ["", list(told)])
-        ranks = {rank: _entries(told[rank], name) for rank in members if rank in told}
+        ranks = {
+            rank: _entries(told[rank], name)
+            for rank in members
+            if rank in told and name in told[rank].get("groups", {})
+        }
         sentence = _other_operation(ranks, cwd) or _not_entered(ranks, cwd)
         if sentence:
             lines.append(f"group {_label(name, description)}: {sentence}")
@@ -78,15 +86,15 @@ def _not_entered(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> str:
 
 def _kind(entry: Entry) -> tuple[str, str, int]:
     """What must be the same for all."""
-    what = str(entry["what"]).lower()
-    sizes = 0 if any(part in what for part in _SIZES_DIFFER) else sum(math.prod(size) for size in entry["sizes"])
-    types = "" if any(part in what for part in ("scatter", "barrier")) else ",".join(sorted(set(entry["types"])))
-    return str(entry["what"]), types, sizes
+    what = str(entry["what"])
+    of_root = what in ("gather", "scatter", "barrier")  # the root has other tensors than the rest, or none has any
+    sizes = 0 if of_root or any(part in what for part in _SIZES_DIFFER) else sum(map(math.prod, entry["sizes"]))
+    return what, "" if of_root else ",".join(sorted(set(entry["types"]))), sizes
 
 
 def _in_words(entry: Entry, cwd: str) -> str:
-    sizes = ", ".join("×".join(map(str, size)) or "one number" for size in entry["sizes"][:3])
-    types = "/".join(sorted({str(one).removeprefix("torch.").lower() for one in entry["types"]}))
+    sizes = ", ".join("x".join(map(str, size)) or "one number" for size in entry["sizes"][:3])
+    types = "/".join(sorted({_TYPES.get(str(one), str(one).removeprefix("torch.").lower()) for one in entry["types"]}))
     text = str(entry["what"])
     if entry["sizes"]:
         text += f" of {sizes}{' …' if len(entry['sizes']) > 3 else ''} {types}".rstrip()

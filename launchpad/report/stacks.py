@@ -105,13 +105,11 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         lines.append(f"  {ranks_in_words(more)}: at {len(groups) - MOST_GROUPS} other places")
     silent = sorted(set(taken.ranks) - {one.rank for one in taken.examined})
     if silent:
-        lines.append(
-            f"  {_subject(silent, nodes)} could not be asked: not started yet, just ended, or on a silent node"
-        )
+        lines.append(f"  {_subject(silent, nodes)} could not be asked: not started yet, just ended, or out of reach")
     if not taken.ranks:
         lines.append("  no rank runs")
     lines += [f"  {line}" for line in disagreements(taken.examined, cwd)]
-    for group in [group for group in groups if group.example.threads][:MOST_STACKS]:
+    for group in [group for group in groups if main_frames(group.example)][:MOST_STACKS]:
         also = group.ranks[1:]
         lines.append(f"  rank {group.ranks[0]}" + (f" (and {len(also)} more)" if also else "") + ":")
         lines += [f"    {line}" for line in _short(main_frames(group.example), cwd)]
@@ -149,6 +147,8 @@ def _sentence(group: Group, cwd: str, nodes: Mapping[int, str]) -> str:
     place = group.where
     if group.outside:
         return f"{subject} {'is' if one else 'are'} {group.outside}"
+    if not place.file:
+        return f"{subject} {'is' if one else 'are'} past the end of the program, or before its beginning"
     at = f"{short_path(place.file, cwd)}:{place.line}"
     if place.waits_in:
         return f"{subject} {'waits' if one else 'wait'} in {place.waits_in} at {at}"

@@ -10,6 +10,7 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError, ProcessGroup
 
 from launchpad.collectives.mpi import world
+from launchpad.collectives.mpi.recorder import Ring
 from launchpad.collectives.mpi.work import Work
 
 DEAD = "group {name} is dead: {reason}"
@@ -36,6 +37,7 @@ class Base(ProcessGroup):
         self._kept: list[object] = []
         self._pending: set[Work] = set()
         self._crowd = FEW
+        self.recorded = Ring(self)
         self.timeout = timeout.total_seconds()
 
     @classmethod

@@ -14,7 +14,7 @@ from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
-_CONTENTS = ("__init__.py", "commands.py", "events.py", "wire.py", "agent", "nursery")
+_CONTENTS = ("__init__.py", "commands.py", "events.py", "stacks.py", "wire.py", "agent", "nursery")
 
 # What a script imports from an installed launchpad; where none is, ranks find this on their path.
 _FOR_RANKS = ("__init__.py", "errors.py", "collectives")
