@@ -50,8 +50,8 @@ def leave(how: list[BaseException], ours: str) -> None:
     finish_mpi = _mpi_finisher() if code == 0 else None
     # Once the modules are cleared nothing can be imported.
     import ctypes
-    import signal
 
+    signal = __import__("_signal")  # not the Python one, which may be among the modules that are emptied
     flush_c = ctypes.CDLL(None).fflush
     _clear_modules()
     flushed = _flush() and flushed

@@ -159,9 +159,10 @@ def _sentence(group: Group, cwd: str, nodes: Mapping[int, str]) -> str:
 
 def short_path(path: str, cwd: str) -> str:
     """A file's name as a reader knows it: from the working folder, or from where packages are installed."""
-    for part in ("/site-packages/", "/dist-packages/"):
+    for part in ("/site-packages/", "/dist-packages/", "/lib/python3."):
         if part in path:
-            return path.rpartition(part)[2]
+            after = path.rpartition(part)[2]
+            return after.partition("/")[2] if part.endswith(".") else after
     return path[len(cwd) + 1 :] if path.startswith(cwd.rstrip("/") + "/") else path
 
 
