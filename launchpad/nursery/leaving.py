@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import types
-import weakref
+from _weakref import ref  # `weakref` takes longer to import than all of this
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _clear_modules() -> None:
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
-    left = [weakref.ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
+    left = [ref(module) for module in map(sys.modules.pop, names) if isinstance(module, types.ModuleType)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):

@@ -100,7 +100,7 @@ def _fresh_main() -> dict[str, Any]:
 
 def _run_script(path: str, main: dict[str, Any]) -> None:
     """As pymain_run_file of CPython's Modules/main.c does."""
-    from importlib.machinery import SourceFileLoader
+    loader = __import__("_frozen_importlib_external").SourceFileLoader  # what importlib.machinery calls it, sooner
 
     path = absolute(path)
     try:
@@ -109,7 +109,7 @@ def _run_script(path: str, main: dict[str, Any]) -> None:
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
-    main.update(__loader__=SourceFileLoader("__main__", path), __file__=path, __cached__=None)
+    main.update(__loader__=loader("__main__", path), __file__=path, __cached__=None)
     code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main)  # noqa: S102
 
