@@ -164,14 +164,12 @@ def ended(launchpad: Launchpad, process: subprocess.Popen[bytes]) -> str:
     return err.decode()
 
 
-PLACES = (
-    r"where the ranks are:\n.*rank 0 is in step at .*waits.py:\d+: .*\n.*rank 1 is in read_batch at .*waits.py:\d+: "
-)
+PLACES = r"where the ranks are:\n.*rank 0 is in step at .*held_up.py:\d+: .*\n.*rank 1 is in read_batch at .*held_up.py:\d+: "
 
 
 @pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
 def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tuple[str, ...]) -> None:
-    process = begun(launchpad, "-n", 2, "--log-dir", "logs", *way, "waits.py", "go", "gil")
+    process = begun(launchpad, "-n", 2, "--log-dir", "logs", *way, "held_up.py", "go", "gil")
     (socket,) = launchpad.state.glob("launchpad/running/*@*")
     assert socket.parent.stat().st_mode & 0o777 == 0o700
     for words in ((), (socket.name[:5],), (socket.name.partition("@")[0], "--full")):
@@ -192,7 +190,7 @@ def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tu
 
 
 def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad) -> None:
-    process = begun(launchpad, "-n", 2, "--stall-timeout", 600, "waits.py", "go")
+    process = begun(launchpad, "-n", 2, "--stall-timeout", 600, "held_up.py", "go")
     assert re.search(PLACES, launchpad.run("stacks").stdout)
     ended(launchpad, process)
 
@@ -206,7 +204,7 @@ def test_a_program_without_a_handler_is_never_signalled(launchpad: Launchpad) ->
 
 
 def test_a_socket_that_a_killed_launchpad_left_is_passed_over(launchpad: Launchpad) -> None:
-    process = begun(launchpad, "-n", 2, "waits.py", "go")
+    process = begun(launchpad, "-n", 2, "held_up.py", "go")
     process.kill()
     process.wait()
     assert launchpad.run("stacks").returncode == 2
@@ -235,7 +233,7 @@ def test_torchs_lazy_modules_are_not_imported_by_a_look(launchpad: Launchpad) ->
 def test_ranks_on_other_hosts_are_asked_too(launchpad: Launchpad, tmp_path: Path) -> None:
     with Hosts(launchpad, tmp_path / "hosts") as hosts:
         go = launchpad.folder / "go"
-        words = ("--ssh-config", hosts.ssh_config, "--hosts", "n1,n2", "waits.py", go)
+        words = ("--ssh-config", hosts.ssh_config, "--hosts", "n1,n2", "held_up.py", go)
         process = begun(launchpad, *words)
         done = launchpad.run("stacks")
         assert re.search(r"rank 0 on n1 is in step at .*\n.*rank 1 on n2 is in read_batch at", done.stdout), done
