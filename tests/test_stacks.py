@@ -164,7 +164,7 @@ def ended(launchpad: Launchpad, process: subprocess.Popen[bytes]) -> str:
     return err.decode()
 
 
-PLACES = r"where the ranks are:\n.*rank 0 is in step at .*held_up.py:\d+: .*\n.*rank 1 is in read_batch at .*held_up.py:\d+: "
+PLACES = r"where the ranks are:\n.*rank 0 is in step at .*held_up.py:\d+: .*\n.*rank 1 is in read_batch at .*held_up.py"
 
 
 @pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
