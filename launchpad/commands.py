@@ -72,14 +72,14 @@ class Start(NamedTuple):
     cwd: str
     environ: dict[str, str]  # for all ranks, over the agent's own environment
     defaults: dict[str, str]  # for all ranks, where the result of the above leaves them unset
-    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}}
+    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool}
     preload: list[str]  # modules to be imported once, in a process that the ranks are forked from; none: execute them
     window: int  # bytes of output that may be under way per rank and stream
     store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" it as served on another node, "" not ours
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     sends_input: bool  # whether that comes as Input; else the agent was given the descriptor itself, if there is one
     terminal: list[int]  # [rows, columns] of a terminal that rank's output is shown on, or []
-    python: bool  # the ranks' command lines are `PYTHON -u (SCRIPT | -m MODULE) ARGS`
+    watched: bool  # whether the ranks will be asked again and again where they are (--stall-timeout)
 
 
 class Call(NamedTuple):
@@ -126,7 +126,6 @@ class World(NamedTuple):
     mapping: str  # which MPI ranks share a node, as MPICH writes it
     keys: dict[str, str]  # that are there from the start
     interface: str  # by which the nodes reach each other; "" for one node
-    python: bool  # the ranks are Python programs
 
 
 class BarrierOut(NamedTuple):
@@ -150,6 +149,14 @@ class MpiReply(NamedTuple):
     line: str
 
 
+class Examine(NamedTuple):
+    """Say of each rank that runs where it is: an Examined each (stacks.py)."""
+
+    number: int  # of this question
+    everything: bool  # all threads and the last collectives; else what can be told without a signal
+    native: bool  # the frames of native code as well, where py-spy is installed on the node
+
+
 Command = (
     Hello
     | Survey
@@ -169,4 +176,5 @@ Command = (
     | StartMore
     | MpiReply
     | Call
+    | Examine
 )

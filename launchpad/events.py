@@ -303,7 +303,7 @@ class PhaseChanged(NamedTuple):
 
     time: int
     phase: str  # "stopping", "over"
-    cause: str  # "", "failure", "signal", "timeout", "console", "start", "lost", "peer"
+    cause: str  # "", "failure", "signal", "timeout", "stall", "console", "start", "lost", "peer"
     signum: int  # the signal that was sent to the ranks, 0 for none
     seconds: float  # how long the ranks have until the next step, 0 for no limit
     ranks: list[int]  # the ranks that were still running

@@ -52,6 +52,15 @@ class ClockSeen(NamedTuple):
     doubt: int  # ns by which its events may have happened earlier or later than they say
 
 
+class RanksHeld(NamedTuple):
+    """Where the ranks were when the job was found to hang, or its time was over."""
+
+    time: int
+    why: str  # "timeout", "stall"
+    ranks: list[int]  # those that the others wait for, as far as can be seen; none where all are at one place
+    lines: list[str]  # in words: who is where, and what that means for their collectives
+
+
 class JobOver(NamedTuple):
     """The last event of a job that launchpad itself saw to its end."""
 
@@ -59,4 +68,4 @@ class JobOver(NamedTuple):
     code: int  # launchpad's exit code
 
 
-Failure = ExceptionRaised | Crashed | JobPlanned | ClockSeen | JobOver
+Failure = ExceptionRaised | Crashed | JobPlanned | ClockSeen | RanksHeld | JobOver

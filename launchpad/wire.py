@@ -14,7 +14,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from . import commands, events, failures
+from . import commands, events, failures, stacks
 
 # The order is the protocol: append only.
 MESSAGES: tuple[Any, ...] = (
@@ -62,6 +62,8 @@ MESSAGES: tuple[Any, ...] = (
     commands.Call,
     failures.ExceptionRaised,
     failures.Crashed,
+    commands.Examine,
+    stacks.Examined,
 )
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
@@ -84,7 +86,7 @@ class WireError(Exception):
     """The bytes on the link are not frames of ours."""
 
 
-def encode(message: events.Event | failures.Failure | commands.Command) -> bytes:
+def encode(message: events.Event | failures.Failure | commands.Command | stacks.Examined) -> bytes:
     """One message as one frame."""
     layout = _RAW.get(type(message))
     if layout is not None:

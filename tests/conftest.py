@@ -35,7 +35,8 @@ class Launchpad:
         self.mark = uuid.uuid4().hex
         drop = ("LAUNCHPAD_", "XDG_STATE_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON", "GITHUB_")
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-        self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(folder.parent / "state")}
+        self.state = folder.parent / "state"
+        self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(self.state)}
         self._started: list[subprocess.Popen[bytes]] = []
 
     def argv(self, *args: object) -> list[str]:

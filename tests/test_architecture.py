@@ -14,7 +14,7 @@ import launchpad
 
 ROOT = Path(launchpad.__file__).parent
 
-# A room, and the rooms that it may import from. Leaves: errors, events, failures, commands, wire, job.
+# A room, and the rooms that it may import from. Leaves: errors, events, failures, stacks, commands, wire, job.
 STAIRCASE = {
     "__init__": {"errors", "functions"},
     "__main__": {"cli"},
@@ -22,15 +22,16 @@ STAIRCASE = {
     "events": set(),
     "commands": set(),
     "failures": set(),
-    "wire": {"commands", "events", "failures"},
+    "stacks": set(),
+    "wire": {"commands", "events", "failures", "stacks"},
     "job": {"commands", "errors", "events"},
-    "agent": {"commands", "events", "failures", "wire"},
+    "agent": {"commands", "events", "failures", "stacks", "wire"},
     "nursery": set(),
     "collectives": {"errors"},
     "bench": {"collectives", "errors"},
     "transport": {"commands", "errors", "events", "job", "wire"},
-    "head": {"commands", "errors", "events", "failures", "job", "transport", "wire"},
-    "report": {"bench", "errors", "events", "failures", "job"},
+    "head": {"commands", "errors", "events", "failures", "job", "stacks", "transport", "wire"},
+    "report": {"bench", "errors", "events", "failures", "job", "stacks"},
     "functions": {"cli", "commands", "errors", "events", "head", "job", "nursery", "report", "transport"},
     "cli": {"bench", "errors", "events", "failures", "head", "job", "report", "transport"},
 }
@@ -82,7 +83,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in modules() if room_of(p) in ("agent", "nursery", "wire", "events", "failures", "commands")],
+    [p for p in modules() if room_of(p) in ("agent", "nursery", "wire", "events", "failures", "commands", "stacks")],
     ids=str,
 )
 def test_agent_needs_the_standard_library_only(path: Path) -> None:

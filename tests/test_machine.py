@@ -27,15 +27,18 @@ from launchpad.head.machine import (
     GRACE_AFTER_REQUEST,
     HURRY_SECONDS,
     KILL_SECONDS,
+    LOOK_SECONDS,
     TIMEOUT_DRAIN_SECONDS,
     Finish,
     Leave,
+    Look,
     Machine,
     Reopen,
     Restart,
     Suspend,
 )
 from launchpad.job.outcome import Cause
+from launchpad.stacks import StacksTaken, Stalled
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 
@@ -225,10 +228,27 @@ def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
 
 def test_a_timeout_ends_the_job_with_124() -> None:
     machine = job(timeout=60)
-    assert step(machine) == (START + 60, [TERM], False)
-    assert step(machine) == (START + 65, [KILL], False)
-    assert step(machine) == (START + 75, [], True)
+    assert machine.tick(START + 60) == [Look()]
+    actions = machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60.5)
+    assert sent(actions) == [TERM]
+    assert step(machine) == (START + 65.5, [KILL], False)
+    assert step(machine) == (START + 75.5, [], True)
     assert machine.exit_code == 124
+
+
+def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:
+    machine = job(timeout=60)
+    assert machine.tick(START + 60) == [Look()]
+    assert machine.on(StacksTaken(0, "asked", 0, False, [], []), START + 61) == []
+    assert step(machine) == (START + 60 + LOOK_SECONDS, [TERM], False)
+    assert machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 63) == []
+
+
+def test_a_stall_ends_the_job_with_124() -> None:
+    machine = job()
+    assert sent(machine.on(Stalled(0, 30.0), START)) == [TERM]
+    assert machine.on(Stalled(0, 60.0), START) == []
+    assert (machine.exit_code, machine.cause) == (124, Cause("stall", seconds=30.0))
 
 
 def test_a_timeout_does_not_follow_a_job_that_is_ending() -> None:
@@ -422,6 +442,7 @@ def test_the_time_limit_holds_for_all_attempts_together() -> None:
     assert machine.deadline == START + 60
     machine.on(Drained(0), START + 50)
     assert machine.deadline == START + 60
+    assert machine.tick(START + 60) == [Look()]
     assert step(machine)[1] == [TERM]
     assert machine.exit_code == 124
 
@@ -457,6 +478,7 @@ def test_ctrl_z_and_quit_end_nothing() -> None:
 
 def test_after_the_time_limit_a_reader_has_so_long_for_the_rest() -> None:
     machine = job(1, timeout=60)
+    assert machine.tick(START + 60) == [Look()]
     step(machine)
     assert ends(machine.on(exited(0, -TERM), START + 61))
     assert machine.deadline == START + 61 + TIMEOUT_DRAIN_SECONDS

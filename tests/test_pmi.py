@@ -181,7 +181,7 @@ def test_whether_a_rank_left_too_early(mine: list[str], other: list[str], inside
 
 
 def world(first: int = 0, ranks: Sequence[int] = (0, 1), size: int = 4) -> World:
-    return World(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "", False)
+    return World(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "")
 
 
 def test_a_barrier_within_a_node_is_settled_there() -> None:
@@ -220,8 +220,8 @@ def plan(*counts: int) -> Plan:
 
 def test_each_node_hears_of_its_part() -> None:
     worlds = Worlds(plan(2, 1), "job-0")
-    assert worlds.begin(0) == World(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0", True)
-    assert worlds.begin(1) == World(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0", True)
+    assert worlds.begin(0) == World(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
+    assert worlds.begin(1) == World(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
 
 
 def test_a_barrier_ends_when_all_nodes_are_in_and_each_hears_what_the_others_put() -> None:

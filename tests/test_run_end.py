@@ -248,7 +248,7 @@ def test_rank_killed_for_memory_is_told_so(launchpad: Launchpad, memory_limit: o
 
 
 def test_ranks_find_a_clean_process(launchpad: Launchpad) -> None:
-    """Own session and group, default signals, the caller's file limit; ours is the crash file's descriptor only."""
+    """Own session and group, default signals, the caller's file limit; of ours two descriptors: crashes, stacks."""
     script = launchpad.folder / "clean.py"
     script.write_text(
         "import os, resource\n"
@@ -265,5 +265,5 @@ def test_ranks_find_a_clean_process(launchpad: Launchpad) -> None:
     )
     out, _ = process.communicate(timeout=DEADLINE)
     masks = [0, sum(1 << (signum - 1) for signum in (signal.SIGPIPE, signal.SIGXFSZ))]  # as python sets them
-    assert out.decode().splitlines()[0][4:] == f"True [0, 1, 2, 200] {soft} {masks}"
+    assert out.decode().splitlines()[0][4:] == f"True [0, 1, 2, 200, 250] {soft} {masks}"
     assert len({line[4:] for line in out.decode().splitlines()}) == 1

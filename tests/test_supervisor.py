@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launchpad import __version__
-from launchpad.commands import Credit, Finish, Hello, Ping, Signal, Start
+from launchpad.commands import Credit, Examine, Finish, Hello, Ping, Signal, Start
 from launchpad.errors import NodeError, UsageError
 from launchpad.events import (
     AgentFailed,
@@ -172,6 +172,7 @@ def test_a_failed_rank_has_the_others_signalled(play: Play) -> None:
 def test_time_alone_ends_a_job_that_hears_nothing(play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
+        agent.hear(Examine)  # it never answers
         assert [agent.hear(Signal).signum for _ in range(2)] == [15, 9]
         agent.leave(-9)
 

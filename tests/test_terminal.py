@@ -213,7 +213,7 @@ def test_ctrl_backslash_ends_nothing(terminal: Start) -> None:
     one = terminal("run", "prompt.py", NO_COLOR="1")
     one.expect("name")
     one.type("\x1c")
-    one.expect("launchpad: SIGQUIT is kept for a dump of the ranks' stacks")
+    one.expect("launchpad: where the ranks are:")
     one.type("Ada\n")
     one.expect("hello Ada")
     assert one.end() == 0

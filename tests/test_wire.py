@@ -34,6 +34,8 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
     dict[str, Any]: st.dictionaries(TEXT, TEXT | INTEGER, max_size=4),
     list[dict[str, Any]]: st.lists(RANK, max_size=3),
+    list[Any]: st.lists(RANK, max_size=3),
+    dict[str, Any]: RANK,
 }
 OUTPUT = st.builds(Output, INTEGER, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary(max_size=300))
 JSON = st.recursive(
@@ -101,7 +103,7 @@ def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any
 def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [], True)
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [], False)
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 

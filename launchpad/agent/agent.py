@@ -19,6 +19,7 @@ from ..commands import (
     BarrierOut,
     Call,
     Credit,
+    Examine,
     Finish,
     Hello,
     Input,
@@ -53,12 +54,14 @@ from ..events import (
 )
 from ..failures import Crashed
 from . import memory, node, processes, rank, scratch
+from .answers import Answers
 from .outbox import Outbox, Stream
 from .poll import Poll
 from .starter import Starter
 
 if TYPE_CHECKING:
     from .copy import Copy
+    from .examine import Examiner
     from .meeting import Meeting
     from .mpi import Mpi
 
@@ -88,6 +91,8 @@ class Agent:
         self._meeting: Meeting | None = None
         self._copy: Copy | None = None
         self._mpi: Mpi | None = None
+        self._answers: Answers | None = None
+        self._examiner: Examiner | None = None
         self._silence = GREETING_SECONDS  # without a word from the head, which mean its end; 0: no limit
         self._heard_at = time.monotonic()
         self._suspended = False  # the head stands still, and says nothing until it goes on
@@ -104,6 +109,8 @@ class Agent:
         self._poll.watch(self._link_in, self._on_link_in)
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
             self._poll.wait(self._patience())
+            if self._examiner:
+                self._examiner.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -124,6 +131,8 @@ class Agent:
     def _patience(self) -> float:
         """Seconds to wait for events at most, -1 for any time. Finds out whether the head has been silent too long."""
         own = self._outbox.patience
+        if self._examiner and self._examiner.patience >= 0:
+            own = min(own, self._examiner.patience) if own >= 0 else self._examiner.patience
         if not self._silence or self._suspended:
             return own
         left = self._heard_at + self._silence - time.monotonic()
@@ -197,7 +206,8 @@ class Agent:
             case Start():
                 if self._meeting:
                     self._meeting.close()
-                self._starter.start(command, self._reap)
+                self._answers = self._answers or Answers(self._poll, self._scratch)
+                self._starter.start(command, self._reap, self._answers.path)
             case Signal(signum):
                 for started in self._ranks.values():
                     started.signal(signum)
@@ -220,6 +230,11 @@ class Agent:
                 self._mpi.reply(number, line)
             case Finish(leave):
                 self._finish(leave)
+            case Examine() if self._answers:
+                from .examine import Examiner
+
+                self._examiner = self._examiner or Examiner(self._poll, self._outbox, self._answers)
+                self._examiner.begin(command, self._ranks.values())
 
     def _say_all(self, events: list[Event]) -> None:
         for event in events:

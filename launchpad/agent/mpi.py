@@ -75,10 +75,6 @@ class Mpi:
         """Whether this rank is to speak PMI."""
         return rank in self._of
 
-    def is_python(self, rank: int) -> bool:
-        """Whether it is a Python program that was started by us as one."""
-        return self._of[rank].world.python
-
     def prepare(self, environ: dict[str, str]) -> None:
         """Make the environment that all ranks share one in which MPI finds nobody but us."""
         interface = self._worlds[0].world.interface if self._worlds else ""

@@ -14,6 +14,7 @@ from collections import deque
 from .. import wire
 from ..events import Event
 from ..failures import Failure
+from ..stacks import Examined
 from .poll import Poll
 
 # Bytes of output in one frame: as long as one is under way, an event waits.
@@ -59,7 +60,7 @@ class Outbox:
         self._draining = False
         self.broken = False  # the head reads no more
 
-    def say(self, event: Event | Failure) -> None:
+    def say(self, event: Event | Failure | Examined) -> None:
         """Send an event before all output."""
         self._events.append(wire.encode(event))
 

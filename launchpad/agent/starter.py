@@ -64,9 +64,13 @@ class Starter:
         self._port = port.Port(wanted, address)
         return self._port.number
 
-    def start(self, start: Start, reap: Callable[[], None]) -> None:
-        """Start the ranks; `reap` is called between two, so that deaths are told in their order."""
+    def start(self, start: Start, reap: Callable[[], None], answers: str) -> None:
+        """Start the ranks; `reap` is called between two, so that deaths are told in their order.
+
+        `answers`: the socket by which they can be asked where they are.
+        """
         self._start = start
+        self._answers = answers
         self._shared = {**os.environ, **start.environ}
         self._shared.pop("", None)  # some shells export one; exec takes none
         for name, value in start.defaults.items():
@@ -114,6 +118,9 @@ class Starter:
     def _execute(self, entry: dict[str, Any], outlets: rank.Outlets | None = None) -> None:
         number = entry["rank"]
         environ = {**self._shared, **self._own_environ(entry)}
+        if entry.get("python"):
+            how = ("mpi " if self._in_mpi(entry) else "") + ("eager" if self._start.watched else "")
+            environ["LAUNCHPAD_ANSWERS"] = f"{how}:{self._answers}"
         if not self._failure:
             try:
                 outlets = outlets or self._open_outlets(number)
@@ -147,16 +154,15 @@ class Starter:
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
         calls = argv[2:3] in (["--call"], ["--pickled"])  # a function: no interpreter has such options
-        if self.mpi is not None and self.mpi.has(entry["rank"]):
-            python = calls or self.mpi.is_python(entry["rank"])
-        else:
-            python = calls or self._start.python
-        return [argv[0], "-u", _EXECUTED, *argv[2:]] if python else argv
+        return [argv[0], "-u", _EXECUTED, *argv[2:]] if calls or entry.get("python") else argv
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
         own = {**scratch.call_files(self._folder, entry["rank"])} if self.has_call else {}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": scratch.error_file(self._folder, entry["rank"])}
-        return own | {"PMI_FD": "3"} if self.mpi is not None and self.mpi.has(entry["rank"]) else own
+        return own | {"PMI_FD": "3"} if self._in_mpi(entry) else own
+
+    def _in_mpi(self, entry: dict[str, Any]) -> bool:
+        return self.mpi is not None and self.mpi.has(entry["rank"])
 
     def _terminal(self, number: int) -> list[int]:
         return self._start.terminal if self._stdin(number) != self._null else []
@@ -209,6 +215,7 @@ class Starter:
                 "argv": entry["argv"],
                 "environ": environ,
                 "agent": os.getpid(),
+                "answers": [self._answers, self._start.watched],
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
             fds = (self._stdin(number), *(fd for fd in outlets[2:] if fd >= 0))

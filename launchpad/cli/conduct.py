@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.events import STDOUT
-from launchpad.failures import JobOver, JobPlanned
+from launchpad.failures import JobOver, JobPlanned, RanksHeld
+from launchpad.head.control import Control
 from launchpad.head.gathering import Gathering
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
@@ -19,6 +20,7 @@ from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.report.console import Console, restore_terminal, terminal_modes, terminal_size
 from launchpad.report.journal import Journal
+from launchpad.report.stacks import Stacks
 from launchpad.report.stale_store import StaleStores
 from launchpad.report.summary import Summary
 from launchpad.transport import Link
@@ -80,6 +82,14 @@ def conduct(
 
         machine = EventLines(reports.events, gathering.post)
         sinks.append(machine)
+    control = Control(job, gathering.post)
+
+    def note(event: RanksHeld) -> None:
+        for sink in sinks:
+            sink.on(event)
+
+    folder = files.folder if files else journal.folder
+    sinks.append(Stacks(console.say, folder, plan, control.answer, note))
     first = planned(job, spec, plan, journal.folder)
     for sink in sinks:
         sink.on(first)
@@ -91,12 +101,14 @@ def conduct(
             sinks,
             grace=spec.grace,
             timeout=spec.timeout,
+            stall_timeout=spec.stall_timeout,
             max_restarts=spec.max_restarts,
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
             sends_input=not here,
         )
     finally:
+        control.close()
         restore_terminal(modes)
     lines: list[str] = []
     if cause is not None:
@@ -106,7 +118,7 @@ def conduct(
         journal.conclude(summary.story, verdict, lines, summary.history)
         if machine:
             machine.verdict(summary.story, verdict, lines, summary.history)
-        lines += [f"logs: {folder}" for folder in [files.folder if files else journal.folder] if folder]
+        lines += [f"logs: {folder}"] if folder else []
         if journal.folder:
             lines.append(f"more: launchpad why {job}")
         if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -18,6 +18,7 @@ _COMMANDS = {
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",
     "why": "launchpad.cli.why",
+    "stacks": "launchpad.cli.stacks",
     "logs": "launchpad.cli.logs",
     "jobs": "launchpad.cli.past",
 }
@@ -30,6 +31,7 @@ Examples:
   launchpad smoke configs/smoke.toml
   launchpad why
   launchpad bench -H a:4,b:4
+  launchpad stacks
 """
 
 

@@ -107,6 +107,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def positive_seconds(text: str) -> float:
+    """A time that is not nothing, in seconds, as `seconds` reads it."""
+    value = seconds(text)
+    if value == 0:
+        raise click.BadParameter(f"{text!r} is no time at all; give seconds (30), or 5m, 2h, 1d")
+    return value
+
+
 def local_ranks(text: str) -> frozenset[int]:
     """Local ranks separated by commas."""
     parts = text.split(",")

@@ -45,7 +45,7 @@ Examples:
 \b
 Exit code: 0 when every rank left with 0; a failed job's is the first failed
 rank's own, 128+n for signal n; 2 nothing could be started; 3 a host can't be
-used; 4 a node was lost; 124 --timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
+used; 4 a node was lost; 124 --timeout, --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
 """
 
 
@@ -211,6 +211,8 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
     )
     if world.nnodes > 1 and options["max_restarts"]:
         raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
+    if world.nnodes > 1 and options["stall_timeout"] is not None:
+        raise UsageError("--stall-timeout: one of several launchpads sees its own ranks only; give --hosts to one")
     if world.nnodes > 1 and options["backend"] == "mpi":
         raise UsageError("--backend mpi: launchpads started on each node form no MPI world; give --hosts to one")
     here, far = True, False
@@ -247,6 +249,7 @@ def _spec(options: dict[str, Any], hosts: Sequence[Host]) -> JobSpec:
         },
         grace=options["grace"],
         timeout=options["timeout"],
+        stall_timeout=options["stall_timeout"],
         max_restarts=options["max_restarts"],
         torch=bool(hosts) and (TORCH[0] in preload or look().torch),
         preload=preload,

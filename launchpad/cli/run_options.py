@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launchpad.cli.options import GroupedOption, local_ranks, rank_count, seconds, signal_names
+from launchpad.cli.options import GroupedOption, local_ranks, positive_seconds, rank_count, seconds, signal_names
 
 # Options that make no sense where no hosts are named, by their parameters.
 ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
@@ -98,6 +98,12 @@ _OPTIONS = (
         help="From the first signal to the next. Default: 5 after a failure, 30 when asked to stop.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
+    _end(
+        "--stall-timeout",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="End the job, with 124, when no rank has written, or got on, for this time; show where each one is.",
+    ),
     _end(
         "--max-restarts",
         type=click.IntRange(min=0),

@@ -1,6 +1,6 @@
 """The job's state machine: events and times in, actions out. It does no I/O and reads no clock.
 
-    running ──first failure, stop signal, time-out, lost node──► stopping ──all ranks have left──► over
+    running ──first failure, stop signal, time-out, stall, lost node──► stopping ──all ranks have left──► over
        ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
        └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
                    └──── a stop signal, the time-out, a lost node that does not come back ──────────┘
@@ -28,6 +28,7 @@ from launchpad.events import (
     StopRequested,
 )
 from launchpad.job.outcome import Cause
+from launchpad.stacks import StacksTaken, Stalled
 
 # Seconds for the ranks to obey: after a rank's failure the others have little left to save; when the user asked us
 # to stop, they may have a checkpoint to write.
@@ -39,6 +40,9 @@ HURRY_SECONDS = 1.0
 
 # After the job's time-out, so long; a reader that is only slow can take a few MB in it.
 TIMEOUT_DRAIN_SECONDS = 10.0
+
+# At the time-out the ranks are asked where they are; so long at most.
+LOOK_SECONDS = 2.0
 
 # A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
 KILL_SECONDS = 10.0
@@ -65,6 +69,10 @@ class Reopen(NamedTuple):
     nodes: tuple[int, ...]
 
 
+class Look(NamedTuple):
+    """Have it told where the ranks are; the job ends when that was told, a StacksTaken, or could not be."""
+
+
 class Leave(NamedTuple):
     """Stop at once, whatever is still unsent or alive."""
 
@@ -73,7 +81,7 @@ class Suspend(NamedTuple):
     """Stop the ranks, then ourselves (Ctrl-Z); continue them when we are continued."""
 
 
-Action = SendSignal | PhaseChanged | Finish | Restart | Reopen | Leave | Suspend
+Action = SendSignal | PhaseChanged | Finish | Restart | Reopen | Look | Leave | Suspend
 
 
 class Machine:
@@ -106,6 +114,7 @@ class Machine:
         self._ladder: list[tuple[int, float]] = []
         self._failed_at = 0  # the first failure's time in ns, by the head's clock
         self._hurried = False  # Ctrl-C came while stopping
+        self._looked = False  # the time-out has come
 
     @property
     def exit_code(self) -> int:
@@ -127,6 +136,10 @@ class Machine:
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
             case PeerFailed(_, reason, code) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
+            case StacksTaken(_, "timeout") if self.phase == "running":
+                return self._stop(Cause("timeout"), self._after_failure(), now)
+            case Stalled(_, seconds) if self.phase == "running":
+                return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
             case Drained() if self.phase == "clearing":
                 self._draining.discard(node)
                 return self._cleared()
@@ -148,6 +161,10 @@ class Machine:
         if self.deadline is None or now < self.deadline:
             return []
         match self.phase:
+            case "running" if not self._looked:
+                self._looked = True
+                self.deadline = now + LOOK_SECONDS
+                return [Look()]
             case "running" | "clearing":
                 return self._stop(Cause("timeout"), self._after_failure(), now)
             case "stopping":
@@ -273,7 +290,7 @@ class Machine:
         # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries, or
         # has set one.
         self.deadline = None
-        if self._hurried or (self.cause and self.cause.kind == "timeout"):
+        if self._hurried or (self.cause and self.cause.kind in ("timeout", "stall")):
             self.deadline = now + (HURRY_SECONDS if self._hurried else TIMEOUT_DRAIN_SECONDS)
         return [self._changed(now, 0, 0.0), Finish(leave=True)]
 

@@ -14,7 +14,7 @@ HANDLED = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # end the job
     *(signal.SIGUSR1, signal.SIGUSR2),  # go on to the ranks
     *(signal.SIGTSTP, signal.SIGCONT),  # stop us and the ranks, and continue
-    signal.SIGQUIT,  # kept for a dump of all stacks
+    signal.SIGQUIT,  # shows where the ranks are
 )
 
 

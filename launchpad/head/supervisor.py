@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,20 +41,23 @@ from launchpad.events import (
     RankStarted,
     Restarted,
     StartFailed,
+    StopRequested,
     Surveyed,
     Suspended,
     Written,
 )
 from launchpad.failures import ClockSeen, Crashed, ExceptionRaised
+from launchpad.head.examination import Examination
 from launchpad.head.flow import Flow
 from launchpad.head.gathering import Gathering
 from launchpad.head.input import Input
-from launchpad.head.machine import Finish, Leave, Machine, Reopen, Restart, Suspend
+from launchpad.head.machine import Finish, Leave, Look, Machine, Reopen, Restart, Suspend
 from launchpad.head.revival import Reopened, Revival
 from launchpad.head.sink import Sink
 from launchpad.head.worlds import Worlds
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
+from launchpad.stacks import Examined
 from launchpad.transport import Link
 
 
@@ -81,6 +85,7 @@ class Supervisor:
         *,
         grace: float | None,
         timeout: float | None,
+        stall_timeout: float | None = None,
         max_restarts: int = 0,
         terminal: Sequence[int] = (),
         reopen: Callable[[int], Link] | None = None,
@@ -98,6 +103,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)))
+        self._examination = Examination(self.nodes, self._gathering.post, stall_timeout, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._gathering.early:
             self._gathering.post(event)
@@ -115,6 +121,7 @@ class Supervisor:
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
+            self._examination.tick(self._clock(), machine.running, watching=machine.phase == "running")
             self._act(machine.tick(self._clock()))
         return machine.exit_code, machine.cause
 
@@ -132,6 +139,9 @@ class Supervisor:
             self._input_lost = self._input_lost or event.node == 0
             return
         if source < 0:
+            if type(event) is StopRequested and event.signum == signal.SIGQUIT:
+                self._examination.ask("asked")
+            self._examination.on(event, self._clock())
             self._dispatch(event)
             self._act(machine.on(event, self._clock()))
             return
@@ -158,11 +168,14 @@ class Supervisor:
                 self._lose(source, f"the agent said what no agent says: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
+            case Examined():
+                self._examination.on(event, self._clock())
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):
                     self.nodes.send(node, command)
             case _:
                 event = self.nodes.in_our_time(source, event)
+                self._examination.on(event, self._clock())
                 self._dispatch(event)
                 self._act(machine.on(event, self._clock(), source))
 
@@ -198,7 +211,7 @@ class Supervisor:
         match event:
             case Output(_, rank, stream):
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
-            case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank):
+            case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | Examined(_, rank):
                 return self._node_of.get(rank) == source
             case ExceptionRaised() | Crashed():
                 return self._node_of.get(event.rank) == source
@@ -237,6 +250,8 @@ class Supervisor:
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
+        if self._examination.deadline is not None:
+            waits.append(self._examination.deadline - self._clock())
         if machine.deadline is not None:
             waits.append(machine.deadline - self._clock())
         if self.nodes.deadline is not None:
@@ -278,6 +293,8 @@ class Supervisor:
                 case Reopen(nodes):
                     for node in nodes:
                         self._revival.begin(node)
+                case Look():
+                    self._examination.ask("timeout")
                 case Suspend():
                     self.nodes.suspend()
                 case Leave():

@@ -67,7 +67,6 @@ class Worlds:
             mapping=process_mapping([len(node.ranks) for node in self._plan.nodes]),
             keys={},
             interface=node.interface,
-            python=self._plan.python,
         )
 
     def makes_sense(self, node: int, event: BarrierIn) -> bool:
@@ -100,6 +99,7 @@ class Worlds:
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
                 cwd = os.path.join(node.cwd, program.cwd)
                 entry = {"rank": first + place, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
+                entry["python"] = program.python
                 entries.append(entry)
         self._next_rank += size
         self._meetings.append(_Meeting([0], [size]))
@@ -113,7 +113,6 @@ class Worlds:
             mapping=process_mapping([size]),
             keys=programs[0].keys,
             interface=node.interface,
-            python=all(program.python for program in programs),
         )
         return world, entries
 

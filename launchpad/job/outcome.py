@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "peer"]
+CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "peer", "stall"]
 
 TIMED_OUT = 124
 NODE_LOST = 4
@@ -22,6 +22,7 @@ class Cause:
     node: int = -1  # lost: which one, by its place in the plan
     code: int = 0  # failure: its exit code, -n for signal n; peer: the other launchpad's exit code
     signum: int = 0  # signal: what reached the head
+    seconds: float = 0.0  # stall: for how long nothing was written
     text: str = ""  # start, lost, peer, console: what was said about it; failure: what the rank did, if not just leave
 
     @property
@@ -34,7 +35,7 @@ class Cause:
                 return self.code if self.code > 0 else 128 - self.code
             case "signal":
                 return 128 + self.signum
-            case "timeout":
+            case "timeout" | "stall":
                 return TIMED_OUT
             case "console":
                 return 128 + signal.SIGPIPE

@@ -90,6 +90,7 @@ class Plan:
     preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; none: they are executed
     mpi: bool = False  # the ranks are an MPI_COMM_WORLD
     python: bool = False  # they are Python programs
+    watched: bool = False  # they will be asked again and again where they are (--stall-timeout)
 
     @property
     def world_size(self) -> int:
@@ -113,14 +114,17 @@ class Plan:
             cwd=node.cwd,
             environ=dict(self.environ),
             defaults=dict(node.defaults),
-            ranks=[{"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}} for r in node.ranks],
+            ranks=[
+                {"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}, "python": self.python}
+                for r in node.ranks
+            ],
             preload=list(self.preload),
             window=window,
             store=node.store,
             stdin_rank=0,
             sends_input=sends_input and node.ranks[0].rank == 0,
             terminal=list(terminal),
-            python=self.python,
+            watched=self.watched,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -216,8 +220,8 @@ def make_plan(
             NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store, place.interface)
         )
         first += count
-    is_mpi, is_python = spec.backend == "mpi", spec.target.kind != "program"
-    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload, is_mpi, is_python)
+    is_mpi, is_python, watched = spec.backend == "mpi", spec.target.kind != "program", spec.stall_timeout is not None
+    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload, is_mpi, is_python, watched)
 
 
 def _interfaces(name: str) -> dict[str, str]:

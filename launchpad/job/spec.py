@@ -101,6 +101,7 @@ class JobSpec:
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
     timeout: float | None = None  # seconds, for the whole job
+    stall_timeout: float | None = None  # seconds without output or progress of any rank
     max_restarts: int = 0  # how often all ranks are started again after one has failed
     world: World = World()
     role: str = "default"  # ROLE_NAME

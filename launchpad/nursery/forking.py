@@ -18,7 +18,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import mpi, process, program, store, target
+from . import answering, mpi, process, program, store, target
 
 LINK = 3
 MOST_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -57,6 +57,7 @@ def _preload(names: list[str]) -> str:
             return f"importing {name} here failed ({type(error).__name__})"
     if "torch" in names:
         store.install()
+        answering.install()
         _keep_library()
     gc.collect()
     gc.freeze()  # else the ranks' garbage collectors would write to every page, and unshare it

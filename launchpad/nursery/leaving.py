@@ -12,6 +12,8 @@ import atexit
 import gc
 import os
 import sys
+import types
+from _weakref import ref  # `weakref` takes longer to import than all of this
 
 from . import accounts
 
@@ -55,8 +57,8 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     finish_mpi = _mpi_finisher() if code == 0 else None
     # Once the modules are cleared nothing can be imported.
     import ctypes
-    import signal
 
+    signal = __import__("_signal")  # not the Python one, which may be among the modules that are emptied
     flush_c = ctypes.CDLL(None).fflush
     _clear_modules()
     flushed = _flush() and flushed
@@ -156,14 +158,13 @@ def _clear_modules() -> None:
     """finalize_modules of CPython's Python/pylifecycle.c, for the modules that the nursery did not have."""
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
-    import weakref
 
     # While all is still reached from outside, this sorts every object before what it holds: so a text file will be
     # flushed into its buffer, then the buffer into the file, when the next collection finds all three unreachable.
     gc.collect()
     names = [name for name in sys.modules if name not in _imported_before or name == "__main__"]
     # cffi's libraries stand there as modules, and can't be referred to weakly.
-    left = [weakref.ref(one) for one in map(sys.modules.pop, names) if isinstance(one, _Module) and _weak(one)]
+    left = [ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
     gc.collect()
     # What something else still holds is emptied, the newest first, private names before the others.
     for reference in reversed(left):

@@ -58,10 +58,10 @@ def absolute(path: str) -> str:
     return os.path.join(os.getcwd(), path.removeprefix("./"))
 
 
-def execute(argv: list[str]) -> None:
+def execute(argv: list[str], *, whole: bool) -> None:
     """In a fresh interpreter: run a command line as `run` does, for a whole exit: returns, or raises SystemExit.
 
-    Once it is in MPI it returns only when all went well: at a whole exit mpi4py would wait for the other ranks.
+    `whole`: also where the program has failed; else, as in an MPI world, there is none then.
     """
     put_first_on_path(argv[2:])
     set_argv(argv)
@@ -71,7 +71,7 @@ def execute(argv: list[str]) -> None:
     if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
         accounts.keep_end()
         return
-    if "mpi4py.MPI" in sys.modules:
+    if not whole:
         leaving.leave(ended, ours=_OURS)
     leaving.give_up(ended, ours=_OURS)
 
@@ -119,7 +119,8 @@ def _fresh_main() -> dict[str, Any]:
 
 def _run_script(path: str, main: dict[str, Any]) -> None:
     """As pymain_run_file of CPython's Modules/main.c does."""
-    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader  # importlib.machinery's, without importing that
+    loader = __import__("_frozen_importlib_external").SourceFileLoader  # what importlib.machinery calls it, sooner
+
     path = absolute(path)
     try:
         with open(path, "rb") as file:

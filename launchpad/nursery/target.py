@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from . import accounts, leaving, process, program, store
+from . import accounts, answering, leaving, process, program, store
 
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
@@ -25,6 +25,9 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     _open_stdin()
     _reseed()
     store.hold(request["store"])
+    answering.prepare(*request["answers"])
+    if "torch" not in sys.modules:
+        answering.watch()
     importlib.invalidate_caches()
     accounts.begin()
     leaving.remember()

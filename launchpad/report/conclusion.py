@@ -1,9 +1,10 @@
 """verdict.json: the verdict for machines. Pure.
 
-kind        failure | early | waited | start | lost | timeout | signal | console | peer | running | cut off | none
+kind        failure | early | waited | start | lost | timeout | stall | signal | console | peer |
+            running | cut off | none
 exit_code   launchpad's
 rank, node, host, pid, time (seconds since 1970), after (seconds since the ranks' start)   of the cause; null for none
-how         exception | exit | signal | memory | mpi | thread | start | lost
+how         exception | exit | signal | memory | mpi | thread | start | lost | hang
 code        the rank's exit code, -n for signal n
 type, message, file, line, function   of the exception, or of the crash: in the program's own code where it stands there
 close, early, alike, stopped, failed_too   ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from launchpad import events, failures
+from launchpad import events, failures, stacks
 from launchpad.events import Output
 
 # In the order of their vocabularies; what only concerns the head's own working is no part of a record.
@@ -16,7 +16,8 @@ RECORDED: dict[str, Any] = {
         *(events.RankFailed, events.NoMpi, events.StraysEnded, events.NodeLost, events.NodeBack),
         *(events.StopRequested, events.ConsoleClosed, events.PeerFailed, events.LogFailed, events.Restarted),
         *(events.RanksSpawned, events.PhaseChanged),
-        *(failures.ExceptionRaised, failures.Crashed, failures.JobPlanned, failures.ClockSeen, failures.JobOver),
+        *(failures.ExceptionRaised, failures.Crashed, failures.JobPlanned, failures.ClockSeen, failures.RanksHeld),
+        *(failures.JobOver, stacks.Stalled),
     )
 }
 

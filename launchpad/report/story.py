@@ -23,7 +23,8 @@ from launchpad.events import (
     StartFailed,
     StopRequested,
 )
-from launchpad.failures import ClockSeen, Crashed, ExceptionRaised, JobOver, JobPlanned
+from launchpad.failures import ClockSeen, Crashed, ExceptionRaised, JobOver, JobPlanned, RanksHeld
+from launchpad.stacks import Stalled
 
 # Of each rank's last error output this much is kept.
 TAIL_BYTES = 8192
@@ -73,6 +74,8 @@ class Story:
         self.signum = 0  # the first that asked us to stop
         self.peer: PeerFailed | None = None
         self.console = ""
+        self.held: RanksHeld | None = None
+        self.stalled = 0.0  # seconds
         self.ranks = {
             rank: RankStory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
@@ -136,6 +139,10 @@ class Story:
                 self.peer = self.peer or event
             case ConsoleClosed(_, reason):
                 self.console = reason
+            case RanksHeld():
+                self.held = event
+            case Stalled(_, seconds):
+                self.stalled = seconds
             case PhaseChanged():
                 self._phase(event)
             case Restarted():

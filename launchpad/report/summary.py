@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from launchpad.events import (
     PhaseChanged,
     RanksSpawned,
     Restarted,
-    StopRequested,
     StraysEnded,
 )
 from launchpad.job.outcome import ranks_in_words, signal_name
@@ -62,8 +60,6 @@ class Summary:
                 self._phase(event)
             case Restarted():
                 self._restarted(event)
-            case StopRequested(_, signal.SIGQUIT):
-                self._say("SIGQUIT is kept for a dump of the ranks' stacks, which this version does not have yet")
         self.story.on(event)
         return False
 

@@ -13,7 +13,7 @@ from launchpad.report.accounts import Account
 from launchpad.report.echoes import Strength
 from launchpad.report.story import RankStory, Story
 
-What = Literal["exception", "exit", "signal", "memory", "mpi", "thread", "start", "lost"]
+What = Literal["exception", "exit", "signal", "memory", "mpi", "thread", "start", "lost", "hang"]
 
 # Of the ends of processes only the order is known in which the agent has waited for them; it looks after each wait.
 BLUR_NS = 1_000_000
@@ -36,7 +36,7 @@ class Suspect:
     blur: int = 0  # ns by which the time of an exit is uncertain
     code: int = 0  # the rank's exit code, -n for signal n
     account: Account | None = None
-    text: str = ""  # what it did, if that is not an exit: start, lost, mpi
+    text: str = ""  # what it did, if that is not an exit: start, lost, mpi, hang
     thread: str = ""
     crash: str = ""  # faulthandler's
     memory: int = 0  # the largest resident set, in bytes

@@ -84,6 +84,10 @@ def _cause(story: Story, verdict: Verdict) -> list[str]:
             return [f"the world failed on another node: {story.peer.reason if story.peer else ''}"]
         case "timeout":
             lines = [f"the job was ended: it ran longer than --timeout {story.planned.timeout:g} s"]
+            lines += _held(story)
+        case "stall":
+            lines = [f"the job was ended: it hangs, no rank has written or got on for {story.stalled:.0f} s"]
+            lines += _held(story)
         case "signal":
             lines = [f"the job was ended by {signal_name(story.signum)}"]
         case "console":
@@ -94,10 +98,14 @@ def _cause(story: Story, verdict: Verdict) -> list[str]:
             lines = [f"the job is running: {ranks_in_words(list(verdict.running))}"]
         case "none":
             return ["every rank left with exit code 0"]
-    if cause is not None:
+    if cause is not None and cause.kind != "hang":
         lines.append(f"before that {story.name(cause.rank)} had raised {cause.short}{_at(cause)}, and was still there:")
         lines += _evidence(story, cause)
     return lines
+
+
+def _held(story: Story) -> list[str]:
+    return [f"    {line}" for line in story.held.lines] if story.held else []
 
 
 def _them(ranks: Sequence[int]) -> str:

@@ -20,7 +20,19 @@ from launchpad.report.story import Story
 from launchpad.report.suspects import Suspect, Suspects, suspects_in
 
 Kind = Literal[
-    "none", "running", "cut off", "failure", "early", "waited", "start", "lost", "timeout", "signal", "console", "peer"
+    "none",
+    "running",
+    "cut off",
+    "failure",
+    "early",
+    "waited",
+    "start",
+    "lost",
+    "timeout",
+    "stall",
+    "signal",
+    "console",
+    "peer",
 ]
 
 # An end of its own is noticed so much later, in ns, than the others notice it.
@@ -75,8 +87,8 @@ def verdict_on(story: Story) -> Verdict:
     # Who had raised, and could not get out, is why the others have waited.
     hung = next(iter(sorted(found.own + found.stuck, key=lambda one: one.time)), None)
     match kind:
-        case "timeout":
-            return Verdict("timeout", TIMED_OUT, hung, **common)
+        case "timeout" | "stall":
+            return Verdict(kind, TIMED_OUT, hung or _holder(story), **common)
         case "signal":
             return Verdict("signal", 128 + story.signum, hung, **common)
         case "console":
@@ -140,6 +152,15 @@ def _failure(story: Story, found: Suspects) -> Verdict:
         tuple(one for one in threads if one is not cause),
         tuple(node for node in story.lost if not (kind == "lost" and node == cause.node)),
     )
+
+
+def _holder(story: Story) -> Suspect | None:
+    """The rank that the others wait for, by the stacks that were taken."""
+    held = story.held
+    if held is None or not held.ranks:
+        return None
+    rank = held.ranks[0]
+    return Suspect("hang", rank, story.of(rank).node, held.time, text=held.lines[0])
 
 
 def _too_close(story: Story, own: list[Suspect]) -> tuple[tuple[int, ...], int, int]:

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError, ProcessGroup
 
 from launchpad.collectives.mpi import world
+from launchpad.collectives.mpi.recorder import Ring
 from launchpad.collectives.mpi.work import Bundle, Work
 
 DEAD = "group {name} is dead: {reason}"
@@ -38,6 +39,7 @@ class Base(ProcessGroup):
         self._pending: set[Work] = set()
         self._crowd = FEW
         self._together: list[Work] | None = None
+        self.recorded = Ring(self)
         self.timeout = timeout.total_seconds()
 
     @classmethod

@@ -65,6 +65,7 @@ class Work(TorchWork):
         self._arrived = arrived
         self._lock = threading.Lock()
         group.hold(self)
+        group.recorded.add(self, what, outputs)
 
     @property
     def limit(self) -> float:

@@ -17,7 +17,7 @@ from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
-_CONTENTS = ("__init__.py", "commands.py", "events.py", "failures.py", "wire.py", "agent", "nursery")
+_CONTENTS = ("__init__.py", "commands.py", "events.py", "failures.py", "stacks.py", "wire.py", "agent", "nursery")
 
 # With what functions are pickled: both sides have to have the same version.
 _FOR_FUNCTIONS = "cloudpickle"

@@ -1,0 +1,17 @@
+"""mpi4py alone: `hangs_in_mpi.py (receive | healthy SECONDS)`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+print("ready", flush=True)
+if sys.argv[1] == "receive":
+    comm.recv(source=(comm.rank + 1) % comm.size)
+else:
+    end = time.monotonic() + float(sys.argv[2])
+    while not comm.bcast(time.monotonic() > end):
+        comm.allreduce(1)

@@ -1,0 +1,67 @@
+"""Ranks of a group that never meet, or are only slow: `hangs_together.py KIND BACKEND [SECONDS]`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from launchpad import collectives as dist
+
+
+def operation(tensor: torch.Tensor) -> None:
+    """Rank 1 enters another one."""
+    if dist.get_rank() == 1:
+        dist.all_gather([torch.empty_like(tensor) for _ in range(dist.get_world_size())], tensor)
+    else:
+        dist.all_reduce(tensor)
+
+
+def missing(tensor: torch.Tensor) -> None:
+    """Rank 1 never comes."""
+    if dist.get_rank() == 1:
+        read_batch()
+    dist.all_reduce(tensor)
+
+
+def read_batch() -> None:
+    time.sleep(1e6)
+
+
+def receive(tensor: torch.Tensor) -> None:
+    """Nobody sends."""
+    dist.recv(tensor, (dist.get_rank() + 1) % dist.get_world_size())
+
+
+def training(tensor: torch.Tensor) -> None:  # noqa: ARG001
+    """Rank 1 stays away from a step of DDP, which calls no Python function for its all_reduce."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    for step in range(4):
+        if dist.get_rank() == 1 and step == 2:
+            read_batch()
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def healthy(tensor: torch.Tensor) -> None:
+    """A long quiet time in which all ranks do nothing but all_reduce."""
+    rounds = torch.zeros(1)
+    end = time.monotonic() + float(sys.argv[3])
+    while rounds.item() == 0:
+        dist.all_reduce(tensor)
+        rounds.fill_(float(time.monotonic() > end))
+        dist.broadcast(rounds, 0)
+
+
+def main() -> None:
+    dist.init_process_group(sys.argv[2])
+    tensor = torch.ones(3, 5)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    print("ready", flush=True)
+    globals()[sys.argv[1]](tensor)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Where the ranks are: `launchpad stacks`, Ctrl-\\, --timeout; how stacks are read, merged, and told of."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchpad.agent.examine import parse
+from launchpad.report.progress import disagreements
+from launchpad.report.stacks import merged
+from launchpad.stacks import Examined, StacksTaken, where
+from tests.conftest import Launchpad, wait_until
+from tests.sshd import needs_sshd
+from tests.test_run_hosts import Hosts
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+TEXT = """Thread 0x00007f2d17e146c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/w/tr\\xe4n.py", line 3 in worker
+
+Current thread 0x00007f2d3784ab80 [MainThread] (most recent call first):
+  File "/w/train.py", line 41 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+def test_faulthandlers_text_is_read() -> None:
+    threads = parse(TEXT, lambda path, line: f"{path} {line}")
+    assert [thread["name"] for thread in threads] == ["MainThread", "0x00007f2d17e146c0"]
+    assert threads[0]["frames"] == [
+        ["/w/train.py", 41, "<module>", "/w/train.py 41"],
+        ["<frozen runpy>", 88, "_run_code", ""],
+    ]
+    assert threads[1]["frames"][1] == ["/w/trän.py", 3, "worker", "/w/trän.py 3"]
+    assert parse("", lambda *_: "") == []
+
+
+def examined(rank: int, frames: list[list[Any]], why: str = "", **collectives: Any) -> Examined:
+    threads = [{"name": "MainThread", "frames": frames}] if frames else []
+    return Examined(0, rank, 1, 100 + rank, why, threads, "S", "ep_poll", 1.0, False, 0, -1, collectives, "")
+
+
+WAITS = [[C10D, 3252, "all_reduce", ""], [C10D, 83, "wrapper", ""], ["/w/train.py", 41, "main", "dist.all_reduce(t)"]]
+READS = [["/w/data.py", 12, "read_batch", "queue.get()"], ["/w/train.py", 40, "main", "read_batch()"]]
+
+
+def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None:
+    found = [examined(rank, READS if rank == 3 else WAITS) for rank in range(8) if rank != 6]
+    found.append(examined(6, [], "not a Python program that launchpad has started"))
+    text = merged(StacksTaken(0, "stall", 0, False, list(range(9)), found), "/w", {})
+    assert text.splitlines() == [
+        "the job hangs; where the ranks are:",
+        "  rank 3 is in read_batch at data.py:12: queue.get()",
+        "  rank 6 is sleeping in ep_poll (not a Python program that launchpad has started)",
+        "  ranks 0-2, 4-5, 7 wait in all_reduce at train.py:41",
+        "  rank 8 could not be asked: not started yet, just ended, or out of reach",
+        "  rank 3:",
+        "    data.py:12 in read_batch: queue.get()",
+        "    train.py:40 in main: read_batch()",
+        "  rank 0 (and 5 more):",
+        "    torch/distributed/distributed_c10d.py:3252 in all_reduce",
+        "    torch/distributed/distributed_c10d.py:83 in wrapper",
+        "    train.py:41 in main: dist.all_reduce(t)",
+    ]
+
+
+def test_the_account_fits_a_screen() -> None:
+    deep = [[f"/w/f{line}.py", line, "f", ""] for line in range(50)]
+    found = [examined(rank, [[f"/w/own{rank}.py", rank, "g", ""], *deep]) for rank in range(100)]
+    text = merged(StacksTaken(0, "asked", 0, False, list(range(100)), found), "/w", {})
+    assert len(text.splitlines()) < 50
+    assert "ranks 8-99: at 92 other places" in text
+
+
+@pytest.mark.parametrize(
+    ("frames", "mpi", "operation", "line"),
+    [
+        (WAITS, False, "all_reduce", 41),
+        ([["/w/t.py", 3, "f", "data = comm.recv(source=1)"]], True, "recv", 3),
+        ([["/w/t.py", 3, "f", "data = socket.recv(10)"]], False, "", 3),
+        (
+            [[C10D, 1, "rendezvous", ""], [C10D, 2, "init_process_group", ""], ["/w/t.py", 5, "f", ""]],
+            False,
+            "rendezvous",
+            5,
+        ),
+        ([["/venv/lib/python3.11/site-packages/a.py", 7, "f", ""]], False, "", 7),
+        ([], False, "", 0),
+    ],
+)
+def test_what_a_stack_waits_for(frames: list[list[Any]], mpi: bool, operation: str, line: int) -> None:
+    found = where(frames, mpi)
+    assert (found.waits_in, found.line) == (operation, line)
+
+
+def entry(
+    number: int, what: str = "all_reduce", size: int = 4, kind: str = "Float", done: bool = True
+) -> dict[str, Any]:
+    place = {"frames": [[C10D, 1, what], ["/w/train.py", 40 + number, "main"]], "done": done}
+    return {"group": "0", "number": number, "what": what, "sizes": [[size]], "types": [kind], **place}
+
+
+def progress(*ranks: list[dict[str, Any]]) -> list[str]:
+    groups = {"0": ["default_pg", list(range(len(ranks)))]}
+    return disagreements([examined(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
+
+
+def test_ranks_that_agree_are_not_told_of() -> None:
+    assert progress([entry(1), entry(2, done=False)], [entry(1), entry(2, done=False)]) == []
+    assert progress([], []) == []
+    assert disagreements([examined(0, WAITS)], "/w") == []
+
+
+def test_who_never_entered_is_named() -> None:
+    there = [entry(1), entry(2, done=False)]
+    assert progress(there, [entry(1)], there) == [
+        "group default_pg: rank 1 has not entered number 2, all_reduce of 4 float32 at train.py:42, "
+        "which ranks 0, 2 have"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (entry(2, "broadcast", done=False), "broadcast of 4 float32"),
+        (entry(2, size=8, done=False), "all_reduce of 8 float32"),
+        (entry(2, kind="Double", done=False), "all_reduce of 4 float64"),
+    ],
+)
+def test_who_entered_another_operation_is_named(odd: dict[str, Any], words: str) -> None:
+    there = [entry(1), entry(2, done=False)]
+    assert progress(there, [entry(1), odd], there) == [
+        f"group default_pg: number 2 is not the same everywhere: rank 1 has entered {words} at train.py:42; "
+        "ranks 0, 2 have entered all_reduce of 4 float32 at train.py:42"
+    ]
+
+
+# With real ranks.
+
+
+def begun(launchpad: Launchpad, *words: object) -> subprocess.Popen[bytes]:
+    """A job whose ranks wait for the file `go`, and that can be asked."""
+    process = launchpad.start("run", *words)
+    assert process.stdout is not None
+    for _ in range(2):
+        assert b"ready" in process.stdout.readline()
+    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    return process
+
+
+def ended(launchpad: Launchpad, process: subprocess.Popen[bytes]) -> str:
+    (launchpad.folder / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.count(b"done")) == (0, 2), err
+    assert not list(launchpad.state.glob("launchpad/running/*@*"))
+    return err.decode()
+
+
+PLACES = r"where the ranks are:\n.*rank 0 is in step at .*held_up.py:\d+: .*\n.*rank 1 is in read_batch at .*held_up.py"
+
+
+@pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
+def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    process = begun(launchpad, "-n", 2, "--log-dir", "logs", *way, "held_up.py", "go", "gil")
+    (socket,) = launchpad.state.glob("launchpad/running/*@*")
+    assert socket.parent.stat().st_mode & 0o777 == 0o700
+    for words in ((), (socket.name[:5],), (socket.name.partition("@")[0], "--full")):
+        done = launchpad.run("stacks", *words)
+        assert done.returncode == 0, done.stderr
+        assert re.search(PLACES, done.stdout), done.stdout
+    assert "thread" in done.stdout
+    process.send_signal(signal.SIGQUIT)
+    wait_until(lambda: list(launchpad.folder.glob("logs/*/stacks_1.txt")), "the file of all stacks")
+    err = ended(launchpad, process)
+    assert re.search(PLACES.replace("\\n", "\\nlaunchpad:"), err), err
+    (path,) = launchpad.folder.glob("logs/*/stacks_1.txt")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "all stacks: " in err
+    done = launchpad.run("stacks")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no job of yours runs on" in done.stderr
+
+
+def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad) -> None:
+    process = begun(launchpad, "-n", 2, "--stall-timeout", 600, "held_up.py", "go")
+    assert re.search(PLACES, launchpad.run("stacks").stdout)
+    ended(launchpad, process)
+
+
+def test_a_program_without_a_handler_is_never_signalled(launchpad: Launchpad) -> None:
+    script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"
+    process = begun(launchpad, "-n", 2, "sh", "-c", script)
+    done = launchpad.run("stacks")
+    assert re.search(r"ranks 0-1 are sleeping.*\(not a Python program that launchpad has started\)", done.stdout)
+    ended(launchpad, process)
+
+
+def test_a_socket_that_a_killed_launchpad_left_is_passed_over(launchpad: Launchpad) -> None:
+    process = begun(launchpad, "-n", 2, "held_up.py", "go")
+    process.kill()
+    process.wait()
+    assert launchpad.run("stacks").returncode == 2
+    assert not list(launchpad.state.glob("launchpad/running/*@*"))
+
+
+@needs_torch
+def test_torchs_lazy_modules_are_not_imported_by_a_look(launchpad: Launchpad) -> None:
+    """Torch's recorder asks for torch._inductor, which would import itself: seconds, and a folder."""
+    (launchpad.folder / "t.py").write_text(
+        "import sys, time, os\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "before = set(sys.modules)\n"
+        "dist.barrier()\nprint('ready', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
+        "new = {name for name in sys.modules if name.startswith('torch._')} - before\n"
+        "print('done', new, '_inductor' in vars(sys.modules['torch']))\n"
+    )
+    process = begun(launchpad, "-n", 2, "t.py")
+    assert "t.py:7" in launchpad.run("stacks").stdout
+    (launchpad.folder / "go").touch()
+    out, _ = process.communicate(timeout=60)
+    assert out.count(b"done set() False") == 2, out
+
+
+@needs_sshd
+def test_ranks_on_other_hosts_are_asked_too(launchpad: Launchpad, tmp_path: Path) -> None:
+    with Hosts(launchpad, tmp_path / "hosts") as hosts:
+        go = launchpad.folder / "go"
+        words = ("--ssh-config", hosts.ssh_config, "--hosts", "n1,n2", "held_up.py", go)
+        process = begun(launchpad, *words)
+        done = launchpad.run("stacks")
+        assert re.search(r"rank 0 on n1 is in step at .*\n.*rank 1 on n2 is in read_batch at", done.stdout), done
+        ended(launchpad, process)

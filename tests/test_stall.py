@@ -1,0 +1,250 @@
+"""--stall-timeout: what is a hang and what only looks like one, by numbers, and with programs that hang."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+from launchpad.head.stall import Watch, is_stuck, stalled
+from launchpad.stacks import Examined
+from tests.conftest import Launchpad
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+
+def _has_mpich() -> bool:
+    try:
+        importlib.metadata.version("mpich")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+needs_mpi = pytest.mark.skipif(not _has_mpich(), reason="mpich and mpi4py are not installed")
+
+C10D = "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+POLLS = "/lib/python3.11/site-packages/launchpad/collectives/mpi/work.py"
+
+
+def look(frames: list[tuple[str, int, str]], text: str = "", rank: int = 0, **facts: Any) -> Examined:
+    """A rank as it was found; the last frame is the user's, with the text."""
+    stack = [[file, line, name, text if file == "train.py" else ""] for file, line, name in frames]
+    given = {
+        "time": 0,
+        "rank": rank,
+        "number": 1,
+        "pid": 7,
+        "why": "",
+        "state": "S",
+        "wchan": "",
+        "cpu": 1.0,
+        "busy": False,
+        "moved": 0,
+        "beats": -1,
+        "collectives": {},
+        "native": "",
+        **facts,
+    }
+    return Examined(threads=[{"name": "MainThread", "frames": stack}] if stack else [], **given)
+
+
+SLEEPS = [("train.py", 5, "read_batch"), ("train.py", 12, "main")]
+GLOO = [(C10D, 3252, "all_reduce"), ("train.py", 12, "main")]
+MPI_LINE = [("train.py", 12, "main")]
+
+
+def polling(line: int) -> list[tuple[str, int, str]]:
+    return [(POLLS, line, "_wait"), (C10D, 3252, "all_reduce"), ("train.py", 12, "main")]
+
+
+BURNS = {"cpu": 11.0, "busy": True}  # all of the ten seconds since
+
+# before, after, whether it is stuck
+CASES = {
+    "the same stack and no processor": (look(SLEEPS), look(SLEEPS), True),
+    "another line": (look(SLEEPS), look([("train.py", 6, "read_batch"), SLEEPS[1]]), False),
+    "computes": (look(SLEEPS), look(SLEEPS, **BURNS), False),
+    "waits for a processor that others have": (look(SLEEPS), look(SLEEPS, busy=True), False),
+    "reads a file": (look(SLEEPS), look(SLEEPS, moved=10 << 20), False),
+    "a helper thread wakes now and then": (look(SLEEPS), look(SLEEPS, cpu=1.2), True),
+    "waits in gloo": (look(GLOO), look(GLOO), True),
+    "entered another collective of the same line": (
+        look(GLOO, collectives={"counts": {"0": 4}}),
+        look(GLOO, collectives={"counts": {"0": 5}}),
+        False,
+    ),
+    "burns in a collective, and has run Python code since": (look(GLOO, beats=3), look(GLOO, beats=4, **BURNS), False),
+    "burns in a collective, and has not": (look(GLOO, beats=3), look(GLOO, beats=3, **BURNS), True),
+    "burns in a collective, and can't be asked": (look(GLOO), look(GLOO, **BURNS), False),
+    "polls in the mpi frontend": (
+        look(polling(155), beats=1, collectives={"counts": {"0": 4}, "waiting": 1}),
+        look(polling(148), beats=2, collectives={"counts": {"0": 4}, "waiting": 1}, **BURNS),
+        True,
+    ),
+    "polls in the mpi frontend for the next one": (
+        look(polling(155), beats=1, collectives={"counts": {"0": 4}, "waiting": 1}),
+        look(polling(148), beats=2, collectives={"counts": {"0": 5}, "waiting": 1}, **BURNS),
+        False,
+    ),
+    "mpi4py's recv": (
+        look(MPI_LINE, "x = comm.recv(source=1)", beats=0, collectives={"mpi": True}),
+        look(MPI_LINE, "x = comm.recv(source=1)", beats=0, collectives={"mpi": True}, **BURNS),
+        True,
+    ),
+    "mpi4py's recv again and again": (
+        look(MPI_LINE, "x = comm.recv(source=1)", beats=0, collectives={"mpi": True}),
+        look(MPI_LINE, "x = comm.recv(source=1)", beats=1, collectives={"mpi": True}, **BURNS),
+        False,
+    ),
+    "C code that computes, in a program with mpi4py": (
+        look(MPI_LINE, "x = numpy.dot(a, b)", beats=0, collectives={"mpi": True}),
+        look(MPI_LINE, "x = numpy.dot(a, b)", beats=0, collectives={"mpi": True}, **BURNS),
+        False,
+    ),
+    "waits for the GPU, which waits for NCCL": (
+        look(MPI_LINE, "loss.item()", beats=0, collectives={"counts": {"0": 4}, "waiting": 1}),
+        look(MPI_LINE, "loss.item()", beats=0, collectives={"counts": {"0": 4}, "waiting": 1}, **BURNS),
+        True,
+    ),
+    "waits for the GPU, which computes": (
+        look(MPI_LINE, "loss.item()", beats=0, collectives={"counts": {"0": 4}, "waiting": 0}),
+        look(MPI_LINE, "loss.item()", beats=0, collectives={"counts": {"0": 4}, "waiting": 0}, **BURNS),
+        False,
+    ),
+    "no Python, and sleeps": (look([]), look([]), True),
+    "no Python, and computes": (look([]), look([], **BURNS), False),
+    "another process": (look(SLEEPS), look(SLEEPS, pid=8), False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rank_is_stuck_or_not(name: str) -> None:
+    before, after, stuck = CASES[name]
+    assert is_stuck(before, after, 10.0) is stuck
+
+
+def test_a_job_stalls_when_all_its_ranks_do() -> None:
+    still = {0: look(GLOO), 1: look(SLEEPS, rank=1)}
+    assert stalled(still, still, [0, 1], 10.0)
+    assert stalled(still, still, [1], 10.0)  # the others have left
+    assert not stalled(still, {**still, 1: look(SLEEPS, rank=1, **BURNS)}, [0, 1], 10.0)
+    assert not stalled(still, {0: still[0]}, [0, 1], 10.0)  # one did not answer
+    assert not stalled({}, {}, [], 10.0)
+
+
+def test_when_it_looks_and_when_it_tells() -> None:
+    watch, still = Watch(10.0, 100.0), {0: look(SLEEPS)}
+    assert watch.deadline == 105
+    watch.asked(105)
+    assert not watch.sampled(105, still, [0])
+    watch.moved(106)  # a line came
+    assert watch.deadline == 111
+    for now, told in ((111.0, False), (116.0, True)):
+        assert watch.deadline == now
+        watch.asked(now)
+        assert watch.sampled(now, still, [0]) is told
+    assert watch.quiet(116) == 10
+
+
+# Real programs. The time-outs are short; a job that would end by itself has --timeout to end it otherwise.
+
+PLAIN = [
+    # how the ranks start, the words of the program, the exit code, what is said
+    pytest.param((), ("lock",), 124, [r"ranks 0-1 are in take at .*hangs.py:\d+: mutex.acquire\(\)"], id="lock"),
+    pytest.param(
+        ("--preload", "json"), ("sleeping",), 124, [r"rank 0 is in sleeping", r"rank 1 is .*\(in wait\)"], id="s"
+    ),
+]
+
+
+def hang(launchpad: Launchpad, *words: object) -> tuple[int, str]:
+    done = launchpad.run("run", "-n", 2, *words)
+    assert done.stdout.count("ready") == 2, done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(("way", "words", "code", "says"), PLAIN)
+def test_a_hang_ends_the_job(
+    launchpad: Launchpad, way: tuple[str, ...], words: tuple[str, ...], code: int, says: list[str]
+) -> None:
+    ended, err = hang(launchpad, *way, "--stall-timeout", 1, "hangs.py", *words)
+    assert ended == code
+    assert all(re.search(one, err) for one in says), err
+    assert re.search(r"the job was ended: it hangs, no rank has written or got on for \d+ s", err)
+
+
+def test_an_endless_loop_is_no_stall(launchpad: Launchpad) -> None:
+    code, err = hang(launchpad, "--stall-timeout", 0.4, "--timeout", 4, "hangs.py", "loop")
+    assert code == 124
+    assert "it ran longer than --timeout 4 s" in err
+    assert re.search(r"rank 1 is in loop at .*hangs.py:\d+: while RANK:", err), err
+
+
+@pytest.mark.parametrize("words", [("slow", 3, "."), ("child", 3)], ids=["slow", "child"])
+def test_who_computes_quietly_has_not_stalled(launchpad: Launchpad, words: tuple[object, ...]) -> None:
+    assert hang(launchpad, "--stall-timeout", 0.6, "hangs.py", *words) == (0, "")
+
+
+TOGETHER = {
+    "operation": (
+        "rank 1 waits in all_gather at",
+        r"number 4 is not the same everywhere: rank 1 has entered all_gather",
+    ),
+    "missing": ("rank 1 is in read_batch at", r"rank 1 has not entered number 4, all_reduce of 3x5 float32 at"),
+    "receive": ("ranks 0-1 wait in recv at",),
+    "training": ("rank 1 is in read_batch at", r"rank 1 has not entered number \d+, all_reduce of 12 float32 at"),
+}
+
+
+def _together(launchpad: Launchpad, kind: str, *way: object) -> str:
+    backend = "mpi" if "mpi" in way else "gloo"
+    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(launchpad.folder)  # DDP makes it
+    code, err = hang(launchpad, *way, "--stall-timeout", 1.5, "hangs_together.py", kind, backend)
+    assert code == 124
+    assert all(re.search(one, err) for one in TOGETHER[kind]), err
+    return err
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_ranks_that_do_not_meet_in_gloo(launchpad: Launchpad, kind: str) -> None:
+    _together(launchpad, kind, *(("--start-method", "exec") if kind == "missing" else ()))
+
+
+@needs_torch
+@needs_mpi
+@pytest.mark.parametrize("kind", ["missing", "receive", "training"])
+def test_ranks_that_do_not_meet_in_mpi(launchpad: Launchpad, kind: str) -> None:
+    _together(launchpad, kind, "--backend", "mpi")
+
+
+@needs_mpi
+def test_mpi4py_alone(launchpad: Launchpad) -> None:
+    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "receive")
+    assert code == 124
+    assert re.search(r"ranks 0-1 wait in recv at .*hangs_in_mpi.py:13", err), err
+
+
+@needs_mpi
+def test_a_loop_of_collectives_that_says_nothing_is_healthy(launchpad: Launchpad) -> None:
+    assert hang(launchpad, "--backend", "mpi", "--stall-timeout", 0.6, "hangs_in_mpi.py", "healthy", 3) == (0, "")
+
+
+@needs_torch
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=needs_mpi)])
+def test_a_loop_of_torchs_collectives_is_healthy(launchpad: Launchpad, backend: str) -> None:
+    words = ("--backend", backend, "--stall-timeout", 0.6, "hangs_together.py", "healthy", backend, 3)
+    assert hang(launchpad, *words) == (0, "")
+
+
+def test_bad_times_and_places_are_refused(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--stall-timeout", 0, "x.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--stall-timeout: '0' is no time at all" in done.stderr
+    done = launchpad.run("run", "--stall-timeout", 5, "--nnodes", 2, "--node-rank", 0, "--master-addr", "h", "hangs.py")
+    assert done.returncode == 2
+    assert "sees its own ranks only" in done.stderr
