@@ -53,10 +53,10 @@ class ClockSeen(NamedTuple):
 
 
 class RanksHeld(NamedTuple):
-    """Where the ranks were when the job was found to hang, or its time was over."""
+    """Where the ranks were when the job was found to hang, its time was over, or one had waited for others in vain."""
 
     time: int
-    why: str  # "timeout", "stall"
+    why: str  # "timeout", "stall", "failure"
     ranks: list[int]  # those that the others wait for, as far as can be seen; none where all are at one place
     lines: list[str]  # in words: who is where, and what that means for their collectives
 

@@ -228,7 +228,7 @@ def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
 
 def test_a_timeout_ends_the_job_with_124() -> None:
     machine = job(timeout=60)
-    assert machine.tick(START + 60) == [Look()]
+    assert machine.tick(START + 60) == [Look("timeout")]
     actions = machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60.5)
     assert sent(actions) == [TERM]
     assert step(machine) == (START + 65.5, [KILL], False)
@@ -238,7 +238,7 @@ def test_a_timeout_ends_the_job_with_124() -> None:
 
 def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:
     machine = job(timeout=60)
-    assert machine.tick(START + 60) == [Look()]
+    assert machine.tick(START + 60) == [Look("timeout")]
     assert machine.on(StacksTaken(0, "asked", 0, False, [], []), START + 61) == []
     assert step(machine) == (START + 60 + LOOK_SECONDS, [TERM], False)
     assert machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 63) == []
@@ -442,7 +442,7 @@ def test_the_time_limit_holds_for_all_attempts_together() -> None:
     assert machine.deadline == START + 60
     machine.on(Drained(0), START + 50)
     assert machine.deadline == START + 60
-    assert machine.tick(START + 60) == [Look()]
+    assert machine.tick(START + 60) == [Look("timeout")]
     assert step(machine)[1] == [TERM]
     assert machine.exit_code == 124
 
@@ -478,7 +478,7 @@ def test_ctrl_z_and_quit_end_nothing() -> None:
 
 def test_after_the_time_limit_a_reader_has_so_long_for_the_rest() -> None:
     machine = job(1, timeout=60)
-    assert machine.tick(START + 60) == [Look()]
+    assert machine.tick(START + 60) == [Look("timeout")]
     step(machine)
     assert ends(machine.on(exited(0, -TERM), START + 61))
     assert machine.deadline == START + 61 + TIMEOUT_DRAIN_SECONDS

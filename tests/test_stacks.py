@@ -110,7 +110,8 @@ def entry(
 
 def progress(*ranks: list[dict[str, Any]]) -> list[str]:
     groups = {"0": ["default_pg", list(range(len(ranks)))]}
-    return disagreements([examined(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
+    found = disagreements([examined(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
+    return [one.sentence for one in found]
 
 
 def test_ranks_that_agree_are_not_told_of() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.events import STDOUT
-from launchpad.failures import JobOver, JobPlanned, RanksHeld
+from launchpad.failures import ExceptionRaised, JobOver, JobPlanned, RanksHeld
 from launchpad.head.control import Control
 from launchpad.head.gathering import Gathering
 from launchpad.head.sink import Sink
@@ -106,6 +106,7 @@ def conduct(
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
             sends_input=not here,
+            waited=_waited,
         )
     finally:
         control.close()
@@ -155,6 +156,12 @@ def conduct(
 def _exit_code(cause: Cause, verdict: Verdict) -> int:
     """The blamed rank's: it need not be the one whose failure was heard of first."""
     return verdict.exit_code if cause.kind in ("failure", "lost") and verdict.cause is not None else cause.exit_code
+
+
+def _waited(event: ExceptionRaised) -> bool:
+    from launchpad.report.echoes import waited  # a job that goes well needs none
+
+    return waited(event)
 
 
 def _say_nothing(_: str) -> None:

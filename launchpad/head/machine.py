@@ -11,7 +11,7 @@ While stopping, the ladder says which signal the ranks get next and how long the
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from launchpad.commands import Signal as SendSignal
@@ -27,6 +27,7 @@ from launchpad.events import (
     StartFailed,
     StopRequested,
 )
+from launchpad.failures import ExceptionRaised
 from launchpad.job.outcome import Cause
 from launchpad.stacks import StacksTaken, Stalled
 
@@ -72,6 +73,8 @@ class Reopen(NamedTuple):
 class Look(NamedTuple):
     """Have it told where the ranks are; the job ends when that was told, a StacksTaken, or could not be."""
 
+    why: str  # "timeout", "failure"
+
 
 class Leave(NamedTuple):
     """Stop at once, whatever is still unsent or alive."""
@@ -95,8 +98,12 @@ class Machine:
         now: float,
         max_restarts: int = 0,
         nodes: Sequence[int] = (0,),
+        waited: Callable[[ExceptionRaised], bool] = lambda _: False,
     ) -> None:
-        """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times."""
+        """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times.
+
+        `waited`: whether an exception says that other ranks were waited for in vain.
+        """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
         self.attempt = 0
@@ -115,6 +122,8 @@ class Machine:
         self._failed_at = 0  # the first failure's time in ns, by the head's clock
         self._hurried = False  # Ctrl-C came while stopping
         self._looked = False  # the time-out has come
+        self._waited = waited
+        self._in_vain: set[int] = set()  # the ranks that have waited so
 
     @property
     def exit_code(self) -> int:
@@ -136,6 +145,10 @@ class Machine:
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
             case PeerFailed(_, reason, code) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
+            case ExceptionRaised() if self._waited(event):
+                self._in_vain.add(event.rank)
+            case StacksTaken(_, "failure") if self.phase == "running" and self.cause:
+                return self._stop(self.cause, self._after_failure(), now)
             case StacksTaken(_, "timeout") if self.phase == "running":
                 return self._stop(Cause("timeout"), self._after_failure(), now)
             case Stalled(_, seconds) if self.phase == "running":
@@ -161,10 +174,12 @@ class Machine:
         if self.deadline is None or now < self.deadline:
             return []
         match self.phase:
+            case "running" if self.cause:
+                return self._stop(self.cause, self._after_failure(), now)
             case "running" if not self._looked:
                 self._looked = True
                 self.deadline = now + LOOK_SECONDS
-                return [Look()]
+                return [Look("timeout")]
             case "running" | "clearing":
                 return self._stop(Cause("timeout"), self._after_failure(), now)
             case "stopping":
@@ -183,10 +198,18 @@ class Machine:
     def _fail(self, failure: Cause, at: int, now: float) -> list[Action]:
         """What happens to a rank while we are stopping is no failure of its own.
 
-        Unless it happened, on another node, before the one that was heard of first.
+        Unless it happened, on another node, before the one that was heard of first. Where it is not the rank's own, but
+        came of what another does, or doesn't do, the others are looked at before they are stopped.
         """
         if self.phase == "running":
+            of_others = failure.rank in self._in_vain or failure.code == -signal.SIGABRT
+            if self.cause:  # they are being looked at
+                return [] if of_others else self._stop(self.cause, self._after_failure(), now)
             self._failed_at = at
+            if of_others and self.running:
+                self.cause = failure
+                self.deadline = now + LOOK_SECONDS
+                return [Look("failure")]
             return self._stop(failure, self._after_failure(), now)
         if self.cause and self.cause.kind == "failure" and at < self._failed_at:
             self._failed_at = at
@@ -233,6 +256,7 @@ class Machine:
             return [Reopen(new)] if new else []
         assert self.cause is not None  # it brought us here
         failed, self.cause = self.cause, None
+        self._in_vain.clear()
         self.phase = "running"
         self.attempt += 1
         self.running = set(self._ranks)

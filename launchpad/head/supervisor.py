@@ -90,11 +90,13 @@ class Supervisor:
         terminal: Sequence[int] = (),
         reopen: Callable[[int], Link] | None = None,
         sends_input: bool = False,
+        waited: Callable[[ExceptionRaised], bool] = lambda _: False,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why.
 
         `reopen` makes a new link to a node, or raises NodeError; it is called by threads of their own. `sends_input`:
-        rank 0 is elsewhere, and is to have our standard input.
+        rank 0 is elsewhere, and is to have our standard input. `waited`: whether an exception says that other ranks
+        were waited for in vain.
         """
         self._revival = Revival(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
@@ -102,7 +104,7 @@ class Supervisor:
         self._terminal = terminal
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
-        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)))
+        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
         self._examination = Examination(self.nodes, self._gathering.post, stall_timeout, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._gathering.early:
@@ -293,8 +295,8 @@ class Supervisor:
                 case Reopen(nodes):
                     for node in nodes:
                         self._revival.begin(node)
-                case Look():
-                    self._examination.ask("timeout")
+                case Look(why):
+                    self._examination.ask(why)
                 case Suspend():
                     self.nodes.suspend()
                 case Leave():

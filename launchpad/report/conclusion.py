@@ -1,6 +1,6 @@
 """verdict.json: the verdict for machines. Pure.
 
-kind        failure | early | waited | start | lost | timeout | stall | signal | console | peer |
+kind        failure | early | waited | held | start | lost | timeout | stall | signal | console | peer |
             running | cut off | none
 exit_code   launchpad's
 rank, node, host, pid, time (seconds since 1970), after (seconds since the ranks' start)   of the cause; null for none

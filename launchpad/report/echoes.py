@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from launchpad.report.accounts import Account
+from launchpad.failures import ExceptionRaised
+from launchpad.report.accounts import Account, from_event
 
 Strength = Literal["", "weak", "peer", "late"]
 
@@ -64,6 +65,11 @@ def _of_root(account: Account) -> Strength:
     if found in ("", "weak") and account.kind in _WEAK_TYPES | {"DistNetworkError", "DistBackendError"}:
         return "weak" if account.kind in _WEAK_TYPES else "peer"
     return found
+
+
+def waited(event: ExceptionRaised) -> bool:
+    """Whether the exception says that its rank has waited for others in vain, or lost them."""
+    return (account := from_event(event.account)) is not None and echo_of(account) in ("late", "peer")
 
 
 def echo_in(text: str) -> Strength:

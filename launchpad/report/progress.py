@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launchpad.job.outcome import ranks_in_words
 from launchpad.stacks import Examined, user_frame
@@ -24,8 +24,15 @@ _TYPES |= {"Byte": "uint8", "Char": "int8"}
 Entry = Mapping[str, Any]
 
 
-def disagreements(examined: Sequence[Examined], cwd: str) -> list[str]:
-    """A sentence for each group in which the ranks are not at the same collective."""
+class Disagreement(NamedTuple):
+    """A group whose ranks are not at the same collective."""
+
+    sentence: str
+    ranks: list[int]  # the few that differ from the many, or are behind; none where nobody can tell which those are
+
+
+def disagreements(examined: Sequence[Examined], cwd: str) -> list[Disagreement]:
+    """One for each group in which the ranks are not at the same collective."""
     told = {one.rank: one.collectives for one in examined if "entries" in one.collectives}
     groups: dict[str, list[Any]] = {}
     for said in told.values():
@@ -38,9 +45,9 @@ def disagreements(examined: Sequence[Examined], cwd: str) -> list[str]:
             for rank in members
             if rank in told and name in told[rank].get("groups", {})
         }
-        sentence = _other_operation(ranks, cwd) or _not_entered(ranks, cwd)
-        if sentence:
-            lines.append(f"group {_label(name, description)}: {sentence}")
+        found = _other_operation(ranks, cwd) or _not_entered(ranks, cwd)
+        if found:
+            lines.append(found._replace(sentence=f"group {_label(name, description)}: {found.sentence}"))
     return lines
 
 
@@ -52,28 +59,29 @@ def _entries(said: Mapping[str, Any], group: str) -> dict[int, Entry]:
     return {entry["number"]: entry for entry in said["entries"] if entry["group"] == group and not entry.get("p2p")}
 
 
-def _other_operation(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> str:
+def _other_operation(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> Disagreement | None:
     numbers = sorted({number for entries in ranks.values() for number in entries})
     for number in numbers:
         there = {rank: entries[number] for rank, entries in ranks.items() if number in entries}
         kinds = Counter(_kind(entry) for entry in there.values())
         if len(kinds) < 2 or all(entry["done"] for entry in there.values()):
             continue
-        parts = []
-        for kind, _ in sorted(kinds.items(), key=lambda item: (item[1], item[0])):
+        parts, few = [], []
+        for kind, count in sorted(kinds.items(), key=lambda item: (item[1], item[0])):
             same = [rank for rank, entry in there.items() if _kind(entry) == kind]
+            few += same if count < max(kinds.values()) else []
             verb = "has" if len(same) == 1 else "have"
             parts.append(f"{ranks_in_words(same)} {verb} entered {_in_words(there[same[0]], cwd)}")
-        return f"number {number} is not the same everywhere: {'; '.join(parts)}"
-    return ""
+        return Disagreement(f"number {number} is not the same everywhere: {'; '.join(parts)}", few)
+    return None
 
 
-def _not_entered(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> str:
+def _not_entered(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> Disagreement | None:
     last = {rank: max(entries, default=0) for rank, entries in ranks.items()}
     most = max(last.values(), default=0)
     behind = {rank: number for rank, number in last.items() if number < most}
     if not behind:
-        return ""
+        return None
     least = min(behind.values())
     missing = [rank for rank, number in behind.items() if number == least]
     there = [rank for rank, number in last.items() if number > least]
@@ -81,7 +89,10 @@ def _not_entered(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> str:
     what = f", {_in_words(entry, cwd)}," if entry else ","
     verb = "has" if len(missing) == 1 else "have"
     have = "has" if len(there) == 1 else "have"
-    return f"{ranks_in_words(missing)} {verb} not entered number {least + 1}{what} which {ranks_in_words(there)} {have}"
+    they = ranks_in_words(missing)
+    return Disagreement(
+        f"{they} {verb} not entered number {least + 1}{what} which {ranks_in_words(there)} {have}", missing
+    )
 
 
 def _kind(entry: Entry) -> tuple[str, str, int]:

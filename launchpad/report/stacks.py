@@ -11,7 +11,7 @@ from launchpad.failures import RanksHeld
 from launchpad.job.outcome import ranks_in_words
 from launchpad.job.plan import Plan
 from launchpad.report.progress import disagreements
-from launchpad.stacks import Examined, StacksTaken, Where, main_frames, where
+from launchpad.stacks import Examined, StacksTaken, Where, is_library, main_frames, where
 
 # What fits a screen: groups of ranks, stacks of theirs, and lines of each.
 MOST_GROUPS = 8
@@ -71,6 +71,9 @@ class Stacks:
         """Tell of stacks that were taken."""
         if type(event) is not StacksTaken:
             return False
+        if event.why == "failure":  # told at the end
+            self._note(held(event, self._cwd, self._nodes))
+            return False
         text = merged(event, self._cwd, self._nodes)
         whole = full(event, self._cwd, self._nodes)
         if event.asker:
@@ -109,9 +112,21 @@ def _private(path: str, flags: int) -> int:
 
 def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Whom the others wait for, and the sentences of the account."""
-    groups = grouped(taken.examined)
-    lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + disagreements(taken.examined, cwd)
-    return RanksHeld(taken.time, taken.why, groups[0].ranks if len(groups) > 1 else [], lines)
+    groups = [group for group in grouped(taken.examined) if not _is_leaving(group)]
+    different = disagreements(taken.examined, cwd)
+    ranks = next((one.ranks for one in different), [])
+    # Those that have failed waited; of the rest, who does not wait was waited for.
+    if len(groups) > 1 or (groups and taken.why == "failure" and not groups[0].where.waits_in):
+        ranks = groups[0].ranks
+    lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
+    return RanksHeld(taken.time, taken.why, ranks, lines)
+
+
+def _is_leaving(group: Group) -> bool:
+    """Whether these ranks are at their end: dead, or in no code of the user's any more."""
+    if group.outside:
+        return group.example.state in ("Z", "X")
+    return not group.where.file or is_library(group.where.file)
 
 
 def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
@@ -127,7 +142,7 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         lines.append(f"  {_subject(silent, nodes)} could not be asked: not started yet, just ended, or out of reach")
     if not taken.ranks:
         lines.append("  no rank runs")
-    lines += [f"  {line}" for line in disagreements(taken.examined, cwd)]
+    lines += [f"  {one.sentence}" for one in disagreements(taken.examined, cwd)]
     for group in [group for group in groups if main_frames(group.example)][:MOST_STACKS]:
         also = group.ranks[1:]
         lines.append(f"  rank {group.ranks[0]}" + (f" (and {len(also)} more)" if also else "") + ":")

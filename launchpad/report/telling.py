@@ -62,7 +62,8 @@ def _cause(story: Story, verdict: Verdict) -> list[str]:
     match verdict.kind:
         case "failure":
             assert cause is not None
-            return [f"{story.name(cause.rank)} failed first: {_how(story, cause)}", *_evidence(story, cause)]
+            lines = [f"{story.name(cause.rank)} failed first: {_how(story, cause)}", *_evidence(story, cause)]
+            return [*lines, "where the others were then:", *_held(story)] if story.held else lines
         case "early":
             assert cause is not None
             left = ranks_in_words(list(verdict.early))
@@ -74,6 +75,11 @@ def _cause(story: Story, verdict: Verdict) -> list[str]:
             what = "lost the connection to another rank" if cause.echo == "peer" else "waited for another rank in vain"
             first = f"{story.name(cause.rank)} {what}, and none failed on its own before: {_how(story, cause)}"
             return [first, *_evidence(story, cause)]
+        case "held":
+            assert cause is not None
+            assert story.held is not None
+            first = f"{story.name(cause.rank)} held up the others, which waited for it in vain: {cause.text}"
+            return [first, *(f"    {line}" for line in story.held.lines[1:])]
         case "start":
             assert cause is not None
             return [f"{story.name(cause.rank)} could not be started: {cause.text}"]

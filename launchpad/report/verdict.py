@@ -4,8 +4,9 @@ Who failed of its own accord, and when, is in suspects.py. Here the first of the
 
 - A rank that died because another was gone (echoes.py) is a victim, as long as any other failed on its own before, or
   so shortly after that its end was only noticed later; so is one that we stopped.
-- Where there are only victims, somebody left with 0 while the others still worked with him, or a thread had died in one
-  that lived on; else the first victim is all there is, and is told as one.
+- Where there are only victims, one whose lost connection may have been its own is the cause; or somebody left with 0
+  while the others still worked with him; or the stacks tell for whom they waited; or a thread had died in one that
+  lived on; else the first victim is all there is, and is told as one.
 - Two failures that are closer in time than clocks or the kernel can tell apart are both told.
 """
 
@@ -26,6 +27,7 @@ Kind = Literal[
     "failure",
     "early",
     "waited",
+    "held",
     "start",
     "lost",
     "timeout",
@@ -108,6 +110,9 @@ def _failure(story: Story, found: Suspects) -> Verdict:
         # A broken pipe with no failure before it may well be the rank's own.
         if not strong and min(one.time for one in own) > first_echo + LATE_NS:
             own, echoes = [*own, *echoes], []
+    weak = [one for one in echoes if one.echo == "weak"]
+    if not own and 0 < len(weak) < len(echoes):
+        own, echoes = weak, [one for one in echoes if one.echo != "weak"]
     own = sorted(own, key=lambda one: one.time)
     early: tuple[int, ...] = ()
     if own:
@@ -117,9 +122,12 @@ def _failure(story: Story, found: Suspects) -> Verdict:
         cause = min(echoes, key=lambda one: one.time)
         before = [one for one in threads if one.time < cause.time]
         # A process that closes its connections is seen to be gone a little later.
+        holder = _holder(story)
         gone_before = dict.fromkeys(rank for at, rank in sorted(found.left) if at < cause.time + LATE_NS)
         if gone_before and cause.echo != "weak":
             kind, early = "early", tuple(gone_before)
+        elif holder is not None and holder.rank not in {one.rank for one in echoes}:
+            kind, cause = "held", holder
         elif before and cause.echo != "weak":
             kind, cause = "failure", before[0]
         else:

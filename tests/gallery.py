@@ -1,0 +1,106 @@
+"""The fault gallery: programs that go wrong (programs/gallery.py), and what a person who knew it all would say of each.
+
+test_gallery.py holds launchpad to it; bench/gallery.py scores launchpad and torchrun side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+SIZE = 4
+CULPRIT = SIZE - 2
+ALL = tuple(range(SIZE))
+OTHERS = tuple(rank for rank in ALL if rank != CULPRIT)
+
+
+class Case(NamedTuple):
+    """One program, and the verdict."""
+
+    name: str
+    cause: str = ""  # a pattern that what is said of the cause matches; "": nothing is wrong
+    ranks: tuple[int, ...] = (CULPRIT,)  # any of them may be named as the first
+    options: tuple[str, ...] = ()
+    backend: str = "gloo"
+
+    @property
+    def healthy(self) -> bool:
+        return not self.cause
+
+
+STALL = ("--stall-timeout", "3")
+"""For programs that hang."""
+
+OTHER = r"rank 2 waits in broadcast(.|\n)*rank 2 has entered broadcast(.|\n)* have entered all_reduce"
+MISSING = r"rank 2 waits in recv(.|\n)*rank 2 has not entered number 2, all_reduce"
+LATE = r"rank 2 held up the others(.|\n)*in forever at "
+
+CASES = [
+    # exceptions
+    Case("before_init", r"KeyError: 'learning_rate'"),
+    Case("after_init", r"ValueError: the loss is not finite"),
+    Case("in_backward", r"ArithmeticError: a gradient is not finite"),
+    Case("in_forward", r"RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    Case("worker", r"IndexError: image 5 is broken"),
+    Case("worker_killed", r"DataLoader worker .* is killed by signal: Killed"),
+    Case("in_thread", r"FileNotFoundError: shard-17.tar"),
+    Case(
+        "chained",
+        r"RuntimeError: the checkpoint can't be read(.|\n)*KeyError: 'step'",
+    ),
+    Case("grouped", r"two shards failed(.|\n)*OSError: shard 1(.|\n)*ValueError: shard 2"),
+    Case("recursion", r"RecursionError"),
+    Case("long_message", r"ValueError: xxxx"),
+    Case("assertion", r"AssertionError"),
+    Case("full_disk", r"OSError: .*No space left on device"),
+    Case("closed_stdout", r"ValueError: I/O operation on closed file"),
+    Case("no_memory", r"MemoryError"),
+    Case("import_error", r"ModuleNotFoundError: No module named 'a_module_that_is_on_the_other_nodes_only'"),
+    Case("spawned_child", r"RuntimeError: the tokenizer ended with 6"),
+    Case("subprocess_failed", r"CalledProcessError: .*'false'"),
+    Case("tear_down", r"OSError: the last checkpoint was not written"),
+    Case("interrupted", r"KeyboardInterrupt"),
+    Case("two_at_once", r"ValueError: rank \d by itself", (CULPRIT, CULPRIT + 1)),
+    Case("all_alike", r"ValueError: every rank says this", ALL),
+    Case("retried", r"ValueError: the loss is not finite"),
+    # ends without a word
+    Case("exit_code", r"exit code 3"),
+    Case("exit_message", r"config.yaml: no such key: lr"),
+    Case("os_exit", r"exit code 5"),
+    Case("in_atexit", r"exit code 4"),
+    Case("segfault", r"SIGSEGV(.|\n)*segfault"),
+    Case("abort", r"SIGABRT(.|\n)*abort"),
+    Case("killed", r"SIGKILL"),
+    Case("leaves_early", rf"rank {CULPRIT} .*(left|ended|exit)"),
+    # MPI
+    Case("after_init", r"ValueError: the loss is not finite", backend="mpi"),
+    Case("os_exit", r"exit code 5", backend="mpi"),
+    Case("segfault", r"SIGSEGV", backend="mpi"),
+    # hangs
+    Case(
+        "other_operation",
+        r"rank 2 waits in broadcast(.|\n)*rank 2 has entered broadcast(.|\n)* have entered all_reduce",
+        options=STALL,
+    ),
+    Case("other_shape", r"1048576|collective mismatch", ALL, STALL),
+    Case("missing", MISSING, options=STALL),
+    Case("lock", r"lock", options=STALL),
+    Case("endless_loop", r"endless_loop", options=("--timeout", "6")),
+    Case("late", LATE),
+    Case(
+        "missing",
+        r"rank 2 waits in recv(.|\n)*rank 2 has not entered number 2, all_reduce",
+        options=STALL,
+        backend="mpi",
+    ),
+    # nothing is wrong
+    *(Case(name, options=STALL) for name in ("slow", "quiet", "early", "caught", "thread_only", "atexit_raises")),
+]
+
+
+def score(case: Case, verdict: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether verdict.json names the right rank, and the right cause."""
+    text = "\n".join(verdict["text"])
+    named: Sequence[int] = verdict["early"] or [verdict["rank"]]
+    return any(rank in case.ranks for rank in named), re.search(case.cause, text) is not None
