@@ -44,8 +44,9 @@ def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
     assert names[0] == "JobPlanned"
     assert names[-2:] == ["Verdict", "JobOver"]
     assert names.count("RankStarted") == names.count("RankExited") == 3
-    said = "".join(event["text"] for event in events if event["event"] == "Output" and event["rank"] == 2)
-    assert {"out of 2", "err of 2"} == set(said.splitlines())
+    outputs = [event for event in events if event["event"] == "Output" and event["rank"] == 2]
+    for stream, text_of_2 in ((1, "out of 2\n"), (2, "err of 2\n")):
+        assert "".join(event["text"] for event in outputs if event["stream"] == stream) == text_of_2
     assert (events[-2]["rank"], events[-2]["line"], events[-1]["code"]) == (1, 7, 1)
     assert events[-2]["text"] == text.splitlines()[: len(events[-2]["text"])]
 

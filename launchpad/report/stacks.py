@@ -116,8 +116,10 @@ def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     different = disagreements(taken.examined, cwd)
     ranks = next((one.ranks for one in different), [])
     # Those that have failed waited; of the rest, who does not wait was waited for.
-    if len(groups) > 1 or (groups and taken.why == "failure" and not groups[0].where.waits_in):
+    if groups and not groups[0].where.waits_in and (len(groups) > 1 or taken.why == "failure"):
         ranks = groups[0].ranks
+    elif len(groups) > 1:
+        ranks = ranks or groups[0].ranks
     lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
     return RanksHeld(taken.time, taken.why, ranks, lines)
 
@@ -158,6 +160,8 @@ def grouped(examined: Sequence[Examined]) -> list[Group]:
     found: dict[tuple[Any, ...], Group] = {}
     for one in examined:
         place = where(main_frames(one), bool(one.collectives.get("mpi")))
+        if place.waits_in:
+            place = place._replace(innermost="")  # in one and the same wait ranks are found at this step or that
         outside = "" if one.threads else _from_outside(one)
         group = found.setdefault((place, outside), Group(place, outside, [], one))
         group.ranks.append(one.rank)
