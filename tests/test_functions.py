@@ -154,10 +154,11 @@ def test_names_with_colons_that_are_no_functions(
 ) -> None:
     (folder / "train.py:run").write_text("#!/bin/sh\necho a program\n")
     (folder / "train.py:run").chmod(0o755)
+    (folder / "plain:file").write_text("print('a file')")
     (folder / "a:b.py").write_text("print('a script')")
     assert launchpad.run("run", "./train.py:run").stdout == "[0] a program\n"
     assert launchpad.run("run", "a:b.py").stdout == "[0] a script\n"
-    assert launchpad.run("run", "--run-path", "--python", "/bin/sh", "train.py:run").stdout == "[0] a program\n"
+    assert launchpad.run("run", "--run-path", "plain:file").stdout == "[0] a file\n"
     monkeypatch.chdir(folder)
     assert preflight.find_target(["train.py:plain"], module=False, no_python=False).kind == "function"
     for word in ("C:\\x", "a:", ":b", "a b:c", "http://x:y"):
