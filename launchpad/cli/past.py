@@ -48,7 +48,7 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
             how = "running"
         case "cut off":
             how = "launchpad was killed"
-        case "failure" | "early" | "waited" | "start" | "lost":
+        case "failure" | "early" | "waited" | "held" | "start" | "lost":
             how = in_short(story, verdict)
         case kind:
             how = {"console": "output took no more", "peer": "another node failed"}.get(kind, kind)

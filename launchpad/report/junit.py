@@ -70,7 +70,7 @@ def report(story: Story, verdict: Verdict, lines: Sequence[str]) -> ET.Element:
         elif rank in reasons:
             ET.SubElement(case, "skipped", message=_clean(f"died of another's failure: {reasons[rank]}"))
             skipped += 1
-        elif verdict.kind in ("timeout", "signal", "console", "peer", "lost", "start", "cut off"):
+        elif verdict.kind in ("timeout", "stall", "signal", "console", "peer", "lost", "start", "cut off"):
             if one.exited is None or one.exited.code != 0:
                 ET.SubElement(case, "failure", message=said, type=verdict.kind).text = text
                 failures += 1
