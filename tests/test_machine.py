@@ -22,6 +22,7 @@ from launchpad.events import (
     StartFailed,
     StopRequested,
 )
+from launchpad.failures import ExceptionRaised
 from launchpad.head.machine import (
     GRACE_AFTER_FAILURE,
     GRACE_AFTER_REQUEST,
@@ -242,6 +243,50 @@ def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:
     assert machine.on(StacksTaken(0, "asked", 0, False, [], []), START + 61) == []
     assert step(machine) == (START + 60 + LOOK_SECONDS, [TERM], False)
     assert machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 63) == []
+
+
+def waited(rank: int) -> ExceptionRaised:
+    return ExceptionRaised(0, rank, 1, "", {})
+
+
+def in_vain(ranks: int = 4) -> Machine:
+    return Machine(range(ranks), None, 60.0, START, waited=lambda _: True)
+
+
+LOOKED = StacksTaken(0, "failure", 0, False, [], [])
+
+
+def test_who_has_waited_in_vain_ends_the_job_when_the_others_were_looked_at() -> None:
+    machine = in_vain()
+    assert machine.on(waited(1), START) == []
+    assert machine.on(exited(1, 1), START) == [Look("failure")]
+    assert machine.on(waited(3), START) == []
+    assert machine.on(exited(3, 1), START) == []
+    assert sent(machine.on(LOOKED, START + 0.1)) == [TERM]
+    assert machine.cause == Cause("failure", rank=1, code=1)
+
+
+def test_a_failure_of_ones_own_ends_the_looking() -> None:
+    machine = in_vain()
+    machine.on(waited(1), START)
+    machine.on(exited(1, 1), START)
+    assert sent(machine.on(exited(2, 7), START + 0.1)) == [TERM]
+    assert machine.on(LOOKED, START + 0.2) == []
+
+
+def test_the_looking_ends_also_without_an_answer() -> None:
+    machine = in_vain()
+    machine.on(waited(1), START)
+    assert machine.on(exited(1, 1), START) == [Look("failure")]
+    assert step(machine) == (START + LOOK_SECONDS, [TERM], False)
+
+
+def test_an_abort_has_the_others_looked_at_and_a_last_rank_nobody() -> None:
+    assert job().on(exited(2, -signal.SIGABRT), START) == [Look("failure")]
+    machine = in_vain(1)
+    machine.on(waited(0), START)
+    assert ends(machine.on(exited(0, 1), START))
+    assert machine.exit_code == 1
 
 
 def test_a_stall_ends_the_job_with_124() -> None:

@@ -21,13 +21,14 @@ from launchpad.events import (
     Restarted,
     StopRequested,
 )
-from launchpad.failures import ClockSeen, Crashed, ExceptionRaised, JobPlanned
+from launchpad.failures import ClockSeen, Crashed, ExceptionRaised, JobPlanned, RanksHeld
 from launchpad.report import accounts
 from launchpad.report.conclusion import as_json
 from launchpad.report.echoes import echo_in
 from launchpad.report.story import Story
 from launchpad.report.telling import tell
 from launchpad.report.verdict import Verdict, judge, verdict_on
+from launchpad.stacks import Stalled
 from tests.conftest import Launchpad
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -147,6 +148,47 @@ def test_a_rank_that_left_early_is_named_where_there_are_only_victims() -> None:
     assert lines[0].startswith("rank 3 left with exit code 0 while others still waited for it: then rank 0 failed: Run")
     told = as_json(story, verdict, lines)
     assert (told["rank"], told["first_victim"], told["line"]) == (3, 0, 7)
+
+
+def test_who_held_the_others_up_is_named_where_there_are_only_victims() -> None:
+    found = ["rank 2 is in read at data.py:3", "group default_pg: rank 2 has not entered number 7"]
+    held = RanksHeld(at(20), "failure", [2], found)
+    events = [
+        *job(4),
+        *raises(10, 0, "RuntimeError", LATE),
+        *raises(12, 1, "RuntimeError", GLOO),
+        held,
+        stopping(25, [2, 3]),
+    ]
+    verdict = judge([*events, left(30, 2, -15), left(31, 3, -15), over(40)])
+    assert blamed(verdict) == ("held", 2, "hang")
+    assert verdict.exit_code == 1
+    assert [one.rank for one in verdict.victims] == [0, 1]
+    first, *more = tell(Story(events), verdict)
+    assert first == f"rank 2 held up the others, which waited for it in vain: {found[0]}"
+    assert more[0] == f"    {found[1]}"
+    own = judge([*events, *raises(5, 3, "ValueError", "its own"), over(40)])
+    assert blamed(own) == ("failure", 3, "exception")
+
+
+def test_a_lost_connection_that_may_be_ones_own_is_the_cause_where_the_others_lost_a_rank() -> None:
+    own = raises(11, 2, "ConnectionResetError", "[Errno 104] Connection reset by peer")
+    verdict = judge(
+        [*job(3), *raises(10, 0, "RuntimeError", GLOO), *own, stopping(20, [1]), left(25, 1, -15), over(40)]
+    )
+    assert blamed(verdict) == ("failure", 2, "exception")
+
+
+@pytest.mark.parametrize("why", ["stall", "timeout"])
+def test_a_hang_names_who_the_others_wait_for(why: str) -> None:
+    held = RanksHeld(
+        at(20), why, [1], ["rank 1 is in read at data.py:3", "ranks 0, 2 wait in all_reduce at train.py:9"]
+    )
+    events = [*job(3), held, Stalled(at(20), 3.0), stopping(25, [0, 1, 2], why)]
+    verdict = judge([*events, *(left(30, rank, -15) for rank in range(3)), over(40, why)])
+    assert blamed(verdict) == (why, 1, "hang")
+    assert verdict.exit_code == 124
+    assert "    rank 1 is in read at data.py:3" in tell(Story(events), verdict)
 
 
 def test_a_rank_that_was_done_is_not_blamed_for_another_ones_own_failure() -> None:

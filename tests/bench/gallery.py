@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from tests.gallery import CASES, SIZE, Case, score  # noqa: E402
 
 PROGRAM = ROOT / "tests" / "programs" / "gallery.py"
-LIMIT = 20.0
+LIMIT = 40.0
 
 
 class Found(NamedTuple):
@@ -58,7 +58,7 @@ def by_launchpad(case: Case, folder: str) -> Found:
     environ = os.environ | {"XDG_STATE_HOME": folder, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
     options = ["--nproc", str(SIZE), "--backend", case.backend, *case.options]
     argv = [sys.executable, "-m", "launchpad", "run", *options, str(PROGRAM), case.name]
-    code, _, seconds, ended = finish(argv, environ, 60.0)
+    code, _, seconds, ended = finish(argv, environ, 2 * LIMIT)
     found = list(Path(folder).rglob("verdict.json"))
     if case.healthy:
         quiet = ended and code == 0 and not found
