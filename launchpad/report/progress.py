@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.job.outcome import ranks_in_words
-from launchpad.stacks import Examined, user_frame
+from launchpad.stacks import Examined, is_library, user_frame
 
 # Ranks may bring tensors of different sizes to these.
 _SIZES_DIFFER = ("alltoall", "all_to_all", "_v", "coalesced")
@@ -110,7 +110,7 @@ def _in_words(entry: Entry, cwd: str) -> str:
     if entry["sizes"]:
         text += f" of {sizes}{' …' if len(entry['sizes']) > 3 else ''} {types}".rstrip()
     frame = user_frame(entry["frames"])
-    if frame is not None:
+    if frame is not None and not is_library(frame[0]):
         path = str(frame[0])
         prefix = cwd.rstrip("/") + "/"
         text += f" at {path.removeprefix(prefix)}:{frame[1]}"
