@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad
+from tests.sshd import free_port
 from tests.test_run_targets import shown
 
 # Every option of torchrun 2.13, as people give them; the value is what `--help` says it takes.
@@ -199,12 +200,6 @@ def test_master_port_that_is_taken(launchpad: Launchpad) -> None:
         done = launchpad.run("run", "--master-port", port, "show_env.py")
     assert done.returncode == 2
     assert done.stderr.startswith(f"launchpad: error: --master-port {port}: another program listens there on ")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def node(rank: int, port: int, nodes: int = 2, **more: str) -> list[str]:
