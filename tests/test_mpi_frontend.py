@@ -264,8 +264,9 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_takes_nobody_along(m
         """,
     )
     assert done.returncode == 0, done.stderr
-    *refused, short, long = done.stdout.splitlines()
-    assert refused == [text.format(rank=0) for text in REFUSALS.values()]
+    lines = done.stdout.splitlines()
+    assert lines[: len(REFUSALS)] == [text.format(rank=0) for text in REFUSALS.values()]
+    short, long = lines[len(REFUSALS) :][:2]  # MPI's own account may have more
     assert short == "recv from rank 1: the message has 8 bytes, the tensor 12"
     assert long.startswith("recv from rank 1: ")
     assert "truncated" in long
