@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -251,12 +252,17 @@ Host *
             host.stop()
 
 
-def free_port(address: str) -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens at, and none of those that the system gives to whoever asks for just any."""
+    given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe:
+            port = random.randrange(10_000, max(given_from, 20_000))
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
 
 
 @functools.cache

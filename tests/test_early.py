@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ import pytest
 import launchpad as package
 
 from .conftest import DEADLINE, PROGRAMS, Launchpad
+from .sshd import free_port
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -57,11 +57,6 @@ def processes(launchpad: Launchpad, *argvs: list[str], **variables: str) -> list
         out, err = process.communicate(timeout=DEADLINE)
         ends.append((process.returncode, out, (err.strip().splitlines() or [""])[-1]))
     return ends
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def test_processes_of_the_tutorials_meet(launchpad: Launchpad) -> None:

@@ -62,9 +62,9 @@ class Mpi:
         return None if done.stdout.count("2") == 2 else (done.stderr or done.stdout).strip()[-200:]
 
 
-# Open MPI where it is installed, with two ranks: MPICH has the rest.
+# Open MPI where it is installed; it trains with two ranks, and MPICH with four.
 MPIS = ["mpich", *(["openmpi"] if shutil.which(OPEN_MPI[0]) else [])]
-WORLDS = [("mpich", 2), ("mpich", 4), *[(name, 2) for name in MPIS[1:]]]
+WORLDS = [("mpich", 4), (MPIS[-1], 2)]
 
 
 @pytest.fixture(scope="module", params=MPIS)
@@ -168,22 +168,6 @@ def test_a_rank_that_fails_takes_the_others_along(mpi: Mpi) -> None:
     assert "rank 1 failed with KeyError" in done.stderr
 
 
-def test_a_caught_exception_takes_nobody_along(mpi: Mpi) -> None:
-    done = mpi.code(
-        2,
-        """
-        dist.init_process_group("mpi")
-        try:
-            dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND)
-        except ValueError as error:
-            print(error, flush=True)
-        dist.barrier()
-        """,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("ReduceOp.BAND is not defined for torch.float32") == 2
-
-
 def test_monitored_barrier_names_who_is_missing(mpi: Mpi) -> None:
     done = mpi.code(
         3,
@@ -248,10 +232,11 @@ REFUSALS = {
     "dist.all_reduce(torch.ones(3).to(torch.float8_e5m2))": (
         "mpi can move torch.float8_e5m2 but not reduce it: neither MPI nor torch has arithmetic for it"
     ),
+    "dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)": "ReduceOp.BAND is not defined for torch.float32",
 }
 
 
-def test_what_cannot_be_done_is_refused_with_the_reason(mpi: Mpi) -> None:
+def test_what_cannot_be_done_is_refused_with_the_reason_and_takes_nobody_along(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         f"""
@@ -262,17 +247,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(mpi: Mpi) -> None:
             except ValueError as error:
                 if dist.get_rank() == 0:
                     print(error, flush=True)
-        """,
-    )
-    assert done.stdout.splitlines() == [text.format(rank=0) for text in REFUSALS.values()], done.stderr
-    assert done.returncode == 0
-
-
-def test_a_message_that_does_not_fit_the_tensor_is_an_error(mpi: Mpi) -> None:
-    done = mpi.code(
-        2,
-        """
-        dist.init_process_group("mpi")
+            else:
+                raise SystemExit(f"rank {{dist.get_rank()}}: not refused: {{call}}")
         if dist.get_rank() == 1:
             dist.send(torch.ones(2), 0)
             dist.send(torch.ones(2), 0)
@@ -281,16 +257,22 @@ def test_a_message_that_does_not_fit_the_tensor_is_an_error(mpi: Mpi) -> None:
                 try:
                     dist.recv(torch.ones(room), 1)
                 except (ValueError, dist.DistBackendError) as error:
-                    print(error)
+                    print(error, flush=True)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total == 2
         """,
     )
-    short, long = done.stdout.splitlines()[:2]
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[: len(REFUSALS)] == [text.format(rank=0) for text in REFUSALS.values()]
+    short, long = lines[len(REFUSALS) :][:2]  # MPI's own account may have more
     assert short == "recv from rank 1: the message has 8 bytes, the tensor 12"
     assert long.startswith("recv from rank 1: ")
     assert "truncated" in long
 
 
-def test_operations_that_are_under_way_together_keep_their_order_and_their_tensors(mpi: Mpi) -> None:
+def test_operations_keep_their_order_and_their_tensors_and_groups_come_and_go_without_end(mpi: Mpi) -> None:
     done = mpi.code(
         3,
         """
@@ -312,17 +294,6 @@ def test_operations_that_are_under_way_together_keep_their_order_and_their_tenso
             dist.isend(torch.ones(2), (rank + 1) % 3, tag=99)
             dist.recv(torch.ones(2), (rank - 1) % 3, tag=99)
         assert len(dist.group.WORLD._pending) < 400, "forgotten sends are never let go"
-        print("ok")
-        """,
-    )
-    assert done.stdout.count("ok") == 3, done.stderr
-
-
-def test_groups_can_be_made_and_destroyed_without_end(mpi: Mpi) -> None:
-    done = mpi.code(
-        3,
-        """
-        dist.init_process_group("mpi")
         for turn in range(300):
             group = dist.new_group([0, 2] if turn % 2 else [0, 1, 2])
             if group != dist.GroupMember.NON_GROUP_MEMBER:

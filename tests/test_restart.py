@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad
-from tests.test_torchrun import free_port
+from tests.sshd import free_port
 
 # Rank 1 fails in each attempt up to the one that is given.
 FLAKY = """

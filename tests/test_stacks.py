@@ -199,8 +199,9 @@ def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad
 def test_a_program_without_a_handler_is_never_signalled(launchpad: Launchpad) -> None:
     script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"
     process = begun(launchpad, "-n", 2, "sh", "-c", script)
-    done = launchpad.run("stacks")
-    assert re.search(r"ranks 0-1 are sleeping.*\(not a Python program that launchpad has started\)", done.stdout)
+    says = r"ranks 0-1 are sleeping.*\(not a Python program that launchpad has started\)"
+    # Now and then one of them looks for the file just then.
+    wait_until(lambda: re.search(says, launchpad.run("stacks").stdout), "both to be found asleep")
     ended(launchpad, process)
 
 

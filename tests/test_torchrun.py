@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad
+from tests.sshd import free_port
 from tests.test_run_targets import shown
 
 # Every option of torchrun 2.13, as people give them; the value is what `--help` says it takes.
@@ -50,12 +51,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_of_torchrun_in_both_spellings(launchpad: Launchpad, name: str) -> None:
-    value = OPTIONS[name]
-    for spelling in {name, name.replace("-", "_").replace("__", "--", 1)}:
-        for words in ([spelling, value], [f"{spelling}={value}"]) if value else ([spelling],):
-            done = launchpad.run("run", *words, "show_env.py", "x")
-            assert (done.returncode, done.stderr) == (0, "")
-            assert shown(done.stdout)[0]["argv"][1:] == ["x"]
+    value, other = OPTIONS[name], name.replace("-", "_").replace("__", "--", 1)
+    for words in ([name, value], [f"{other}={value}"]) if value else ([name], [other]):
+        done = launchpad.run("run", *words, "show_env.py", "x")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert shown(done.stdout)[0]["argv"][1:] == ["x"]
 
 
 def test_no_option_of_torchrun_is_missing() -> None:
@@ -199,12 +199,6 @@ def test_master_port_that_is_taken(launchpad: Launchpad) -> None:
         done = launchpad.run("run", "--master-port", port, "show_env.py")
     assert done.returncode == 2
     assert done.stderr.startswith(f"launchpad: error: --master-port {port}: another program listens there on ")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def node(rank: int, port: int, nodes: int = 2, **more: str) -> list[str]:

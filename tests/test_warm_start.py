@@ -14,6 +14,7 @@ import pytest
 from launchpad.head.preload import look_through
 from launchpad.job.spec import Target
 from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.sshd import free_port
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -358,8 +359,5 @@ def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Lau
 
 @pytest.fixture
 def free_ports() -> list[int]:
-    """Two ports that were free a moment ago."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
+    """Two ports."""
+    return [free_port(), free_port()]

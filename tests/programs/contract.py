@@ -52,6 +52,16 @@ def skip(name, case):
     return ""
 
 
+@functools.cache  # all operations ask for the same ones, and making them takes longer than moving them
+def values(dtype, dims, offset):
+    numbers = torch.arange(int(torch.Size(dims).numel())).reshape(dims)
+    numbers = ((numbers * 7 + offset) % 11 < 5).to(torch.int64)
+    if dtype == torch.bool:
+        return numbers.bool()
+    numbers = (numbers + 1).to(torch.float32)
+    return (numbers * (1 - 2j) if dtype.is_complex else numbers).to(dtype)
+
+
 class Case:
     """One operation's circumstances. Ranks are the group's."""
 
@@ -73,12 +83,7 @@ class Case:
     def plain(self, rank, salt=0, rows=1):
         """The values of a rank, such that sums and products are exact: 1 and 2, or true and false; `rows` times as long."""
         dims = (rows * self.dims[0], *self.dims[1:]) if self.dims else (rows,) * (rows > 1)
-        values = torch.arange(int(torch.Size(dims).numel())).reshape(dims)
-        values = ((values * 7 + rank * 5 + salt * 3) % 11 < 5).to(torch.int64)
-        if self.dtype == torch.bool:
-            return values.bool()
-        values = (values + 1).to(torch.float32)
-        return (values * (1 - 2j) if self.dtype.is_complex else values).to(self.dtype)
+        return values(self.dtype, dims, (rank * 5 + salt * 3) % 11).clone()
 
     def value(self, rank, salt=0):
         return self.lay_out(self.plain(rank, salt))

@@ -4,6 +4,7 @@ In groups of 1 rank to all, each dtype and shape, plainly, and by way of `Watche
 in flight. Rank 0 prints how many cases were right; a wrong one is an error.
 """
 import sys
+from functools import cache
 from itertools import product
 
 import torch
@@ -83,7 +84,8 @@ def room(dtype, shape):
     return whole.as_strided(like.shape, like.stride(), like.storage_offset()), whole
 
 
-def number(rank, dtype, shape):
+@cache
+def number(rank, shape):
     """What the rank's tensor holds, in int64; sums of eight are exact in every dtype."""
     tensor = SHAPES[shape]()
     return ((torch.arange(tensor.numel()) * 7 + rank * 3) % 5).reshape(tensor.shape)
@@ -92,7 +94,7 @@ def number(rank, dtype, shape):
 def value(rank, dtype, shape):
     """A rank's tensor, and all of the memory that it lies in."""
     tensor, whole = room(dtype, shape)
-    tensor.copy_(of(number(rank, dtype, shape), dtype))
+    tensor.copy_(of(number(rank, shape), dtype))
     return tensor, whole
 
 
@@ -100,8 +102,9 @@ def of(numbers, dtype):
     return (numbers * (1 + 2j)).to(dtype) if dtype.is_complex else numbers.to(dtype)
 
 
+@cache
 def sum_of(ranks, dtype, shape):
-    return of(sum(number(rank, dtype, shape) for rank in ranks), dtype)
+    return of(sum(number(rank, shape) for rank in ranks), dtype)
 
 
 def check(found, whole, wanted, what):
@@ -135,7 +138,7 @@ def broadcast(ranks, group, dtype, shape, me):
     for src in {None, ranks[-1], ranks[len(ranks) // 2]}:
         tensor, whole = value(me, dtype, shape)
         algorithms.tree_broadcast(tensor, src, group)
-        check(tensor, whole, of(number(ranks[0] if src is None else src, dtype, shape), dtype), "tree_broadcast")
+        check(tensor, whole, of(number(ranks[0] if src is None else src, shape), dtype), "tree_broadcast")
 
 
 def gather(ranks, group, dtype, shape, me):
@@ -143,7 +146,7 @@ def gather(ranks, group, dtype, shape, me):
     parts = [room(dtype, shape) for _ in ranks]
     algorithms.bruck_all_gather([part for part, _ in parts], tensor, group)
     for rank, (part, memory) in zip(ranks, parts):
-        check(part, memory, of(number(rank, dtype, shape), dtype), "bruck_all_gather")
+        check(part, memory, of(number(rank, shape), dtype), "bruck_all_gather")
 
 
 SUMS = {
@@ -154,11 +157,11 @@ SUMS = {
 COPIES = {"tree_broadcast": broadcast, "bruck_all_gather": gather}
 
 
-def every_case(ranks, group, me, third=None):
-    """All pairs of a dtype and a shape, or a third of them, in which each dtype and each shape is."""
+def every_case(ranks, group, me, part, of):
+    """A part of all pairs of a dtype and a shape, one `of` so many; each dtype and each shape is in it."""
     count = 0
     for (row, dtype), (column, shape) in product(enumerate(DTYPES), enumerate(SHAPES)):
-        if third is not None and (row + column) % 3 != third:
+        if (row + column) % of != part % of:
             continue
         for name, case in {**SUMS, **COPIES}.items():
             if "float8" in dtype and name in SUMS:
@@ -225,14 +228,15 @@ dist.init_process_group(sys.argv[1])
 me, size = dist.get_rank(), dist.get_world_size()
 plain, counted = td.batch_isend_irecv, 0
 for count in range(1, size + 1):
-    ranks = list(range(size - count, size))  # not the first ones: a rank's place in the group is another than in the world
-    group = None if count == size else dist.new_group(ranks)
+    ranks = tuple(range(size - count, size))  # not the first ones: a rank's place in the group is another than in the world
+    group = None if count == size else dist.new_group(list(ranks))
     if me not in ranks:
         algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # nothing, at once
         continue
-    counted += every_case(ranks, group, me, None if count < 4 else count % 3)
+    parts = 1 if count < 4 else 3 if count < 6 else 6
+    counted += every_case(ranks, group, me, count, parts)
     td.batch_isend_irecv = Watched(plain)
-    counted += every_case(ranks, group, me, (count + 1) % 3)
+    counted += every_case(ranks, group, me, count + 1, max(parts, 3))
     td.batch_isend_irecv = plain
     same_bits(ranks, group)
 dist.barrier()
