@@ -118,6 +118,7 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
 
 def test_the_agent_loads_only_what_it_needs() -> None:
     heavy = {"subprocess", "asyncio", "logging", "tempfile", "dataclasses", "inspect", "pathlib", "shutil", "threading"}
+    heavy |= {"zlib"}
     code = "import site; before = set(__import__('sys').modules)\nimport launchpad.agent.agent, launchpad.agent.guard"
     assert not (loaded(code) - loaded("import site")) & heavy
 
