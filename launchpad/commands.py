@@ -1,7 +1,5 @@
 """The vocabulary of commands: what the head asks of an agent; events.py has what that reports."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

@@ -4,8 +4,6 @@ Times are `time.monotonic_ns()` of the node that speaks, in nanoseconds. Every s
 consumes these events and nothing else, so that what was shown can be told again from a record of them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: how a rank's function ended, pickled

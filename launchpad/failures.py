@@ -1,7 +1,5 @@
 """More of the vocabulary of events: what a verdict on a failed job is found from, beside the ranks' ends."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 # Events: agent -> head.

@@ -5,8 +5,6 @@ the main thread is the first of a rank's. A collective is an entry {"group", "nu
 "frames"}: the `number`-th of its process group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

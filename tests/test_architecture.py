@@ -111,12 +111,34 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
     heavy = {"torch", "paramiko", "rich", "psutil", "numpy", "subprocess", "asyncio", "logging", "tempfile", "socket"}
     head = loaded("import launchpad.cli.entry, launchpad.cli.main, launchpad.cli.run, launchpad.transport.local")
     assert not head & heavy
+    # What only some jobs need: MPI worlds, a watch for stalls, a verdict, stacks.
+    late = {"head.worlds", "head.stall", "job.mpi"} | {f"report.{name}" for name in ("verdict", "telling", "places")}
+    assert not head & {f"launchpad.{name}" for name in late}
 
 
 def test_the_agent_loads_only_what_it_needs() -> None:
     heavy = {"subprocess", "asyncio", "logging", "tempfile", "dataclasses", "inspect", "pathlib", "shutil", "threading"}
+    heavy |= {"zlib"}
     code = "import site; before = set(__import__('sys').modules)\nimport launchpad.agent.agent, launchpad.agent.guard"
     assert not (loaded(code) - loaded("import site")) & heavy
+
+
+def test_an_executed_rank_loads_only_what_it_needs(tmp_path: Path) -> None:
+    """Every Python rank pays for it; what calls, MPI and failures need is loaded for them."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(*sys.modules)\n")
+    plain, rank = (
+        set(subprocess.check_output([sys.executable, *words, script], text=True, timeout=60).split())
+        for words in ((), (ROOT / "nursery" / "executed.py",))
+    )
+    own = {f"_launchpad_rank{name}" for name in ("", ".accounts", ".answering", ".program", ".shown")}
+    assert rank - plain <= own | {"__future__", "_ctypes", "faulthandler", "fcntl"}
+
+
+@pytest.mark.parametrize("name", ["commands", "events", "failures", "stacks"])
+def test_a_vocabulary_has_its_annotations_as_types(name: str) -> None:
+    """A NamedTuple compiles each annotation that is a string, in head and agent, before the first rank starts."""
+    assert "from __future__ import annotations" not in (ROOT / f"{name}.py").read_text()
 
 
 def test_the_public_surface_is_exact() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launchpad.agent.examine import parse
+from launchpad.report.places import merged
 from launchpad.report.progress import disagreements
-from launchpad.report.stacks import merged
 from launchpad.stacks import Examined, StacksTaken, where
 from tests.conftest import Launchpad, wait_until
 from tests.sshd import needs_sshd

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import struct
-import zlib
 from typing import Any
 
 from .poll import Poll
@@ -62,6 +61,8 @@ class Answers:
         if not data:
             self._forget(pid)
             return
+        import zlib  # a library to be mapped, before a rank has started
+
         try:
             answer = json.loads(zlib.decompressobj().decompress(data, _MOST_UNPACKED))
         except (ValueError, zlib.error, RecursionError):

@@ -83,6 +83,7 @@ def conduct(
         machine = EventLines(reports.events, gathering.post)
         sinks.append(machine)
     control = Control(job, gathering.post)
+    sinks.append(control)
 
     def note(event: RanksHeld) -> None:
         for sink in sinks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 
@@ -46,5 +45,5 @@ def look_at(folder: str) -> tuple[Story, Verdict, list[str]]:
         story.on(event)
     verdict = verdict_on(story)
     if story.over is None and not shelf.is_running(folder) and verdict.kind in ("running", "none"):
-        verdict = dataclasses.replace(verdict, kind="cut off", exit_code=137)
+        verdict = verdict._replace(kind="cut off", exit_code=137)
     return story, verdict, history

@@ -35,7 +35,7 @@ def folder() -> str:
 
 
 class Control:
-    """Takes questions, in threads of its own; `answer` gives what the loop has found."""
+    """A sink, for its deadline: takes questions, in threads of its own; `answer` gives what the loop has found."""
 
     def __init__(self, job: str, post: Callable[[StacksAsked], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
@@ -44,13 +44,20 @@ class Control:
         self._socket: socket.socket | None = None
         self._path = ""
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._closed = False
+        self.deadline: float | None = time.monotonic() + FIRST_SECONDS
+
+    def on(self, event: object) -> bool:  # noqa: ARG002
+        """Nothing."""
+        return False
+
+    def tick(self, now: float) -> None:  # noqa: ARG002
+        """Begin to take questions."""
+        self.deadline = None
         with suppress(RuntimeError):  # no room for a thread: then nobody can ask
             threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def _serve(self) -> None:
-        if self._closed.wait(FIRST_SECONDS):
-            return
         try:
             listener = self._listen()
         except OSError:  # no home, no room: the job runs all the same
@@ -73,7 +80,7 @@ class Control:
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise PermissionError(place)
         with self._lock:
-            if self._closed.is_set():
+            if self._closed:
                 raise OSError("the job is over")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             path = os.path.join(place, f"{self._job}@{socket.gethostname()}")
@@ -105,12 +112,14 @@ class Control:
 
     def close(self) -> None:
         """Take no more questions."""
+        self.deadline = None
         with self._lock:
-            self._closed.set()
+            self._closed = True
             if self._socket is not None:
                 with suppress(OSError):
                     os.unlink(self._path)
                 self._socket.close()
+                self._socket = None
 
 
 def _by_short_path(path: str, do: Callable[[str], None]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.commands import Examine
 from launchpad.events import Output, RankExited, RankStarted, Restarted
 from launchpad.head.nodes import Nodes
-from launchpad.head.stall import Watch
 from launchpad.stacks import Examined, StacksAsked, StacksTaken, Stalled
+
+if TYPE_CHECKING:
+    from launchpad.head.stall import Watch
 
 # An agent gives its ranks 1.2 s (agent/examine.py); who has not answered by then is left out.
 ANSWER_SECONDS = 1.6
@@ -36,7 +38,11 @@ class Examination:
         """Times are in seconds of the job's clock, which stands still while we do."""
         self._nodes = nodes
         self._post = post
-        self._watch = None if stall_timeout is None else Watch(stall_timeout, now)
+        self._watch: Watch | None = None
+        if stall_timeout is not None:
+            from launchpad.head.stall import Watch
+
+            self._watch = Watch(stall_timeout, now)
         self._waiting: deque[_Question] = deque()
         self._current: _Question | None = None
         self._number = 0

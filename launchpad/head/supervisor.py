@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchpad.commands import Credit, MpiReply, StartMore
 from launchpad.commands import Finish as FinishCommand
@@ -54,11 +54,13 @@ from launchpad.head.input import Input
 from launchpad.head.machine import Finish, Leave, Look, Machine, Reopen, Restart, Suspend
 from launchpad.head.revival import Reopened, Revival
 from launchpad.head.sink import Sink
-from launchpad.head.worlds import Worlds
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.stacks import Examined
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.head.worlds import Worlds
 
 
 class Supervisor:
@@ -239,6 +241,8 @@ class Supervisor:
         nodes = enumerate(self._plan.nodes)
         self._node_of = {rank.rank: place for place, node in nodes for rank in node.ranks}
         if self._plan.mpi:
+            from launchpad.head.worlds import Worlds
+
             self._worlds = Worlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
         for place, node in enumerate(self._plan.nodes):
             if self._worlds:

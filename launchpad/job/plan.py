@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from launchpad.commands import Start
 from launchpad.errors import UsageError
 from launchpad.events import AgentReady
-from launchpad.job import mpi
 from launchpad.job.spec import JobSpec
 
 # Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own. Ranks that wait to be
@@ -203,6 +202,8 @@ def make_plan(
         group = {**job, "GROUP_RANK": str(spec.world.node_rank + index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
         if spec.backend == "mpi":
+            from launchpad.job import mpi
+
             host = place.name if place.interface else ""
             seats = [mpi.Seat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
             ranks = tuple(

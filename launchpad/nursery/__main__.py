@@ -10,15 +10,10 @@ import sys
 # Where the interpreter has put our folder, the ranks' program would have had its own.
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
-_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_root, _name = os.path.split(_package)  # launchpad, or what it is called where it was sent to
-sys.path.insert(0, _root)
 
-_forking = __import__(f"{_name}.nursery.forking", fromlist=["main"])
+# This folder as a package by a name that no program has (executed.py does likewise).
+_package = type(sys)("_launchpad_rank")
+_package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+sys.modules["_launchpad_rank"] = _package
 
-del sys.path[0]
-sys.path_importer_cache.pop(_root, None)
-for _one in [one for one in sys.modules if one.split(".")[0] == _name]:
-    del sys.modules[_one]  # the ranks' own import of launchpad, or of what they call so, finds theirs
-
-_forking.main()
+__import__("_launchpad_rank.forking", fromlist=["main"]).main()

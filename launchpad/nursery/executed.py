@@ -14,18 +14,16 @@ if sys.version_info < (3, 10):  # noqa: UP036  # older than what we run on: the 
     os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
-_package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_root, _name = os.path.split(_package)  # launchpad, or what it is called where it was sent to
-sys.path.insert(0, _root)
 
-_program = __import__(f"{_name}.nursery.program", fromlist=["execute"])
-_answering = __import__(f"{_name}.nursery.answering", fromlist=["prepare"])
-_shown = __import__(f"{_name}.nursery.shown", fromlist=["drop_word"])
+# This folder as a package by a name that no program has: a launchpad that the program imports is its own, and what we
+# import late comes from here.
+_package = type(sys)("_launchpad_rank")
+_package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+sys.modules["_launchpad_rank"] = _package
 
-del sys.path[0]
-sys.path_importer_cache.pop(_root, None)
-for _one in [one for one in sys.modules if one.split(".")[0] == _name]:
-    del sys.modules[_one]
+_program = __import__("_launchpad_rank.program", fromlist=["execute"])
+_answering = __import__("_launchpad_rank.answering", fromlist=["prepare"])
+_shown = __import__("_launchpad_rank.shown", fromlist=["drop_word"])
 
 # A variable, as it would be shown on the command line; it goes no further.
 _how, _, _path = os.environ.pop("LAUNCHPAD_ANSWERS", "").partition(":")

@@ -9,21 +9,26 @@ import builtins
 import os
 import sys
 
-from . import accounts, calling, leaving, mpi
+from . import accounts
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from typing import Any
 
 
+# Words in a script's place on the command line; nursery/calling.py does what they say.
+CALLS = ("--call", "--pickled")
+
 # Their frames stand above the program's in a traceback.
-_OURS = (__file__, calling.__file__)
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "calling.py"))
 
 
 def set_argv(argv: list[str]) -> None:
     """What the program finds in `sys` for its command line `python -u (SCRIPT | -m MODULE | --call FUNCTION) ARGS`."""
     sys.orig_argv[:] = argv
-    if argv[2] in (calling.NAMED, calling.PICKLED):
+    if argv[2] in CALLS:
+        from . import calling
+
         file, module, _ = calling.split(argv[3])
         sys.argv[:] = [file or module, *argv[4:]]
         return
@@ -32,10 +37,12 @@ def set_argv(argv: list[str]) -> None:
 
 def put_first_on_path(words: list[str]) -> None:
     """Set sys.path[0] as for `python SCRIPT ARGS` or `python -m MODULE ARGS`; for functions likewise."""
-    if words[0] == calling.PICKLED:  # the caller's path comes with the function
-        return
     script = words[0] if words[0] != "-m" else ""
-    if words[0] == calling.NAMED:
+    if words[0] in CALLS:
+        from . import calling
+
+        if words[0] == calling.PICKLED:  # the caller's path comes with the function
+            return
         script = calling.split(words[1])[0]
     elif script and _is_package(script):
         sys.path.insert(0, absolute(script))
@@ -66,11 +73,16 @@ def execute(argv: list[str], *, whole: bool) -> None:
     put_first_on_path(argv[2:])
     set_argv(argv)
     accounts.begin()
-    leaving.remember()
+    if not whole:
+        from . import leaving
+
+        leaving.remember()
     ended = _run(argv)
     if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
         accounts.keep_end()
         return
+    from . import leaving
+
     if not whole:
         leaving.leave(ended, ours=_OURS)
     leaving.give_up(ended, ours=_OURS)
@@ -78,6 +90,8 @@ def execute(argv: list[str], *, whole: bool) -> None:
 
 def run(argv: list[str]) -> None:
     """Run a command line `python -u (SCRIPT | -m MODULE) ARGS` in this interpreter, and leave. Never returns."""
+    from . import leaving
+
     leaving.leave(_run(argv), ours=_OURS)
 
 
@@ -86,11 +100,14 @@ def _run(argv: list[str]) -> list[BaseException]:
     main = _fresh_main()
     ended: list[BaseException] = []
     try:
-        mpi.release()
-        if argv[2] == calling.NAMED:
-            calling.call(argv[3])
-        elif argv[2] == calling.PICKLED:
-            calling.call_pickled()
+        if "mpi4py" in sys.modules:
+            from . import mpi
+
+            mpi.release()
+        if argv[2] in CALLS:
+            from . import calling
+
+            calling.call(argv[3]) if argv[2] == calling.NAMED else calling.call_pickled()
         elif argv[2] == "-m":
             _run_main(argv[3], True)
         elif _is_package(argv[2]):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 # Of an exception, so many of the program's own frames are shown, the innermost ones, and lines of its message.
@@ -56,8 +55,7 @@ class Frame(NamedTuple):
         return [where, f"    {self.source}"] if self.source else [where]
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """An exception."""
 
     type: str  # with its module, but for built-in types and the program's
@@ -176,8 +174,7 @@ def _unwrap(account: Account) -> Account:
     head = account.message[: found.start()].strip() or found[0].strip("- :\n")
     process = re.search(r"DataLoader worker process \d+|[Pp]rocess \d+", head)
     inside = process[0] if process else "another process"
-    return replace(
-        account,
+    return account._replace(
         message=head,
         before=inner,
         is_cause=True,
@@ -203,7 +200,7 @@ def from_text(text: str, *, headless: bool = False) -> Account | None:
         elif line == _HEADER or line.endswith(_HEADER):
             one, end = _read(lines, at + 1)
             if one is not None:
-                found = replace(one, before=found if joint else None, is_cause=joint == _CAUSE)
+                found = one._replace(before=found if joint else None, is_cause=joint == _CAUSE)
                 joint = ""
                 at = end
                 continue

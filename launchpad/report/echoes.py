@@ -14,8 +14,10 @@ from launchpad.report.accounts import Account, from_event
 
 Strength = Literal["", "weak", "peer", "late"]
 
+# Patterns are compiled when there is something to be searched: that takes milliseconds.
+
 # Only somebody who talked to another rank says these.
-_PEER = re.compile(
+_PEER = (
     r"connection closed by peer"
     r"|gloo[/:].*(connection|broken pipe|socket|read error|write error|reset|unexpected|closed)"
     r"|application timeout caused pair closure"
@@ -25,19 +27,17 @@ _PEER = re.compile(
     r"|failed to recv, got 0 bytes|sendbytes failed|recvvalue failed|recvbytes failed"
     r"|communication error with rank|connection to .{0,40}(closed|lost|failed)|err_proc_failed|err_revoked"
     r"|process_failed|peer .{0,40}(hung up|is gone|has failed|has left|disconnected)"
-    r"|ucp_?_?ep.*(connection reset|endpoint)|ucx.*(connection reset|endpoint is not connected)",
-    re.IGNORECASE | re.DOTALL,
+    r"|ucp_?_?ep.*(connection reset|endpoint)|ucx.*(connection reset|endpoint is not connected)"
 )
 
 # A wait for other ranks that has ended without them.
-_LATE = re.compile(
+_LATE = (
     r"timed out waiting \d+ ?ms for (send|recv) operation"
     r"|watchdog caught collective operation timeout|collective operation timeout|wait timeout after \d+ ?ms"
     r"|timed out after \d+ seconds waiting for (clients|workers)|timed out in .*barrier"
     r"|failed to pass monitoredbarrier|monitoredbarrier.*timed? ?out|socket timeout"
     r"|connectfullmesh failed.*timed? ?out|timed out.*(store|rendezvous)|distributed.*timed out"
-    r"|waited \d+.* s(econds)? for .*rank",
-    re.IGNORECASE | re.DOTALL,
+    r"|waited \d+.* s(econds)? for .*rank"
 )
 
 # These can come from anywhere: a database, a proxy, a data loader.
@@ -48,7 +48,9 @@ _WEAK_TYPES = {
     "ConnectionRefusedError",
     "EOFError",
 }
-_WEAK = re.compile(r"connection reset by peer|broken pipe|connection refused", re.IGNORECASE)
+_WEAK = r"connection reset by peer|broken pipe|connection refused"
+
+_FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def echo_of(account: Account) -> Strength:
@@ -74,11 +76,11 @@ def waited(event: ExceptionRaised) -> bool:
 
 def echo_in(text: str) -> Strength:
     """The same, of an error message or of a program's last words."""
-    if _PEER.search(text):
+    if re.search(_PEER, text, _FLAGS):
         return "peer"
-    if _LATE.search(text):
+    if re.search(_LATE, text, _FLAGS):
         return "late"
-    return "weak" if _WEAK.search(text) else ""
+    return "weak" if re.search(_WEAK, text, _FLAGS) else ""
 
 
 def reason_in(text: str) -> str:

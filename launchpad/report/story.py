@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from launchpad.events import (
@@ -32,21 +31,21 @@ TAIL_BYTES = 8192
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass
 class RankStory:
     """One rank in this attempt."""
 
-    rank: int
-    node: int = 0
-    pid: int = 0
-    started: int = 0
-    exited: RankExited | None = None
-    failed: RankFailed | None = None
-    not_started: StartFailed | None = None
-    raised: list[ExceptionRaised] = field(default_factory=list)
-    recorded: str = ""  # its error file
-    crash: str = ""
-    tail: bytes = b""  # of what it wrote to stderr
+    def __init__(self, rank: int, node: int = 0) -> None:
+        self.rank = rank
+        self.node = node
+        self.pid = 0
+        self.started = 0
+        self.exited: RankExited | None = None
+        self.failed: RankFailed | None = None
+        self.not_started: StartFailed | None = None
+        self.raised: list[ExceptionRaised] = []
+        self.recorded = ""  # its error file
+        self.crash = ""
+        self.tail = b""  # of what it wrote to stderr
 
 
 class Story:

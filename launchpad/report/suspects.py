@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from launchpad.job.outcome import exit_in_words
 from launchpad.report import accounts, echoes
@@ -25,8 +24,7 @@ UNASKED_NS = 1_000_000_000
 LAST_BYTES = 2048
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """A rank's failure, or the loss of a node."""
 
     kind: What
@@ -59,16 +57,16 @@ class Suspect:
         return same and self.account.type == other.account.type
 
 
-@dataclass(frozen=True)
 class Suspects:
     """By what they are."""
 
-    own: list[Suspect] = field(default_factory=list)
-    echoes: list[Suspect] = field(default_factory=list)
-    threads: list[Suspect] = field(default_factory=list)  # in the order of time
-    left: list[tuple[int, int]] = field(default_factory=list)  # (time, rank) of those that came to their end
-    stuck: list[Suspect] = field(default_factory=list)  # have raised, and had not left when they were stopped
-    others: list[int] = field(default_factory=list)  # failed, after we had told them to stop
+    def __init__(self) -> None:
+        self.own: list[Suspect] = []
+        self.echoes: list[Suspect] = []
+        self.threads: list[Suspect] = []  # in the order of time
+        self.left: list[tuple[int, int]] = []  # (time, rank) of those that came to their end
+        self.stuck: list[Suspect] = []  # have raised, and had not left when they were stopped
+        self.others: list[int] = []  # failed, after we had told them to stop
 
 
 def suspects_in(story: Story) -> Suspects:
@@ -94,7 +92,7 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
         suspect = Suspect("exception", one.rank, one.node, raised.time, code=code, account=account, crash=one.crash)
         if raised.thread:
             if stopping is None or raised.time <= stopping:
-                found.threads.append(replace(suspect, kind="thread", thread=raised.thread))
+                found.threads.append(suspect._replace(kind="thread", thread=raised.thread))
         elif account.type == "SystemExit" and account.message == "0":
             found.left.append((raised.time, one.rank))
         else:
@@ -104,7 +102,7 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
         return
     if one.failed:
         failed = Suspect("mpi", one.rank, one.node, one.failed.time, code=one.failed.code, text=one.failed.reason)
-        found.own.append(replace(failed, account=main.account if main else None))
+        found.own.append(failed._replace(account=main.account if main else None))
         return
     if one.exited is None:
         if main is not None and main.account is not None and main.account.kind != "SystemExit":
@@ -167,7 +165,7 @@ def _take_exit(one: RankStory, story: Story, stopping: int | None, found: Suspec
 def _sort(suspect: Suspect, found: Suspects) -> None:
     strength = suspect.echo or (echoes.echo_of(suspect.account) if suspect.account else "")
     if strength:
-        found.echoes.append(replace(suspect, echo=strength))
+        found.echoes.append(suspect._replace(echo=strength))
     else:
         found.own.append(suspect)
 

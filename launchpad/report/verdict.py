@@ -13,8 +13,7 @@ Who failed of its own accord, and when, is in suspects.py. Here the first of the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from launchpad.job.outcome import NODE_LOST, NOT_STARTED, TIMED_OUT
 from launchpad.report.story import Story
@@ -41,16 +40,14 @@ Kind = Literal[
 LATE_NS = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class Victim:
+class Victim(NamedTuple):
     """A rank that died because another did."""
 
     rank: int
     why: str
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a job has come to. Ranks are in order, the cause in none of the lists but `close`."""
 
     kind: Kind
@@ -66,7 +63,7 @@ class Verdict:
     failed_too: tuple[int, ...] = ()
     threads: tuple[Suspect, ...] = ()  # threads that had died before, in ranks that went on
     lost: tuple[int, ...] = ()  # nodes, beside the cause
-    running: tuple[int, ...] = field(default=())  # ranks that ran when it was judged
+    running: tuple[int, ...] = ()  # ranks that ran when it was judged
 
 
 def judge(events: Iterable[Any]) -> Verdict:
