@@ -32,7 +32,7 @@ STAIRCASE = {
     "transport": {"commands", "errors", "events", "job", "wire"},
     "head": {"commands", "errors", "events", "failures", "job", "stacks", "transport", "wire"},
     "report": {"bench", "errors", "events", "failures", "job", "stacks"},
-    "functions": {"cli", "commands", "errors", "events", "head", "job", "nursery", "report", "transport"},
+    "functions": {"cli", "commands", "errors", "events", "failures", "head", "job", "nursery", "report", "transport"},
     "cli": {"bench", "errors", "events", "failures", "head", "job", "report", "transport"},
 }
 

@@ -139,7 +139,7 @@ def test_what_only_the_ranks_can_see_is_one_sentence_too(launchpad: Launchpad) -
     done = launchpad.run("run", "-q", "train.py:NUMBER")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,
-        "[0] launchpad: error: train.py:NUMBER is a int, and no function",
+        "[0] launchpad: error: train.py:NUMBER can't be called: it is of type int",
     )
     done = launchpad.run("run", "-q", "train.py:decorated")
     assert done.returncode == 2

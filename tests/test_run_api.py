@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import launchpad as lp
-from tests.conftest import DEADLINE, MARK, Launchpad
+from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 
@@ -32,13 +32,14 @@ def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> It
     """No descriptor and no thread here, and by the fixture of the command no process and no file."""
     monkeypatch.setenv(MARK, launchpad.mark)
     monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
+    monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
     before = len(os.listdir("/proc/self/fd"))
     handler = signal.getsignal(signal.SIGINT)
     yield
     gc.collect()  # an exception that was caught holds frames, and they what was returned
     assert len(os.listdir("/proc/self/fd")) == before
     assert signal.getsignal(signal.SIGINT) is handler
-    assert [thread.name for thread in threading.enumerate() if thread.name == "launchpad"] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("launchpad", "control")] == []
 
 
 def by_reference() -> tuple[int, str]:
@@ -109,6 +110,35 @@ def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]
     with pytest.raises(lp.RankError, match=r"rank 0 raised .*Stubborn: 1 and 2") as other:
         lp.run(stubborn, backend=None)
     assert "raise Stubborn(1, 2)" in str(other.value.__cause__)
+
+
+def test_its_jobs_are_recorded_and_can_be_asked(launchpad: Launchpad, tmp_path: Path) -> None:
+    with pytest.raises(UnicodeDecodeError):
+        lp.run(raises, nproc=2, backend=None)
+    why = launchpad.run("why").stdout
+    assert f"job {launchpad.run('jobs').stdout.split()[0]}: {__name__}:raises" in why
+    assert "rank 1 failed first: UnicodeDecodeError: " in why
+    assert "in raises" in why
+    assert "SystemExit" not in why
+
+    def waits() -> None:
+        print("is here", flush=True)
+        while not (tmp_path / "go").exists():
+            threading.Event().wait(0.01)
+
+    caller = threading.Thread(target=lp.run, args=(waits,), kwargs={"backend": None})
+    caller.start()
+    try:
+        wait_until(lambda: "is here" in launchpad.run("logs").stdout, "what the rank writes")
+        wait_until(lambda: launchpad.run("stacks").returncode == 0, "an answer")
+        assert "rank 0 " in launchpad.run("stacks").stdout
+        assert "the job is running: rank 0" in launchpad.run("why").stdout
+    finally:
+        (tmp_path / "go").touch()
+        caller.join(DEADLINE)
+    assert "is here" in launchpad.run("logs").stdout
+    assert launchpad.run("stacks").returncode == 2
+    assert "running" not in launchpad.run("jobs").stdout
 
 
 def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None:

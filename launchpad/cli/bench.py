@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import tempfile
@@ -262,4 +263,10 @@ def _run_one(display: Display, request: Request, options: dict[str, Any]) -> int
         return run.run_job(ctx, {**ctx.params, **options}, display.sink)
 
 
-command.params += [parameter for parameter in run.command.params if parameter.name in _SHARED]
+for _option in run.command.params:
+    if _option.name == "nproc":  # the one whose default is another here
+        assert isinstance(_option, GroupedOption)
+        _option = copy.copy(_option)
+        _option.help = (_option.help or "").replace("Default: 1.", f"Default: {RANKS}; 1 on a host without a number.")
+    if _option.name in _SHARED:
+        command.params.append(_option)

@@ -107,7 +107,7 @@ def conduct(
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
             sends_input=not here,
-            waited=_waited,
+            waited=waited,
         )
     finally:
         control.close()
@@ -159,10 +159,11 @@ def _exit_code(cause: Cause, verdict: Verdict) -> int:
     return verdict.exit_code if cause.kind in ("failure", "lost") and verdict.cause is not None else cause.exit_code
 
 
-def _waited(event: ExceptionRaised) -> bool:
-    from launchpad.report.echoes import waited  # a job that goes well needs none
+def waited(event: ExceptionRaised) -> bool:
+    """Whether an exception says that its rank has waited for others in vain, or lost them."""
+    from launchpad.report import echoes  # a job that goes well needs none
 
-    return waited(event)
+    return echoes.waited(event)
 
 
 def _say_nothing(_: str) -> None:

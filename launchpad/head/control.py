@@ -118,6 +118,8 @@ class Control:
             if self._socket is not None:
                 with suppress(OSError):
                     os.unlink(self._path)
+                with suppress(OSError):
+                    self._socket.shutdown(2)  # wakes the thread that waits for callers
                 self._socket.close()
                 self._socket = None
 

@@ -88,6 +88,13 @@ def keep(error: BaseException | None, thread: str = "", ours: tuple[str, ...] = 
     _write(error, thread, ours)
 
 
+def keep_last(error: BaseException, ours: tuple[str, ...] = ()) -> None:
+    """Write an exception down that was caught; the SystemExit in which the program ends after it says nothing."""
+    global _prefix
+    keep(error, ours=ours)
+    _prefix = ""
+
+
 def keep_end() -> None:
     """Write down that the program has come to its end, where others may still wait for it: they will fail first."""
     if _prefix and "torch.distributed" in sys.modules:

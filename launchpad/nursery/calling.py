@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import pickling
+from . import accounts, pickling
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _call(word: str) -> None:
             _refuse(f"{file or module} has no {name}")
         function = getattr(function, part)
     if not callable(function):
-        _refuse(f"{word} is a {type(function).__name__}, and no function")
+        _refuse(f"{word} can't be called: it is of type {type(function).__name__}")
     arguments = _arguments(function, word)
     group = _begin(os.environ.get("LAUNCHPAD_BACKEND") or None)
     try:
@@ -162,6 +162,7 @@ def call_pickled() -> None:
     except Exception as error:
         if isinstance(error, ValueError):
             _explain_second_group(error)
+        accounts.keep_last(error, ours=(__file__,))
         pickling.dump(_in_words(error), result)
         _end(1)
     except KeyboardInterrupt:

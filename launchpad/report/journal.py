@@ -261,6 +261,13 @@ class _Scribe:
 
     def run(self) -> None:
         """Write what comes until None does, or until it can't be written."""
+        try:
+            self._run()
+        finally:
+            while self._fds:  # the lock with them: who asks sees that the job is over
+                os.close(self._fds.popitem()[1])
+
+    def _run(self) -> None:
         self._journal.make_room(0)
         while (piece := self._pieces.get()) is not None:
             try:
