@@ -113,10 +113,13 @@ def conduct(
         control.close()
         restore_terminal(modes)
     lines: list[str] = []
+    shown_before: set[str] = set()  # with the stacks, a moment ago
     if cause is not None:
         verdict = summary.verdict()
         code = _exit_code(cause, verdict)
         lines = summary.report(verdict)
+        held = summary.story.held
+        shown_before = {f"    {line}" for line in held.lines} if held and held.why != "failure" else set()
         journal.conclude(summary.story, verdict, lines, summary.history)
         if machine:
             machine.verdict(summary.story, verdict, lines, summary.history)
@@ -142,7 +145,7 @@ def conduct(
         os._exit(code)
     console.flush()
     if lines:
-        console.say("\n".join(lines), bad=True)
+        console.say("\n".join(line for line in lines if line not in shown_before), bad=True)
     for sink in sinks:
         sink.on(over)
     # From here on nobody is left but a slow reader: Ctrl-C ends the wait for him.

@@ -42,14 +42,12 @@ class Group(NamedTuple):
 
 def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Whom the others wait for, and the sentences of the account."""
-    groups = [group for group in grouped(taken.examined) if not _is_leaving(group)]
     different = disagreements(taken.examined, cwd)
-    ranks = next((one.ranks for one in different), [])
+    ranks = next((one.ranks for one in different if one.ranks), [])
+    groups = [group for group in grouped(taken.examined, ranks) if not _is_leaving(group)]
     # Those that have failed waited; of the rest, who does not wait was waited for.
-    if groups and not groups[0].where.waits_in and (len(groups) > 1 or taken.why == "failure"):
+    if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
         ranks = groups[0].ranks
-    elif len(groups) > 1:
-        ranks = ranks or groups[0].ranks
     lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
     return RanksHeld(taken.time, taken.why, ranks, lines)
 
@@ -63,7 +61,8 @@ def _is_leaving(group: Group) -> bool:
 
 def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     """The account: who is where, what the collectives say, and the main thread's stack of the first groups."""
-    groups = grouped(taken.examined)
+    different = disagreements(taken.examined, cwd)
+    groups = grouped(taken.examined, next((one.ranks for one in different if one.ranks), []))
     lines = [_WHY.get(taken.why, _WHY["asked"])]
     lines += [f"  {_sentence(group, cwd, nodes)}" for group in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
@@ -74,7 +73,7 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         lines.append(f"  {_subject(silent, nodes)} could not be asked: not started yet, just ended, or out of reach")
     if not taken.ranks:
         lines.append("  no rank runs")
-    lines += [f"  {one.sentence}" for one in disagreements(taken.examined, cwd)]
+    lines += [f"  {one.sentence}" for one in different]
     for group in [group for group in groups if main_frames(group.example)][:MOST_STACKS]:
         also = group.ranks[1:]
         lines.append(f"  rank {group.ranks[0]}" + (f" (and {len(also)} more)" if also else "") + ":")
@@ -85,8 +84,8 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     return "\n".join(lines)
 
 
-def grouped(examined: Sequence[Examined]) -> list[Group]:
-    """Ranks by their places. First who does not wait for others, then the few before the many."""
+def grouped(examined: Sequence[Examined], first: Sequence[int] = ()) -> list[Group]:
+    """Ranks by their places. First who is behind in a collective, or does not wait, then the few before the many."""
     found: dict[tuple[Any, ...], Group] = {}
     for one in examined:
         place = where(main_frames(one), bool(one.collectives.get("mpi")))
@@ -95,7 +94,11 @@ def grouped(examined: Sequence[Examined]) -> list[Group]:
         outside = "" if one.threads else _from_outside(one)
         group = found.setdefault((place, outside), Group(place, outside, [], one))
         group.ranks.append(one.rank)
-    return sorted(found.values(), key=lambda group: (bool(group.where.waits_in), len(group.ranks), group.ranks))
+
+    def order(group: Group) -> tuple[bool, bool, int, list[int]]:
+        return not set(first) & set(group.ranks), bool(group.where.waits_in), len(group.ranks), group.ranks
+
+    return sorted(found.values(), key=order)
 
 
 def _from_outside(one: Examined) -> str:
