@@ -28,7 +28,7 @@ SIGNAL = signal.SIGRTMIN + 5
 FILE = "/memfd:launchpad-stacks (deleted)"
 
 # A rank that has not answered by then is told of without its stacks: it is stopped, or stuck in the kernel.
-ANSWER_SECONDS = 1.2
+ANSWER_SECONDS = 2.0
 # Who has not answered by then is sent the signal: C code keeps the GIL.
 SOCKET_SECONDS = 0.4
 

@@ -15,8 +15,8 @@ from launchpad.stacks import Examined, StacksAsked, StacksTaken, Stalled
 if TYPE_CHECKING:
     from launchpad.head.stall import Watch
 
-# An agent gives its ranks 1.2 s (agent/examine.py); who has not answered by then is left out.
-ANSWER_SECONDS = 1.6
+# An agent gives its ranks 2 s (agent/examine.py); who has not answered by then is left out.
+ANSWER_SECONDS = 2.5
 # With native frames: a rank takes seconds, one after the other.
 NATIVE_SECONDS = 10.0
 NATIVE_SECONDS_PER_RANK = 6.0

@@ -43,7 +43,7 @@ HURRY_SECONDS = 1.0
 TIMEOUT_DRAIN_SECONDS = 10.0
 
 # At the time-out the ranks are asked where they are; so long at most.
-LOOK_SECONDS = 2.0
+LOOK_SECONDS = 3.0
 
 # A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
 KILL_SECONDS = 10.0
