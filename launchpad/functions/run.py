@@ -248,7 +248,7 @@ class _Job:
         summary = Summary(self.screen.say, quiet=False)
         journal = Journal(job, plan, None, self.screen.say, post, os.environ)
         control = Control(job, post)
-        sinks: list[Sink] = [journal, self._collector, self.screen, summary]
+        sinks: list[Sink] = [journal, self._collector, self.screen, summary, control]
 
         def note(event: RanksHeld) -> None:
             for sink in sinks:

@@ -143,6 +143,8 @@ class Journal:
         return False
 
     def _output(self, event: Output) -> None:
+        if event.stream not in _NAMES:  # a result
+            return
         key = (event.rank, event.stream)
         if self._files is not None and not self._files.keeps(*key):
             return  # the user has chosen what is kept
