@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
+import stat
 import sys
+import termios
+import time
 from types import TracebackType
+from typing import TextIO
 
 from mpi4py import MPI
 
@@ -15,6 +20,9 @@ ALONE = (
     "WORLD_SIZE is {} but MPI knows of one rank only: this process was not started by an MPI launcher; "
     "use `launchpad run --backend mpi` or mpiexec, of the MPI that mpi4py has loaded ({})"
 )
+
+
+READ_SECONDS = 1.0
 
 
 class Ending:
@@ -59,6 +67,19 @@ def _leave() -> None:
     if Ending.reason is None or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
         return
     print(f"mpi: {Ending.reason}; aborting the other ranks, which would wait for it", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        _until_read(stream)
     MPI.COMM_WORLD.Abort(1)
+
+
+def _until_read(stream: TextIO) -> None:
+    """Wait until a pipe's reader has taken all that is in it: after an abort launchers read no more."""
+    deadline = time.monotonic() + READ_SECONDS
+    try:
+        if not stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            return
+        while any(fcntl.ioctl(stream.fileno(), termios.FIONREAD, bytes(4))) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    except (OSError, ValueError):  # it is closed
+        pass
