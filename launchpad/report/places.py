@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from launchpad.failures import RanksHeld
 from launchpad.job.outcome import ranks_in_words
-from launchpad.report.progress import disagreements
+from launchpad.report.progress import Disagreement, disagreements, short_path
 from launchpad.stacks import Examined, StacksTaken, Where, is_library, main_frames, where
 
 # What fits a screen: groups of ranks, stacks of theirs, and lines of each.
@@ -42,14 +42,19 @@ class Group(NamedTuple):
 
 def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Whom the others wait for, and the sentences of the account."""
-    different = disagreements(taken.examined, cwd)
-    ranks = next((one.ranks for one in different if one.ranks), [])
+    different, ranks = _differences(taken, cwd)
     groups = [group for group in grouped(taken.examined, ranks) if not _is_leaving(group)]
     # Those that have failed waited; of the rest, who does not wait was waited for.
     if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
         ranks = groups[0].ranks
     lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
     return RanksHeld(taken.time, taken.why, ranks, lines)
+
+
+def _differences(taken: StacksTaken, cwd: str) -> tuple[list[Disagreement], list[int]]:
+    """Where the ranks' collectives differ, and the ranks of the first that can be told to differ from the others."""
+    different = disagreements(taken.examined, cwd)
+    return different, next((one.ranks for one in different if one.ranks), [])
 
 
 def _is_leaving(group: Group) -> bool:
@@ -61,8 +66,8 @@ def _is_leaving(group: Group) -> bool:
 
 def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     """The account: who is where, what the collectives say, and the main thread's stack of the first groups."""
-    different = disagreements(taken.examined, cwd)
-    groups = grouped(taken.examined, next((one.ranks for one in different if one.ranks), []))
+    different, behind = _differences(taken, cwd)
+    groups = grouped(taken.examined, behind)
     lines = [_WHY.get(taken.why, _WHY["asked"])]
     lines += [f"  {_sentence(group, cwd, nodes)}" for group in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
@@ -126,15 +131,6 @@ def _sentence(group: Group, cwd: str, nodes: Mapping[int, str]) -> str:
     inside = f" (in {place.innermost})" if place.innermost else ""
     text = f": {place.text}" if place.text else ""
     return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}"
-
-
-def short_path(path: str, cwd: str) -> str:
-    """A file's name as a reader knows it: from the working folder, or from where packages are installed."""
-    for part in ("/site-packages/", "/dist-packages/", "/lib/python3."):
-        if part in path:
-            after = path.rpartition(part)[2]
-            return after.partition("/")[2] if part.endswith(".") else after
-    return path[len(cwd) + 1 :] if path.startswith(cwd.rstrip("/") + "/") else path
 
 
 def _short(frames: Sequence[Sequence[Any]], cwd: str) -> list[str]:

@@ -111,7 +111,14 @@ def _in_words(entry: Entry, cwd: str) -> str:
         text += f" of {sizes}{' …' if len(entry['sizes']) > 3 else ''} {types}".rstrip()
     frame = user_frame(entry["frames"])
     if frame is not None and not is_library(frame[0]):
-        path = str(frame[0])
-        prefix = cwd.rstrip("/") + "/"
-        text += f" at {path.removeprefix(prefix)}:{frame[1]}"
+        text += f" at {short_path(frame[0], cwd)}:{frame[1]}"
     return text
+
+
+def short_path(path: str, cwd: str) -> str:
+    """A file's name as a reader knows it: from the working folder, or from where packages are installed."""
+    for part in ("/site-packages/", "/dist-packages/", "/lib/python3."):
+        if part in path:
+            after = path.rpartition(part)[2]
+            return after.partition("/")[2] if part.endswith(".") else after
+    return path.removeprefix(cwd.rstrip("/") + "/")
