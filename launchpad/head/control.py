@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from launchpad.errors import UsageError
+from launchpad.job.state import state_folder
 from launchpad.stacks import StacksAsked
 
 if TYPE_CHECKING:
@@ -30,8 +31,7 @@ ANSWER_SECONDS = 600.0
 
 def folder() -> str:
     """Where the sockets are."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "launchpad", "running")
+    return os.path.join(state_folder(os.environ), "running")
 
 
 class Control:

@@ -10,6 +10,8 @@ import os
 import stat
 from collections.abc import Mapping
 
+from launchpad.job.state import state_folder
+
 EVENTS = "events.jsonl"
 VERDICT = "verdict.json"
 
@@ -21,10 +23,7 @@ MOST_BYTES = 1 << 30
 
 def jobs_folder(environ: Mapping[str, str]) -> str:
     """Where the records are, or would be."""
-    state = environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # as the XDG Base Directory Specification has it
-        state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "launchpad", "jobs")
+    return os.path.join(state_folder(environ), "jobs")
 
 
 def make_folder(environ: Mapping[str, str], job: str) -> str:
