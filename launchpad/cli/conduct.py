@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from launchpad.cli.observers import Observers, waited
 from launchpad.events import STDOUT
-from launchpad.failures import ExceptionRaised, JobOver, JobPlanned, RanksHeld
-from launchpad.head.control import Control
+from launchpad.failures import JobOver
 from launchpad.head.gathering import Gathering
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
@@ -19,10 +19,7 @@ from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.report.console import Console, restore_terminal, terminal_modes, terminal_size
-from launchpad.report.journal import Journal
-from launchpad.report.stacks import Stacks
 from launchpad.report.stale_store import StaleStores
-from launchpad.report.summary import Summary
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -56,22 +53,21 @@ def conduct(
 ) -> int:
     """Run the job; returns its exit code. Raises UsageError for files that can't be written."""
     job = os.urandom(4).hex()
-    sinks: list[Sink] = []
+    shows: list[Sink] = []
     files: Files | None = None
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
         from launchpad.report.files import Files, temporary_folder
 
         files = Files(spec, plan, spec.log_dir or temporary_folder(), gathering.post, job)
-        sinks.append(files)
+        shows.append(files)
     shown = spec
     if reports.taker is not None:
-        sinks.append(reports.taker(gathering.post))
+        shows.append(reports.taker(gathering.post))
         shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
     console = Console(shown, plan, os.environ, gathering.post, shows=reports.events != "-")
-    say = _say_nothing if quiet else console.say
-    summary = Summary(console.say, quiet)
-    journal = Journal(job, plan, files, say, gathering.post, os.environ)
-    sinks += [journal, console, summary, StaleStores(spec.target, spec.environ.values(), say)]
+    observers = Observers(job, spec, plan, gathering.post, console.say, quiet=quiet, files=files)
+    summary, journal, folder = observers.summary, observers.journal, observers.folder
+    shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
     machine: EventLines | None = None
     if reports.junit is not None:
         from launchpad.report.junit import check
@@ -81,19 +77,8 @@ def conduct(
         from launchpad.report.event_lines import EventLines
 
         machine = EventLines(reports.events, gathering.post)
-        sinks.append(machine)
-    control = Control(job, gathering.post)
-    sinks.append(control)
-
-    def note(event: RanksHeld) -> None:
-        for sink in sinks:
-            sink.on(event)
-
-    folder = files.folder if files else journal.folder
-    sinks.append(Stacks(console.say, folder, plan, control.answer, note))
-    first = planned(job, spec, plan, journal.folder)
-    for sink in sinks:
-        sink.on(first)
+        shows.append(machine)
+    sinks = observers.begin(shows)
     supervisor = Supervisor(gathering)
     modes = terminal_modes()
     try:
@@ -110,17 +95,15 @@ def conduct(
             waited=waited,
         )
     finally:
-        control.close()
+        observers.end()
         restore_terminal(modes)
     lines: list[str] = []
     shown_before: set[str] = set()  # with the stacks, a moment ago
     if cause is not None:
-        verdict = summary.verdict()
+        verdict, lines = observers.conclude()
         code = _exit_code(cause, verdict)
-        lines = summary.report(verdict)
         held = summary.story.held
         shown_before = {f"    {line}" for line in held.lines} if held and held.why != "failure" else set()
-        journal.conclude(summary.story, verdict, lines, summary.history)
         if machine:
             machine.verdict(summary.story, verdict, lines, summary.history)
         lines += [f"logs: {folder}"] if folder else []
@@ -160,32 +143,3 @@ def conduct(
 def _exit_code(cause: Cause, verdict: Verdict) -> int:
     """The blamed rank's: it need not be the one whose failure was heard of first."""
     return verdict.exit_code if cause.kind in ("failure", "lost") and verdict.cause is not None else cause.exit_code
-
-
-def waited(event: ExceptionRaised) -> bool:
-    """Whether an exception says that its rank has waited for others in vain, or lost them."""
-    from launchpad.report import echoes  # a job that goes well needs none
-
-    return echoes.waited(event)
-
-
-def _say_nothing(_: str) -> None:
-    """--quiet was given."""
-
-
-def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
-    """The first event of a job; `folder` is where it is recorded."""
-    several = len(plan.nodes) > 1
-    return JobPlanned(
-        time=time.monotonic_ns(),
-        wall=time.time(),
-        job=job,
-        pid=os.getpid(),
-        run_id=plan.run_id,
-        words=[*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args],
-        cwd=spec.cwd,
-        nodes=[[node.name, [rank.rank for rank in node.ranks]] for node in plan.nodes],
-        folders={str(rank.rank): str(rank.rank if several else rank.local_rank) for rank in plan.ranks},
-        timeout=spec.timeout or 0.0,
-        logs=folder,
-    )

@@ -12,19 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from launchpad.cli.conduct import planned, waited
 from launchpad.cli.hosts import is_here, make_world, open_links, read_hosts
+from launchpad.cli.observers import Observers, waited
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.events import StopRequested
-from launchpad.failures import JobOver, RanksHeld
+from launchpad.failures import JobOver
 from launchpad.functions.delivery import deliver
 from launchpad.functions.packing import name_of, pack
 from launchpad.functions.results import Collector, Results
 from launchpad.functions.screen import Screen
-from launchpad.head.control import Control
 from launchpad.head.gathering import Gathering
 from launchpad.head.preload import NOT_FORKED, TORCH
-from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.head.sync import list_files
 from launchpad.job.environ import travelling
@@ -32,9 +30,6 @@ from launchpad.job.hosts import Host
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Master, Place, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
-from launchpad.report.journal import Journal
-from launchpad.report.stacks import Stacks
-from launchpad.report.summary import Summary
 from launchpad.transport import Link
 from launchpad.transport.local import LocalLink
 
@@ -244,36 +239,22 @@ class _Job:
         """Run the planned job; as the command's, it is recorded, and can be asked where its ranks are."""
         spec, post = self._spec, self._gathering.post
         assert self._collector is not None
-        job = os.urandom(4).hex()
-        summary = Summary(self.screen.say, quiet=False)
-        journal = Journal(job, plan, None, self.screen.say, post, os.environ)
-        control = Control(job, post)
-        sinks: list[Sink] = [journal, self._collector, self.screen, summary, control]
-
-        def note(event: RanksHeld) -> None:
-            for sink in sinks:
-                sink.on(event)
-
-        sinks.append(Stacks(self.screen.say, journal.folder or None, plan, control.answer, note))
-        first = planned(job, spec, plan, journal.folder)
-        for sink in sinks:
-            sink.on(first)
+        observers = Observers(os.urandom(4).hex(), spec, plan, post, self.screen.say)
+        sinks = observers.begin([self._collector, self.screen])
         code = 1
         try:
             code, self._cause = Supervisor(self._gathering).run(
                 plan, sinks, grace=None, timeout=spec.timeout, waited=waited
             )
             if self._cause is not None:
-                verdict = summary.verdict()
-                lines = summary.report(verdict)
-                journal.conclude(summary.story, verdict, lines, summary.history)
+                verdict, lines = observers.conclude()
                 self._report = "\n".join(lines)
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:
-            control.close()
-            journal.on(JobOver(time.monotonic_ns(), code))
-            journal.close()
+            observers.end()
+            observers.journal.on(JobOver(time.monotonic_ns(), code))
+            observers.journal.close()
 
     def _links(self) -> list[Link]:
         if not self._hosts:

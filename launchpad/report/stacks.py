@@ -18,12 +18,12 @@ class Stacks:
     def __init__(
         self,
         say: Callable[[str], None],
-        folder: str | None,
+        folder: str,
         plan: Plan,
         answer: Callable[[int, str], None],
         note: Callable[[RanksHeld], None],
     ) -> None:
-        """`say` shows; `folder` takes the whole stacks, if there is one; `answer` tells those who have asked.
+        """`say` shows; `folder` takes the whole stacks, unless it is ""; `answer` tells those who have asked.
 
         `note` hears where the ranks were when the job hung, or its time was over.
         """
@@ -53,13 +53,13 @@ class Stacks:
         self._say(text)
         if event.why != "asked":
             self._note(held(event, self._cwd, self._nodes))
-        if self._folder is not None:
+        if self._folder:
             self._keep(whole)
         return False
 
     def _keep(self, text: str) -> None:
         self._count += 1
-        path = os.path.join(str(self._folder), f"stacks_{self._count}.txt")
+        path = os.path.join(self._folder, f"stacks_{self._count}.txt")
         try:
             with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
                 file.write(f"{time.strftime('%F %T')}\n{text}\n")
