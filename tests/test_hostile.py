@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import launchpad as package
 from launchpad import __version__, commands, events, wire
-from launchpad.cli.conduct import planned
+from launchpad.cli.observers import planned
 from launchpad.errors import LaunchpadError
 from launchpad.head.gathering import Gathering
 from launchpad.head.supervisor import Supervisor

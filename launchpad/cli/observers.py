@@ -44,7 +44,7 @@ class Observers:
         stacks = Stacks(say, self.folder, plan, self._control.answer, self._tell_all)
         self._own: list[Sink] = [self.summary, self._control, stacks]
         self.sinks: list[Sink] = []
-        self._first = _planned(job, spec, plan, self.journal.folder)
+        self._first = planned(job, spec, plan, self.journal.folder)
 
     def begin(self, shown: Sequence[Sink]) -> list[Sink]:
         """All sinks, with those that show the output; they have heard what is about to run."""
@@ -79,7 +79,7 @@ def _say_nothing(_: str) -> None:
     """--quiet was given."""
 
 
-def _planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
+def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
     """The first event of a job; `folder` is where it is recorded."""
     several = len(plan.nodes) > 1
     return JobPlanned(

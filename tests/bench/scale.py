@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launchpad.cli.conduct import planned
+from launchpad.cli.observers import planned
 from launchpad.commands import Finish, Hello, Ping, Signal, Start
 from launchpad.events import STDOUT, AgentReady, Output, Pong, RankExited, RankStarted
 from launchpad.head.gathering import Gathering
