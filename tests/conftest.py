@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -114,11 +116,18 @@ def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object]
 
 
 @pytest.fixture
-def launchpad(tmp_path: Path) -> Iterator[Launchpad]:
+def scratch() -> Iterator[Path]:
+    """A temporary folder with a name as short as a user's: the paths of Unix sockets have 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="lp-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def launchpad(tmp_path: Path, scratch: Path) -> Iterator[Launchpad]:
     """The command, in an empty folder."""
-    folder, scratch = tmp_path / "work", tmp_path / "tmp"
+    folder = tmp_path / "work"
     folder.mkdir()
-    scratch.mkdir()
     command = Launchpad(folder, scratch)
     yield command
     command.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,22 @@ def test_a_failed_job_does_not_keep_the_others_from_running(launchpad: Launchpad
         "launchpad: b T  passed",
         "launchpad: c T  failed, exit code 6",
     ]
+
+
+def test_one_report_has_a_suite_for_each_job(launchpad: Launchpad) -> None:
+    (launchpad.folder / "out.xml").write_text("<testsuites><testsuite name='of yesterday'/></testsuites>")
+    text = 'junit = "out.xml"\nevents = "out.jsonl"\n[jobs.good]\ntarget = "true"\nnproc = 2\n'
+    text += '[jobs.bad]\ntarget = "false"\n'
+    done = launchpad.run("smoke", write(launchpad, text))
+    assert done.returncode == 1
+    root = ET.parse(launchpad.folder / "out.xml").getroot()
+    assert [(suite.get("name"), suite.get("failures")) for suite in root] == [
+        ("launchpad good", "0"),
+        ("launchpad bad", "1"),
+    ]
+    assert (root.get("tests"), root.get("failures")) == ("3", "1")
+    events = [json.loads(line) for line in (launchpad.folder / "out.jsonl").read_text().splitlines()]
+    assert [event["code"] for event in events if event["event"] == "JobOver"] == [0, 1]
 
 
 def test_a_job_that_is_interrupted_is_the_last(launchpad: Launchpad) -> None:

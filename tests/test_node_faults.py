@@ -137,11 +137,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture
-def head(network: Network, tmp_path: Path) -> Iterator[Head]:
+def head(network: Network, tmp_path: Path, scratch: Path) -> Iterator[Head]:
     """The command; after the test nothing of it is left, here or there."""
-    folder, scratch = tmp_path / "work", tmp_path / "tmp"
+    folder = tmp_path / "work"
     folder.mkdir()
-    scratch.mkdir()
     head = Head(network, folder, scratch)
     try:
         yield head

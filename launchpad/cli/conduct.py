@@ -38,6 +38,8 @@ class Reports(NamedTuple):
     junit: str | None = None  # a file
     events: str | None = None  # a file, or "-"
     taker: Taker | None = None  # of the ranks' standard output, which is not shown then
+    job: str = ""  # its name in a job file
+    adds: bool = False  # to the files: others of the job file have begun them
 
 
 def conduct(
@@ -72,11 +74,11 @@ def conduct(
     if reports.junit is not None:
         from launchpad.report.junit import check
 
-        check(reports.junit)
+        check(reports.junit, adds=reports.adds)
     if reports.events is not None:
         from launchpad.report.event_lines import EventLines
 
-        machine = EventLines(reports.events, gathering.post)
+        machine = EventLines(reports.events, gathering.post, adds=reports.adds)
         shows.append(machine)
     sinks = observers.begin(shows)
     supervisor = Supervisor(gathering)
@@ -117,7 +119,8 @@ def conduct(
     if reports.junit is not None:
         from launchpad.report import junit
 
-        problem = junit.write(reports.junit, summary.story, summary.verdict(), lines)
+        suite = junit.suite(summary.story, summary.verdict(), lines, reports.job)
+        problem = junit.write(reports.junit, suite, adds=reports.adds)
         if problem:
             console.say(problem, bad=True)
     over = JobOver(time.monotonic_ns(), code)

@@ -17,7 +17,7 @@ from launchpad.job.jobfile import Settings, choose, parse_jobs
 from launchpad.report.console import say_on_stderr
 
 # What says how launchpad is to go about it belongs to the command line.
-_NOT_IN_FILES = {"config", "job", "dry-run", "json", "hosts", "hostfile", "help"}
+_NOT_IN_FILES = {"config", "job", "dry-run", "json", "hosts", "hostfile", "add-to-reports", "help"}
 
 # Who ended a job by these did not mean to see the next one.
 _INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
@@ -84,7 +84,7 @@ def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:
         if (
             not isinstance(parameter, GroupedOption)
             or parameter.name is None
-            or parameter.name in ("dry_run", "as_json")
+            or parameter.name in ("dry_run", "as_json", "add_to_reports")
         ):
             continue
         source = {
@@ -106,7 +106,8 @@ def run_all(names: list[str], args: list[str]) -> int:
     for name in names:
         say_on_stderr(f"job {name}")
         start = time.monotonic()
-        code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *args])
+        adds = ["--add-to-reports"] if results else []
+        code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *adds, *args])
         results.append(Result(name, code, time.monotonic() - start))
         if code in _INTERRUPTED:
             break

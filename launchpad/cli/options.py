@@ -41,7 +41,7 @@ class GroupedCommand(click.Command):
 
 
 def _complete(options: list[click.Option], args: list[str]) -> list[str]:
-    by_name = {name: option for option in options for name in option.opts}
+    by_name = {name: option for option in options for name in option.opts if not option.hidden}
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
         word, equals, value = args[at].partition("=")

@@ -135,7 +135,7 @@ def run_job(ctx: click.Context, options: dict[str, Any], taker: Taker | None = N
         elsewhere = gathering.join(rendezvous, rank_count(spec.nproc, facts[0], facts[0].hostname), say)
     plan = make_plan(spec, facts, run_id, elsewhere, places, master)
     tell = _say_nothing if rendezvous is None else rendezvous.tell
-    reports = Reports(options["junit"], options["events"], taker)
+    reports = Reports(options["junit"], options["events"], taker, options["job"] or "", options["add_to_reports"])
     return conduct(gathering, spec, plan, tell, reopen, reports, here=not links[0].remote, quiet=options["quiet"])
 
 

@@ -89,6 +89,7 @@ _OPTIONS = (
     _output("--duplicate-stderr-filters", default="", metavar="TEXT,…", pet=True, help="The same for stderr."),
     _output("--junit", metavar="FILE", help="Write a JUnit report, a case for each rank."),
     _output("--events", metavar="FILE|-", help="Write what happens as JSON lines, the ranks' output among them."),
+    _output("--add-to-reports", is_flag=True, hidden=True),  # of several jobs, the second and those after it
     _output("-q", "--quiet", is_flag=True, help="No notes of launchpad's own, but for why a job failed."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),

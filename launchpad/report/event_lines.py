@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class EventLines:
     """Its reader is waited for, as the console's is. Raises UsageError where the file can't be written."""
 
-    def __init__(self, path: str, post: Callable[[Any], None]) -> None:
-        """`path` is a file, which begins anew, or "-"."""
+    def __init__(self, path: str, post: Callable[[Any], None], *, adds: bool = False) -> None:
+        """`path` is "-", or a file, which begins anew unless this `adds` to it."""
         self._path = path
         self._post = post
         self._fd = STDOUT
         if path != "-":
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if adds else os.O_TRUNC), 0o600)
             except OSError as error:
                 raise UsageError(f"--events {path}: {error.strerror}; name a file that can be written, or -") from None
         self._writer = Writer(post, self._failed)

@@ -1,4 +1,4 @@
-"""`--junit`: a JUnit report, a case for each rank: failed, skipped because another did, or passed."""
+"""`--junit`: a JUnit report, a suite for each job, a case for each rank: failed, skipped as another did, or passed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from launchpad.report.verdict import Verdict
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def check(path: str) -> None:
-    """Raise UsageError where the report could not be written, before anything runs."""
+def check(path: str, *, adds: bool) -> None:
+    """Raise UsageError where the report can't be written, before anything runs. An old one goes, unless it `adds`."""
     try:
-        with open(path, "a", encoding="utf-8"):
+        with open(path, "a" if adds else "w", encoding="utf-8"):
             pass
     except OSError as error:
         raise UsageError(f"--junit {path}: {error.strerror}; name a file that can be written") from None
 
 
-def write(path: str, story: Story, verdict: Verdict, lines: Sequence[str]) -> str:
-    """Write it. Returns what went wrong, "" for nothing."""
-    root = report(story, verdict, lines)
+def write(path: str, suite: ET.Element, *, adds: bool) -> str:
+    """Write the suite, or add it to those that are there. Returns what went wrong, "" for nothing."""
+    root = (_read(path) if adds else None) or ET.Element("testsuites", name="launchpad")
+    root.append(suite)
+    for count in ("tests", "failures", "errors"):
+        root.set(count, str(sum(int(one.get(count, "0")) for one in root)))
     ET.indent(root)
     try:
         ET.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
@@ -35,11 +38,20 @@ def write(path: str, story: Story, verdict: Verdict, lines: Sequence[str]) -> st
     return ""
 
 
-def report(story: Story, verdict: Verdict, lines: Sequence[str]) -> ET.Element:
-    """The whole document."""
+def _read(path: str) -> ET.Element | None:
+    try:
+        return ET.parse(path).getroot()
+    except (OSError, ET.ParseError):  # none of the jobs before this one came so far as to write it
+        return None
+
+
+def suite(story: Story, verdict: Verdict, lines: Sequence[str], job: str = "") -> ET.Element:
+    """One job's; `job` is its name in a job file."""
     planned = story.planned
     name = " ".join(planned.words[:2] if planned.words[:1] == ["-m"] else planned.words[:1])
-    suite = ET.Element("testsuite", name=f"launchpad {name}", hostname=planned.nodes[0][0] if planned.nodes else "")
+    suite = ET.Element(
+        "testsuite", name=f"launchpad {job or name}", hostname=planned.nodes[0][0] if planned.nodes else ""
+    )
     suite.set("timestamp", time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(planned.wall)))
     properties = ET.SubElement(suite, "properties")
     for key, value in (("job", planned.job), ("exit_code", verdict.exit_code), ("attempts", story.attempt + 1)):
@@ -82,9 +94,7 @@ def report(story: Story, verdict: Verdict, lines: Sequence[str]) -> ET.Element:
     suite.set("errors", "0")
     suite.set("skipped", str(skipped))
     suite.set("time", f"{(last - planned.time) / 1e9:.3f}")
-    suites = ET.Element("testsuites", name="launchpad", tests=str(len(story.ranks)), failures=str(failures), errors="0")
-    suites.append(suite)
-    return suites
+    return suite
 
 
 def _type(verdict: Verdict) -> str:
