@@ -54,6 +54,7 @@ def test_a_failed_job_is_told_again_from_its_record(launchpad: Launchpad) -> Non
         ["fails.py"],
     )
     assert "rank 1, ValueError: no good after " in launchpad.run("jobs").stdout
+    assert row["seconds"] > 0
     logs = launchpad.run("logs").stdout.splitlines()
     assert {f"[{rank}] {way} of {rank}" for rank in range(3) for way in ("out", "err")} <= set(logs)
     assert sorted(launchpad.run("logs", "--rank", 2).stdout.splitlines()) == ["[2] err of 2", "[2] out of 2"]

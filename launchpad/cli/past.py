@@ -19,7 +19,7 @@ from launchpad.report.telling import in_short
 @click.option("-n", "--most", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="So many.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def command(most: int, as_json: bool) -> int:
-    """List the jobs that are running, or were run of late: when, how they ended, what they ran."""
+    """List the jobs that are running, or were run of late: when, how long, how they ended, what they ran."""
     place = shelf.jobs_folder(os.environ)
     rows = [row for name in shelf.jobs(os.environ)[:most] if (row := _row(os.path.join(place, name), name)) is not None]
     if as_json:
@@ -29,10 +29,15 @@ def command(most: int, as_json: bool) -> int:
         click.echo(f"there is no record of any job in {place}", err=True)
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"]))
-        words = " ".join(row["words"])
-        line = f"{row['job']:<8}  {started}  {row['ranks']:>5} ranks  {row['how']:<28}  {words}"
+        lasted = "" if row["seconds"] is None else f"{row['seconds']:.1f} s"
+        words = _cut(" ".join(row["words"]), 100)  # those of a bench are long
+        line = f"{row['job']:<8}  {started}  {lasted:>9}  {row['ranks']:>5} ranks  {row['how']:<28}  {words}"
         click.echo(line.encode(errors="backslashreplace"))
     return 0
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 def _row(folder: str, name: str) -> dict[str, Any] | None:
@@ -55,10 +60,11 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
     return {
         "job": story.planned.job or name,
         "started": story.planned.wall,
+        "seconds": round((story.over.time - story.planned.time) / 1e9, 3) if story.over else None,
         "ranks": sum(len(ranks) for _, ranks in story.planned.nodes),
         "kind": verdict.kind,
         "exit_code": code,
-        "how": how if len(how) <= 60 else how[:58] + " …",
+        "how": _cut(how, 60),
         "words": story.planned.words,
         "cwd": story.planned.cwd,
         "logs": os.path.realpath(folder),
