@@ -125,7 +125,10 @@ TORCH_PROGRAMS = {
     "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))\n"
     "opt = torch.optim.SGD(net.parameters(), 0.1)\n"
     "for _ in range(3):\n    opt.zero_grad(); net(torch.ones(4, 3) * (dist.get_rank() + 1)).sum().backward(); opt.step()\n"
-    "print([p.tolist() for p in net.parameters()])\ndist.destroy_process_group()\n",
+    "print([p.tolist() for p in net.parameters()])\ndist.destroy_process_group()\n"
+    # Gloo's thread outlives the group of a DDP. Where it drops its last work, which has Python objects, while an
+    # interpreter before 3.14 finalizes, it ends in std::terminate (torch 2.13): an executed rank is spared that.
+    "import os, sys\nif sys.argv[1:]: os._exit(0)\n",
     "never_destroyed": "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     "x = torch.ones(1); dist.all_reduce(x); print(x)\n",
     "recorded": "import torch\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -258,7 +261,8 @@ def test_torch_in_a_forked_rank(both: Launchpad, name: str) -> None:
     both.environ["TORCHINDUCTOR_CACHE_DIR"] = str(both.folder / "inductor")
     shown = []
     for method in ((), EXEC):
-        done = both.run("run", "-n", 2, *method, f"{name}.py", timeout=240)
+        words = ["leave"] if (name, method) == ("ddp", EXEC) else []
+        done = both.run("run", "-n", 2, *method, f"{name}.py", *words, timeout=240)
         lines = [re.sub(r"0x[0-9a-f]+", "N", line) for line in done.stdout.splitlines()]
         shown.append((done.returncode, sorted(lines)))
         assert done.returncode == (1 if name == "recorded" else 0), done.stderr
