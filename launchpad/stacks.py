@@ -8,6 +8,9 @@ the main thread is the first of a rank's. A collective is an entry {"group", "nu
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+# Why there are no stacks of a Python rank that launchpad has made ready to tell them.
+NO_HANDLER = "no handler of ours is there: the interpreter is on its way out, or the program took it away"
+
 # Event: agent -> head.
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..commands import Examine
-from ..stacks import Examined, is_library
+from ..stacks import NO_HANDLER, Examined, is_library
 from . import facts
 from .answers import Answers
 from .outbox import Outbox
@@ -42,7 +42,6 @@ _MOST_SOURCE = 4 << 20
 _MOST_NATIVE = 30_000
 
 NO_PYTHON = "not a Python program that launchpad has started"
-NO_HANDLER = "its program has taken our signal handler away"
 SILENT = "it did not answer"
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "")

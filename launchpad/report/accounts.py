@@ -244,7 +244,8 @@ def crash_frames(stack: str) -> list[Frame]:
         elif inside and (match := _FRAME.match(line)):
             after = lines[at + 1] if at + 1 < len(lines) else ""
             source = after.strip() if after.startswith("    ") else ""
-            found.append(Frame(match["file"], int(match["line"]), match["function"] or "", source))
+            if "/launchpad/nursery/" not in match["file"]:  # what we call the program from
+                found.append(Frame(match["file"], int(match["line"]), match["function"] or "", source))
         elif inside and not line.startswith("    "):
             inside = False
     return found

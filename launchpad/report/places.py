@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from launchpad.failures import RanksHeld
 from launchpad.job.outcome import ranks_in_words
 from launchpad.report.progress import Disagreement, disagreements, short_path
-from launchpad.stacks import Examined, StacksTaken, Where, is_library, main_frames, where
+from launchpad.stacks import NO_HANDLER, Examined, StacksTaken, Where, is_library, main_frames, where
 
 # What fits a screen: groups of ranks, stacks of theirs, and lines of each.
 MOST_GROUPS = 8
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Whom the others wait for, and the sentences of the account."""
     different, ranks = _differences(taken, cwd)
-    groups = [group for group in grouped(taken.examined, ranks) if not _is_leaving(group)]
+    groups = [group for group in grouped(taken.examined, ranks) if not _is_leaving(group, taken.why)]
     # Those that have failed waited; of the rest, who does not wait was waited for.
     if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
         ranks = groups[0].ranks
@@ -57,10 +57,10 @@ def _differences(taken: StacksTaken, cwd: str) -> tuple[list[Disagreement], list
     return different, next((one.ranks for one in different if one.ranks), [])
 
 
-def _is_leaving(group: Group) -> bool:
+def _is_leaving(group: Group, why: str) -> bool:
     """Whether these ranks are at their end: dead, or in no code of the user's any more."""
     if group.outside:
-        return group.example.state in ("Z", "X")
+        return group.example.state in ("Z", "X") or (why == "failure" and group.example.why == NO_HANDLER)
     return not group.where.file or is_library(group.where.file)
 
 

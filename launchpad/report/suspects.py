@@ -38,6 +38,7 @@ class Suspect(NamedTuple):
     thread: str = ""
     crash: str = ""  # faulthandler's
     memory: int = 0  # the largest resident set, in bytes
+    leaving: bool = False  # its program had come to its end by then
     echo: Strength = ""
     said: str = ""  # the line of its last words that makes it an echo
 
@@ -85,6 +86,7 @@ def suspects_in(story: Story) -> Suspects:
 def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects) -> None:
     code = one.exited.code if one.exited else 0
     main = None
+    leaving = False
     for raised in one.raised:
         account = accounts.from_event(raised.account)
         if account is None or (one.pid and raised.pid != one.pid):  # a child's: the rank has gone on
@@ -95,6 +97,7 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
                 found.threads.append(suspect._replace(kind="thread", thread=raised.thread))
         elif account.type == "SystemExit" and account.message == "0":
             found.left.append((raised.time, one.rank))
+            leaving = True
         else:
             main = suspect
     if one.not_started:
@@ -122,10 +125,10 @@ def _look_at(one: RankStory, story: Story, stopping: int | None, found: Suspects
     if main is not None:
         _sort(main, found)
         return
-    _take_exit(one, story, stopping, found)
+    _take_exit(one, story, stopping, found, leaving)
 
 
-def _take_exit(one: RankStory, story: Story, stopping: int | None, found: Suspects) -> None:
+def _take_exit(one: RankStory, story: Story, stopping: int | None, found: Suspects, leaving: bool) -> None:
     assert one.exited is not None
     end = one.exited
     unasked = stopping is None or end.time <= stopping
@@ -156,6 +159,7 @@ def _take_exit(one: RankStory, story: Story, stopping: int | None, found: Suspec
         account=account,
         crash=one.crash or (one.tail.decode(errors="replace") if "Fatal Python error:" in tail else ""),
         memory=end.memory,
+        leaving=leaving,
         echo=echoes.echo_in(said) if said else "",
         said=said,
     )

@@ -63,7 +63,7 @@ def _cause(story: Story, verdict: Verdict) -> list[str]:
         case "failure":
             assert cause is not None
             lines = [f"{story.name(cause.rank)} failed first: {_how(story, cause)}", *_evidence(story, cause)]
-            return [*lines, "where the others were then:", *_held(story)] if story.held else lines
+            return [*lines, "where the others were then:", *held] if (held := _held(story)) else lines
         case "early":
             assert cause is not None
             left = ranks_in_words(list(verdict.early))
@@ -133,6 +133,8 @@ def _how(story: Story, cause: Suspect) -> str:
         how += f", by the kernel for want of memory: it had {cause.memory / 2**20:.0f} MiB"
     elif code == -signal.SIGKILL and cause.kind == "signal":
         how += "; the kernel's memory counters did not rise, so somebody sent the signal"
+    if cause.leaving:
+        how += ", after its program had come to its end"
     pid = story.of(cause.rank).pid
     date = time.strftime("%H:%M:%S", time.localtime(wall(story, cause.time)))
     after = f"{(cause.time - story.started) / 1e9:.2f} s after the start"

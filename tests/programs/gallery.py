@@ -299,6 +299,17 @@ def in_atexit():
         atexit.register(os._exit, 4)
 
 
+def aborts_at_exit():
+    """As torch does now and then, whose threads outlive the interpreter's."""
+    import atexit
+
+    dist = join()
+    add(dist)
+    dist.destroy_process_group()
+    if RANK == CULPRIT:
+        atexit.register(os.abort)
+
+
 def segfault():
     import ctypes
 
