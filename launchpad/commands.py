@@ -151,7 +151,8 @@ class Examine(NamedTuple):
     """Say of each rank that runs where it is: an Examined each (stacks.py)."""
 
     number: int  # of this question
-    everything: bool  # all threads and the last collectives; else what can be told without a signal
+    everything: bool  # all threads and the last collectives
+    insists: bool  # a rank that does not answer by its socket is sent the signal
     native: bool  # the frames of native code as well, where py-spy is installed on the node
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 # Why there are no stacks of a Python rank that launchpad has made ready to tell them.
 NO_HANDLER = "no handler of ours is there: the interpreter is on its way out, or the program took it away"
+SILENT = "it did not answer"
 
 # Event: agent -> head.
 
@@ -29,7 +30,9 @@ class Examined(NamedTuple):
     busy: bool  # one of their threads ran, or waited for a processor
     moved: int  # bytes that they have read and written
     beats: int  # rises when the main thread has run Python code since the last question; -1: not known
-    collectives: dict[str, Any]  # {"counts": {group: number}, "waiting": int}, and when asked "entries", "groups"
+    # {"counts": {group: number}, "waiting": int}, and when asked "entries", "groups"; where the thread that answers is
+    # kept waiting, "unanswered": the number of the first question since.
+    collectives: dict[str, Any]
     native: str
 
 

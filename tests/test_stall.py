@@ -100,6 +100,21 @@ CASES = {
         look(MPI_LINE, "x = comm.recv(source=1)", beats=1, collectives={"mpi": True}, **BURNS),
         False,
     ),
+    "mpi4py's allreduce of objects, which keeps the interpreter's lock": (
+        look(MPI_LINE, "x = comm.allreduce(1)", collectives={"mpi": True, "unanswered": 3}),
+        look(MPI_LINE, "x = comm.allreduce(1)", collectives={"mpi": True, "unanswered": 3}, **BURNS),
+        True,
+    ),
+    "mpi4py's allreduce of objects again and again": (
+        look(MPI_LINE, "x = comm.allreduce(1)", collectives={"mpi": True, "unanswered": 3}),
+        look(MPI_LINE, "x = comm.allreduce(1)", collectives={"mpi": True, "unanswered": 5}, **BURNS),
+        False,
+    ),
+    "C code that keeps the lock and computes": (
+        look(MPI_LINE, "x = numpy.dot(a, b)", collectives={"mpi": True, "unanswered": 3}),
+        look(MPI_LINE, "x = numpy.dot(a, b)", collectives={"mpi": True, "unanswered": 3}, **BURNS),
+        False,
+    ),
     "C code that computes, in a program with mpi4py": (
         look(MPI_LINE, "x = numpy.dot(a, b)", beats=0, collectives={"mpi": True}),
         look(MPI_LINE, "x = numpy.dot(a, b)", beats=0, collectives={"mpi": True}, **BURNS),
@@ -227,6 +242,13 @@ def test_mpi4py_alone(launchpad: Launchpad) -> None:
     code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "receive")
     assert code == 124
     assert re.search(r"ranks 0-1 wait in recv at .*hangs_in_mpi.py:13", err), err
+
+
+@needs_mpi
+def test_mpi4py_with_the_interpreters_lock_kept(launchpad: Launchpad) -> None:
+    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "reduce")
+    assert code == 124
+    assert re.search(r"rank 0 waits in recv at .*\n.* rank 1 waits in allreduce at ", err), err
 
 
 @needs_mpi

@@ -24,6 +24,7 @@ class Answers:
         self.said: dict[int, dict[str, Any]] = {}  # by pid: the last answer
         self._poll = poll
         self._lines: dict[int, socket.socket] = {}  # by pid
+        self._unanswered: dict[int, int] = {}  # by pid: the first question since it has answered
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inside = -1
         try:
@@ -58,6 +59,7 @@ class Answers:
             return
         except OSError:
             data = b""
+        self._unanswered.pop(pid, None)
         if not data:
             self._forget(pid)
             return
@@ -71,6 +73,7 @@ class Answers:
             self.said[pid] = answer
 
     def _forget(self, pid: int) -> None:
+        self._unanswered.pop(pid, None)
         line = self._lines.pop(pid, None)
         if line is not None:
             self._poll.unwatch(line.fileno())
@@ -83,7 +86,12 @@ class Answers:
             self._lines[pid].send(json.dumps({"number": number, "all": everything}).encode())
         except (KeyError, OSError):
             return False
+        self._unanswered.setdefault(pid, number)
         return True
+
+    def unanswered(self, pid: int) -> int:
+        """The first question since it has answered one; 0 where it has answered, or can't be asked."""
+        return self._unanswered.get(pid, 0)
 
     def answer(self, pid: int, number: int) -> dict[str, Any] | None:
         """What it has answered to that question; {} where it can't be asked, None where it has not answered yet."""

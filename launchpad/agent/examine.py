@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..commands import Examine
-from ..stacks import NO_HANDLER, Examined, is_library
+from ..stacks import NO_HANDLER, SILENT, Examined, is_library
 from . import facts
 from .answers import Answers
 from .outbox import Outbox
@@ -42,7 +42,6 @@ _MOST_SOURCE = 4 << 20
 _MOST_NATIVE = 30_000
 
 NO_PYTHON = "not a Python program that launchpad has started"
-SILENT = "it did not answer"
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "nursery", "")
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
@@ -70,7 +69,7 @@ class Examiner:
         self._poll = poll
         self._outbox = outbox
         self._answers = answers
-        self._question = Examine(0, False, False)
+        self._question = Examine(0, False, False, False)
         self._asked: list[_Asked] = []
         self._begun = self._look = 0.0
         self._pause = _FIRST_LOOK
@@ -117,7 +116,7 @@ class Examiner:
             return True
         if said is None and now < self._begun + SOCKET_SECONDS:
             return False
-        if not self._question.everything:  # a look in passing: who can't say it without a signal needn't
+        if not self._question.insists:  # a look in passing: who can't say it without a signal needn't
             asked.why = SILENT
             return True
         self._signal(asked)
@@ -156,6 +155,9 @@ class Examiner:
         known: dict[str, Any] = {
             name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said
         }
+        unanswered = self._answers.unanswered(pid)
+        if unanswered:
+            known["unanswered"] = unanswered
         if facts.maps(pid, "/mpi4py/"):
             known["mpi"] = True
         state = facts.status(pid).get("State", "?")[:1]

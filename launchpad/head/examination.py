@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launchpad.commands import Examine
 from launchpad.events import Output, RankExited, RankStarted, Restarted
 from launchpad.head.nodes import Nodes
-from launchpad.stacks import Examined, StacksAsked, StacksTaken, Stalled
+from launchpad.stacks import SILENT, Examined, StacksAsked, StacksTaken, Stalled
 
 if TYPE_CHECKING:
     from launchpad.head.stall import Watch
@@ -29,6 +29,7 @@ class _Question(NamedTuple):
     asker: int = 0
     native: bool = False
     full: bool = False
+    insists: bool = True
 
 
 class Examination:
@@ -85,7 +86,7 @@ class Examination:
         if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
             self._watch.asked(now)
             if watching:
-                self._begin(_Question(SAMPLE), now, running)
+                self._begin(_Question(SAMPLE, insists=False), now, running)
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft(), now, running)
 
@@ -96,12 +97,14 @@ class Examination:
         self._answers = {}
         extra = NATIVE_SECONDS + NATIVE_SECONDS_PER_RANK * len(running) if question.native else 0.0
         self._until = now + (ANSWER_SECONDS + extra if running else 0.0)
-        self._nodes.send_all(Examine(self._number, question.why != SAMPLE, question.native))
+        self._nodes.send_all(Examine(self._number, question.why != SAMPLE, question.insists, question.native))
 
     def _ended(self, question: _Question, now: float, running: Collection[int]) -> None:
         if question.why == SAMPLE:
             assert self._watch is not None
-            if self._watch.sampled(now, self._answers, running):
+            if not question.insists and any(one.why == SILENT for one in self._answers.values()):
+                self._waiting.appendleft(_Question(SAMPLE))
+            elif self._watch.sampled(now, self._answers, running):
                 self._waiting.appendleft(_Question("stall"))
             return
         answers = [self._answers[rank] for rank in sorted(self._answers)]

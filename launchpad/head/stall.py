@@ -5,6 +5,7 @@ A job has stalled when it has written nothing for a while, and every rank either
 - shows the same stack as before, and neither it nor its children have used the processor or moved bytes; or
 - waits for other ranks in a collective, as before, and has not got on meanwhile. Such a wait may burn the processor
   (MPI and NCCL poll), so what tells is that the main thread has run no Python code and has entered no collective.
+  Where C code keeps the interpreter's lock in such a wait, no thread has run any: it answers no question.
 
 A rank that computes, or that sleeps in the wait of a loop which gets on, has not stalled; nor has, then, the job.
 """
@@ -86,7 +87,9 @@ def is_stuck(before: Examined, after: Examined, seconds: float) -> bool:
 def _waits(before: Examined, after: Examined) -> bool:
     """Whether it waits for other ranks, in the same operation as before."""
     places = [where(main_frames(look), bool(look.collectives.get("mpi"))) for look in (before, after)]
-    unmoved = 0 <= before.beats == after.beats  # the main thread has been in C code all the time
+    silent = before.collectives.get("unanswered"), after.collectives.get("unanswered")
+    # The main thread has been in C code all the time.
+    unmoved = 0 <= before.beats == after.beats or (silent[0] is not None and silent[0] == silent[1])
     waiting = bool(before.collectives.get("waiting") and after.collectives.get("waiting"))
     if places[0].waits_in and places[0][:5] == places[1][:5]:
         polls = any(frame[0].endswith(_POLLS) for frame in main_frames(after))

@@ -1,4 +1,4 @@
-"""mpi4py alone: `hangs_in_mpi.py (receive | healthy SECONDS)`."""
+"""mpi4py alone: `hangs_in_mpi.py (receive | reduce | healthy SECONDS)`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ comm = MPI.COMM_WORLD
 print("ready", flush=True)
 if sys.argv[1] == "receive":
     comm.recv(source=(comm.rank + 1) % comm.size)
+elif sys.argv[1] == "reduce":  # of Python objects: mpi4py keeps the interpreter's lock meanwhile
+    if comm.rank == 0:
+        comm.recv(source=1)
+    else:
+        comm.allreduce(1)
 else:
     end = time.monotonic() + float(sys.argv[2])
     while not comm.bcast(time.monotonic() > end):
