@@ -2,6 +2,9 @@
 
 from typing import Any, NamedTuple
 
+# The reason of a RankFailed.
+NO_INIT = "left without MPI_Init, in which others wait for it; its exit code was 0"
+
 # Events: agent -> head.
 
 

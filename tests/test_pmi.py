@@ -251,6 +251,34 @@ def test_a_barrier_of_some_ranks_is_that_of_their_nodes() -> None:
     ]
 
 
+def test_a_node_that_is_gone_is_missed_in_mpi_init_alone() -> None:
+    def gone(worlds: Worlds) -> int | None:
+        failed = worlds.absent()
+        return failed and failed.rank
+
+    barrier = BarrierIn(0, 0, "WORLD", [], {})
+    for waits_first in (True, False):
+        worlds = Worlds(plan(2, 1), "job-0")
+        if waits_first:
+            worlds.on(1, barrier)
+        worlds.left(0, RankExited(0, 1, 0, 0, False))
+        assert gone(worlds) is None
+        worlds.left(0, RankExited(0, 0, 0, 0, False))
+        if not waits_first:
+            assert gone(worlds) is None
+            worlds.on(1, barrier)
+        assert gone(worlds) == 0
+    worlds = Worlds(plan(1, 1), "job-0")
+    worlds.on(1, BarrierIn(0, 0, "1:0", [1], {}))
+    worlds.left(0, RankExited(0, 0, 0, 0, False))
+    assert gone(worlds) is None
+    worlds = Worlds(plan(1, 1), "job-0")
+    for node in (0, 1, 1):
+        worlds.on(node, barrier)
+    worlds.left(0, RankExited(0, 0, 0, 0, False))
+    assert gone(worlds) is None  # it was in the world
+
+
 def test_what_no_agent_says() -> None:
     worlds = Worlds(plan(1, 1), "job-0")
     assert worlds.makes_sense(1, BarrierIn(0, 0, "WORLD", [], {}))

@@ -294,6 +294,7 @@ def test_either_of_the_networks_of_the_mpich_wheel(launchpad: Launchpad, hosts: 
         ("abort", 5, "called MPI_Abort(5)"),
         ("raise", 1, "ValueError: no good (exit code 1"),
         ("leave", 1, "left without MPI_Finalize"),
+        ("absent", 1, "left without MPI_Init, in which others wait for it"),
     ],
 )
 @pytest.mark.parametrize("rank", [1, 2])
@@ -302,6 +303,16 @@ def test_the_end_over_hosts(launchpad: Launchpad, hosts: Hosts, what: str, code:
     assert done.returncode == code
     assert f"launchpad: rank {rank} on n{1 + rank // 2} failed first: {words}" in done.stderr
     _no_memory_is_left(done.stdout)
+
+
+@needs_sshd
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_host_that_never_joins_has_failed(launchpad: Launchpad, hosts: Hosts, rank: int) -> None:
+    slots = "n1:1,n2:2" if rank == 0 else "n1:2,n2:1"
+    done = hosts.run(launchpad, *MPI, "-H", slots, "mpi_does.py", "absent", rank)
+    assert done.returncode == 1
+    name = f"rank {rank} on n{1 if rank == 0 else 2}"
+    assert f"{name} failed first: left without MPI_Init, in which others wait for it" in done.stderr
 
 
 @needs_sshd

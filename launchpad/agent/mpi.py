@@ -8,6 +8,7 @@ import time
 
 from ..commands import BarrierOut, World
 from ..events import BarrierIn, MpiRequest, RankFailed
+from ..failures import NO_INIT
 from . import shm
 from .outbox import Outbox
 from .pmi import Ask, Enter, Fail, Keys, Reply, Talk, barrier_out
@@ -16,7 +17,6 @@ from .poll import Poll
 # What a launcher around us may have set for itself; a rank that finds it would join that world.
 _NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL")
 
-ABSENT = "left without MPI_Init, in which others wait for it; its exit code was 0"
 LEFT = "left without MPI_Finalize, after MPI_Init; its exit code was 0"
 
 
@@ -130,7 +130,7 @@ class Mpi:
         """MPI_Init is everyone's: who is in it would wait for ever for those that are gone without it."""
         silent = self._of[rank].silent
         while silent and any(talk.has_spoken for talk in self._beside(rank)):
-            self._outbox.say(RankFailed(time.monotonic_ns(), silent.pop(), 1, ABSENT))
+            self._outbox.say(RankFailed(time.monotonic_ns(), silent.pop(), 1, NO_INIT))
 
     def _release(self, members: Members, group: str) -> None:
         for rank in members.leave(group):

@@ -177,11 +177,22 @@ class Supervisor:
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):
                     self.nodes.send(node, command)
+                self._look_for_absent(machine)
             case _:
-                event = self.nodes.in_our_time(source, event)
-                self._examination.on(event, self._clock())
-                self._dispatch(event)
-                self._act(machine.on(event, self._clock(), source))
+                self._pass_on(self.nodes.in_our_time(source, event), source, machine)
+                if type(event) is RankExited and self._worlds:
+                    self._worlds.left(source, event)
+                    self._look_for_absent(machine)
+
+    def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
+        self._examination.on(event, self._clock())
+        self._dispatch(event)
+        self._act(machine.on(event, self._clock(), source))
+
+    def _look_for_absent(self, machine: Machine) -> None:
+        failed = self._worlds.absent() if self._worlds and machine.phase == "running" else None
+        if failed:
+            self._pass_on(failed, self._node_of[failed.rank], machine)
 
     def _spawn(self, by: int, request: MpiRequest, machine: Machine) -> None:
         """A rank asks for others: they run on the first node."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from launchpad.commands import BarrierOut, Command, MpiReply, World
-from launchpad.events import BarrierIn, MpiRequest
+from launchpad.events import BarrierIn, MpiRequest, RankExited, RankFailed
+from launchpad.failures import NO_INIT
 from launchpad.job.mpi import Seat, process_mapping, spawned_programs
 from launchpad.job.mpi import environ as mpi_environ
 from launchpad.job.plan import Plan
@@ -20,15 +22,19 @@ class _Meeting:
         """`nodes` by their places, and how many ranks each has, in the order of the MPI ranks."""
         self._node_of = [node for node, size in zip(nodes, sizes, strict=True) for _ in range(size)]
         self._in: dict[str, set[int]] = {}  # nodes, by barrier
+        self._expected: dict[str, set[int]] = {}  # the same
         self._puts: list[tuple[int, dict[str, str]]] = []  # by whom, in order
         self._told = dict.fromkeys(nodes, 0)  # how many of these
+        self._silent = set(nodes)  # those that have been at no barrier
 
     def enter(self, node: int, event: BarrierIn) -> list[tuple[int, Command]]:
         if event.keys:
             self._puts.append((node, event.keys))
+        self._silent.discard(node)
         entered = self._in.setdefault(event.group, set())
         entered.add(node)
         expected = {self._node_of[rank] for rank in event.members} if event.members else set(self._told)
+        self._expected[event.group] = expected
         if not expected <= entered:
             return []
         del self._in[event.group]
@@ -37,6 +43,10 @@ class _Meeting:
     def _news(self, node: int) -> dict[str, str]:
         start, self._told[node] = self._told[node], len(self._puts)
         return {key: value for by, keys in self._puts[start:] if by != node for key, value in keys.items()}
+
+    def waits_for(self, node: int) -> bool:
+        """Whether others wait for it in its first barrier, that of MPI_Init."""
+        return node in self._silent and any(node in self._expected[group] for group in self._in)
 
     def has(self, event: BarrierIn, node: int) -> bool:
         """Whether the node may say this."""
@@ -51,6 +61,7 @@ class Worlds:
         self._plan = plan
         self._name = name
         self._meetings = [_Meeting(range(len(plan.nodes)), [len(node.ranks) for node in plan.nodes])]
+        self._alive = [{rank.rank for rank in node.ranks} for node in plan.nodes]
         self._next_rank = len(plan.ranks)
         self._published: dict[str, str] = {}
 
@@ -81,6 +92,20 @@ class Worlds:
             case MpiRequest(_, rank, lines):
                 return [(node, MpiReply(rank, self._name_service(lines[0])))]
         return []
+
+    def left(self, node: int, event: RankExited) -> None:
+        """A rank has ended."""
+        self._alive[node].discard(event.rank)
+
+    def absent(self) -> RankFailed | None:
+        """The first rank of a node all of whose ranks are gone, and have left the others waiting in MPI_Init.
+
+        Where some ranks of a node are in it, their agent knows.
+        """
+        for node, alive in enumerate(self._alive):
+            if not alive and self._meetings[0].waits_for(node):
+                return RankFailed(time.monotonic_ns(), self._plan.nodes[node].ranks[0].rank, 1, NO_INIT)
+        return None
 
     def spawn(self, request: MpiRequest, attempt: int) -> tuple[World, list[dict[str, Any]]]:
         """The world that a rank asks for, on the first node, and its ranks. ValueError where it makes no sense."""
