@@ -91,7 +91,8 @@ def test_64_ranks_into_a_paused_reader_then_term(launchpad: Launchpad, reader: s
 @pytest.mark.parametrize("code", [0, 7])
 def test_full_disk_under_log_dir_is_noted_once_for_each_file(launchpad: Launchpad, code: int) -> None:
     (launchpad.folder / "logs").mkdir()
-    script = f"yes words | head -n 300000; yes complaints | head -n 200000 >&2; [ $RANK = 0 ] || exit {code}"
+    script = "yes words | head -n 300000; yes complaints | head -n 200000 >&2; touch $RANK; [ $RANK = 0 ] && exit; "
+    script += f"until [ -e 0 ]; do sleep 0.01; done; exit {code}"  # who fails ends the other
     mounts = "mount -t tmpfs -o size=1m none logs"
     done = run_with_mounts(launchpad, mounts, "run", "-n", 2, "--log-dir", "logs", "sh", "-c", script)
     assert done.returncode == code

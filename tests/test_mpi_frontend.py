@@ -7,6 +7,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,12 +70,32 @@ MPIS = ["mpich", *(["openmpi"] if shutil.which(OPEN_MPI[0]) else [])]
 WORLDS = [("mpich", 4), (MPIS[-1], 2)]
 
 
+def remove_memory_of_the_dead() -> None:
+    """What MPICH under Hydra leaves in /dev/shm when a world is aborted: segments of ours that no process has mapped.
+
+    One that was made just now may be another test's, on its way.
+    """
+    old = time.time() - 1
+    left = list(Path("/dev/shm").glob("mpich_shm_*"))
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped += maps.read_text(errors="replace")
+    for path in left:
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            if path.name not in mapped and found.st_uid == os.getuid() and found.st_ctime < old:
+                path.unlink()
+
+
 @pytest.fixture(scope="module", params=MPIS)
-def mpi(request: pytest.FixtureRequest) -> Mpi:
+def mpi(request: pytest.FixtureRequest) -> Iterator[Mpi]:
     found = Mpi(HYDRA, {}) if request.param == "mpich" else Mpi(OPEN_MPI, ABI)
     if reason := found.why_not():
         pytest.skip(f"no world by {request.param}: {reason}")
-    return found
+    yield found
+    if request.param == "mpich":
+        remove_memory_of_the_dead()
 
 
 @pytest.mark.parametrize(("mpi", "ranks"), WORLDS, indirect=["mpi"])
