@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from launchpad.agent import facts
 from launchpad.agent.examine import parse
-from launchpad.report.places import merged
+from launchpad.report.places import held, merged
 from launchpad.report.progress import disagreements
-from launchpad.stacks import Examined, StacksTaken, where
+from launchpad.stacks import NO_HANDLER, Examined, StacksTaken, where
 from tests.conftest import Launchpad, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
@@ -70,6 +71,25 @@ def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None
         "    torch/distributed/distributed_c10d.py:83 in wrapper",
         "    train.py:41 in main: dist.all_reduce(t)",
     ]
+
+
+def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
+    found = [
+        examined(0, [], "not a Python program that launchpad has started")._replace(state="X"),
+        examined(1, [], NO_HANDLER)._replace(state="R"),
+        examined(2, READS),
+    ]
+    told = held(StacksTaken(0, "failure", 0, False, [0, 1, 2], found), "/w", {})
+    assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
+
+
+def test_a_process_that_ends_or_is_gone_is_told_from_one_that_runs() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    wait_until(lambda: facts.state(process.pid) == "S", "sleep to sleep")
+    process.kill()
+    wait_until(lambda: facts.state(process.pid) in "XZ", "it to end")
+    process.wait()
+    assert facts.state(process.pid) == "X"
 
 
 def test_the_account_fits_a_screen() -> None:

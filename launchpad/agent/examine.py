@@ -160,7 +160,7 @@ class Examiner:
             known["unanswered"] = unanswered
         if facts.maps(pid, "/mpi4py/"):
             known["mpi"] = True
-        state = facts.status(pid).get("State", "?")[:1]
+        state = facts.state(pid)
         beats = said.get("beats", -1)
         self._outbox.say(
             Examined(

@@ -6,6 +6,9 @@ import os
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
+# Of the flags in /proc/PID/stat (linux/sched.h): it has begun to exit, and may have closed its files already.
+_PF_EXITING = 0x4
+
 # So many processes below a rank are looked at.
 _MOST = 200
 
@@ -18,6 +21,16 @@ def status(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def state(pid: int) -> str:
+    """The main thread's state, a letter as in proc(5); "X" where the process is gone, or is about to be."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "X" if int(fields[6]) & _PF_EXITING else fields[0]
+    except (OSError, IndexError, ValueError):
+        return "X"
 
 
 def has_signal(fields: dict[str, str], field: str, signum: int) -> bool:

@@ -28,6 +28,7 @@ _STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "Z": "dead",
+    "X": "dead",
 }
 
 
