@@ -347,9 +347,16 @@ def test_standard_input_reaches_a_forked_rank(launchpad: Launchpad) -> None:
 
 
 def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Launchpad) -> None:
+    # The nursery closes its copies of a rank's pipes when the rank may be running already.
     (launchpad.folder / "counts.py").write_text(
-        "import os, sys\nprint(len(os.listdir(f'/proc/{os.getppid()}/fd')))\n"
-        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '12')\n"
+        "import os, sys, time\n"
+        "def links(pid, names): return [os.readlink(f'/proc/{pid}/fd/{name}') for name in names]\n"
+        "def theirs():\n    pid = os.getppid()\n"
+        "    try: return links(pid, os.listdir(f'/proc/{pid}/fd'))\n"
+        "    except FileNotFoundError: return theirs()\n"
+        "ours, deadline = set(links('self', '12')), time.monotonic() + 30\n"
+        "while ours & set(theirs()) and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "print(len(theirs()))\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '12')\n"
     )
     done = launchpad.run("run", "--max-restarts", 12, "--preload", "json", "counts.py")
     counts = [int(line.split()[1]) for line in done.stdout.splitlines()]

@@ -23,9 +23,11 @@ sys.modules["_launchpad_rank"] = _package
 
 _program = __import__("_launchpad_rank.program", fromlist=["execute"])
 _answering = __import__("_launchpad_rank.answering", fromlist=["prepare"])
+_shown = __import__("_launchpad_rank.shown", fromlist=["drop_word"])
 
 # A variable, as it would be shown on the command line; it goes no further.
 _how, _, _path = os.environ.pop("LAUNCHPAD_ANSWERS", "").partition(":")
+_shown.drop_word(2)
 _answering.prepare(_path, "eager" in _how)
 _answering.watch()
 _program.execute([sys.orig_argv[0], "-u", *sys.argv[1:]], whole="mpi" not in _how)

@@ -66,9 +66,11 @@ def objects():
             assert got == [all_of[sender], sender]
             senders.add(sender)
         assert senders == set(range(1, size))
+        dist.barrier()
         assert dist.recv_object_list(got, src=1) == 1 and got == ["named", 1]
     else:
         dist.send_object_list([mine, rank], dst=0)
+        dist.barrier()  # or the next one might be received from anybody
         if rank == 1:
             dist.send_object_list(["named", 1], dst=0)
     dist.monitored_barrier()
