@@ -71,7 +71,8 @@ class Stalled(NamedTuple):
 # Functions that wait for other ranks, by the end of their file's name: where one stands in a stack, the rank waits.
 _WAITS = ("torch/distributed/distributed_c10d.py", "launchpad/collectives/mpi/work.py")
 _NO_WAITS = {"wrapper", "init_process_group", "new_group", "_new_group_with_tag", "_new_process_group_helper"}
-_OURS = ("/launchpad/nursery/", "/launchpad/collectives/")
+NURSERY = "/launchpad/nursery/"  # what calls a rank's program
+_OURS = (NURSERY, "/launchpad/collectives/")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", *_OURS)
 
 # mpi4py's calls that block have no frame of their own: they are C.

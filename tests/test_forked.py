@@ -114,7 +114,7 @@ TORCH_PROGRAMS = {
     "def main():\n"
     "    for method in ('fork', 'spawn', 'forkserver'):\n"
     "        data = d.TensorDataset(torch.arange(8))\n"
-    "        loader = d.DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=method)\n"
+    "        loader = d.DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context=method)\n"
     "        print(method, [batch[0].tolist() for batch in loader])\n"
     "if __name__ == '__main__': main()\n",
     "collective": "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -262,7 +262,7 @@ def test_torch_in_a_forked_rank(both: Launchpad, name: str) -> None:
     shown = []
     for method in ((), EXEC):
         words = ["leave"] if (name, method) == ("ddp", EXEC) else []
-        done = both.run("run", "-n", 2, *method, f"{name}.py", *words, timeout=240)
+        done = both.run("run", "-n", 2, *method, f"{name}.py", *words, timeout=120)
         lines = [re.sub(r"0x[0-9a-f]+", "N", line) for line in done.stdout.splitlines()]
         shown.append((done.returncode, sorted(lines)))
         assert done.returncode == (1 if name == "recorded" else 0), done.stderr

@@ -23,11 +23,16 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def stat(process: int | str) -> list[str]:
+    """The fields of /proc/PROCESS/stat from the state on, which proc(5) counts as the third. Raises OSError."""
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
+
+
 def state(pid: int) -> str:
     """The main thread's state, a letter as in proc(5); "X" where the process is gone, or is about to be."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = stat(pid)
         return "X" if int(fields[6]) & _PF_EXITING else fields[0]
     except (OSError, IndexError, ValueError):
         return "X"
@@ -80,13 +85,11 @@ def use(pid: int) -> tuple[float, bool, int]:
         one = todo.pop()
         seen += 1
         try:
-            with open(f"/proc/{one}/stat", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
+            fields = stat(one)
             # Of itself and of children that have been waited for.
             seconds += sum(int(fields[place]) for place in (11, 12, 13, 14)) / _TICKS
             for task in os.listdir(f"/proc/{one}/task"):
-                with open(f"/proc/{one}/task/{task}/stat", errors="replace") as file:
-                    busy = busy or file.read().rpartition(")")[2].split()[0] == "R"
+                busy = busy or stat(f"{one}/task/{task}")[0] == "R"
                 with open(f"/proc/{one}/task/{task}/children") as file:
                     todo += map(int, file.read().split())
             with open(f"/proc/{one}/io") as file:

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
+from . import facts
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -71,8 +73,7 @@ def _children_by_scan() -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", errors="replace") as file:
-                    parent = file.read().rpartition(")")[2].split()[1]
+                parent = facts.stat(name)[1]
             except OSError:
                 continue
             if int(parent) == me:
@@ -92,8 +93,7 @@ def name_of(pid: int) -> str:
 def is_zombie(pid: int) -> bool:
     """Whether a child is dead and only waits to be reaped."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "ZX"
+        return facts.stat(pid)[0] in "ZX"
     except OSError:
         return True
 

@@ -87,9 +87,9 @@ def is_stuck(before: Examined, after: Examined, seconds: float) -> bool:
 def _waits(before: Examined, after: Examined) -> bool:
     """Whether it waits for other ranks, in the same operation as before."""
     places = [where(main_frames(look), bool(look.collectives.get("mpi"))) for look in (before, after)]
-    silent = before.collectives.get("unanswered"), after.collectives.get("unanswered")
+    silent = before.collectives.get("unanswered")
     # The main thread has been in C code all the time.
-    unmoved = 0 <= before.beats == after.beats or (silent[0] is not None and silent[0] == silent[1])
+    unmoved = 0 <= before.beats == after.beats or (bool(silent) and silent == after.collectives.get("unanswered"))
     waiting = bool(before.collectives.get("waiting") and after.collectives.get("waiting"))
     if places[0].waits_in and places[0][:5] == places[1][:5]:
         polls = any(frame[0].endswith(_POLLS) for frame in main_frames(after))

@@ -145,9 +145,7 @@ class Supervisor:
         if source < 0:
             if type(event) is StopRequested and event.signum == signal.SIGQUIT:
                 self._examination.ask("asked")
-            self._examination.on(event, self._clock())
-            self._dispatch(event)
-            self._act(machine.on(event, self._clock()))
+            self._pass_on(event, source, machine)
             return
         match event:
             case Pong():
@@ -217,9 +215,7 @@ class Supervisor:
         self._lost.add(node)
         self.nodes.abandon(node)
         ranks = [rank for rank, place in self._node_of.items() if place == node]
-        event = NodeLost(at, node, reason, ranks)
-        self._dispatch(event)
-        self._act(machine.on(event, self._clock()))
+        self._pass_on(NodeLost(at, node, reason, ranks), node, machine)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
         """Whether this agent may say this now: of a rank that it has, and of its end once."""

@@ -21,8 +21,7 @@ class _Meeting:
     def __init__(self, nodes: Sequence[int], sizes: Sequence[int]) -> None:
         """`nodes` by their places, and how many ranks each has, in the order of the MPI ranks."""
         self._node_of = [node for node, size in zip(nodes, sizes, strict=True) for _ in range(size)]
-        self._in: dict[str, set[int]] = {}  # nodes, by barrier
-        self._expected: dict[str, set[int]] = {}  # the same
+        self._awaited: dict[str, set[int]] = {}  # nodes that are not yet there, by barrier
         self._puts: list[tuple[int, dict[str, str]]] = []  # by whom, in order
         self._told = dict.fromkeys(nodes, 0)  # how many of these
         self._silent = set(nodes)  # those that have been at no barrier
@@ -31,13 +30,12 @@ class _Meeting:
         if event.keys:
             self._puts.append((node, event.keys))
         self._silent.discard(node)
-        entered = self._in.setdefault(event.group, set())
-        entered.add(node)
         expected = {self._node_of[rank] for rank in event.members} if event.members else set(self._told)
-        self._expected[event.group] = expected
-        if not expected <= entered:
+        awaited = self._awaited.setdefault(event.group, set(expected))
+        awaited.discard(node)
+        if awaited:
             return []
-        del self._in[event.group]
+        del self._awaited[event.group]
         return [(to, BarrierOut(event.world, event.group, self._news(to))) for to in sorted(expected)]
 
     def _news(self, node: int) -> dict[str, str]:
@@ -46,7 +44,7 @@ class _Meeting:
 
     def waits_for(self, node: int) -> bool:
         """Whether others wait for it in its first barrier, that of MPI_Init."""
-        return node in self._silent and any(node in self._expected[group] for group in self._in)
+        return node in self._silent and any(node in awaited for awaited in self._awaited.values())
 
     def has(self, event: BarrierIn, node: int) -> bool:
         """Whether the node may say this."""

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from launchpad.stacks import NURSERY
+
 # Of an exception, so many of the program's own frames are shown, the innermost ones, and lines of its message.
 SHOWN_FRAMES = 4
 SHOWN_MESSAGE = 6
@@ -244,7 +246,7 @@ def crash_frames(stack: str) -> list[Frame]:
         elif inside and (match := _FRAME.match(line)):
             after = lines[at + 1] if at + 1 < len(lines) else ""
             source = after.strip() if after.startswith("    ") else ""
-            if "/launchpad/nursery/" not in match["file"]:  # what we call the program from
+            if NURSERY not in match["file"]:
                 found.append(Frame(match["file"], int(match["line"]), match["function"] or "", source))
         elif inside and not line.startswith("    "):
             inside = False
