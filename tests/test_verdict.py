@@ -52,7 +52,7 @@ def at(ms: float) -> int:
 
 
 def said(kind: str, message: str, line: int = 7, **more: Any) -> dict[str, Any]:
-    frames = [["/work/train.py", line, "step", f"line {line}"], ["/v/site-packages/lib.py", 9, "inner", "x"]]
+    frames = [["/w/train.py", line, "step", f"line {line}"], ["/v/site-packages/lib.py", 9, "inner", "x"]]
     return {"type": kind, "message": message, "frames": frames, **more}
 
 
@@ -260,7 +260,7 @@ def test_a_time_out_names_who_had_raised_and_was_still_there() -> None:
     story = Story([*events, over(60002, "timeout")])
     verdict = verdict_on(story)
     assert (blamed(verdict), verdict.exit_code) == (("timeout", 1, "exception"), 124)
-    assert "before that rank 1 had raised ValueError: own at /work/train.py:7, and was still there:" in tell(
+    assert "before that rank 1 had raised ValueError: own at /w/train.py:7, and was still there:" in tell(
         story, verdict
     )
 
@@ -287,8 +287,8 @@ def test_a_crash_is_told_with_its_stack_in_the_order_of_a_traceback() -> None:
         '  File "/usr/lib/python3.11/threading.py", line 9 in wait\n\n'
         "Current thread 0x2 (most recent call first):\n"
         '  File "/v/site-packages/native.py", line 5 in call\n    lib.call()\n'
-        '  File "/work/train.py", line 31 in step\n    call(x)\n'
-        '  File "/work/train.py", line 40 in <module>\n    step()\n\nExtension modules: numpy\n'
+        '  File "/w/train.py", line 31 in step\n    call(x)\n'
+        '  File "/w/train.py", line 40 in <module>\n    step()\n\nExtension modules: numpy\n'
     )
     story = Story([*job(1), Crashed(at(5), 0, stack), left(5, 0, -11), stopping(6, []), over(7)])
     verdict = verdict_on(story)
@@ -296,14 +296,14 @@ def test_a_crash_is_told_with_its_stack_in_the_order_of_a_traceback() -> None:
     assert lines[0].startswith("rank 0 failed first: killed by SIGSEGV (Segmentation fault) (pid 100, 0.01 s after")
     assert lines[1:] == [
         "    It was here (most recent call last):",
-        '      File "/work/train.py", line 40, in <module>',
+        '      File "/w/train.py", line 40, in <module>',
         "        step()",
-        '      File "/work/train.py", line 31, in step',
+        '      File "/w/train.py", line 31, in step',
         "        call(x)",
         '      … and on into "/v/site-packages/native.py", line 5, in call',
     ]
     told = as_json(story, verdict, lines)
-    assert (told["how"], told["code"], told["file"], told["line"]) == ("signal", -11, "/work/train.py", 31)
+    assert (told["how"], told["code"], told["file"], told["line"]) == ("signal", -11, "/w/train.py", 31)
 
 
 def test_last_words_of_a_program_that_is_not_ours_are_read() -> None:
@@ -328,7 +328,7 @@ def test_last_words_of_a_program_that_is_not_ours_are_read() -> None:
 
 def test_a_report_fits_a_screen_whatever_is_raised() -> None:
     long = said("ValueError", "\n".join(f"line {i}" for i in range(500)))
-    long["frames"] = [[f"/work/{i}.py", i, "f", "x" * 200] for i in range(40)]
+    long["frames"] = [[f"/w/{i}.py", i, "f", "x" * 200] for i in range(40)]
     for _ in range(6):
         long = {**long, "cause": {**long}, "group": [long] * 4}
     raised = ExceptionRaised(at(5), 0, 100, "", long)
