@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-# Rank, world size and address come from the environment that launchpad sets.
+# Rank, world size and address come from the environment, which launchpad sets.
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 

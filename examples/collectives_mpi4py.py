@@ -1,4 +1,4 @@
-"""The same collectives by mpi4py, on Python objects and on NumPy buffers, without torch.
+"""The same collectives with mpi4py instead of torch, on Python objects and on NumPy arrays.
 
 Run it: launchpad run --backend mpi --nproc 4 examples/collectives_mpi4py.py (or mpiexec -n 4 python …)
 """
@@ -11,12 +11,12 @@ rank, size = world.Get_rank(), world.Get_size()
 
 
 def show(name: str, value: object, only: int | None = None) -> None:
-    """What the ranks have, or the only one that has something."""
+    """Print what each rank has, or what the `only` rank has."""
     if only in (None, rank):
         print(f"{name}: rank {rank} has {value.tolist() if isinstance(value, numpy.ndarray) else value}")
 
 
-# Names in small letters pickle any object: easy, and slow for large data.
+# Lowercase methods pickle any Python object: convenient, but slow for large data.
 show("bcast", world.bcast({"lr": 0.1} if rank == 0 else None, root=0))
 show("scatter", world.scatter([f"for {to}" for to in range(size)] if rank == 0 else None, root=0))
 show("gather", world.gather(rank**2, root=0), only=0)
@@ -24,7 +24,7 @@ show("allgather", world.allgather("abcdefgh"[rank % 8]))
 show("reduce", world.reduce(rank, op=MPI.SUM, root=0), only=0)
 show("allreduce", world.allreduce(rank, op=MPI.MAX))
 
-# Capital letters: NumPy arrays, straight from memory to memory. Who receives makes the room, of that size and dtype.
+# Capitalised methods send NumPy arrays directly. The receiver allocates an array of the right size and dtype.
 array = numpy.arange(2.0) if rank == 0 else numpy.empty(2)
 world.Bcast(array, root=0)
 show("Bcast", array)

@@ -1,4 +1,4 @@
-"""The same training with torch's DistributedDataParallel, as one would really do it. It needs scikit-learn.
+"""The training of sgd.py with torch's DistributedDataParallel, as you would really do it. It needs scikit-learn.
 
 Run it: launchpad run --nproc 4 examples/ddp.py
 Over MPI: launchpad run --backend mpi --nproc 4 examples/ddp.py mpi
@@ -16,9 +16,9 @@ from launchpad import collectives as dist
 try:
     from sklearn.datasets import load_digits
 except ImportError:
-    sys.exit("the data is scikit-learn's: pip install scikit-learn")
+    sys.exit("the data comes from scikit-learn: pip install scikit-learn")
 
-# Without a backend named, it is nccl on GPUs and gloo on CPUs.
+# By default the backend is nccl on GPUs and gloo on CPUs.
 dist.init_process_group(sys.argv[1] if sys.argv[1:] else None)
 rank, size = dist.get_rank(), dist.get_world_size()
 device = "cuda" if "nccl" in dist.get_backend() else "cpu"
@@ -28,11 +28,11 @@ digits = load_digits()
 data = TensorDataset(torch.from_numpy(digits.data / 16).float(), torch.from_numpy(digits.target))
 train, test = random_split(data, [0.8, 0.2], generator=torch.Generator().manual_seed(0))
 
-# The sampler gives each rank a part of its own of the data, shuffled anew in each epoch.
+# The sampler gives each rank its own part of the data, reshuffled in each epoch.
 sampler = DistributedSampler(train)
 loader = DataLoader(train, batch_size=64 // size or 1, sampler=sampler)
 
-torch.manual_seed(rank)  # DDP gives all ranks rank 0's parameters
+torch.manual_seed(rank)  # the seeds may differ: DDP copies rank 0's parameters to all ranks
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)).to(device)
 model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
@@ -41,19 +41,19 @@ for epoch in range(10):
     sampler.set_epoch(epoch)
     for images, labels in loader:
         optimizer.zero_grad()
-        cross_entropy(model(images.to(device)), labels.to(device)).backward()  # averages the gradients meanwhile
+        cross_entropy(model(images.to(device)), labels.to(device)).backward()  # also averages the gradients
         optimizer.step()
 
-# Each rank tests a part, and the counts are summed.
+# Each rank tests its part, and the counts are summed.
 mine = torch.utils.data.Subset(test, range(rank, len(test), size))
 counts = torch.zeros(2, device=device)
 with torch.no_grad():
     for images, labels in DataLoader(mine, batch_size=256):
-        found = model.module(images.to(device)).argmax(1)
-        counts += torch.tensor([(found == labels.to(device)).sum(), len(labels)], device=device)
+        predicted = model.module(images.to(device)).argmax(1)
+        counts += torch.tensor([(predicted == labels.to(device)).sum(), len(labels)], device=device)
 dist.all_reduce(counts)
 if rank == 0:
-    right, tested = counts.tolist()
-    print(f"test accuracy {right / tested:.1%} of {tested:g} digits with {size} ranks")
+    correct, total = counts.tolist()
+    print(f"test accuracy {correct / total:.1%} on {total:g} digits with {size} ranks")
 
 dist.destroy_process_group()

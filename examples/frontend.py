@@ -1,4 +1,4 @@
-"""A script that reads its rank itself, from torch's variables or from MPI's, as its own option says.
+"""Read the rank from torch's or MPI's variables, as the script's own option says, and pass it on.
 
 launchpad run --nproc 4 examples/frontend.py --frontend torch
 launchpad run --backend mpi --nproc 4 examples/frontend.py --frontend mpi
@@ -12,7 +12,7 @@ import torch
 
 from launchpad import collectives as dist
 
-# Of each frontend: a backend, and the variables of its launchers that tell a rank and how many there are.
+# For each frontend: the backend, and the variables in which its launchers set rank and world size.
 FRONTENDS = {
     "torch": ("gloo", [("RANK", "WORLD_SIZE")]),
     "mpi": ("mpi", [("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")]),
@@ -23,14 +23,14 @@ parser.add_argument("--frontend", choices=FRONTENDS, default="torch")
 frontend = parser.parse_args().frontend
 
 backend, variables = FRONTENDS[frontend]
-told = [names for names in variables if all(name in os.environ for name in names)]
-if not told:
-    parser.error(f"no launcher has set {' or '.join(rank for rank, _ in variables)}: start it as --help tells")
-rank, size = (int(os.environ[name]) for name in told[0])
+found = [names for names in variables if all(name in os.environ for name in names)]
+if not found:
+    parser.error(f"no launcher has set {' or '.join(rank for rank, _ in variables)}: start it as --help says")
+rank, size = (int(os.environ[name]) for name in found[0])
 
-# What a script passes must agree with what the launcher told. `init_process_group()` alone would find it out, too.
+# What a script passes must agree with the launcher. Without arguments, `init_process_group()` finds it out itself.
 dist.init_process_group(backend, rank=rank, world_size=size)
 tensor = torch.tensor([rank])
 dist.all_reduce(tensor)
-print(f"rank {rank} of {size} by {told[0][0]}, over {dist.get_backend()}: the sum of all ranks is {tensor.item()}")
+print(f"rank {rank} of {size} by {found[0][0]}, over {dist.get_backend()}: the sum of all ranks is {tensor.item()}")
 dist.destroy_process_group()

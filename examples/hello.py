@@ -1,4 +1,4 @@
-"""Say which rank this is. Run it: launchpad run --nproc 4 examples/hello.py"""
+"""Print which rank this is. Run it: launchpad run --nproc 4 examples/hello.py"""
 
 import os
 import socket

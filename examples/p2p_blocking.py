@@ -1,4 +1,4 @@
-"""A message from rank to rank, blocking. Run it: launchpad run --nproc 4 examples/p2p_blocking.py
+"""Blocking messages between ranks. Run it: launchpad run --nproc 4 examples/p2p_blocking.py
 
 Over MPI: launchpad run --backend mpi --nproc 4 examples/p2p_blocking.py mpi
 """
@@ -12,8 +12,8 @@ from launchpad import collectives as dist
 dist.init_process_group(sys.argv[1] if sys.argv[1:] else "gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
-# A token goes from rank 0 up to the last one; each rank adds its own number to it.
-# `recv` returns when the message is in the tensor, `send` when the tensor may be changed again.
+# A token travels from rank 0 to the last rank; each rank adds its own number to it.
+# `recv` returns when the message is in the tensor, `send` when the tensor may be modified again.
 token = torch.zeros(1)
 if rank > 0:
     dist.recv(token, src=rank - 1)
@@ -23,7 +23,7 @@ if rank < size - 1:
 print(f"rank {rank} has {token.item():g}")
 assert token.item() == sum(range(rank + 1))
 
-# Rank 0 takes an answer from each of the others, whoever comes first: without `src`, recv returns the sender.
+# Rank 0 receives an answer from each other rank, in any order: without `src`, `recv` returns the sender.
 if rank == 0:
     answers = {dist.recv(token): token.item() for _ in range(1, size)}
     assert answers == {other: float(other**2) for other in range(1, size)}

@@ -1,14 +1,14 @@
 """Launchpad: turn one command into N supervised ranks of a distributed program.
 
-This file is imported by every process of a job, so it imports nothing heavy itself.
+Every process of a job imports this file, so it imports nothing heavy itself.
 """
 
-__version__ = "0.1.0"
+from ._version import __version__
 
-# What is public beside it, by module; imported when it is first used.
+# The other public names, by module; each is imported on first use.
 _HOMES = {
-    "launchpad.functions.run": ("run",),
-    "launchpad.functions.results": ("Results",),
+    "launchpad.api.run": ("run",),
+    "launchpad.api.results": ("Results",),
     "launchpad.errors": (
         "ConnectError",
         "FrontendError",
@@ -40,8 +40,10 @@ __all__ = [
     "run",
 ]
 
-TYPE_CHECKING = False  # typing takes longer to import than this
+TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
+    from launchpad.api.results import Results
+    from launchpad.api.run import run
     from launchpad.errors import (
         ConnectError,
         FrontendError,
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
         UsageError,
         WorldError,
     )
-    from launchpad.functions.results import Results
-    from launchpad.functions.run import run
 
 
 def __getattr__(name: str) -> object:

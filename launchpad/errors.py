@@ -1,16 +1,16 @@
-"""What can go wrong before a job runs, and in its ranks where they come together (`launchpad.collectives`).
+"""The errors that Launchpad raises: before a job runs, from `launchpad.run`, and in ranks (`launchpad.collectives`).
 
     LaunchpadError
-    ├── UsageError    what the user asked for can't be done: exit code 2
-    │   └── UnpicklableError  of launchpad.run: a function, an argument or a result can't be pickled
-    ├── NodeError     a node could not be reached or set up: exit code 3; of launchpad.run: or was lost
-    │   └── ConnectError  no SSH connection to it; `kind` says at which step that failed
-    ├── RankError     of launchpad.run: a rank ended without a result
-    ├── JobTimeout    of launchpad.run: its time is over
-    ├── WorldError    in a rank: its environment doesn't say which rank of how many it is, or where they meet
-    └── FrontendError in a rank: the frontend asked for (gloo, nccl, mpi) can't be had, or can't do this
+    ├── UsageError    the request can't be carried out: exit code 2
+    │   └── UnpicklableError  launchpad.run: a function, an argument or a result can't be pickled
+    ├── NodeError     a node could not be reached or set up: exit code 3; launchpad.run: or a node was lost
+    │   └── ConnectError  no SSH connection to a node; `kind` names the step that failed
+    ├── RankError     launchpad.run: a rank ended without a result
+    ├── JobTimeout    launchpad.run: the ranks ran longer than `timeout`
+    ├── WorldError    in a rank: the environment doesn't give its rank, the world size, or where the ranks meet
+    └── FrontendError in a rank: the requested frontend (gloo, nccl, mpi) is not available, or can't do this
 
-The message is one sentence for the user: what is wrong, where, and what to do about it.
+Each message is one sentence for the user: what is wrong, where, and what to do about it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ ConnectFailure = Literal[
 
 
 class LaunchpadError(Exception):
-    """Base of all errors that end `launchpad` with a message instead of a traceback."""
+    """Base class of the errors that end `launchpad` with a message instead of a traceback."""
 
     exit_code = 1
 
 
 class UsageError(LaunchpadError):
-    """The request can't be carried out as it stands; nothing was started."""
+    """The request can't be carried out; nothing was started."""
 
     exit_code = 2
 
 
 class UnpicklableError(UsageError, TypeError):
-    """What is to travel between the caller and the ranks can't be pickled; the message names the part."""
+    """A value passed between the caller and the ranks can't be pickled; the message names the part that can't."""
 
 
 class RankError(LaunchpadError):
-    """A rank died, left before its function had returned, or raised or returned what can't be unpickled here.
+    """A rank died, exited before its function returned, or raised or returned a value that can't be unpickled here.
 
-    `code`: its exit code, -n for signal n. Where it raised, the `__cause__` is its traceback there.
+    `code` is its exit code, or -n for signal n. If the rank raised, `__cause__` holds its traceback.
     """
 
     def __init__(self, text: str, rank: int, host: str, code: int) -> None:
@@ -53,25 +53,25 @@ class RankError(LaunchpadError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback in a rank, as text: the `__cause__` of what launchpad.run raises."""
+    """A rank's traceback as text: the `__cause__` of the exception that launchpad.run raises."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}\n"
 
 
 class JobTimeout(LaunchpadError, TimeoutError):
-    """The ranks of launchpad.run took longer than its `timeout`, and were ended."""
+    """The ranks of launchpad.run ran longer than its `timeout` and were stopped."""
 
 
 class WorldError(LaunchpadError, ValueError):
-    """The variables that tell a rank its place are half set, contradict each other, or name no place to meet.
+    """The variables that give a rank its place are incomplete, contradict each other, or name no rendezvous.
 
-    A ValueError too, as torch.distributed raises one for them.
+    It is also a ValueError, which is what torch.distributed raises for them.
     """
 
 
 class FrontendError(LaunchpadError, RuntimeError):
-    """A frontend can't be had here, or can't do what was asked; a RuntimeError too, as in torch.distributed."""
+    """A frontend is not available here, or can't do what was asked; also a RuntimeError, as in torch.distributed."""
 
 
 class NodeError(LaunchpadError):
@@ -81,19 +81,19 @@ class NodeError(LaunchpadError):
 
 
 class ConnectError(NodeError):
-    """There is no authenticated SSH connection to a host, or no agent at its far end."""
+    """There is no authenticated SSH connection to a host, or no agent at the other end of it."""
 
     def __init__(self, kind: ConnectFailure, host: str, text: str) -> None:
-        """`text` is what is wrong, where, and the mend; the message puts the host's name and the kind before it."""
+        """`text` says what is wrong, where, and what to do; the message adds the host's name and the kind in front."""
         super().__init__(f"{host}: {kind}: {text}")
         self.kind: ConnectFailure = kind
         self.host = host
         self.text = text
 
 
-def failed_hosts(why: Mapping[str, str], count: int, mend: str) -> str:
-    """The message for hosts that can't take part: a line for each, by name, then what to do."""
+def failed_hosts(why: Mapping[str, str], count: int, remedy: str) -> str:
+    """The message about hosts that can't take part: one line per host with its reason, then what to do."""
     width = max(map(len, why))
-    lines = [f"  {name:<{width}}  {text}" for name, text in why.items()]
+    lines = [f"  {name:<{width}}  {reason}" for name, reason in why.items()]
     hosts = "the only host" if count == 1 else f"{len(why)} of {count} hosts"
-    return "\n".join([f"{hosts} can't take part, so nothing was started:", *lines, *([mend] if mend else [])])
+    return "\n".join([f"{hosts} can't take part, so nothing was started:", *lines, *([remedy] if remedy else [])])

@@ -1,4 +1,4 @@
-"""What the tests share: `launchpad` as a user runs it, and a check after each test that nothing of it is left."""
+"""Shared fixtures: `launchpad` as a user runs it, with a check after each test that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+MEASURED = Path(__file__).parent / "measured.py"
 
-# Long enough for a busy machine; a test that reaches it has found a hang.
+# Long enough for a busy machine: a test that exceeds it has found a hang.
 DEADLINE = 60.0
 
 MARK = "LAUNCHPAD_TEST"
 
-# nohup, and a shell's & without job control, have ignored these for us; commands that we start would ignore them too.
+# Found without importing it: that would take seconds.
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+# nohup, and a shell's & without job control, ignore these signals, and the commands that we start would inherit that.
 for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signum) == signal.SIG_IGN:
         signal.signal(_signum, signal.SIG_DFL)
 
 
 class Launchpad:
-    """Runs the command line in a folder, a temporary folder and an environment of the test's own."""
+    """Runs the command line in the test's own working folder, temporary folder and environment."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
         self.folder = folder
@@ -42,12 +47,13 @@ class Launchpad:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def argv(self, *args: object) -> list[str]:
-        """The command line of `launchpad ARGS`; a program of tests/programs may be named by its name alone."""
+        """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
         words = [str(arg) for arg in args]
-        return [sys.executable, "-m", "launchpad", *(_program(word) for word in words)]
+        how = [str(MEASURED)] if "COVERAGE_PROCESS_CONFIG" in os.environ else ["-m", "launchpad"]
+        return [sys.executable, *how, *(_program(word) for word in words)]
 
     def run(self, *args: object, timeout: float = DEADLINE, **options: object) -> subprocess.CompletedProcess[str]:
-        """Run to the end; text as UTF-8, with what is not UTF-8 escaped as Python's surrogateescape does."""
+        """Run to the end. Output is decoded as UTF-8 with surrogateescape."""
         options = {"env": self.environ, "cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
         if "input" in options:
             del options["stdin"]
@@ -61,7 +67,7 @@ class Launchpad:
         )
 
     def start(self, *args: object, **options: object) -> subprocess.Popen[bytes]:
-        """Start and return at once; the test's end waits for it."""
+        """Start in the background; the end of the test kills it if it still runs."""
         options = {
             "env": self.environ,
             "cwd": self.folder,
@@ -75,7 +81,7 @@ class Launchpad:
         return process
 
     def survivors(self) -> list[str]:
-        """Every live process that descends from a command of this test (they inherit its mark)."""
+        """All live processes that descend from this test's commands: they inherit its mark."""
         wanted = f"{MARK}={self.mark}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -93,7 +99,7 @@ class Launchpad:
         return found
 
     def close(self) -> None:
-        """Wait for what was started, then fail if any process or temporary file is left."""
+        """Kill and reap what was started, then fail if any process or temporary file is left."""
         for process in self._started:
             with process:
                 if process.poll() is None:
@@ -108,7 +114,7 @@ def _program(word: str) -> str:
 
 
 def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object] = lambda: "") -> None:
-    """Wait until `fact()` is true; fail after DEADLINE, naming what was waited for."""
+    """Poll until `fact()` is true; fail after DEADLINE, naming what was waited for."""
     deadline = time.monotonic() + DEADLINE
     while not fact():
         assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for {what}: {show()}"
@@ -117,7 +123,7 @@ def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object]
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A temporary folder with a name as short as a user's: the paths of Unix sockets have 107 bytes."""
+    """A temporary folder with a short path, as a user's would be: Unix socket paths are limited to 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="lp-"))
     yield folder
     shutil.rmtree(folder)
@@ -125,7 +131,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def launchpad(tmp_path: Path, scratch: Path) -> Iterator[Launchpad]:
-    """The command, in an empty folder."""
+    """The command, run in an empty folder."""
     folder = tmp_path / "work"
     folder.mkdir()
     command = Launchpad(folder, scratch)

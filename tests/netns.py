@@ -1,14 +1,14 @@
-"""Hosts for tests, as many as wanted on one machine: each has network, PID, mount, UTS and IPC namespaces and an sshd.
+"""Any number of hosts for tests on one machine, each with its own network, PID, mount, UTS and IPC namespaces and sshd.
 
     with Network(folder, 3) as network:
         ... network.argv("ssh", "-F", network.ssh_config, "h1") ...
         network.power_off("h3")
 
-What runs on a host is in its PID namespace, so it can be seen as a whole, and dies at once. The hosts hang on two
-bridges: `ssh` (eth0, IPv4), where this machine has an address, too, and `data` (eth1), which has no addresses until
-`open_data_network`. All of that stands in one more pair of network and PID namespaces, "the lab": no interface, address
-or name of this machine is touched, and when the lab's first process ends, as it does when we do, whatever ends us, the
-kernel takes all of it away. A host has this machine's files, but a /dev/shm and a TMPDIR of its own.
+All processes of a host share its PID namespace, so they can be listed completely and killed at once. The hosts are on
+two bridges: `ssh` (eth0, IPv4), where this machine has an address too, and `data` (eth1), which has no addresses until
+`open_data_network`. All of this is inside another pair of network and PID namespaces, "the lab": no interface, address
+or name of this machine is touched. The lab's first process ends when we do, however we end, and then the kernel removes
+everything. A host shares this machine's files, but has its own /dev/shm and TMPDIR.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _BRIDGES = ("ssh", "data")
 _DROPS, _FORWARDS = 0, 3  # states of a bridge's port: disabled, forwarding
 
-# The first process of a PID namespace: says its pid as it is seen from outside, then has /proc show the inside. It
-# takes every orphan's status, and leaves, as does all that runs there, when its standard input ends.
+# The init process of a PID namespace: prints its pid as seen from outside, then mounts the namespace's own /proc. It
+# reaps orphans, and exits at end-of-file on its standard input, which kills everything in the namespace.
 _INIT = """
 import os, signal, subprocess, sys, threading
 outside = os.readlink("/proc/self")
@@ -66,7 +66,7 @@ while True:
 
 
 def _missing() -> str:
-    """Why no namespaces can be made here; "" where they can."""
+    """Why namespaces can't be created here; "" if they can."""
     if os.getuid() != 0:
         return "namespaces and bridges need root"
     if SSHD is None:
@@ -87,18 +87,18 @@ needs_namespaces = pytest.mark.skipif(bool(_why := _missing()), reason=_why or "
 
 
 class Process(NamedTuple):
-    """One that lives on a host; `pid` and `parent` as they are seen from outside, where they can be signalled."""
+    """A live process on a host; `pid` and `parent` are as seen from outside, so they can be signalled."""
 
     pid: int
     parent: int
     name: str
     words: str
     environ: list[str]
-    leads: bool  # a session
+    leads: bool  # whether it leads a session
 
 
 class Host:
-    """A host of a Network; made and switched by it."""
+    """A host of a Network, which creates and controls it."""
 
     def __init__(self, number: int, folder: Path) -> None:
         self.number = number
@@ -111,12 +111,12 @@ class Host:
         self.log = folder / "sshd.log"
         self.config = folder / "sshd_config"
         self.init: subprocess.Popen[bytes] | None = None
-        self.pid = 0  # of its first process, from outside
+        self.pid = 0  # of its init process, from outside
         self.namespace = ""
 
 
 class Network(Running):
-    """The lab and its hosts, h1 … hN. The machine that the tests run on enters it by `argv`."""
+    """The lab and its hosts, h1 … hN. Commands of this machine enter its network with `argv`."""
 
     def __init__(self, folder: Path, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,8 +163,8 @@ PrintMotd no
     # The lab.
 
     def start(self) -> None:
-        """Make the lab; returns once all hosts' sshds listen."""
-        os.makedirs("/run/sshd", exist_ok=True)  # root's sshd wants its folder for privilege separation
+        """Create the lab; returns once the sshds of all hosts listen."""
+        os.makedirs("/run/sshd", exist_ok=True)  # root's sshd needs it for privilege separation
         argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child"]
         self._lab, self._lab_pid = _start_init(argv, "lab")
         self._ip(
@@ -180,7 +180,7 @@ PrintMotd no
             self._await_sshd(host)
 
     def stop(self) -> None:
-        """Take all of it away; returns when the last process is gone."""
+        """Tear everything down; returns once the last process is gone."""
         started = [self._lab, *(host.init for host in self.hosts.values())]
         for init in started:
             if init is not None:
@@ -194,11 +194,11 @@ PrintMotd no
         self._lab = None
 
     def argv(self, *words: object) -> list[str]:
-        """The command, to be run on this machine as one that stands in the hosts' network. It keeps its pid."""
+        """The command line that runs a command of this machine in the hosts' network, under the same pid."""
         return ["nsenter", f"--net=/proc/{self._lab_pid}/ns/net", "--", *map(str, words)]
 
     def restore(self) -> None:
-        """What a test has changed is undone: every host is up, reachable, and runs sshd and nothing else."""
+        """Undo a test's changes: every host is up and reachable, and runs nothing but sshd."""
         for host in self.hosts.values():
             if host.init is None:
                 self._boot(host)
@@ -206,7 +206,7 @@ PrintMotd no
             self.heal(host.name)
             self._kill(host, lambda _: True)
             self._start_sshd(host)
-        # A search for a host that was away may just be about to fail.
+        # A pending ARP lookup of a host that was unreachable may be about to fail.
         for pid in (self._lab_pid, *(host.pid for host in self.hosts.values())):
             self._ip(pid, "neigh flush all")
         for host in self.hosts.values():
@@ -215,7 +215,7 @@ PrintMotd no
     # A host.
 
     def exec(self, name: str, *words: object) -> str:
-        """Run a command on the host to its end; what it prints."""
+        """Run a command on the host; returns its output."""
         host = self.hosts[name]
         argv = ["nsenter", "-t", str(host.pid), "--net", "--pid", "--mount", "--uts", "--ipc", "--", *map(str, words)]
         done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE)
@@ -223,7 +223,7 @@ PrintMotd no
         return done.stdout
 
     def processes(self, name: str) -> list[Process]:
-        """What lives on the host, but for its first process and sshd with its sessions."""
+        """The live processes on the host, except its init process and sshd with its sessions."""
         return [one for one in self._inside(self.hosts[name]) if not one.name.startswith("sshd")]
 
     def _inside(self, host: Host) -> list[Process]:
@@ -259,7 +259,7 @@ PrintMotd no
             time.sleep(0.01)
 
     def power_off(self, name: str) -> None:
-        """A power cut: everything there is gone at once, and nothing of that gets out to the others."""
+        """A power cut: everything on the host is gone at once, and the others get no sign of it."""
         host = self.hosts[name]
         self.partition(name)
         assert host.init is not None
@@ -269,32 +269,32 @@ PrintMotd no
             assert stream is not None
             stream.close()
         host.init = None
-        for bridge in _BRIDGES:  # the kernel takes them away, too, but later
+        for bridge in _BRIDGES:  # the kernel would remove them too, but later
             subprocess.run(
                 self.argv("ip", "link", "del", f"{bridge}{host.number}"), env={"PATH": _PATH}, stderr=subprocess.DEVNULL
             )
 
     def partition(self, name: str) -> None:
-        """From here on all that the host sends or is sent is dropped without a word."""
+        """Silently drop all traffic to and from the host from now on."""
         self._switch(self.hosts[name], _DROPS)
 
     def heal(self, name: str) -> None:
-        """The end of `partition`, `isolate` and `open_data_network` for the host."""
+        """Undo `partition`, `isolate` and `open_data_network` for the host."""
         self._switch(self.hosts[name], _FORWARDS)
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "off")
         self._ip(self.hosts[name].pid, "addr flush dev eth1")
 
     def isolate(self, name: str) -> None:
-        """On the network of ssh, only the head can reach it from here on, and no other host that is isolated, too."""
+        """From now on isolated hosts can't reach each other on the ssh network; the head still reaches them."""
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "on")
 
     def open_data_network(self) -> None:
-        """Have the hosts meet on a second network, by IPv6 only, until `heal` or `restore`."""
+        """Connect the hosts by a second network, IPv6 only, until `heal` or `restore`."""
         for host in self.hosts.values():
             self._ip(host.pid, f"addr replace {host.data_address}/64 dev eth1 nodad")
 
     def kill_sshd(self, name: str) -> None:
-        """SIGKILL for the host's sshd and all of its sessions, as the kernel does for want of memory."""
+        """Send SIGKILL to the host's sshd and all of its sessions, as the OOM killer might."""
         self._kill(self.hosts[name], lambda one: one.name.startswith("sshd"))
 
     def _switch(self, host: Host, state: int) -> None:
@@ -308,7 +308,7 @@ PrintMotd no
         host.init, host.pid = _start_init(argv, host.name, *mounts)
         host.namespace = os.readlink(f"/proc/{host.pid}/ns/pid")
         links = [(f"eth{at}", bridge, f"{bridge}{host.number}") for at, bridge in enumerate(_BRIDGES)]
-        # After a power cut the others must find it where it was: they remember its hardware address.
+        # Fixed, as the other hosts remember its hardware address across a power cut.
         hardware = f"02:00:00:00:{host.number:02x}"
         self._ip(
             self._lab_pid,
@@ -352,7 +352,7 @@ PrintMotd no
 
 
 def _start_init(argv: list[str], *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start _INIT through `unshare`; the process that we started, and its pid from outside."""
+    """Start _INIT through `unshare`; returns the process that we started, and init's pid from outside."""
     init = subprocess.Popen(
         [*argv, sys.executable, "-I", "-S", "-c", _INIT, *arguments],
         stdin=subprocess.PIPE,

@@ -1,12 +1,12 @@
-"""Real OpenSSH servers for tests: each on a loopback address of its own, run by the user who runs the tests.
+"""Real OpenSSH servers for tests, each on its own loopback address, run by the user who runs the tests.
 
     with Cluster(tmp_path, 2) as cluster:
         ... launchpad run --ssh-config {cluster.ssh_config} --hosts n1,n2 ...
 
-All of them are this one machine: what differs is the address, the port and the host key. Only the user who started them
-can log in, with `cluster.identity`, and only where the account is not locked. Sessions get their environment from sshd,
-not from the test: `environ` is what they have besides. At the end the servers are killed together with everything that
-descends from them, also what has left their process tree.
+All of them are this one machine; they differ in address, port and host key. Only the user who started them can log in,
+with `cluster.identity`, and only if the account is not locked. Sessions get their environment from sshd, not from the
+test; `environ` is added to it. At the end the servers are killed with all their descendants, even those that have left
+their process tree.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE = 30.0
 MARK = "LAUNCHPAD_TEST_SSHD"
 USER = pwd.getpwuid(os.getuid()).pw_name
 
-# As the user's PATH may not have it; sshd wants to be called by its absolute path.
+# The user's PATH may not include it, and sshd insists on being called by its absolute path.
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 needs_sshd = pytest.mark.skipif(
@@ -40,7 +40,7 @@ needs_sshd = pytest.mark.skipif(
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", comment: str = "") -> Path:
-    """Make a key pair; the path of its private half."""
+    """Make a key pair; returns the path of the private key."""
     comment = comment or path.name
     argv = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", comment, "-f", str(path)]
     subprocess.run(argv, check=True, timeout=DEADLINE)
@@ -48,7 +48,7 @@ def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", comment: str
 
 
 def public(path: Path) -> str:
-    """The type and the base64 of a key pair's public half."""
+    """The type and base64 data of a public key."""
     return " ".join(Path(f"{path}.pub").read_text().split()[:2])
 
 
@@ -63,7 +63,7 @@ class Sshd:
         key_types: tuple[str, ...] = ("ed25519",),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings`: lines for sshd_config, which win over those of this class."""
+        """`settings`: lines for sshd_config; they override the ones of this class."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.address = address
@@ -78,23 +78,23 @@ class Sshd:
 
     @property
     def known_as(self) -> str:
-        """Its name in known_hosts."""
+        """The server's name in known_hosts."""
         return f"[{self.address}]:{self.port}"
 
     def known_hosts(self) -> str:
-        """Its lines for known_hosts."""
+        """The server's lines for known_hosts."""
         return "".join(f"{self.known_as} {public(key)}\n" for key in self.host_keys)
 
     def authorize(self, key: Path, options: str = "") -> None:
-        """Let the owner of this key in."""
+        """Let the owner of this key log in."""
         with self.authorized_keys.open("a") as file:
             file.write(f"{options} {public(key)}\n".lstrip())
 
     def start(self) -> None:
-        """Returns once it listens."""
+        """Start the server; returns once it listens."""
         assert SSHD is not None
         if os.getuid() == 0:
-            os.makedirs("/run/sshd", exist_ok=True)  # root's sshd wants its folder for privilege separation
+            os.makedirs("/run/sshd", exist_ok=True)  # root's sshd needs it for privilege separation
         config = self.folder / "sshd_config"
         config.write_text(self._config())
         self.log.write_bytes(b"")
@@ -112,11 +112,11 @@ class Sshd:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Kill it and everything that descends from it, as a power cut does; returns when all are gone."""
+        """Kill it and all its descendants, like a power cut; returns once all are gone."""
         if self._process is None:
             return
         process, self._process = self._process, None
-        # Stopped first, each may lose no child to init and gain none while they are counted.
+        # Stop each process first, so that it neither loses children to init nor gains any while we collect them.
         doomed: list[int] = []
         waiting = [process.pid]
         while waiting:
@@ -142,7 +142,7 @@ class Sshd:
             time.sleep(0.01)
 
     def _marked(self) -> list[int]:
-        """Live processes that have the environment of our sessions."""
+        """Live processes with the environment of our sessions."""
         mark = f"{MARK}={self.folder}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -174,7 +174,7 @@ Subsystem sftp internal-sftp
 
 
 class Running:
-    """Started where a `with` block begins, and stopped at its end, also where the start fails."""
+    """A context manager: starts on entry, and stops on exit or if the start fails."""
 
     def start(self) -> None:
         raise NotImplementedError
@@ -199,7 +199,7 @@ class Running:
 class Cluster(Running):
     """`count` servers, and what ssh needs to reach them as n1 … nN: `ssh_config`, `known_hosts`, `identity`.
 
-    `ssh_config` names nothing of the user's own.
+    `ssh_config` refers to nothing of the user's own.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Cluster(Running):
         config: str = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` go into each sshd_config; `config` are lines for ssh_config, which win over the ones made here."""
+        """`settings` go into each sshd_config; `config` are lines for ssh_config that override the ones made here."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.identity = keygen(folder / "id_test")
@@ -225,7 +225,7 @@ class Cluster(Running):
         self.configure(config)
 
     def configure(self, config: str) -> None:
-        """Write ssh_config anew, with these lines first."""
+        """Rewrite ssh_config, with these lines first."""
         aliases = "".join(
             f"Host n{n}\n  HostName {host.address}\n  Port {host.port}\n" for n, host in enumerate(self.hosts, 1)
         )
@@ -242,22 +242,22 @@ Host *
 """)
 
     def start(self) -> None:
-        """Returns once all of them listen."""
+        """Start all servers; returns once they listen."""
         for host in self.hosts:
             host.start()
 
     def stop(self) -> None:
-        """Kill all servers with all that they started."""
+        """Kill all servers and all their descendants."""
         for host in self.hosts:
             host.stop()
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port that nobody listens at, and none of those that the system gives to whoever asks for just any."""
-    given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    """A free port outside of the ephemeral range."""
+    ephemeral_start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         with socket.socket() as probe:
-            port = random.randrange(10_000, max(given_from, 20_000))
+            port = random.randrange(10_000, max(ephemeral_start, 20_000))
             try:
                 probe.bind((address, port))
             except OSError:
@@ -267,11 +267,11 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 @functools.cache
 def _no_penalties() -> str:
-    """From 9.8 on, sshd locks out an address for a while after refusals; older ones don't know the setting."""
+    """sshd 9.8 and later lock out an address for a while after failed logins; older ones don't know the setting."""
     assert SSHD is not None
     argv = [SSHD, "-f", "/dev/null", "-T", "-o", "PerSourcePenalties=no"]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE).stderr
-    return "" if "onfiguration option" in told else "PerSourcePenalties no"
+    errors = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE).stderr
+    return "" if "onfiguration option" in errors else "PerSourcePenalties no"
 
 
 def _lives(pid: int) -> bool:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.bench import operations
+from launchpad.bench import operations, plot, tables
+from launchpad.bench.display import BenchSink
 from launchpad.bench.fit import fit
+from launchpad.bench.messages import BenchRequest, LinkTiming, Row, Setting, Unavailable, from_line, to_line
 from launchpad.bench.operations import FACTORS, OPERATIONS, bandwidths, predicted
-from launchpad.bench.results import Link, Request, Row, Setting, Unavailable, from_line, to_line
 from launchpad.errors import UsageError
-from launchpad.events import STDERR, STDOUT, Output
-from launchpad.report import bench, bench_plot
-from launchpad.report.bench_display import Sink
+from launchpad.protocol.events import STDERR, STDOUT, Output
 from tests.conftest import DEADLINE, MARK, Launchpad
 from tests.sshd import Cluster, needs_sshd
 from tests.test_architecture import loaded
@@ -135,10 +134,10 @@ def test_the_models_are_the_textbooks(name: str, ranks: int, seconds: float) -> 
 
 def test_messages_come_back_as_they_were() -> None:
     messages = [
-        Request("gloo", ("all_reduce",), (4, 8), "float32", 1.5, ("a", "b")),
+        BenchRequest("gloo", ("all_reduce",), (4, 8), "float32", 1.5, ("a", "b")),
         Setting("gloo", 4, ("a",), (4,), (2,), "float32", "2.13", "gloo", 7, {"nccl": "no GPU"}),
         ROW,
-        Link("gloo", "a", "b", 12.5, 0.8),
+        LinkTiming("gloo", "a", "b", 12.5, 0.8),
         Unavailable("mpi", 'no "mpi4py"'),
     ]
     assert [from_line(to_line(message)) for message in messages] == messages
@@ -150,7 +149,7 @@ def test_messages_come_back_as_they_were() -> None:
 def test_the_sink_puts_pieces_of_lines_together() -> None:
     taken: list[object] = []
     strays: list[bytes] = []
-    sink = Sink(taken.append, strays.append)
+    sink = BenchSink(taken.append, strays.append)
     data = (to_line(ROW) + "\nhello\n").encode() * 3
     for start in range(0, len(data), 7):
         assert not sink.on(Output(0, 0, STDOUT, data[start : start + 7]))
@@ -160,34 +159,38 @@ def test_the_sink_puts_pieces_of_lines_together() -> None:
 
 
 def test_the_link_matrix() -> None:
-    links = [Link("gloo", "a", "a", 10, 4), Link("gloo", "a", "b", 50, 1.25), Link("gloo", "b", "b", 11, 5)]
-    _, header, first, second = bench.link_matrix(links)
+    links = [
+        LinkTiming("gloo", "a", "a", 10, 4),
+        LinkTiming("gloo", "a", "b", 50, 1.25),
+        LinkTiming("gloo", "b", "b", 11, 5),
+    ]
+    _, header, first, second = tables.link_matrix(links)
     assert header.split() == ["a", "b"]
     assert re.split("  +", first) == ["a", "10.0 µs, 4.00 GB/s", "50.0 µs"]
     assert re.split("  +", second) == ["b", "1.25 GB/s", "11.0 µs, 5.00 GB/s"]
-    assert bench.link_matrix([]) == []
+    assert tables.link_matrix([]) == []
 
 
 def test_a_row() -> None:
-    assert bench.row(ROW).split() == "all_reduce 1 MiB 262144 20 1000 900.0 2000 1.00 1.50 yes".split()
+    assert tables.row(ROW).split() == "all_reduce 1 MiB 262144 20 1000 900.0 2000 1.00 1.50 yes".split()
     wrong = Row(**{**vars(ROW), "wrong": 17, "model_us": 12.34})
-    assert bench.row(wrong).split()[-3:] == ["17", "WRONG", "12.3"]
-    assert "can't be done: no such thing" in bench.row(Row(**{**vars(ROW), "error": "no such thing"}))
+    assert tables.row(wrong).split()[-3:] == ["17", "WRONG", "12.3"]
+    assert "can't be done: no such thing" in tables.row(Row(**{**vars(ROW), "error": "no such thing"}))
 
 
 @pytest.mark.parametrize(
     ("size", "words"), [(4, "4 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (8 << 20, "8 MiB"), (1 << 30, "1 GiB")]
 )
 def test_sizes_in_words(size: int, words: str) -> None:
-    assert bench.size_in_words(size) == words
+    assert tables.size_in_words(size) == words
 
 
 @needs_matplotlib
 def test_a_plot_that_can_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--plot .*nothing: Format .* ending in .png"):
-        bench_plot.draw([ROW], str(tmp_path / "x.nothing"))
+        plot.draw([ROW], str(tmp_path / "x.nothing"))
     with pytest.raises(UsageError, match="No such file or directory"):
-        bench_plot.draw([ROW], str(tmp_path / "missing" / "x.png"))
+        plot.draw([ROW], str(tmp_path / "missing" / "x.png"))
 
 
 def test_the_command_itself_imports_no_torch() -> None:
@@ -274,7 +277,7 @@ def test_a_backend_that_can_not_be_had_leaves_the_others(launchpad: Launchpad) -
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("launchpad: nccl: ")
-    assert "take backend='gloo'" in line
+    assert "use backend='gloo'" in line
     shown = done.stdout.splitlines()
     assert shown[1].startswith("gloo: 2 ranks on ")
     assert [line.split()[0] for line in shown if "yes" in line] == ["all_reduce", "all_reduce", "barrier"]
@@ -304,7 +307,7 @@ def test_a_wrong_result_is_shown_and_makes_the_exit_code_1(launchpad: Launchpad)
         *("--seconds", 0.1, "-x", "SPOIL=1"),
     )
     assert done.returncode == 1, done.stderr
-    assert done.stderr == "launchpad: wrong results: see the column correct\n"
+    assert done.stderr == "launchpad: some results are wrong: see the column 'correct'\n"
     rows = [
         line for line in done.stdout.splitlines() if line.startswith(("all_reduce  ", "broadcast  ")) and " B " in line
     ]
@@ -327,7 +330,7 @@ def test_a_rank_that_fails_ends_its_job_and_is_told(launchpad: Launchpad) -> Non
 @needs_torch
 def test_a_reader_that_leaves_ends_it(launchpad: Launchpad) -> None:
     """As with | head: nothing goes on being measured, and nothing is left."""
-    process = launchpad.start("bench", "-n", 2, "--backend", "gloo", "--seconds", 30)
+    process = launchpad.start("bench", "-n", 2, "--backend", "gloo", "--seconds", 10)
     assert process.stdout is not None
     assert process.stdout.readline() == b"\n"
     process.stdout.close()
@@ -380,24 +383,24 @@ def test_two_hosts_where_no_launchpad_is_installed(launchpad: Launchpad, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--op all_reduce,fly", "--op: 'fly' is not an operation; there are all_reduce, "),
-        ("--op ,", "--op: names nothing; there are all_reduce, "),
-        ("--backend tcp", "--backend: 'tcp' is not a backend; there are gloo, nccl, mpi"),
+        ("--op all_reduce,fly", "--op: 'fly' is not an operation; choose from all_reduce, "),
+        ("--op ,", "--op: no name given; choose from all_reduce, "),
+        ("--backend tcp", "--backend: 'tcp' is not a backend; choose from gloo, nccl, mpi"),
         ("--sizes 4,many", "--sizes: 'many' is not a size; give bytes (4096), or 4K, 1M, 1G"),
         ("--sizes 0", "--sizes: '0' is not a size; give bytes (4096), or 4K, 1M, 1G"),
         ("--min -4", "--min: '-4' is not a size; give bytes (4096), or 4K, 1M, 1G"),
-        ("--min 1M --max 1K", "--max 1024 is less than --min 1048576; give a larger one"),
-        ("--sizes 4 --max 1K", "--sizes names every size; leave out --max, or --sizes"),
+        ("--min 1M --max 1K", "--max 1024 is less than --min 1048576; give a larger --max"),
+        ("--sizes 4 --max 1K", "--sizes lists all sizes; leave out --max, or --sizes"),
         ("--factor 1", "--factor: 1 is not in the range x>=2."),
         ("--dtype complex", "--dtype: 'complex' is not one of "),
         ("--seconds long", "--seconds: 'long' is not a time; give seconds (30), or 5m, 2h, 1d"),
         ("--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder "),
         ("--nproc 0", "--nproc: 0 ranks can't be started; a job needs at least 1"),
-        ("--exclude b", "--exclude is about hosts; name them with --hosts or --hostfile, or leave it out"),
-        ("--hosts a --hostfile b", "--hosts and --hostfile both name the hosts; give one of them"),
+        ("--exclude b", "--exclude needs hosts; name them with --hosts or --hostfile, or leave it out"),
+        ("--hosts a --hostfile b", "--hosts and --hostfile both name the hosts; give only one of them"),
         ("--python /no/python", "--python /no/python: no such interpreter, or not executable; give its path"),
         ("train.py", "got unexpected extra argument (train.py); see launchpad bench --help"),
-        ("--nproc 1 --backend gloo", "gloo: one rank has nobody to send to; start two or more: --nproc 2"),
+        ("--nproc 1 --backend gloo", "gloo: a single rank has no peer; start at least two: --nproc 2"),
     ],
 )
 def test_bad_input_is_one_sentence_and_2(launchpad: Launchpad, words: str, message: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
+from launchpad.record import junit
 from tests.conftest import Launchpad
 from tests.test_journal import FAILS
 
@@ -51,6 +53,16 @@ def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
     assert events[-2]["text"] == text.splitlines()[: len(events[-2]["text"])]
 
 
+def test_a_suite_is_added_to_a_report_that_has_none_yet(tmp_path: Path) -> None:
+    """An element without children is false; from Python 3.12 on it warns when it is asked."""
+    report = tmp_path / "out.xml"
+    report.write_text('<testsuites name="all of them" />')
+    for tests in ("2", "3"):
+        assert junit.write(str(report), ET.Element("testsuite", tests=tests), adds=True) == ""
+    root = ET.parse(report).getroot()
+    assert (root.get("name"), root.get("tests"), len(root)) == ("all of them", "5", 2)
+
+
 def test_events_on_stdout_are_all_that_is_there(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", 2, "--events", "-", "sh", "-c", "echo out $RANK; printf '\\377err' >&2")
     assert (done.returncode, done.stderr) == (0, "")
@@ -68,7 +80,7 @@ def test_a_job_that_goes_well_and_one_that_takes_too_long(launchpad: Launchpad) 
     assert [len(case) for case in suite.iter("testcase")] == [0, 0]
     done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "--timeout", "0.3", "exits.py", "wait", "0")
     assert done.returncode == 124
-    assert "::error title=the job was ended%3A it ran longer than --timeout 0.3 s::" in done.stderr
+    assert "::error title=the job was stopped%3A it ran longer than --timeout 0.3 s::" in done.stderr
     suite = ET.parse(launchpad.folder / "out.xml").getroot()[0]
     assert [[child.get("type") for child in case] for case in suite.iter("testcase")] == [["timeout"], []]
 
@@ -78,5 +90,5 @@ def test_places_that_can_not_be_written_are_refused(launchpad: Launchpad) -> Non
         done = launchpad.run("run", option, "no/such/file", "true")
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(
-            f"launchpad: error: {option} no/such/file: No such file or directory; name a file"
+            f"launchpad: error: {option} no/such/file: No such file or directory; choose a writable file"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -89,7 +90,7 @@ FRONTENDS = [
         unaveraged=[*WHOLE, "bool"],
         refusals=["Invalid scalar type", "can't be cast", "with non-integral dtype", "complex tensors", "PREMUL_SUM"],
         strided_peers="gloo refuses strided tensors in isend and irecv",
-        empty_from_any="gloo can't receive an empty tensor from just any rank",
+        empty_from_any="gloo can't receive an empty tensor from any rank",
         premul_sum=False,
     )
 ]
@@ -184,7 +185,9 @@ def test_every_operation_is_what_arithmetic_says(frontend: Frontend, size: int, 
     if frontend.mpirun:
         done = alone(launchpad, *frontend.mpirun, "-n", size, sys.executable, *words, timeout=5 * DEADLINE)
     else:
-        done = launchpad.run("run", "--nproc", size, "--backend", frontend.backend, *words, timeout=5 * DEADLINE)
+        # One rank would have a thread on each core, which wait for each other by spinning.
+        options = ("--nproc", size, "--backend", frontend.backend, "--env", "OMP_NUM_THREADS=1")
+        done = launchpad.run("run", *options, *words, timeout=5 * DEADLINE)
     assert done.returncode == 0, done.stderr
     check_contract(frontend, size, done.stdout)
 
@@ -196,17 +199,15 @@ def run(launchpad: Launchpad, size: int, *words: object, options: Sequence[str] 
     return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
 
 
-def test_groups_come_one_after_the_other(launchpad: Launchpad) -> None:
-    assert run(launchpad, 3, "again") == sorted(
-        f"turn {turn} rank {rank} of 3 gloo sum 6" for turn in range(3) for rank in range(3)
+def test_ranks_meet_where_the_url_says(launchpad: Launchpad, tmp_path: Path) -> None:
+    """With the rank from the launcher, and given, by one scheme after the other."""
+    urls = [f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/meet", "env://"]
+    again = [f"tcp://127.0.0.1:{free_port()}", f"file://{tmp_path}/again", "env://"]
+    places = [*((url, "") for url in urls), *((url, "given") for url in again)]
+    words = [f"method={','.join(place).rstrip(',')}" for place in places]
+    assert run(launchpad, 2, *words) == sorted(
+        f"at {url} {given} rank {rank} sum 3" for url, given in places for rank in range(2)
     )
-
-
-@pytest.mark.parametrize("given", ["", "given"], ids=["rank from the launcher", "rank given"])
-@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
-def test_ranks_meet_where_the_url_says(scheme: str, given: str, launchpad: Launchpad, tmp_path: Path) -> None:
-    url = {"tcp": f"tcp://127.0.0.1:{free_port()}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
-    assert run(launchpad, 2, "method", url, *given.split()) == ["rank 0 sum 3", "rank 1 sum 3"]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
@@ -214,40 +215,34 @@ def test_the_command_line_names_the_backend(backend: str, launchpad: Launchpad) 
     assert run(launchpad, 2, "unnamed", options=("--backend", backend)) == [f"unnamed {backend} 3"] * 2
 
 
-def test_objects(launchpad: Launchpad) -> None:
-    assert run(launchpad, 3, "objects") == ["objects 0", "objects 1", "objects 2"]
-
-
-def test_ddp_trains_as_one_process_would(launchpad: Launchpad, tmp_path: Path) -> None:
-    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers make that folder, in TMPDIR
-    assert run(launchpad, 2, "ddp") == ["ddp 0", "ddp 1"]
-
-
-def test_work_on_strided_tensors_is_waited_for_as_any_other(launchpad: Launchpad) -> None:
-    assert run(launchpad, 2, "futures") == ["futures 0", "futures 1"]
-
-
 ERRORS = {
     "no group": "ValueError: Default process group has not been initialized",
     "nccl": "FrontendError: nccl: ",
     "twice": "ValueError: trying to initialize the default process group twice!",
-    "rank": "ValueError: send: there is no rank 2 in the world, whose ranks are 0 to 1",
+    "rank": "ValueError: send: there is no rank 3 in the world, whose ranks are 0 to 2",
     "self": "ValueError: Invalid destination rank",
     "shape": "RuntimeError: ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (3), got (2))",
     "dtype": "ValueError: Invalid usage of tensors with different dtypes",
     "list": "RuntimeError: ProcessGroupGloo::scatter: Incorrect input list size 1",
     "no tensor": "TypeError: Invalid function argument. Expected parameter `tensor`",
     "name": "AttributeError: neither launchpad.collectives nor torch.distributed has 'no_such_thing'",
-    "still": "3",
+    "still": "6",
 }
 
 
-def test_errors_are_told_and_the_group_goes_on(launchpad: Launchpad) -> None:
-    lines = run(launchpad, 2, "errors")
-    assert len(lines) == 2 * len(ERRORS)
-    for line in lines:
+def test_objects_training_futures_and_errors_in_groups_one_after_the_other(
+    launchpad: Launchpad, tmp_path: Path
+) -> None:
+    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers make that folder, in TMPDIR
+    lines = run(launchpad, 3, "again", "objects", "ddp", "futures", "errors")
+    errors = [line for line in lines if ": " in line]
+    assert len(errors) == 3 * len(ERRORS)
+    for line in errors:
         what, _, text = line.partition(": ")
         assert text.startswith(ERRORS[what]), line
+    told = {f"turn {turn} rank {rank} of 3 gloo sum 6" for turn in range(3) for rank in range(3)}
+    told |= {f"{what} {rank}" for what in ("objects", "ddp", "futures") for rank in range(3)}
+    assert {*lines} - {*errors} == told
 
 
 def environ(launchpad: Launchpad) -> dict[str, str]:
@@ -288,73 +283,80 @@ def test_ranks_of_mpirun_meet(mpirun: tuple[str, ...], launchpad: Launchpad) -> 
         )
 
 
-def python(code: str, launchpad: Launchpad, **variables: str) -> str:
-    """What a Python program prints last, on either stream."""
-    words = [sys.executable, "-c", "from launchpad import collectives as dist\n" + code]
+def python(code: str, launchpad: Launchpad, given: str = "") -> str:
+    """What a Python program prints, on either stream."""
     done = subprocess.run(
-        words,
-        env=environ(launchpad) | variables,
+        [sys.executable, "-c", code],
+        env=environ(launchpad),
+        input=given,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=DEADLINE,
     )
-    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
+    return done.stdout.strip()
 
 
-NO_TORCH = "import sys; sys.modules['torch'] = None\n"
-
-
-def test_without_torch_it_says_so(launchpad: Launchpad) -> None:
-    assert python(NO_TORCH + "print(dist.is_available(), dist.world_of({}).size)", launchpad) == "False 1"
-    line = python(NO_TORCH + "dist.init_process_group()", launchpad)
-    assert line.startswith("launchpad.errors.FrontendError: ")
-    assert line.endswith("has no torch, on which all frontends rest: pip install torch")
-
-
-def test_ranks_over_several_hosts_need_an_address(launchpad: Launchpad) -> None:
-    two_hosts = {
-        f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "2"), ("LOCAL_SIZE", "1"))
-    }
-    code = "import sys; sys.modules['mpi4py'] = None\ndist.init_process_group('gloo')"
-    line = python(code, launchpad, OMPI_COMM_WORLD_LOCAL_RANK="0", **two_hosts)
-    assert "Open MPI started 2 ranks over several hosts and told no address to meet at: set MASTER_ADDR" in line
-    assert "pip install mpi4py" in line
-
-
-def test_ranks_that_the_program_names_need_an_address(launchpad: Launchpad) -> None:
-    line = python("dist.init_process_group('gloo', rank=0, world_size=2)", launchpad)
-    assert "nothing says where the 2 ranks meet (the caller told the rank): set MASTER_ADDR" in line
-
-
-def test_rank_0_that_does_not_come_is_named(launchpad: Launchpad) -> None:
-    ranks = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-    code = "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.2))"
-    assert "rank 0 did not write where to meet" in python(code, launchpad, **ranks)
-
-
-def test_another_users_meeting_file_is_refused(launchpad: Launchpad, tmp_path: Path) -> None:
-    code = (
-        "import os\nfrom launchpad.collectives import meeting\n"
-        f"meeting._write({str(tmp_path / 'meet')!r}, 7)\n"
-        f"assert meeting._read({str(tmp_path / 'meet')!r}) == 7\n"
-        f"os.getuid = lambda: -1\nmeeting._read({str(tmp_path / 'meet')!r})"
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print(dist.is_available(), dist.world_of({}).size)", "False 1"),
+        (
+            "dist.init_process_group()",
+            r"launchpad.errors.FrontendError: .* has no torch, which every frontend needs: pip install torch",
+        ),
+    ],
+)
+def test_without_torch_it_says_so(launchpad: Launchpad, code: str, says: str) -> None:
+    said = python(
+        f"import sys; sys.modules['torch'] = None\nfrom launchpad import collectives as dist\n{code}", launchpad
     )
-    assert "is another user's" in python(code, launchpad)
+    assert re.fullmatch(says, said.splitlines()[-1])
 
 
-def test_two_ranks_on_one_gpu_are_refused(launchpad: Launchpad) -> None:
-    code = (
+class Alone(NamedTuple):
+    """A program without a launcher: what it prints last, on either stream, has `says` in it."""
+
+    code: str
+    says: str
+    environ: dict[str, str] = {}  # noqa: RUF012 - never written to
+
+
+OF_TWO_HOSTS = {"RANK": "1", "SIZE": "2", "LOCAL_SIZE": "1", "LOCAL_RANK": "0"}
+PROGRAMS_ALONE = {
+    "ranks over several hosts need an address": Alone(
+        "import sys; sys.modules['mpi4py'] = None\ndist.init_process_group('gloo')",
+        "Open MPI started 2 ranks on several hosts and set no rendezvous address: set MASTER_ADDR",
+        {f"OMPI_COMM_WORLD_{name}": value for name, value in OF_TWO_HOSTS.items()},
+    ),
+    "and mpi4py could tell them one": Alone(
+        "import sys; sys.modules['mpi4py'] = None\ndist.init_process_group('gloo')",
+        "pip install mpi4py",
+        {f"OMPI_COMM_WORLD_{name}": value for name, value in OF_TWO_HOSTS.items()},
+    ),
+    "ranks that the program names need an address": Alone(
+        "dist.init_process_group('gloo', rank=0, world_size=2)",
+        "the caller set no rendezvous address for the 2 ranks: set MASTER_ADDR",
+    ),
+    "rank 0 that does not come is named": Alone(
+        "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.2))",
+        "rank 0 did not write its port to",
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    ),
+    "another user's meeting file is refused": Alone(
+        "import os\nfrom launchpad.collectives import bootstrap\n"
+        "bootstrap._write('meet', 7)\nassert bootstrap._read('meet') == 7\n"
+        "os.getuid = lambda: -1\nbootstrap._read('meet')",
+        "WorldError: meet is not your own file",
+    ),
+    "two ranks on one GPU are refused": Alone(
         "from torch.distributed import HashStore\nfrom launchpad.collectives.start import claim\n"
         "store = HashStore()\nclaim(store, 'a GPU 0', 0)\nclaim(store, 'a GPU 0', 0)\nclaim(store, 'b GPU 0', 1)\n"
-        "claim(store, 'a GPU 0', 2)"
-    )
-    assert "nccl: ranks 0 and 2 both take a GPU 0" in python(code, launchpad)
-
-
-def test_the_gpu_is_bound_before_nccl_starts(launchpad: Launchpad) -> None:
-    """With a torch.cuda that is not there: by the local rank, unless the program chose."""
-    code = (
+        "claim(store, 'a GPU 0', 2)",
+        "nccl: ranks 0 and 2 both use a GPU 0",
+    ),
+    # With a torch.cuda that is not there: by the local rank, unless the program chose.
+    "the GPU is bound before NCCL starts": Alone(
         "import torch, types\nfrom torch.distributed import HashStore\n"
         "from launchpad.collectives import start, frontends\n"
         "machine = frontends.look({})._replace(gpus=4)\n"
@@ -365,24 +367,18 @@ def test_the_gpu_is_bound_before_nccl_starts(launchpad: Launchpad) -> None:
         "    torch.cuda.current_device = lambda: current\n"
         "    world = dist.World(2, 4, 2, 4, 'x', None)\n"
         "    assert str(start._bind(world, machine, HashStore(), asked)) == bound[-1]\n"
-        "print(*bound)"
-    )
-    assert python(code, launchpad) == "cuda:2 cuda:3 cuda:1 cuda:0"
-
-
-def test_nccl_refuses_to_receive_from_just_any_rank(launchpad: Launchpad) -> None:
-    code = (
+        "print(*bound)",
+        "cuda:2 cuda:3 cuda:1 cuda:0",
+    ),
+    "NCCL refuses to receive from any rank": Alone(
         "import torch\nfrom launchpad.collectives import peers\n"
         "peers.dist.get_rank = lambda group: 0\n"
         "peers.dist.get_backend = lambda group: 'cpu:gloo,cuda:nccl'\n"
         "peers._refuse_nccl(torch.device('cpu'), None)\n"
-        "peers._refuse_nccl(torch.device('cuda'), None)"
-    )
-    assert "FrontendError: nccl: it can't receive from just any rank; name the sender" in python(code, launchpad)
-
-
-def test_the_names_are_torchs(launchpad: Launchpad) -> None:
-    code = (
+        "peers._refuse_nccl(torch.device('cuda'), None)",
+        "FrontendError: nccl: can't receive from any rank; name the sender",
+    ),
+    "the names are torch's": Alone(
         "import inspect, torch.distributed as td\n"
         "own = {'FrontendError', 'World', 'WorldError', 'world_of', 'init_process', 'dist_backend'}\n"
         "own |= {'init_master_worker'} | {name for name in dist.__all__ if name.endswith('_multigpu')}\n"
@@ -395,9 +391,42 @@ def test_the_names_are_torchs(launchpad: Launchpad) -> None:
         "        b = {k: v for k, v in b.items() if not k.startswith('_')}\n"
         "        assert list(a) == list(b), name\n"
         "        assert [v.default for v in a.values()] == [v.default for v in b.values()], name\n"
-        "print('same')"
-    )
-    assert python(code, launchpad) == "same"
+        "print('same')",
+        "same",
+    ),
+}
+
+# Each in a fork of a process that has imported torch, as that takes a second or two.
+FORKS = """
+import json, os, sys, tempfile
+import torch.distributed
+from launchpad import collectives as dist
+for name, (code, _, environ) in json.load(sys.stdin).items():
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            os.chdir(folder)
+            os.environ.update(environ)
+            try:
+                exec(code, {"dist": dist})
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}")
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        said.seek(0)
+        print(json.dumps([name, said.read().strip()]))
+"""
+
+
+def test_programs_without_a_launcher(launchpad: Launchpad) -> None:
+    printed = python(FORKS, launchpad, json.dumps(PROGRAMS_ALONE))
+    said = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
+    assert list(said) == list(PROGRAMS_ALONE), printed
+    for name, program in PROGRAMS_ALONE.items():
+        assert program.says in said[name].splitlines()[-1], name
 
 
 @pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="there is no GPU here")

@@ -1,4 +1,4 @@
-"""The interface of early torch.distributed under launchpad.collectives, as programs of that time use it."""
+"""The API of early torch.distributed in launchpad.collectives, used the way programs of that time use it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import launchpad as package
 
-from .conftest import DEADLINE, PROGRAMS, Launchpad
+from .conftest import DEADLINE, PROGRAMS, Launchpad, needs_torch
 from .sshd import free_port
 
-pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = needs_torch
 
 MPI = pytest.param("mpi", marks=pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed"))
 
@@ -40,7 +40,7 @@ def test_tcp_is_gloo(launchpad: Launchpad) -> None:
 
 
 def processes(launchpad: Launchpad, *argvs: list[str], **variables: str) -> list[tuple[int, str, str]]:
-    """What processes that nobody launches end with: code, output, last line of errors."""
+    """Start processes without a launcher; for each, its exit code, output and last line on stderr."""
     environ = launchpad.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])} | variables
     started = [
         subprocess.Popen(
@@ -59,8 +59,8 @@ def processes(launchpad: Launchpad, *argvs: list[str], **variables: str) -> list
     return ends
 
 
-def test_processes_of_the_tutorials_meet(launchpad: Launchpad) -> None:
-    """Each is told its rank and the size; where to meet is in the variables, as the tutorials set them."""
+def test_the_tutorials_processes_find_each_other(launchpad: Launchpad) -> None:
+    """Each is given its rank and the world size; the address is in the variables that the tutorials set."""
     ends = processes(
         launchpad,
         ["function", "0", "2"],
@@ -72,12 +72,12 @@ def test_processes_of_the_tutorials_meet(launchpad: Launchpad) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
-def test_ranks_are_handed_out_where_nobody_tells_them(scheme: str, launchpad: Launchpad, tmp_path: Path) -> None:
+def test_ranks_are_assigned_if_nobody_sets_them(scheme: str, launchpad: Launchpad, tmp_path: Path) -> None:
     url = f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp" else f"file://{tmp_path}/meet"
     assert processes(launchpad, *[["unranked", url, "3"]] * 3) == [(0, "done\n", "")] * 3
 
 
-def test_a_file_whose_ranks_are_gone_is_named(launchpad: Launchpad, tmp_path: Path) -> None:
+def test_a_stale_rendezvous_file_is_named(launchpad: Launchpad, tmp_path: Path) -> None:
     leave = (
         "import os, sys\nfrom torch.distributed import FileStore\n"
         "FileStore(sys.argv[1], 9).add('default_pg/launchpad/ranks', 1)\nos._exit(0)"
@@ -85,10 +85,11 @@ def test_a_file_whose_ranks_are_gone_is_named(launchpad: Launchpad, tmp_path: Pa
     subprocess.run([sys.executable, "-c", leave, tmp_path / "meet"], check=True, timeout=DEADLINE)
     ((code, _, error),) = processes(launchpad, ["unranked", f"file://{tmp_path}/meet", "1"])
     assert code == 1
-    assert "has handed out its 1 ranks: more processes came, or an earlier job left" in error
+    assert "all 1 ranks are taken: too many processes were started, or" in error
+    assert "is left over from an earlier job: remove it" in error
 
 
-def test_what_cannot_be_met_says_why(launchpad: Launchpad) -> None:
+def test_unusable_addresses_say_why(launchpad: Launchpad) -> None:
     ends = processes(launchpad, ["unranked", "tcp://224.1.1.1:23456", "2"], ["unranked", "tcp://127.0.0.1", "2"])
-    assert "tcp://224.1.1.1:23456: ranks met by multicast before torch 1.0" in ends[0][2]
-    assert "tcp://127.0.0.1 is no place to meet: tcp://HOST:PORT" in ends[1][2]
+    assert "tcp://224.1.1.1:23456: torch 1.0 removed multicast" in ends[0][2]
+    assert "tcp://127.0.0.1 has no host or no port: use tcp://HOST:PORT" in ends[1][2]

@@ -1,4 +1,4 @@
-"""Every example, run as its first lines say, and what it prints."""
+"""Run every example as its first lines say, and check its output."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ FRONTENDS = [pytest.param("gloo", marks=needs_torch), pytest.param("mpi", marks=
 
 
 def lines(launchpad: Launchpad, size: int, backend: str, name: str, *words: str) -> list[str]:
-    """What an example prints in `size` ranks, without the ranks' marks, sorted; nothing else is said."""
+    """The lines that an example prints on `size` ranks, sorted, without rank prefixes; stderr must be empty."""
     words = words or ((backend,) if backend == "mpi" else ())
     done = launchpad.run("run", "--nproc", size, "--backend", backend, EXAMPLES / name, *words)
     assert (done.returncode, done.stderr) == (0, "")
     return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
 
 
-def test_each_is_tried_here() -> None:
-    tried = Path(__file__).read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tried] == []
+def test_every_example_is_tested_here() -> None:
+    tests = Path(__file__).read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tests] == []
 
 
 def test_hello(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--nproc", 4, EXAMPLES / "hello.py")
     assert (done.returncode, done.stderr) == (0, "")
-    told = sorted(done.stdout.splitlines())
-    assert [line.partition(", process")[0] for line in told] == [f"[{r}] hello from rank {r} of 4" for r in range(4)]
+    found = sorted(done.stdout.splitlines())
+    assert [line.partition(", process")[0] for line in found] == [f"[{r}] hello from rank {r} of 4" for r in range(4)]
 
 
 @needs_torch
@@ -54,7 +54,7 @@ def test_all_reduce(launchpad: Launchpad) -> None:
 
 @needs_torch
 def test_all_reduce_many_times_at_once(launchpad: Launchpad) -> None:
-    """Jobs that start together get different ports: nobody meets "address already in use"."""
+    """Jobs that start at the same time get different ports: none fails with "address already in use"."""
     jobs = [launchpad.start("run", "--nproc", 2, EXAMPLES / "all_reduce.py") for _ in range(4)]
     for job in jobs:
         out, err = job.communicate(timeout=180)
@@ -68,12 +68,12 @@ def test_messages(backend: str, launchpad: Launchpad) -> None:
         *("rank 0 has 0", "rank 0 has the squares [1, 4, 9]", "rank 1 has 1", "rank 2 has 3", "rank 3 has 6")
     ]
     assert lines(launchpad, 4, backend, "p2p_immediate.py") == sorted(
-        [f"rank {r} has the {(r - 1) % 4} of its left neighbour" for r in range(4)]
-        + ["rank 1 has 1 by tag 1 and 2 by tag 2"]
+        [f"rank {r} received {(r - 1) % 4} from its left neighbour" for r in range(4)]
+        + ["rank 1 received 1 with tag 1 and 2 with tag 2"]
     )
 
 
-def everybody(name: str, values: list[object]) -> list[str]:
+def on_each_rank(name: str, values: list[object]) -> list[str]:
     return [f"{name}: rank {rank} has {value}" for rank, value in enumerate(values)]
 
 
@@ -81,12 +81,12 @@ def everybody(name: str, values: list[object]) -> list[str]:
 def test_collectives(backend: str, launchpad: Launchpad) -> None:
     assert lines(launchpad, 3, backend, "collectives.py") == sorted(
         [
-            *everybody("broadcast", [[7, 8]] * 3),
-            *everybody("scatter", [[0], [10], [20]]),
-            *everybody("gather", [[1, 11, 21]]),
-            *everybody("all_gather", [[2, 12, 22]] * 3),
-            *everybody("reduce", [[3, 3]]),
-            *everybody("all_reduce", [[1, 2]] * 3),
+            *on_each_rank("broadcast", [[7, 8]] * 3),
+            *on_each_rank("scatter", [[0], [10], [20]]),
+            *on_each_rank("gather", [[1, 11, 21]]),
+            *on_each_rank("all_gather", [[2, 12, 22]] * 3),
+            *on_each_rank("reduce", [[3, 3]]),
+            *on_each_rank("all_reduce", [[1, 2]] * 3),
         ]
     )
 
@@ -95,18 +95,18 @@ def test_collectives(backend: str, launchpad: Launchpad) -> None:
 def test_collectives_by_mpi4py(launchpad: Launchpad) -> None:
     assert lines(launchpad, 3, "mpi", "collectives_mpi4py.py") == sorted(
         [
-            *everybody("bcast", [{"lr": 0.1}] * 3),
-            *everybody("scatter", ["for 0", "for 1", "for 2"]),
-            *everybody("gather", [[0, 1, 4]]),
-            *everybody("allgather", [["a", "b", "c"]] * 3),
-            *everybody("reduce", [3]),
-            *everybody("allreduce", [2] * 3),
-            *everybody("Bcast", [[0.0, 1.0]] * 3),
-            *everybody("Scatter", [[0.0], [10.0], [20.0]]),
-            *everybody("Gather", [[1.0, 11.0, 21.0]]),
-            *everybody("Allgather", [[2.0, 12.0, 22.0]] * 3),
-            *everybody("Reduce", [[3.0, 3.0]]),
-            *everybody("Allreduce", [[1.0, 2.0]] * 3),
+            *on_each_rank("bcast", [{"lr": 0.1}] * 3),
+            *on_each_rank("scatter", ["for 0", "for 1", "for 2"]),
+            *on_each_rank("gather", [[0, 1, 4]]),
+            *on_each_rank("allgather", [["a", "b", "c"]] * 3),
+            *on_each_rank("reduce", [3]),
+            *on_each_rank("allreduce", [2] * 3),
+            *on_each_rank("Bcast", [[0.0, 1.0]] * 3),
+            *on_each_rank("Scatter", [[0.0], [10.0], [20.0]]),
+            *on_each_rank("Gather", [[1.0, 11.0, 21.0]]),
+            *on_each_rank("Allgather", [[2.0, 12.0, 22.0]] * 3),
+            *on_each_rank("Reduce", [[3.0, 3.0]]),
+            *on_each_rank("Allreduce", [[1.0, 2.0]] * 3),
         ]
     )
 
@@ -115,9 +115,9 @@ def test_collectives_by_mpi4py(launchpad: Launchpad) -> None:
 def test_groups(backend: str, launchpad: Launchpad) -> None:
     assert lines(launchpad, 3, backend, "groups.py") == sorted(
         [
-            "rank 0, number 0 of [0, 2]: the group's sum is 2",
-            "rank 1, number 0 of [1]: the group's sum is 1",
-            "rank 2, number 1 of [0, 2]: the group's sum is 2",
+            "rank 0, number 0 in group [0, 2]: the group's sum is 2",
+            "rank 1, number 0 in group [1]: the group's sum is 1",
+            "rank 2, number 1 in group [0, 2]: the group's sum is 2",
             *(f"rank {rank}: the world's sum is 3" for rank in range(3)),
         ]
     )
@@ -127,17 +127,17 @@ def test_groups(backend: str, launchpad: Launchpad) -> None:
 def test_ring_all_reduce(backend: str, launchpad: Launchpad) -> None:
     names = "chunked_ring_all_reduce my_ring recursive_doubling_all_reduce ring_all_reduce"
     found = lines(launchpad, 3, backend, "ring_all_reduce.py")
-    assert found == [f"{name}: over 3 ranks the same sum as all_reduce" for name in names.split()]
+    assert found == [f"{name}: same sum as all_reduce over 3 ranks" for name in names.split()]
 
 
 @needs_digits
 @pytest.mark.parametrize("backend", FRONTENDS)
-def test_sgd_makes_the_steps_of_one_process(backend: str, launchpad: Launchpad, tmp_path: Path) -> None:
-    """With three ranks, of which no batch is a multiple."""
-    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers make that folder, in TMPDIR
+def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad, tmp_path: Path) -> None:
+    """No batch divides evenly by three ranks."""
+    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers create it, by default in TMPDIR
     assert lines(launchpad, 3, backend, "sgd.py") == [
         "test accuracy 96.7% with 3 ranks",
-        "the parameters are those of one process, but for rounding",
+        "the parameters match those of a single process, up to rounding",
     ]
 
 
@@ -146,13 +146,13 @@ def test_sgd_makes_the_steps_of_one_process(backend: str, launchpad: Launchpad, 
 def test_ddp(backend: str, launchpad: Launchpad, tmp_path: Path) -> None:
     launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
     (found,) = lines(launchpad, 2, backend, "ddp.py")
-    told = re.fullmatch(r"test accuracy (\d\d\.\d)% of 359 digits with 2 ranks", found)
-    assert told, found
-    assert float(told[1]) > 92
+    match = re.fullmatch(r"test accuracy (\d\d\.\d)% on 359 digits with 2 ranks", found)
+    assert match, found
+    assert float(match[1]) > 92
 
 
 @pytest.mark.parametrize("backend", FRONTENDS)
-def test_a_rank_is_what_the_frontend_says(backend: str, launchpad: Launchpad) -> None:
+def test_the_rank_comes_from_the_frontends_variables(backend: str, launchpad: Launchpad) -> None:
     name, frontend = {"gloo": ("RANK", "torch"), "mpi": ("PMI_RANK", "mpi")}[backend]
     assert lines(launchpad, 2, backend, "frontend.py", "--frontend", frontend) == [
         f"rank {rank} of 2 by {name}, over {backend}: the sum of all ranks is 1" for rank in range(2)
@@ -162,7 +162,7 @@ def test_a_rank_is_what_the_frontend_says(backend: str, launchpad: Launchpad) ->
 @needs_torch
 @needs_mpi
 @pytest.mark.parametrize("mpi", ["mpich", *(["open mpi"] if OPEN_MPI else [])])
-def test_a_rank_is_what_mpirun_says(mpi: str, launchpad: Launchpad) -> None:
+def test_the_rank_comes_from_mpiruns_variables(mpi: str, launchpad: Launchpad) -> None:
     by_mpi = {
         "mpich": ("PMI_RANK", [HYDRA], {}),
         "open mpi": (
@@ -180,13 +180,13 @@ def test_a_rank_is_what_mpirun_says(mpi: str, launchpad: Launchpad) -> None:
         timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stderr
-    # Open MPI mixes up what is printed at the same time.
+    # Open MPI interleaves lines that are printed at the same time.
     for rank in range(2):
         assert f"rank {rank} of 2 by {name}, over mpi: the sum of all ranks is 1" in done.stdout
 
 
 @needs_torch
-def test_a_frontend_that_started_nothing_is_named(launchpad: Launchpad) -> None:
+def test_a_missing_launcher_is_named(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--nproc", 1, EXAMPLES / "frontend.py", "--frontend", "mpi")
     assert done.returncode == 2
-    assert "no launcher has set PMI_RANK or OMPI_COMM_WORLD_RANK: start it as --help tells" in done.stderr
+    assert "no launcher has set PMI_RANK or OMPI_COMM_WORLD_RANK: start it as --help says" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launchpad.errors import UsageError
-from launchpad.head import functions, preflight
+from launchpad.runner import function_target, preflight
 from tests.conftest import Launchpad
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
@@ -88,11 +88,18 @@ def test_a_function_finds_the_group_and_its_rank(launchpad: Launchpad, words: tu
 
 
 @needs_torch
-def test_the_signature_says_what_it_is_called_with(launchpad: Launchpad) -> None:
+def test_the_signature_decides_what_it_is_called_with(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", "2", "-m", "train:plain")
     assert sorted(done.stdout.splitlines()) == ["[0] plain 2", "[1] plain 2"], done.stderr
     done = launchpad.run("run", "-n", "2", "--backend", "gloo", launchpad.folder / "train.py:defaults")
     assert sorted(done.stdout.splitlines()) == ["[0] defaults 0 2", "[1] defaults 1 2"], done.stderr
+
+
+@needs_torch
+def test_a_function_that_returns_at_once_leaves_no_rank_still_connecting(launchpad: Launchpad) -> None:
+    (launchpad.folder / "nothing.py").write_text("import torch\ndef nothing(): pass\n")
+    done = launchpad.run("run", "-n", "12", "nothing.py:nothing")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_torch
@@ -104,28 +111,28 @@ def test_a_function_on_mpi(launchpad: Launchpad) -> None:
 
 
 @needs_torch
-def test_a_failure_ends_the_others_and_shows_the_users_frames_only(launchpad: Launchpad) -> None:
+def test_a_failure_stops_the_others_and_shows_only_the_users_frames(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", "2", "train.py:boom")
     assert done.returncode == 1
     assert "rank 1 failed first" in done.stderr
     assert "ValueError: batch 17 is empty" in done.stderr
-    assert "nursery" not in done.stderr
+    assert "forkserver" not in done.stderr
     done = launchpad.run("run", "-n", "1", "train.py:again")
     assert done.returncode == 1
-    assert "launchpad begins the group before it calls the function" in done.stderr
+    assert "launchpad initializes the process group before it calls the function" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("train.py:one", "train.py:one takes (x); a function that ranks call takes (rank, size), or nothing"),
-        ("train:keyword", "train:keyword takes (rank, size, lr); a function"),
-        ("train.py:coroutine", "train.py:coroutine is a coroutine; give a plain function"),
+        ("train.py:one", "train.py:one takes (x); it must take (rank, size), or nothing"),
+        ("train:keyword", "train:keyword takes (rank, size, lr); it must take (rank, size), or nothing"),
+        ("train.py:coroutine", "train.py:coroutine is a coroutine function; give a plain function"),
         ("train.py:nothing", "train.py has no nothing (it has run, plain, defaults, boom, again, one, keyword, "),
         ("other.py:run", "no such script: other.py"),
     ],
 )
-def test_what_is_seen_beforehand_is_refused_with_nothing_started(
+def test_a_wrong_function_is_refused_before_anything_is_started(
     folder: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -135,7 +142,7 @@ def test_what_is_seen_beforehand_is_refused_with_nothing_started(
 
 
 @needs_torch
-def test_what_only_the_ranks_can_see_is_one_sentence_too(launchpad: Launchpad) -> None:
+def test_errors_that_only_the_ranks_can_find_are_one_sentence_too(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-q", "train.py:NUMBER")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         2,
@@ -149,7 +156,7 @@ def test_what_only_the_ranks_can_see_is_one_sentence_too(launchpad: Launchpad) -
     assert "Traceback" not in done.stderr
 
 
-def test_names_with_colons_that_are_no_functions(
+def test_names_with_colons_that_are_not_functions(
     launchpad: Launchpad, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "train.py:run").write_text("#!/bin/sh\necho a program\n")
@@ -162,16 +169,16 @@ def test_names_with_colons_that_are_no_functions(
     monkeypatch.chdir(folder)
     assert preflight.find_target(["train.py:plain"], module=False, no_python=False).kind == "function"
     for word in ("C:\\x", "a:", ":b", "a b:c", "http://x:y"):
-        assert functions.split(word) is None or "/" in word
+        assert function_target.split(word) is None or "/" in word
     with pytest.raises(UsageError, match=r"-m train\.py:run"):
         preflight.find_target(["train.py:run"], module=True, no_python=False)
 
 
-def test_dry_run_tells_of_the_function(launchpad: Launchpad) -> None:
+def test_dry_run_shows_the_function(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", "2", "--dry-run", "--json", "train.py:run", "x")
     plan = json.loads(done.stdout)
     assert plan["preload"] == ["torch", "torch.distributed"]
-    assert plan["nodes"][0]["ranks"][1]["argv"][1:] == ["-u", "--call", "train.py:run", "x"]
+    assert plan["nodes"][0]["ranks"][1]["argv"][1:] == ["-u", "train.py:run", "x"]
 
 
 @pytest.fixture
@@ -182,8 +189,8 @@ def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
 
 @needs_sshd
 @needs_torch
-def test_over_hosts_that_have_no_launchpad(launchpad: Launchpad, hosts: Hosts) -> None:
-    """Played by a Python that does not see the installed one; in a copy of the folder."""
+def test_over_hosts_without_launchpad(launchpad: Launchpad, hosts: Hosts) -> None:
+    """Simulated by a Python that does not see the installed one; in a copy of the folder."""
     site = Path(importlib.util.find_spec("torch").origin).parents[1]
     paths = launchpad.folder / "paths"
     paths.mkdir()

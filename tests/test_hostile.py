@@ -23,20 +23,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import launchpad as package
-from launchpad import __version__, commands, events, wire
-from launchpad.cli.observers import planned
+from launchpad import __version__
+from launchpad.agent.poll import Poll
+from launchpad.console.summary import Summary
+from launchpad.diagnosis.verdict_json import as_json
 from launchpad.errors import LaunchpadError
-from launchpad.head.gathering import Gathering
+from launchpad.head.bringup import BringUp
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, Target
-from launchpad.report.conclusion import as_json
-from launchpad.report.summary import Summary
-from tests.conftest import DEADLINE, Launchpad, wait_until
+from launchpad.protocol import commands, events, wire
+from launchpad.runner.observers import planned
+from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
 
 
 def run_with_mounts(launchpad: Launchpad, mounts: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run with these mounts, in a mount namespace of its own; skip where that can't be had."""
+    argv = [*with_mounts(launchpad, mounts), *launchpad.argv(*args)]
+    options = {"capture_output": True, "text": True, "cwd": launchpad.folder, "timeout": DEADLINE}
+    return subprocess.run(argv, env=launchpad.environ, stdin=subprocess.DEVNULL, **options)
+
+
+def with_mounts(launchpad: Launchpad, mounts: str) -> list[str]:
+    """What a command line is to begin with; skips where it can't."""
     argv = ["unshare", "-m", "sh", "-ec", mounts + '\nexec "$@"', "sh"]
     options = {"capture_output": True, "text": True, "cwd": launchpad.folder, "timeout": DEADLINE}
     try:
@@ -45,7 +54,7 @@ def run_with_mounts(launchpad: Launchpad, mounts: str, *args: object) -> subproc
         pytest.skip("needs unshare")
     if trial.returncode != 0:
         pytest.skip(f"needs to mount in a namespace of its own (root): {trial.stderr.strip()}")
-    return subprocess.run([*argv, *launchpad.argv(*args)], env=launchpad.environ, stdin=subprocess.DEVNULL, **options)
+    return argv
 
 
 # Crowds.
@@ -111,7 +120,7 @@ def test_standard_output_that_is_full_ends_the_job(launchpad: Launchpad) -> None
         process = launchpad.start("run", "-n", 2, "yes", stdout=full)
         _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 141
-    assert b"launchpad: the job was ended: standard output takes no more (No space left on device)" in err
+    assert b"launchpad: the job was stopped: standard output can't be written to (No space left on device)" in err
 
 
 def test_standard_error_that_is_full_ends_nothing(launchpad: Launchpad) -> None:
@@ -151,8 +160,8 @@ def test_nowhere_to_put_temporary_files_is_said(launchpad: Launchpad) -> None:
     done = run_with_mounts(launchpad, HIDE.format("/tmp /dev/shm /var/tmp"), "run", "-n", 2, "exits.py", 0, 0)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1
-    assert "no folder for temporary files can be made (/tmp: Read-only file system; /var/tmp" in done.stderr
-    assert "set TMPDIR to one that can" in done.stderr
+    assert "can't create a temporary folder (/tmp: Read-only file system; /var/tmp" in done.stderr
+    assert "set TMPDIR to a writable folder" in done.stderr
 
 
 def test_read_only_working_folder(launchpad: Launchpad) -> None:
@@ -167,7 +176,7 @@ def test_log_dir_on_a_read_only_disk_is_refused(launchpad: Launchpad) -> None:
     done = run_with_mounts(launchpad, mounts, "run", "--log-dir", "logs", "true")
     assert done.returncode == 2
     assert done.stderr == (
-        f"launchpad: error: --log-dir {logs}: {logs}: Read-only file system; choose a folder that can be written to\n"
+        f"launchpad: error: --log-dir {logs}: {logs}: Read-only file system; choose a writable folder\n"
     )
 
 
@@ -183,9 +192,9 @@ def test_error_file_with_half_a_character(launchpad: Launchpad) -> None:
 # A name server that never answers.
 
 
+@needs_torch
 def test_no_rank_waits_for_a_dns_that_is_dead(launchpad: Launchpad) -> None:
     """torch looks up a name for the store's address at each connection; the ranks' own questions still go out."""
-    pytest.importorskip("torch", reason="torch is not installed")
     if (os.confstr("CS_GNU_LIBC_VERSION") or "") < "glibc 2.34":
         pytest.skip("needs glibc 2.34")
     (launchpad.folder / "meets.py").write_text(
@@ -247,18 +256,18 @@ SAID = [
     events.RankRaised(3, 0, '{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback"}}}'),
     events.RankExited(4, 0, 1, 1 << 20, False),
     events.RankExited(5, 1, 0, 1 << 20, False),
-    events.StraysEnded(6, ["7 sleep"]),
+    events.OrphansKilled(6, ["7 sleep"]),
 ]
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     commands.Hello(__version__, False, 0, 60.0),
-    commands.Survey("/", False, "", {}),
+    commands.Probe("/", False, "", {}),
     commands.Listen(["127.0.0.1", "::1"], "ask", "answer"),
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
-    commands.Hold("127.0.0.1", 0),
+    commands.HoldPort("127.0.0.1", 0),
     commands.Ping(1),
-    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, [], False),
-    commands.Input(b"read this"),
+    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, [], False, True),
+    commands.StdinData(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),
 ]
@@ -323,7 +332,7 @@ class FuzzedLink:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=fuzzed(SAID))
 def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None:
-    head = Gathering()
+    head = BringUp()
     spec = JobSpec(target=Target("program", "true"), nproc=2)
     try:
         facts = head.connect([FuzzedLink(data)], count_gpus=False)
@@ -338,8 +347,43 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     assert (cause is None) == (code == 0)
     if cause is not None:
         verdict = summary.verdict()
-        notes += [*summary.report(verdict), json.dumps(as_json(summary.story, verdict, notes))]
+        notes += [*summary.report(verdict), json.dumps(as_json(summary.history, verdict, notes))]
     assert all(note.encode(errors="surrogateescape") for note in notes)
+
+
+def heard_by_agent(launchpad: Launchpad, data: bytes, *inside: str) -> subprocess.CompletedProcess[bytes]:
+    """A real agent that was sent these bytes; what it said, and its complaints."""
+    entry = Path(package.__file__).parent / "agent" / "__main__.py"
+    argv = [*inside, sys.executable, "-I", "-S", str(entry)]
+    options = {"env": launchpad.environ, "cwd": launchpad.folder, "timeout": DEADLINE}
+    return subprocess.run(argv, input=data, capture_output=True, check=False, **options)
+
+
+def failure(done: subprocess.CompletedProcess[bytes]) -> events.AgentFailed:
+    """Why the agent says that it ended."""
+    assert done.stderr == b""
+    return next(event for event in wire.Decoder().feed(done.stdout) if type(event) is events.AgentFailed)
+
+
+def test_an_agent_that_runs_out_of_disk_says_where(launchpad: Launchpad) -> None:
+    """What the ranks are to call comes before any of them is started."""
+    inside = with_mounts(launchpad, f"mount -t tmpfs -o size=16k none {launchpad.scratch}")
+    said = failure(heard_by_agent(launchpad, wire.encode(commands.Call(bytes(100_000))), *inside))
+    assert said.reason.startswith(f"its agent failed: No space left on device: {launchpad.scratch}/launchpad-")
+    assert said.reason.endswith("/call")
+    assert said.trace == ""
+
+
+def test_an_agent_that_breaks_down_tells_how(launchpad: Launchpad) -> None:
+    """An order that no head of ours gives stands in for a bug of the agent's."""
+    start = commands.Start(".", {}, {}, [{"rank": 0, "environ": {}}], [], 1 << 16, "", 0, True, [], False, True)
+    said = failure(heard_by_agent(launchpad, wire.encode(start)))
+    assert said.reason == "its agent crashed because of a bug in launchpad: KeyError: 'argv'"
+    assert said.trace.startswith("Traceback (most recent call last):\n")
+    assert ", in _execute\n" in said.trace
+    nonsense = failure(heard_by_agent(launchpad, b"GET / HTTP/1.1\r\n"))
+    assert nonsense.reason.startswith("its agent received invalid data: not a frame: b'GET / HTTP/1.1")
+    assert nonsense.trace == ""
 
 
 @settings(
@@ -348,12 +392,25 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
 @given(data=fuzzed(ASKED))
 def test_whatever_a_head_says_the_agent_ends_in_good_order(launchpad: Launchpad, data: bytes) -> None:
     """It leaves nothing, and complains in one line at most."""
-    entry = Path(package.__file__).parent / "agent" / "__main__.py"
-    argv = [sys.executable, "-I", "-S", str(entry)]
-    options = {"env": launchpad.environ, "cwd": launchpad.folder, "timeout": DEADLINE}
-    done = subprocess.run(argv, input=data, capture_output=True, check=False, **options)
+    done = heard_by_agent(launchpad, data)
     assert not launchpad.survivors()
     assert not list(launchpad.scratch.iterdir())
     assert done.stderr.count(b"\n") <= 1
     assert b"Traceback" not in done.stderr
     assert all(type(event) in wire.MESSAGES for event in wire.Decoder().feed(done.stdout))
+
+
+def test_no_heartbeat_timeout_is_too_long_to_wait_for() -> None:
+    """The longest that --heartbeat-timeout takes is 31 years; epoll takes 24 days."""
+    poll = Poll()
+    heard: list[int] = []
+    reader, writer = os.pipe()
+    try:
+        poll.watch(reader, heard.append)
+        os.write(writer, b"x")
+        poll.wait(1e9 - 1)
+        assert heard == [reader]
+        poll.unwatch(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)

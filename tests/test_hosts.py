@@ -1,4 +1,4 @@
-"""job/hosts: which hosts are named, in which grammar, how many ranks each gets, and what is refused, and where."""
+"""job/hosts: hosts on the command line and in hostfiles, filters, ranks per host, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
 
 PATH = "hosts.txt"
 
@@ -59,22 +59,24 @@ def test_hosts_on_the_command_line(text: str, expected: list[tuple[str, str, int
     assert {host.where for host in hosts} == {"--hosts"}
 
 
-NUMBER = "the number is a whole one from 1 to 999999"
-NAME = "is no host's name; it has letters, digits, '.', '_' and '-' only"
-USER = "is no user's name; write ann@node1, or name the user in ssh_config"
-SPARE_COMMA = "a comma has no host beside it; write node1:4,node2:4, no spaces"
+NUMBER = "the number must be a whole number from 1 to 999999"
+NAME = "is not a host name; use letters, digits, '.', '_' and '-' only"
+USER = "is not a user name; write ann@node1, or set the user in ssh_config"
+SPARE_COMMA = "a host is missing next to a comma; write node1:4,node2:4"
+BRACKETS = "brackets must enclose an IPv6 address; write [::1] or [::1]:4"
+OPTION = "for an option; a host name can't begin with '-'"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "--hosts is empty; name the hosts, like --hosts node1:4,node2:4"),
-        (" \t", "--hosts is empty; name the hosts, like --hosts node1:4,node2:4"),
+        ("", "--hosts is empty; list the hosts, like --hosts node1:4,node2:4"),
+        (" \t", "--hosts is empty; list the hosts, like --hosts node1:4,node2:4"),
         ("a,,b", f"--hosts 'a,,b': {SPARE_COMMA}"),
         ("a,", f"--hosts 'a,': {SPARE_COMMA}"),
         (",", f"--hosts ',': {SPARE_COMMA}"),
-        ("a b", "--hosts: 'a b': hosts are separated by commas; write node1:4,node2:4, no spaces"),
-        ("a: 4", "--hosts: 'a: 4': hosts are separated by commas; write node1:4,node2:4, no spaces"),
+        ("a b", "--hosts: 'a b': separate hosts with commas, without spaces: node1:4,node2:4"),
+        ("a: 4", "--hosts: 'a: 4': separate hosts with commas, without spaces: node1:4,node2:4"),
         ("b,a:0", f"--hosts: 'a:0': {NUMBER}"),
         ("a:-1", f"--hosts: 'a:-1': {NUMBER}"),
         ("a:", f"--hosts: 'a:': {NUMBER}"),
@@ -85,18 +87,15 @@ SPARE_COMMA = "a comma has no host beside it; write node1:4,node2:4, no spaces"
         ("a:٣", f"--hosts: 'a:٣': {NUMBER}"),
         ("a:1000000", f"--hosts: 'a:1000000': {NUMBER}"),
         ("a:" + "9" * 5000, f"--hosts: 'a:{'9' * 57}…': {NUMBER}"),
-        (":4", "--hosts: ':4' names no host; write node1, node1:4 or ann@node1:4"),
-        ("ann@", "--hosts: 'ann@' names no host; write node1, node1:4 or ann@node1:4"),
-        ("ann@:4", "--hosts: 'ann@:4' names no host; write node1, node1:4 or ann@node1:4"),
+        (":4", "--hosts: ':4' has no host name; write node1, node1:4 or ann@node1:4"),
+        ("ann@", "--hosts: 'ann@' has no host name; write node1, node1:4 or ann@node1:4"),
+        ("ann@:4", "--hosts: 'ann@:4' has no host name; write node1, node1:4 or ann@node1:4"),
         ("@a", f"--hosts: '' {USER}"),
         ("-l@a", f"--hosts: '-l' {USER}"),
         ("ann@bob@a", f"--hosts: 'ann@bob' {USER}"),
-        (
-            "-oProxyCommand",
-            "--hosts: '-oProxyCommand' would be an option to ssh; a host's name does not begin with '-'",
-        ),
-        ("-oProxyCommand=id", "--hosts: '-oProxyCommand=id' would be an option to ssh; a host's name does not "),
-        ("ann@-a:4", "--hosts: '-a' would be an option to ssh; a host's name does not begin with '-'"),
+        ("-oProxyCommand", f"--hosts: ssh would take '-oProxyCommand' {OPTION}"),
+        ("-oProxyCommand=id", f"--hosts: ssh would take '-oProxyCommand=id' {OPTION}"),
+        ("ann@-a:4", f"--hosts: ssh would take '-a' {OPTION}"),
         ("a;id", f"--hosts: 'a;id' {NAME}"),
         ("$(id)", f"--hosts: '$(id)' {NAME}"),
         ("a/b", f"--hosts: 'a/b' {NAME}"),
@@ -104,11 +103,11 @@ SPARE_COMMA = "a comma has no host beside it; write node1:4,node2:4, no spaces"
         ("a%h", f"--hosts: 'a%h' {NAME}"),
         ("a\x00", f"--hosts: 'a\\x00' {NAME}"),
         ("node[1-4]", f"--hosts: 'node[1-4]' {NAME}"),
-        ("[::1", "--hosts: '[::1': brackets hold an IPv6 address; write [::1] or [::1]:4"),
-        ("[::1]4", "--hosts: '[::1]4': brackets hold an IPv6 address; write [::1] or [::1]:4"),
-        ("[]:4", "--hosts: '[]:4': brackets hold an IPv6 address; write [::1] or [::1]:4"),
-        ("[fe80::1%$(id)]:4", "--hosts: '[fe80::1%$(id)]:4': brackets hold an IPv6 address; write [::1] or [::1]:4"),
-        ("[node1]:4", "--hosts: '[node1]:4': brackets hold an IPv6 address; write [::1] or [::1]:4"),
+        ("[::1", f"--hosts: '[::1': {BRACKETS}"),
+        ("[::1]4", f"--hosts: '[::1]4': {BRACKETS}"),
+        ("[]:4", f"--hosts: '[]:4': {BRACKETS}"),
+        ("[fe80::1%$(id)]:4", f"--hosts: '[fe80::1%$(id)]:4': {BRACKETS}"),
+        ("[node1]:4", f"--hosts: '[node1]:4': {BRACKETS}"),
         ("::1]:4", "--hosts: '::1]:4' is neither HOST:N nor an IPv6 address; write node1:4 or [::1]:4"),
         ("a:4:2", "--hosts: 'a:4:2' is neither HOST:N nor an IPv6 address; write node1:4 or [::1]:4"),
         ("[::1]:0", f"--hosts: '[::1]:0': {NUMBER}"),
@@ -123,10 +122,10 @@ SPARE_COMMA = "a comma has no host beside it; write node1:4,node2:4, no spaces"
             "--hosts: 1:2:3:4:5:6:7:8:9: an IPv6 address with a number of ranks needs brackets; write "
             "[1:2:3:4:5:6:7:8]:9",
         ),
-        ("ann@a,a", "--hosts: a is named again with another user or port; give it the same, or keep one"),
+        ("ann@a,a", "--hosts: a is listed again with another user or port; give both the same, or keep one"),
     ],
 )
-def test_what_is_wrong_on_the_command_line(text: str, expected: str) -> None:
+def test_an_error_on_the_command_line_names_the_wrong_part(text: str, expected: str) -> None:
     assert message(parse_hosts, text).startswith(expected)
 
 
@@ -175,70 +174,70 @@ def test_a_host_knows_its_line() -> None:
 
 
 KEYS = "slots, cpu, count, slots-max, slots_max, max-slots, max_slots, user, username, user-name, user_name, port"
-OUT_OF_PLACE = "is out of place; a line is one host and its settings, like node1 slots=4"
+ONE_HOST = "a line is one host and its settings, like node1 slots=4"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "hosts.txt names no hosts; write one a line, like node1 slots=4"),
-        (" \r\n# a\n/* b */", "hosts.txt names no hosts; write one a line, like node1 slots=4"),
-        ("^a", "hosts.txt names no hosts; write one a line, like node1 slots=4"),
-        ("a\n^a", "hosts.txt excludes every host that it names; take a ^ line out"),
-        ("a\nb\n^c", "hosts.txt, line 3: ^c excludes none of the file's hosts, which are a, b"),
-        ("a\n^a slots=2", "hosts.txt, line 2: ^ takes the name of one host and nothing else, like ^a"),
-        ("a\n^ann@a", "hosts.txt, line 2: ^ takes the name of one host and nothing else, like ^a"),
-        ("a\n^a:2", "hosts.txt, line 2: ^ takes the name of one host and nothing else, like ^a"),
-        ("a\n^", "hosts.txt, line 2: '' names no host; write node1, node1:4 or ann@node1:4"),
+        ("", "hosts.txt lists no hosts; write one per line, like node1 slots=4"),
+        (" \r\n# a\n/* b */", "hosts.txt lists no hosts; write one per line, like node1 slots=4"),
+        ("^a", "hosts.txt lists no hosts; write one per line, like node1 slots=4"),
+        ("a\n^a", "hosts.txt excludes every host that it lists; remove a ^ line"),
+        ("a\nb\n^c", "hosts.txt, line 3: ^c matches none of the file's hosts, which are a, b"),
+        ("a\n^a slots=2", "hosts.txt, line 2: ^ takes one host name and nothing else, like ^a"),
+        ("a\n^ann@a", "hosts.txt, line 2: ^ takes one host name and nothing else, like ^a"),
+        ("a\n^a:2", "hosts.txt, line 2: ^ takes one host name and nothing else, like ^a"),
+        ("a\n^", "hosts.txt, line 2: '' has no host name; write node1, node1:4 or ann@node1:4"),
         ("a\n\nb slots=0", f"hosts.txt, line 3: 'slots=0': {NUMBER}"),
         ("a cpu=-1", f"hosts.txt, line 1: 'cpu=-1': {NUMBER}"),
         ("a count=two", f"hosts.txt, line 1: 'count=two': {NUMBER}"),
         ("a slots=''", f"hosts.txt, line 1: 'slots=': {NUMBER}"),
         ("a:0", f"hosts.txt, line 1: 'a:0': {NUMBER}"),
         ("a max-slots=0", f"hosts.txt, line 1: 'max-slots=0': {NUMBER}"),
-        ("a port=0", "hosts.txt, line 1: 'port=0': the number is a whole one from 1 to 65535"),
-        ("a port=65536", "hosts.txt, line 1: 'port=65536': the number is a whole one from 1 to 65535"),
-        ("a port=ssh", "hosts.txt, line 1: 'port=ssh': the number is a whole one from 1 to 65535"),
+        ("a port=0", "hosts.txt, line 1: 'port=0': the number must be a whole number from 1 to 65535"),
+        ("a port=65536", "hosts.txt, line 1: 'port=65536': the number must be a whole number from 1 to 65535"),
+        ("a port=ssh", "hosts.txt, line 1: 'port=ssh': the number must be a whole number from 1 to 65535"),
         (
             "a\nb slots=4 slots-max=2",
-            "hosts.txt, line 2: b has 4 slots, and slots-max=2; lower the one or raise the other",
+            "hosts.txt, line 2: b has 4 slots, but slots-max=2; lower slots or raise slots-max",
         ),
         (
             "a slots=2 slots-max=3\na slots=2",
-            "hosts.txt, line 2: a has 4 slots, and slots-max=3; lower the one or raise the other",
+            "hosts.txt, line 2: a has 4 slots, but slots-max=3; lower slots or raise slots-max",
         ),
-        ("a slot=4", f"hosts.txt, line 1: there is no setting 'slot'; there are {KEYS}"),
-        ("a Slots=4", f"hosts.txt, line 1: there is no setting 'Slots'; there are {KEYS}"),
-        ("a slots=4 cpu=4", "hosts.txt, line 1: a has its slots twice on the line; keep one"),
-        ("a:4 slots=4", "hosts.txt, line 1: a has its slots twice on the line; keep one"),
-        ("ann@a user=ann", "hosts.txt, line 1: a has its user twice on the line; keep one"),
-        ("a binding=user:0,1", "hosts.txt, line 1: launchpad binds no ranks to cores; take binding= out"),
-        ("a 4", f"hosts.txt, line 1: '4' {OUT_OF_PLACE}"),
-        ("a b", f"hosts.txt, line 1: 'b' {OUT_OF_PLACE}"),
-        ("a slots", f"hosts.txt, line 1: 'slots' {OUT_OF_PLACE}"),
-        ("a slots=", f"hosts.txt, line 1: 'slots' {OUT_OF_PLACE}"),
-        ("a slots 4", f"hosts.txt, line 1: 'slots' {OUT_OF_PLACE}"),
-        ("a slots==4", f"hosts.txt, line 1: 'slots' {OUT_OF_PLACE}"),
-        ("a slots=4=5", f"hosts.txt, line 1: '=' {OUT_OF_PLACE}"),
-        ("slots=4", f"hosts.txt, line 1: '=' {OUT_OF_PLACE}"),
-        ("a b, c", f"hosts.txt, line 1: 'b,' {OUT_OF_PLACE}"),
+        ("a slot=4", f"hosts.txt, line 1: unknown setting 'slot'; the settings are {KEYS}"),
+        ("a Slots=4", f"hosts.txt, line 1: unknown setting 'Slots'; the settings are {KEYS}"),
+        ("a slots=4 cpu=4", "hosts.txt, line 1: slots is given twice for a; keep one"),
+        ("a:4 slots=4", "hosts.txt, line 1: slots is given twice for a; keep one"),
+        ("ann@a user=ann", "hosts.txt, line 1: user is given twice for a; keep one"),
+        ("a binding=user:0,1", "hosts.txt, line 1: launchpad does not bind ranks to cores; remove binding="),
+        ("a 4", f"hosts.txt, line 1: unexpected '4'; {ONE_HOST}"),
+        ("a b", f"hosts.txt, line 1: unexpected 'b'; {ONE_HOST}"),
+        ("a slots", f"hosts.txt, line 1: unexpected 'slots'; {ONE_HOST}"),
+        ("a slots=", f"hosts.txt, line 1: unexpected 'slots'; {ONE_HOST}"),
+        ("a slots 4", f"hosts.txt, line 1: unexpected 'slots'; {ONE_HOST}"),
+        ("a slots==4", f"hosts.txt, line 1: unexpected 'slots'; {ONE_HOST}"),
+        ("a slots=4=5", f"hosts.txt, line 1: unexpected '='; {ONE_HOST}"),
+        ("slots=4", f"hosts.txt, line 1: unexpected '='; {ONE_HOST}"),
+        ("a b, c", f"hosts.txt, line 1: unexpected 'b,'; {ONE_HOST}"),
         ("a,b", f"hosts.txt, line 1: 'a,b' {NAME}"),
-        ("a user=", f"hosts.txt, line 1: 'user' {OUT_OF_PLACE}"),
+        ("a user=", f"hosts.txt, line 1: unexpected 'user'; {ONE_HOST}"),
         ("a user=''", f"hosts.txt, line 1: '' {USER}"),
         ("a user=-l", f"hosts.txt, line 1: '-l' {USER}"),
         ('a user="ann b"', f"hosts.txt, line 1: 'ann b' {USER}"),
         ("@a", f"hosts.txt, line 1: '' {USER}"),
-        ('a user="ann', 'hosts.txt, line 1: a quote (") has no end; close it, or take it out'),
-        ('""', "hosts.txt, line 1: '' names no host; write node1, node1:4 or ann@node1:4"),
-        ("a\n-a", "hosts.txt, line 2: '-a' would be an option to ssh; a host's name does not begin with '-'"),
-        ("a\nb\n/* c\nd", "hosts.txt, line 3: the comment has no end; close it with */"),
-        ("a\n/*/", "hosts.txt, line 2: the comment has no end; close it with */"),
-        ("a */", f"hosts.txt, line 1: '*/' {OUT_OF_PLACE}"),
-        ("a\r\nb\0\n", "hosts.txt, line 2: a NUL byte; a hostfile is plain text"),
+        ('a user="ann', 'hosts.txt, line 1: a quote (") is not closed; close it or remove it'),
+        ('""', "hosts.txt, line 1: '' has no host name; write node1, node1:4 or ann@node1:4"),
+        ("a\n-a", f"hosts.txt, line 2: ssh would take '-a' {OPTION}"),
+        ("a\nb\n/* c\nd", "hosts.txt, line 3: the comment is not closed; end it with */"),
+        ("a\n/*/", "hosts.txt, line 2: the comment is not closed; end it with */"),
+        ("a */", f"hosts.txt, line 1: unexpected '*/'; {ONE_HOST}"),
+        ("a\r\nb\0\n", "hosts.txt, line 2: NUL byte; a hostfile must be plain text"),
         ("\x7fELF\x02", f"hosts.txt, line 1: '\\x7fELF\\x02' {NAME}"),
         ("\udc80\udcff", f"hosts.txt, line 1: '\\udc80\\udcff' {NAME}"),
         ("é" * 5000 + "!", f"hosts.txt, line 1: '{'é' * 59}…' {NAME}"),
-        ("[::1", "hosts.txt, line 1: '[::1': brackets hold an IPv6 address; write [::1] or [::1]:4"),
+        ("[::1", f"hosts.txt, line 1: '[::1': {BRACKETS}"),
         (
             "2001:db8::5:10 slots=2",
             "hosts.txt, line 1: 2001:db8::5:10: an IPv6 address with a number of ranks needs brackets; write "
@@ -246,17 +245,17 @@ OUT_OF_PLACE = "is out of place; a line is one host and its settings, like node1
         ),
         (
             "a\nb\na port=22",
-            "hosts.txt, line 3: a is named again with another user or port (first: hosts.txt, line 1); give it the "
-            "same, or keep one",
+            "hosts.txt, line 3: a is listed again with another user or port (first: hosts.txt, line 1); give both "
+            "the same, or keep one",
         ),
         (
             "ann@a\nbob@a",
-            "hosts.txt, line 2: a is named again with another user or port (first: hosts.txt, line 1); give it the "
-            "same, or keep one",
+            "hosts.txt, line 2: a is listed again with another user or port (first: hosts.txt, line 1); give both "
+            "the same, or keep one",
         ),
     ],
 )
-def test_what_is_wrong_in_a_file(text: str, expected: str) -> None:
+def test_an_error_in_a_file_names_its_line(text: str, expected: str) -> None:
     assert message(parse_hostfile, text, PATH) == expected
 
 
@@ -281,13 +280,13 @@ HOSTS = parse_hosts("worker-0:4,worker-1:2,Login,::1")
         ("worker-*", "worker-0", "worker-1"),
     ],
 )
-def test_hosts_are_chosen_in_their_order(include: str, exclude: str, expected: str) -> None:
+def test_filters_keep_the_order_of_the_hosts(include: str, exclude: str, expected: str) -> None:
     assert [host.name for host in choose_hosts(HOSTS, include, exclude)] == expected.split()
 
 
-THERE_ARE = "is none of the hosts, which are worker-0, worker-1, Login, ::1"
+NONE_OF = "matches none of the hosts, which are worker-0, worker-1, Login, ::1"
 SLOT_LIST = (
-    "a list of slots chooses GPUs, which launchpad does not; name the hosts alone, and choose GPUs with --env "
+    "launchpad does not select GPUs by slot lists; give host names only, and select GPUs with --env "
     "CUDA_VISIBLE_DEVICES=0,2"
 )
 
@@ -295,28 +294,28 @@ SLOT_LIST = (
 @pytest.mark.parametrize(
     ("include", "exclude", "expected"),
     [
-        ("worker-2", "", f"--include 'worker-2': 'worker-2' {THERE_ARE}"),
-        ("", "worker-0,nod*", f"--exclude 'worker-0,nod*': 'nod*' {THERE_ARE}"),
-        ("ann@worker-0", "", f"--include 'ann@worker-0': 'ann' {THERE_ARE}"),
+        ("worker-2", "", f"--include 'worker-2': 'worker-2' {NONE_OF}"),
+        ("", "worker-0,nod*", f"--exclude 'worker-0,nod*': 'nod*' {NONE_OF}"),
+        ("ann@worker-0", "", f"--include 'ann@worker-0': 'ann' {NONE_OF}"),
         ("worker-0@worker-1:0,2", "", f"--include 'worker-0@worker-1:0,2': {SLOT_LIST}"),
         ("", "worker-*:1", f"--exclude 'worker-*:1': {SLOT_LIST}"),
         ("[::1]:0", "", f"--include '[::1]:0': {SLOT_LIST}"),
-        ("nobody:0", "", f"--include 'nobody:0': 'nobody:0' {THERE_ARE}"),
-        (" ", "", "--include ' ': a name is empty; write names or patterns, like node1,worker-*"),
-        ("", "worker-0@", "--exclude 'worker-0@': a name is empty; write names or patterns, like node1,worker-*"),
-        ("", "*", "--exclude '*' leaves no host; exclude fewer of worker-0, worker-1, Login, ::1"),
+        ("nobody:0", "", f"--include 'nobody:0': 'nobody:0' {NONE_OF}"),
+        (" ", "", "--include ' ': empty host name; write names or patterns, like node1,worker-*"),
+        ("", "worker-0@", "--exclude 'worker-0@': empty host name; write names or patterns, like node1,worker-*"),
+        ("", "*", "--exclude '*' leaves no hosts; exclude fewer of worker-0, worker-1, Login, ::1"),
         (
             "Login",
             "log*",
-            "--exclude 'log*' leaves no host; exclude fewer of worker-0, worker-1, Login, ::1",
+            "--exclude 'log*' leaves no hosts; exclude fewer of worker-0, worker-1, Login, ::1",
         ),
     ],
 )
-def test_what_is_wrong_in_a_filter(include: str, exclude: str, expected: str) -> None:
+def test_an_error_in_a_filter_names_the_option(include: str, exclude: str, expected: str) -> None:
     assert message(choose_hosts, HOSTS, include, exclude) == expected
 
 
-def test_a_long_list_of_hosts_is_cut() -> None:
+def test_a_long_list_of_hosts_is_truncated() -> None:
     hosts = tuple(Host(f"n{number}") for number in range(1000))
     assert message(choose_hosts, hosts, "x", "").endswith(", n18, n19 … (1000 in all)")
 
@@ -337,7 +336,7 @@ def test_a_long_list_of_hosts_is_cut() -> None:
         ("a:2,a,b", 3, (3, 3)),
     ],
 )
-def test_ranks_are_the_hosts_number_or_nprocs_or_one(
+def test_a_host_gets_its_own_number_of_ranks_or_nprocs_or_one(
     text: str, nproc: Nproc | None, expected: tuple[Nproc, ...]
 ) -> None:
     assert slots_of(parse_hosts(text), nproc) == expected
@@ -345,11 +344,11 @@ def test_ranks_are_the_hosts_number_or_nprocs_or_one(
 
 @pytest.mark.parametrize("nproc", [2, "auto", "cpu", "gpu"])
 def test_a_number_that_nproc_contradicts_is_refused(nproc: Nproc) -> None:
-    said = "b has 4 ranks there, and --nproc asks for"
-    done = "leave out --nproc, or the numbers beside the hosts"
-    assert message(slots_of, parse_hosts("a,b:4"), nproc) == f"--hosts: {said} {nproc}; {done}"
+    problem = "b is given 4 ranks, but --nproc asks for"
+    remedy = "leave out --nproc, or the numbers next to the hosts"
+    assert message(slots_of, parse_hosts("a,b:4"), nproc) == f"--hosts: {problem} {nproc}; {remedy}"
     hosts = parse_hostfile("a\n\nb slots=4", PATH)
-    assert message(slots_of, hosts, nproc) == f"hosts.txt, line 3: {said} {nproc}; {done}"
+    assert message(slots_of, hosts, nproc) == f"hosts.txt, line 3: {problem} {nproc}; {remedy}"
 
 
 names = st.from_regex(r"[a-z0-9_.][a-z0-9_.-]{0,8}", fullmatch=True) | st.ip_addresses(v=4).map(str)
@@ -371,14 +370,14 @@ def rendered_name(host: Host) -> str:
 
 @UNHURRIED
 @given(hosts=lists)
-def test_what_is_rendered_for_the_command_line_is_read_back(hosts: list[Host]) -> None:
+def test_hosts_rendered_for_the_command_line_parse_back(hosts: list[Host]) -> None:
     text = ",".join(rendered_name(host) + (f":{host.slots}" if host.slots else "") for host in hosts)
     assert parse_hosts(text) == tuple(dataclasses.replace(host, port=0, where="--hosts") for host in hosts)
 
 
 @UNHURRIED
 @given(hosts=lists, data=st.data())
-def test_what_is_rendered_for_a_file_is_read_back(hosts: list[Host], data: st.DataObject) -> None:
+def test_hosts_rendered_for_a_file_parse_back(hosts: list[Host], data: st.DataObject) -> None:
     lines = []
     for host in hosts:
         equals = data.draw(st.sampled_from(["=", " = ", "\t=", "= "]))
@@ -397,7 +396,7 @@ def test_what_is_rendered_for_a_file_is_read_back(hosts: list[Host], data: st.Da
 
 @UNHURRIED
 @given(mentions=st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(1, 9)), min_size=1, max_size=8))
-def test_mentions_add_up_in_whatever_order(mentions: list[tuple[str, int | None]]) -> None:
+def test_mentions_add_up_in_any_order(mentions: list[tuple[str, int | None]]) -> None:
     hosts = parse_hosts(",".join(name + (f":{count}" if count else "") for name, count in mentions))
     assert [host.name for host in hosts] == list(dict.fromkeys(name for name, _ in mentions))
     assert sum(int(count) for count in slots_of(hosts, None)) == sum(count or 1 for _, count in mentions)
@@ -417,7 +416,7 @@ texts = st.text() | st.lists(words).map("".join)
 
 @UNHURRIED
 @given(text=texts)
-def test_any_text_is_hosts_or_a_usage_error(text: str) -> None:
+def test_any_text_gives_hosts_or_a_usage_error(text: str) -> None:
     for found in (result(lambda: parse_hosts(text)), result(lambda: parse_hostfile(text, PATH))):
         if isinstance(found, str):
             assert found.startswith(("--hosts", PATH))
@@ -429,7 +428,7 @@ def test_any_text_is_hosts_or_a_usage_error(text: str) -> None:
 
 @UNHURRIED
 @given(include=texts, exclude=texts)
-def test_any_filter_chooses_or_is_a_usage_error(include: str, exclude: str) -> None:
+def test_any_filter_gives_hosts_or_a_usage_error(include: str, exclude: str) -> None:
     chosen = result(lambda: choose_hosts(HOSTS, include, exclude))
     if isinstance(chosen, str):
         assert chosen.startswith(("--include", "--exclude"))

@@ -12,7 +12,7 @@ import pytest
 
 from launchpad.errors import UsageError
 from launchpad.job.jobfile import parse_jobs
-from tests.conftest import DEADLINE, Launchpad
+from tests.conftest import DEADLINE, Launchpad, needs_torch
 from tests.test_run_targets import shown
 
 ROOT = Path(__file__).parent.parent
@@ -128,7 +128,7 @@ def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
         ("nproc = \nrole = 1", "Invalid value (at line 1, column 9)"),
         ("[jobs.a]\nnproc = 2", 'jobs.a has no target; add target = "script.py"'),
         ("jobs = 3", "jobs: write a table for each job, like [jobs.hello]"),
-        ("nproc = [[1]]", "nproc: write a text, a number, true, false"),
+        ("nproc = [[1]]", "nproc: write a string, a number, true, false"),
         ("dry-run = true", "dry-run: there is no such option"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_is_wrong_in_a_file_is_named(text: str, message: str) -> None:
     [
         ("nproc = 0", "nproc: 0 ranks can't be started"),
         ("module = 'yes'", "module: write true or false"),
-        ("nproc = [1, 2]", "nproc: write one value"),
+        ("nproc = [1, 2]", "nproc: write a single value"),
         ("max-restarts = -1", "max-restarts: -1 is not in the range"),
     ],
 )
@@ -177,8 +177,8 @@ def test_the_files_in_configs_are_good(launchpad: Launchpad, path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
+@needs_torch
 def test_the_smoke_file_passes(launchpad: Launchpad) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
     done = launchpad.run("smoke", ROOT / "configs" / "smoke.toml", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("passed") == 3

@@ -1,4 +1,4 @@
-"""The journal, and what tells of a job from it: launchpad why, jobs, logs."""
+"""The journal, and the commands that read it: launchpad why, jobs, logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.report import shelf
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import verdict_on
+from launchpad.diagnosis.verdict_text import describe
+from launchpad.protocol.events import JobPlanned, NodeLost
+from launchpad.record import job_store, replay
+from launchpad.record.event_json import event_of, line_of
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 FAILS = (
@@ -21,27 +26,27 @@ FAILS = (
 )
 
 
-def shelf_of(launchpad: Launchpad) -> Path:
+def store_of(launchpad: Launchpad) -> Path:
     return Path(launchpad.environ["XDG_STATE_HOME"]) / "launchpad" / "jobs"
 
 
-def told(stderr: str) -> list[str]:
-    """The report, as it stood on the console, without what says where the record is."""
+def report(stderr: str) -> list[str]:
+    """The report as shown on the console, without the lines that say where the record is."""
     start = stderr.index("launchpad: rank")
     lines = [line.removeprefix("launchpad: ") for line in stderr[start:].splitlines()]
     return [line for line in lines if not line.startswith(("logs: ", "more: "))]
 
 
-def test_a_failed_job_is_told_again_from_its_record(launchpad: Launchpad) -> None:
+def test_a_failed_job_is_reported_again_from_its_record(launchpad: Launchpad) -> None:
     (launchpad.folder / "fails.py").write_text(FAILS)
     done = launchpad.run("run", "-n", 3, "fails.py")
-    (job,) = os.listdir(shelf_of(launchpad))
-    assert f"launchpad: logs: {shelf_of(launchpad) / job}\nlaunchpad: more: launchpad why {job}\n" in done.stderr
+    (job,) = os.listdir(store_of(launchpad))
+    assert f"launchpad: logs: {store_of(launchpad) / job}\nlaunchpad: more: launchpad why {job}\n" in done.stderr
     for asked in ((), (job,), (job[:4],)):
         why = launchpad.run("why", *asked)
         assert (why.returncode, why.stderr) == (0, "")
-        assert why.stdout.splitlines()[1:-1] == told(done.stderr)
-    verdict = json.loads((shelf_of(launchpad) / job / "verdict.json").read_text())
+        assert why.stdout.splitlines()[1:-1] == report(done.stderr)
+    verdict = json.loads((store_of(launchpad) / job / "verdict.json").read_text())
     again = json.loads(launchpad.run("why", "--json").stdout)
     assert again == verdict
     assert (verdict["rank"], verdict["type"], verdict["stopped"], verdict["job"]) == (1, "ValueError", [0, 2], job)
@@ -58,7 +63,7 @@ def test_a_failed_job_is_told_again_from_its_record(launchpad: Launchpad) -> Non
     logs = launchpad.run("logs").stdout.splitlines()
     assert {f"[{rank}] {way} of {rank}" for rank in range(3) for way in ("out", "err")} <= set(logs)
     assert sorted(launchpad.run("logs", "--rank", 2).stdout.splitlines()) == ["[2] err of 2", "[2] out of 2"]
-    private = (shelf_of(launchpad), *shelf_of(launchpad).glob("*"), *shelf_of(launchpad).rglob("*.*"))
+    private = (store_of(launchpad), *store_of(launchpad).glob("*"), *store_of(launchpad).rglob("*.*"))
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in private)
 
 
@@ -79,12 +84,34 @@ def test_a_job_that_runs_and_one_whose_launchpad_is_killed(launchpad: Launchpad)
     process.wait(timeout=DEADLINE)
     assert following.wait(timeout=DEADLINE) == 0
     why = launchpad.run("why").stdout
-    assert "the record ends before the job did: launchpad itself was killed" in why
-    assert "launchpad was killed" in launchpad.run("jobs").stdout
+    assert "the record is incomplete: launchpad was killed, or could not write the rest" in why
+    assert "its record was cut off" in launchpad.run("jobs").stdout
     wait_until(lambda: not launchpad.survivors(), "the sweep", show=launchpad.survivors)
 
 
-def test_attempts_are_told(launchpad: Launchpad) -> None:
+def test_output_that_is_read_before_its_place_is_known_is_shown_once(tmp_path: Path) -> None:
+    """As `logs -f` does, if it reads after the output was written and before its place was."""
+    planned = JobPlanned(0, 0.0, "0a1b", 1, "", [], "/", [["n", [0]]], {"0": "0"}, 0.0, "")
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    log, events = tmp_path / "attempt_0" / "0" / "stdout.log", tmp_path / "events.jsonl"
+    events.write_text(json.dumps({"event": "JobPlanned", **planned._asdict()}) + "\n")
+    reader = replay.OutputReader(str(tmp_path), None)
+    try:
+        list(reader.more())
+        log.write_text("one\n")
+        assert [event.data for event in reader.rest()] == [b"one\n"]
+        log.write_text("one\ntwo\n")
+        with events.open("a") as file:
+            for offset in (0, 4):
+                said = {"event": "Output", "time": 0, "rank": 0, "stream": 1, "file": "attempt_0/0/stdout.log"}
+                file.write(json.dumps({**said, "offset": offset, "length": 4}) + "\n")
+        assert [event.data for event in reader.more()] == [b"two\n"]
+        assert not list(reader.rest())
+    finally:
+        reader.close()
+
+
+def test_attempts_are_reported(launchpad: Launchpad) -> None:
     (launchpad.folder / "again.py").write_text(
         "import os\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt, flush=True)\n"
         "os._exit(3 + int(attempt))\n"
@@ -93,7 +120,7 @@ def test_attempts_are_told(launchpad: Launchpad) -> None:
     assert done.returncode == 4
     why = launchpad.run("why").stdout
     assert "rank 0 failed first: exit code 4" in why
-    assert "the attempt before: rank 0, exit code 3 after " in why
+    assert "earlier attempt: rank 0, exit code 3 after " in why
     assert launchpad.run("logs").stdout.splitlines() == ["[0] attempt 0", "launchpad: restart 1", "[0] attempt 1"]
 
 
@@ -106,7 +133,7 @@ def test_with_log_dir_the_record_is_there(launchpad: Launchpad) -> None:
     assert "[1] out of 1" in launchpad.run("logs").stdout
 
 
-def test_of_much_output_the_beginning_and_the_end_are_kept(launchpad: Launchpad) -> None:
+def test_long_output_keeps_its_beginning_and_end(launchpad: Launchpad) -> None:
     (launchpad.folder / "much.py").write_text(
         "print('the beginning', flush=True)\n"
         "for i in range(60): print('x' * 99 + '\\n' + 'y' * 99999, flush=True)\nprint('the end')\n"
@@ -114,8 +141,8 @@ def test_of_much_output_the_beginning_and_the_end_are_kept(launchpad: Launchpad)
     assert launchpad.run("run", "much.py").returncode == 0
     logs = launchpad.run("logs", "--rank", 0).stdout.splitlines()
     assert (logs[0], logs[-1]) == ("[0] the beginning", "[0] the end")
-    assert any(line.endswith("bytes are left out here …") for line in logs)
-    size = sum(path.stat().st_size for path in shelf_of(launchpad).rglob("*.log"))
+    assert any(line.endswith("bytes left out here …") for line in logs)
+    size = sum(path.stat().st_size for path in store_of(launchpad).rglob("*.log"))
     assert 1 << 19 < size < 3 << 20
 
 
@@ -125,8 +152,8 @@ def test_a_record_that_can_not_be_kept_is_one_warning(launchpad: Launchpad, why:
     if why == "not a folder":
         launchpad.environ["XDG_STATE_HOME"] = "/dev/null"
         where = "no record of this job is kept: /dev/null/launchpad: Not a directory"
-        notes = [f"launchpad: {where}; set XDG_STATE_HOME to a folder that can be written to"]
-    else:  # a limit of the size of files stands in for a full disk
+        notes = [f"launchpad: {where}; set XDG_STATE_HOME to a writable folder"]
+    else:  # a file size limit stands in for a full disk
         options["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         notes = []
     (launchpad.folder / "p.py").write_text("print('well', flush=True)\n")
@@ -137,31 +164,89 @@ def test_a_record_that_can_not_be_kept_is_one_warning(launchpad: Launchpad, why:
     assert found == notes or (why == "full" and len(found) <= 1 and "events.jsonl: File too large" in done.stderr)
 
 
+def test_few_descriptors_do_for_many_attempts(launchpad: Launchpad) -> None:
+    done = launchpad.run(
+        *("run", "-n", 5, "--max-restarts", 11, "sh", "-c", "echo out; echo err >&2; exit 3"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (70, 4096)),
+    )
+    assert done.returncode == 3
+    assert "Too many open files" not in done.stderr
+    assert launchpad.run("why").stdout.splitlines()[1:-1] == report(done.stderr)
+    (job,) = store_of(launchpad).iterdir()
+    files = [job / f"attempt_{attempt}/{rank}/stdout.log" for attempt in range(12) for rank in range(5)]
+    # A rank that was stopped may not have got that far.
+    assert all(path.read_text() == "out\n" for path in files if path.exists())
+    assert {path.parent.parent.name for path in files if path.exists()} == {f"attempt_{n}" for n in range(12)}
+
+
+def test_a_stream_that_can_not_be_kept_ends_neither_record_nor_job(launchpad: Launchpad) -> None:
+    """A folder is in the way of a file of the second attempt."""
+    (launchpad.folder / "p.py").write_text(
+        "import glob, os, sys\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    (jobs,) = glob.glob(os.environ['XDG_STATE_HOME'] + '/launchpad/jobs/*')\n"
+        "    os.makedirs(jobs + '/attempt_1/0/stdout.log')\n    sys.exit(3)\nprint('well', flush=True)\n"
+    )
+    done = launchpad.run("run", "--max-restarts", 1, "p.py")
+    assert (done.returncode, done.stdout) == (0, "[0] well\n")
+    assert done.stderr.count("attempt_1/0/stdout.log: Is a directory") == 1
+    assert "every rank exited with code 0" in launchpad.run("why").stdout
+    (row,) = json.loads(launchpad.run("jobs", "--json").stdout)
+    assert (row["kind"], row["exit_code"]) == ("none", 0)
+
+
+def test_a_record_that_can_not_be_kept_to_its_end_claims_no_kill(launchpad: Launchpad) -> None:
+    limit = 4000  # bytes: room for the plan and the first attempt, but not the last
+    (launchpad.folder / "p.py").write_text(
+        "import os, sys\nif os.environ['TORCHELASTIC_RESTART_COUNT'] != '9': sys.exit(3)\n"
+    )
+    done = launchpad.run(
+        *("run", "--max-restarts", 9, "p.py"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
+    )
+    assert (done.returncode, done.stderr.count("events.jsonl: File too large")) == (0, 1)
+    why = launchpad.run("why").stdout.splitlines()
+    assert "the record is incomplete: launchpad was killed, or could not write the rest" in why
+    (row,) = json.loads(launchpad.run("jobs", "--json").stdout)
+    assert row["exit_code"] is None
+
+
+def test_the_traceback_of_an_agent_that_broke_down_is_on_record() -> None:
+    lost = NodeLost(5, 0, "its agent broke down, by a bug of launchpad's: KeyError: 'x'", [0, 1], "Traceback …")
+    assert event_of(line_of(lost)) == lost
+    before = {"event": "NodeLost", "time": 5, "node": 0, "reason": "it hung up", "ranks": [0, 1]}  # an older version's
+    assert event_of(json.dumps(before)) == NodeLost(5, 0, "it hung up", [0, 1], "")
+    history = History([JobPlanned(0, 0.0, "", 1, "", [], "", [["here", [0, 1]]], {}, 0.0, "/logs"), lost])
+    assert describe(history, verdict_on(history)) == [
+        "the job's node was lost: its agent broke down, by a bug of launchpad's: KeyError: 'x'; its ranks were killed; "
+        "the traceback is in events.jsonl"
+    ]
+
+
 def test_old_jobs_are_removed_and_running_ones_never(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> None:
     (launchpad.folder / "w.py").write_text("print('up', flush=True)\ninput()\n")
     process = launchpad.start("run", "w.py", stdin=-1)
     assert process.stdout.readline() == b"[0] up\n"
-    (running,) = os.listdir(shelf_of(launchpad))
-    for number in range(shelf.MOST_JOBS + shelf.SLACK):
-        folder = shelf_of(launchpad) / f"{number:08x}"
+    (running,) = os.listdir(store_of(launchpad))
+    for number in range(job_store.MOST_JOBS + job_store.SLACK):
+        folder = store_of(launchpad) / f"{number:08x}"
         (folder / "attempt_0").mkdir(parents=True)
         (folder / "events.jsonl").write_text("")
         os.utime(folder, (2**31 + number, 2**31 + number))
     elsewhere = launchpad.folder / "mine"
     elsewhere.mkdir()
-    (shelf_of(launchpad) / "linked").symlink_to(elsewhere)
-    os.utime(shelf_of(launchpad) / "linked", (1, 1), follow_symlinks=False)
-    shelf.prune(launchpad.environ, by_size=False)
-    left = set(os.listdir(shelf_of(launchpad)))
+    (store_of(launchpad) / "linked").symlink_to(elsewhere)
+    os.utime(store_of(launchpad) / "linked", (1, 1), follow_symlinks=False)
+    job_store.prune(launchpad.environ, by_size=False)
+    left = set(os.listdir(store_of(launchpad)))
     assert running in left
     assert elsewhere.is_dir()
     assert "linked" not in left
-    assert len(left) == shelf.MOST_JOBS + 1
-    assert f"{shelf.MOST_JOBS + shelf.SLACK - 1:08x}" in left
-    monkeypatch.setattr(shelf, "MOST_BYTES", 0)
-    (shelf_of(launchpad) / f"{20:08x}" / "attempt_0" / "stdout.log").write_bytes(b"x")
-    shelf.prune(launchpad.environ, by_size=True)
-    assert f"{20:08x}" not in os.listdir(shelf_of(launchpad))
+    assert len(left) == job_store.MOST_JOBS + 1
+    assert f"{job_store.MOST_JOBS + job_store.SLACK - 1:08x}" in left
+    monkeypatch.setattr(job_store, "MOST_BYTES", 0)
+    (store_of(launchpad) / f"{20:08x}" / "attempt_0" / "stdout.log").write_bytes(b"x")
+    job_store.prune(launchpad.environ, by_size=True)
+    assert f"{20:08x}" not in os.listdir(store_of(launchpad))
     process.communicate(b"\n", timeout=DEADLINE)
     assert process.returncode == 0
 
@@ -169,13 +254,13 @@ def test_old_jobs_are_removed_and_running_ones_never(launchpad: Launchpad, monke
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("why", "zz"), "job zz: there is no record of it in "),
-        (("logs", ""), "job : there is no record of it in "),
-        (("logs", "--rank", "7"), "--rank 7: the job has the ranks 0 to 1"),
+        (("why", "zz"), "job zz: no such job is recorded in "),
+        (("logs", ""), "job : no such job is recorded in "),
+        (("logs", "--rank", "7"), "--rank 7: the job has ranks 0 to 1"),
     ],
 )
 def test_bad_input_gets_a_sentence(launchpad: Launchpad, words: tuple[str, ...], sentence: str) -> None:
-    assert "there is no record of any job in" in launchpad.run("why").stderr
+    assert "no job is recorded in" in launchpad.run("why").stderr
     assert launchpad.run("run", "-n", 2, "true").returncode == 0
     done = launchpad.run(*words)
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""Which host keys are taken, and what is said of the others."""
+"""Which host keys are accepted, and the messages about the others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from launchpad.errors import ConnectError
 from launchpad.transport.ssh.config import Destination
 from launchpad.transport.ssh.known_hosts import KnownHosts, fingerprint, lookup_name
 from tests.sshd import keygen, public
+from tests.test_wire import UNHURRIED
 
 Keys = dict[str, tuple[str, paramiko.PKey]]
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    """Keys by name: their line, and as a server shows them."""
+    """Keys by name: the known_hosts line, and the key as a server presents it."""
     folder = tmp_path_factory.mktemp("keys")
     made = {}
     for name, kind in (("a", "ed25519"), ("b", "ed25519"), ("c", "ecdsa"), ("r", "rsa")):
@@ -71,9 +72,9 @@ def test_a_known_key(keys: Keys, file: Path, n1: Destination, hosts: str) -> Non
 
 
 @pytest.mark.parametrize("hosts", ["10.0.0.11", "10.0.0.*,!10.0.0.1", "[10.0.0.1]:2222", "[10.0.0.1]", "10.0.0.?,!*.1"])
-def test_a_line_of_other_hosts(keys: Keys, file: Path, n1: Destination, hosts: str) -> None:
+def test_a_line_for_other_hosts(keys: Keys, file: Path, n1: Destination, hosts: str) -> None:
     file.write_text(f"{hosts} {keys['a'][0]}\n")
-    assert "which no known_hosts file has" in refused(n1, keys["a"][1])
+    assert "which is in no known_hosts file" in refused(n1, keys["a"][1])
 
 
 def test_a_port_is_part_of_the_name(keys: Keys, file: Path, n1: Destination) -> None:
@@ -84,15 +85,15 @@ def test_a_port_is_part_of_the_name(keys: Keys, file: Path, n1: Destination) -> 
     KnownHosts().check(odd, keys["a"][1])
 
 
-def test_an_odd_port_may_share_the_key_of_the_host(keys: Keys, file: Path, n1: Destination) -> None:
-    """As ssh: but another key there does not make this one changed."""
+def test_a_nonstandard_port_may_share_the_key_of_the_host(keys: Keys, file: Path, n1: Destination) -> None:
+    """Like ssh, but a different key there doesn't make this one a changed key."""
     odd = replace(n1, port=2222)
     file.write_text(f"10.0.0.1 {keys['a'][0]}\n")
     KnownHosts().check(odd, keys["a"][1])
-    assert "which no known_hosts file has" in refused(odd, keys["b"][1])
+    assert "which is in no known_hosts file" in refused(odd, keys["b"][1])
 
 
-def test_names_are_known_in_any_case(keys: Keys, file: Path, n1: Destination) -> None:
+def test_names_are_case_insensitive(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text(f"Host.Example {keys['a'][0]}\n")
     KnownHosts().check(replace(n1, address="HOST.example"), keys["a"][1])
 
@@ -104,11 +105,11 @@ def test_hashed_names(keys: Keys, file: Path, n1: Destination, port: int) -> Non
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, capture_output=True, timeout=30)
     assert file.read_text().startswith("|1|")
     KnownHosts().check(one, keys["a"][1])
-    assert "knows it by" in refused(one, keys["b"][1])
+    assert f"{file}:1 has the ed25519 key" in refused(one, keys["b"][1])
     assert "no known_hosts file" in refused(replace(one, address="10.0.0.2"), keys["b"][1])
 
 
-def test_an_alias_stands_for_the_host_with_no_port(keys: Keys, file: Path, n1: Destination) -> None:
+def test_an_alias_replaces_host_and_port(keys: Keys, file: Path, n1: Destination) -> None:
     alias = replace(n1, port=2222, host_key_alias="cluster")
     file.write_text(f"cluster {keys['a'][0]}\n")
     KnownHosts().check(alias, keys["a"][1])
@@ -116,7 +117,7 @@ def test_an_alias_stands_for_the_host_with_no_port(keys: Keys, file: Path, n1: D
     assert "| sed 's/^[^ ]*/cluster/' >>" in refused(alias, keys["a"][1])
 
 
-def test_all_files_count(keys: Keys, tmp_path: Path, n1: Destination) -> None:
+def test_all_files_are_used(keys: Keys, tmp_path: Path, n1: Destination) -> None:
     (tmp_path / "two").write_text(f"10.0.0.1 {keys['a'][0]}\n")
     (tmp_path / "global").write_text(f"10.0.0.1 {keys['c'][0]}\n")
     everywhere = replace(
@@ -134,14 +135,14 @@ def test_a_revoked_key_is_refused_even_where_it_is_known(keys: Keys, file: Path,
     file.write_text(f"10.0.0.1 {keys['a'][0]}\n@revoked * {keys['a'][0]}\n")
     for accept_new in (False, True):
         text = refused(n1, keys["a"][1], accept_new=accept_new)
-        assert f"which {file}:2 revokes: do not trust it" in text
-    assert "knows it by" in refused(n1, keys["b"][1])
+        assert f"which is revoked at {file}:2: don't trust it" in text
+    assert f"{file}:1 has the ed25519 key" in refused(n1, keys["b"][1])
 
 
-def test_a_certificate_authority_is_mentioned_and_knows_no_key(keys: Keys, file: Path, n1: Destination) -> None:
+def test_a_certificate_authority_is_mentioned_but_not_used(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text(f"@cert-authority *.1 {keys['a'][0]}\n")
     text = refused(n1, keys["a"][1])
-    assert f"({file}:1 has a certificate authority for it, but launchpad checks plain keys only)" in text
+    assert f"({file}:1 names a certificate authority for it, but launchpad supports only plain keys)" in text
     file.write_text(f"@cert-authority *.1 {keys['a'][0]}\n10.0.0.1 {keys['b'][0]}\n")
     KnownHosts().check(n1, keys["b"][1])
 
@@ -154,8 +155,9 @@ def test_broken_lines_are_skipped(keys: Keys, file: Path, n1: Destination) -> No
     KnownHosts().check(n1, keys["a"][1])
 
 
+@UNHURRIED
 @given(text=st.text(max_size=80))
-def test_no_line_can_break_the_reading(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_no_line_can_break_the_parser(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_text(f"|1|{text}\n10.0.0.1 {text}\n@{text}\n{text}")
     KnownHosts().key_types(Destination("n1", "10.0.0.1", "bob", 22, known_hosts_files=(str(path),)))
@@ -166,32 +168,32 @@ def test_an_unknown_key_comes_with_its_fingerprint_and_the_command(keys: Keys, f
     text = refused(n1, keys["r"][1])
     file.write_text(f"10.0.0.1 {keys['r'][0]}\n")
     argv = ["ssh-keygen", "-lf", str(file)]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
-    assert told.split()[1] == fingerprint(keys["r"][1].asbytes())
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert printed.split()[1] == fingerprint(keys["r"][1].asbytes())
     assert text == (
-        f"10.0.0.1:22 shows the rsa key {told.split()[1]}, which no known_hosts file has; compare it with the host's "
-        "own (ssh-keygen -lf /etc/ssh/ssh_host_rsa_key.pub there), then ssh-keyscan -t rsa -p 22 10.0.0.1 >> "
-        f"{file}, or give --accept-new-host-keys"
+        f"10.0.0.1:22 presents the rsa key {printed.split()[1]}, which is in no known_hosts file; compare it with the "
+        "host's own (ssh-keygen -lf /etc/ssh/ssh_host_rsa_key.pub there), then run ssh-keyscan -t rsa -p 22 10.0.0.1 "
+        f">> {file}, or pass --accept-new-host-keys"
     )
 
 
-def test_behind_a_jump_host_ssh_itself_is_the_way_to_accept(keys: Keys, n1: Destination) -> None:
-    assert "then ssh n1 once, or" in refused(replace(n1, proxy_command="nc"), keys["a"][1])
+def test_behind_a_jump_host_only_ssh_itself_can_accept_a_key(keys: Keys, n1: Destination) -> None:
+    assert "then run ssh n1 once, or" in refused(replace(n1, proxy_command="nc"), keys["a"][1])
 
 
 def test_a_changed_key_comes_with_the_line_and_the_command(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text(f"# mine\n10.0.0.1 {keys['a'][0]}\n")
     for accept_new in (False, True):
         text = refused(n1, keys["b"][1], accept_new=accept_new)
-        assert f"{file}:2 knows it by the ed25519 key {fingerprint(keys['a'][1].asbytes())}" in text
-        assert f"ssh-keygen -f {file} -R 10.0.0.1, then accept the new" in text
+        assert f"{file}:2 has the ed25519 key {fingerprint(keys['a'][1].asbytes())}" in text
+        assert f"run ssh-keygen -f {file} -R 10.0.0.1 and accept the new one" in text
     assert file.read_text().count("\n") == 2
 
 
 def test_a_key_of_another_type_is_not_new(keys: Keys, file: Path, n1: Destination) -> None:
-    """Who stands in between may well show a key of a type that nobody has seen yet."""
+    """A man in the middle may well present a key of a type that isn't known yet."""
     file.write_text(f"10.0.0.1 {keys['a'][0]}\n")
-    assert f"{file}:1 knows it by the ed25519 key" in refused(n1, keys["c"][1], accept_new=True)
+    assert f"{file}:1 has the ed25519 key" in refused(n1, keys["c"][1], accept_new=True)
 
 
 def test_new_keys_are_appended_by_many_threads(keys: Keys, tmp_path: Path, n1: Destination) -> None:
@@ -206,17 +208,17 @@ def test_new_keys_are_appended_by_many_threads(keys: Keys, tmp_path: Path, n1: D
         KnownHosts().check(host, keys["a"][1])
 
 
-def test_a_key_is_appended_on_a_line_of_its_own(keys: Keys, file: Path, n1: Destination) -> None:
+def test_a_key_is_appended_on_its_own_line(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text("other ssh-rsa AAAA")
     KnownHosts(accept_new=True).check(n1, keys["a"][1])
     assert file.read_text() == f"other ssh-rsa AAAA\n10.0.0.1 {keys['a'][0]}\n"
 
 
-def test_where_a_key_can_not_be_written(keys: Keys, tmp_path: Path, n1: Destination) -> None:
+def test_a_key_that_cannot_be_stored(keys: Keys, tmp_path: Path, n1: Destination) -> None:
     (tmp_path / "file").touch()
     nowhere = replace(n1, known_hosts_files=(str(tmp_path / "file" / "known_hosts"),))
     text = refused(nowhere, keys["a"][1], accept_new=True)
-    assert f"its key can't be written to {tmp_path}/file/known_hosts" in text
+    assert f"can't write its key to {tmp_path}/file/known_hosts" in text
     assert "name a file for it with UserKnownHostsFile" in refused(
         replace(n1, known_hosts_files=()), keys["a"][1], accept_new=True
     )

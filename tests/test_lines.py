@@ -1,4 +1,4 @@
-"""report/lines: whole lines under their prefixes, whatever the bytes' cuts and the streams' turns."""
+"""console/lines: whole lines with their prefixes, however the bytes are split and the streams interleaved."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launchpad.report.lines import (
-    LEAST_HELD_BYTES,
+from launchpad.console.lines import (
+    LEAST_PENDING_BYTES,
     QUIET_SECONDS,
     TURN_SECONDS_PLAIN,
     TURN_SECONDS_TERMINAL,
     Device,
-    Stream,
+    LineStream,
 )
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
 
 ERASE = b"\r\x1b[K"
 LINE = st.binary(max_size=30).map(lambda data: re.sub(rb"[\r\n]", b"", data))
 COLUMNS = st.sampled_from([None, 80])
 
 
-def stream(rank: int = 0, fd: int = 1) -> Stream:
+def stream(rank: int = 0, fd: int = 1) -> LineStream:
     prefix = b"[%d] " % rank
-    return Stream(fd, prefix, len(prefix))
+    return LineStream(fd, prefix, len(prefix))
 
 
 def text(pieces: list[tuple[int, bytes]]) -> bytes:
@@ -36,7 +36,7 @@ def text(pieces: list[tuple[int, bytes]]) -> bytes:
 
 @st.composite
 def chunks(draw: st.DrawFn, lines: st.SearchStrategy[bytes]) -> tuple[list[list[bytes]], list[tuple[int, bytes]]]:
-    """The lines of some streams, and the (stream, bytes) that they arrive as."""
+    """The lines of some streams, and the (stream, bytes) in which they arrive."""
     wanted = draw(st.lists(st.lists(lines, max_size=6), min_size=1, max_size=4))
     queues = []
     for own in wanted:
@@ -48,7 +48,7 @@ def chunks(draw: st.DrawFn, lines: st.SearchStrategy[bytes]) -> tuple[list[list[
 
 
 def by_stream(shown: bytes, count: int) -> list[list[bytes]]:
-    """Each stream's lines, the prefixes taken off; each line must have one."""
+    """Each stream's lines without their prefixes; every line must have one."""
     found: list[list[bytes]] = [[] for _ in range(count)]
     assert shown.endswith(b"\n") or not shown
     for line in shown.split(b"\n")[:-1]:
@@ -60,7 +60,7 @@ def by_stream(shown: bytes, count: int) -> list[list[bytes]]:
 
 @UNHURRIED
 @given(arriving=chunks(LINE), columns=COLUMNS)
-def test_each_line_comes_once_and_whole_and_in_its_streams_order(
+def test_each_line_is_shown_once_and_whole_and_in_order(
     arriving: tuple[list[list[bytes]], list[tuple[int, bytes]]], columns: int | None
 ) -> None:
     wanted, pieces = arriving
@@ -74,7 +74,7 @@ def test_each_line_comes_once_and_whole_and_in_its_streams_order(
 
 @UNHURRIED
 @given(arriving=chunks(LINE), columns=COLUMNS, waits=st.lists(st.booleans(), min_size=40, max_size=40))
-def test_no_byte_is_lost_where_time_passes_between(
+def test_no_byte_is_lost_if_time_passes_in_between(
     arriving: tuple[list[list[bytes]], list[tuple[int, bytes]]], columns: int | None, waits: list[bool]
 ) -> None:
     wanted, pieces = arriving
@@ -91,7 +91,7 @@ def test_no_byte_is_lost_where_time_passes_between(
 
 @UNHURRIED
 @given(data=st.data(), columns=COLUMNS)
-def test_crlf_passes_through_wherever_it_is_cut(data: st.DataObject, columns: int | None) -> None:
+def test_crlf_passes_through_wherever_it_is_split(data: st.DataObject, columns: int | None) -> None:
     whole = b"one\r\n\r\ntwo\r\n"
     edges = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     device, own = Device(1, columns), stream()
@@ -104,13 +104,13 @@ def test_crlf_passes_through_wherever_it_is_cut(data: st.DataObject, columns: in
 
 @UNHURRIED
 @given(lines=st.lists(st.binary(max_size=40).filter(lambda b: b"\n" not in b and not b.startswith(b"\r"))))
-def test_binary_lines_pass_verbatim_on_a_plain_device(lines: list[bytes]) -> None:
+def test_binary_lines_are_unchanged_on_a_plain_device(lines: list[bytes]) -> None:
     shown = Device(1, None).feed(stream(), b"".join(line + b"\n" for line in lines), 0.0)
     assert text(shown) == b"".join(b"[0] " + line + b"\n" for line in lines)
 
 
 @pytest.mark.parametrize("columns", [None, 80])
-def test_an_unfinished_line_shows_after_a_quiet_moment_and_its_stream_goes_on_with_it(columns: int | None) -> None:
+def test_an_unfinished_line_is_shown_after_a_pause_and_continued_by_its_stream(columns: int | None) -> None:
     device, own = Device(2, columns), stream()
     assert device.feed(own, b"name? ", 10.0) == []
     assert device.deadline == 10.0 + QUIET_SECONDS
@@ -121,21 +121,21 @@ def test_an_unfinished_line_shows_after_a_quiet_moment_and_its_stream_goes_on_wi
     assert text(device.feed(own, b", hello\nnext\n", 20.0)) == b", hello\n[0] next\n"
 
 
-def test_another_stream_closes_the_open_line_and_the_rest_gets_a_prefix() -> None:
+def test_another_stream_ends_the_open_line_and_the_rest_gets_a_prefix() -> None:
     device, one, two = Device(2, None), stream(0), stream(1)
     device.feed(one, b"half", 0.0)
     shown = text(device.tick(1.0)) + text(device.feed(two, b"other\n", 1.0)) + text(device.feed(one, b" rest\n", 1.0))
     assert shown == b"[0] half\n[1] other\n[0]  rest\n"
 
 
-def test_another_streams_unfinished_line_does_not_close_the_open_one_before_its_moment() -> None:
+def test_another_streams_unfinished_line_does_not_end_the_open_one_before_it_is_due() -> None:
     device, one, two = Device(2, None), stream(0), stream(1)
     device.feed(one, b"half", 0.0)
     shown = text(device.tick(1.0)) + text(device.feed(two, b"ot", 1.0)) + text(device.feed(one, b" rest\n", 1.0))
     assert shown + text(device.tick(2.0)) == b"[0] half rest\n[1] ot"
 
 
-def test_the_newline_goes_where_the_open_line_is() -> None:
+def test_the_newline_goes_to_the_descriptor_of_the_open_line() -> None:
     device, out, err = Device(2, None), stream(0, fd=1), stream(0, fd=2)
     device.feed(out, b"half", 0.0)
     device.tick(1.0)
@@ -151,7 +151,7 @@ def test_two_devices_do_not_disturb_each_other() -> None:
     assert stdout.feed(out, b" whole\n", 1.0) == [(1, b" whole\n")]
 
 
-def test_a_note_closes_the_open_line_first() -> None:
+def test_a_note_ends_the_open_line_first() -> None:
     device, own = Device(1, None), stream()
     device.feed(own, b"half", 0.0)
     device.tick(1.0)
@@ -171,8 +171,8 @@ def test_a_last_line_without_a_newline_gets_one_at_the_end(is_shown: bool) -> No
     assert device.close([one, two]) == []
 
 
-@pytest.mark.parametrize("size", [2 * LEAST_HELD_BYTES, 5 * LEAST_HELD_BYTES + 7])
-def test_a_line_beyond_the_streams_share_comes_in_pieces_and_whole(size: int) -> None:
+@pytest.mark.parametrize("size", [2 * LEAST_PENDING_BYTES, 5 * LEAST_PENDING_BYTES + 7])
+def test_a_line_longer_than_the_streams_share_is_shown_in_pieces(size: int) -> None:
     device, own = Device(1 << 20, None), stream()
     line = bytes(b"0123456789"[i % 10] for i in range(size))
     pieces = [text(device.feed(own, line[start : start + 5000], 0.0)) for start in range(0, size, 5000)]
@@ -192,7 +192,7 @@ def test_a_bar_on_a_terminal_is_redrawn_in_place() -> None:
     assert text(device.feed(own, b"\r100%\ndone\n", 1.0)) == ERASE + b"[0] 100%\n[0] done\n"
 
 
-def test_a_bar_that_returns_after_each_state_is_redrawn_in_place_too() -> None:
+def test_a_bar_with_trailing_carriage_returns_is_redrawn_in_place_too() -> None:
     device, own = Device(1, 80), stream()
     device.feed(own, b"10%\r", 0.0)
     assert text(device.tick(1.0)) == b"[0] 10%"
@@ -200,7 +200,7 @@ def test_a_bar_that_returns_after_each_state_is_redrawn_in_place_too() -> None:
     assert text(device.feed(own, b"\n", 1.0)) == b"\r\n"
 
 
-def test_a_bar_on_a_plain_device_keeps_every_state_under_the_prefix() -> None:
+def test_a_bar_on_a_plain_device_keeps_every_state_with_its_prefix() -> None:
     device, own = Device(1, None), stream()
     shown = text(device.feed(own, b"\r 10%", 0.0)) + text(device.tick(1.0))
     shown += text(device.feed(own, b"\r 20%\r 30%", 1.0)) + text(device.tick(1.0 + TURN_SECONDS_PLAIN))
@@ -208,14 +208,14 @@ def test_a_bar_on_a_plain_device_keeps_every_state_under_the_prefix() -> None:
     assert shown == b"[0]  10%\r[0]  20%\r[0]  30%\r[0] 100%\n[0] done\n"
 
 
-def test_a_whole_bar_at_once_keeps_every_state_or_the_newest() -> None:
+def test_a_bar_that_arrives_at_once_keeps_every_state_or_only_the_newest() -> None:
     data = b"\r 10%\r 20%\r100%\n"
     assert text(Device(1, None).feed(stream(), data, 0.0)) == b"[0]  10%\r[0]  20%\r[0] 100%\n"
     assert text(Device(1, 80).feed(stream(), data, 0.0)) == b"[0] 100%\n"
 
 
 def two_bars(device: Device, turn: float) -> tuple[bytes, int]:
-    """What two bars show that move ten times a second for twenty turns, and how many states each has."""
+    """The output of two bars that advance ten times a second for twenty turns, and the number of states of each."""
     streams = [stream(0), stream(1)]
     shown = b""
     states = int(20 * turn * 10)
@@ -227,7 +227,7 @@ def two_bars(device: Device, turn: float) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize(("columns", "turn"), [(None, TURN_SECONDS_PLAIN), (80, TURN_SECONDS_TERMINAL)])
-def test_two_bars_take_turns_and_no_more_often_than_they_may(columns: int | None, turn: float) -> None:
+def test_two_bars_take_turns_but_not_too_often(columns: int | None, turn: float) -> None:
     lines = two_bars(Device(2, columns), turn)[0].split(b"\n")
     for prefix in (b"[0] ", b"[1] "):
         assert 8 <= sum(line.startswith(prefix) for line in lines) <= 21
@@ -242,7 +242,7 @@ def test_two_bars_on_a_plain_device_keep_every_state() -> None:
 
 
 def rows(shown: bytes) -> list[bytes]:
-    """What a wide terminal has on its screen afterwards."""
+    """What a wide terminal shows afterwards."""
     screen, column = [bytearray()], 0
     for word in re.findall(rb"\x1b\[K|[\x00-\xff]", shown):
         if word == b"\x1b[K":
@@ -265,7 +265,7 @@ def rows(shown: bytes) -> list[bytes]:
     waits=st.lists(st.booleans(), min_size=12, max_size=12),
     comes_first=st.booleans(),
 )
-def test_a_bar_leaves_its_last_state_under_the_prefix_wherever_it_is_cut(
+def test_a_bar_leaves_its_last_state_with_the_prefix_wherever_it_is_split(
     states: list[bytes], edges: list[int], waits: list[bool], comes_first: bool
 ) -> None:
     data = b"".join(b"\r" + state if comes_first else state + b"\r" for state in states) + b"\n"
@@ -278,7 +278,7 @@ def test_a_bar_leaves_its_last_state_under_the_prefix_wherever_it_is_cut(
     assert rows(shown) == [b"[0] " + states[-1], b""]
 
 
-def test_a_bar_wider_than_the_terminal_is_cut_for_it_could_not_be_erased() -> None:
+def test_a_bar_wider_than_the_terminal_is_clipped_so_that_it_can_be_erased() -> None:
     device, own = Device(1, 40), stream()
     bar = b"\r" + "█".encode() * 100
     device.feed(own, bar, 0.0)
@@ -287,7 +287,7 @@ def test_a_bar_wider_than_the_terminal_is_cut_for_it_could_not_be_erased() -> No
     assert text(device.feed(own, bar, 1.0)) == ERASE + first
 
 
-def test_a_bars_final_line_is_not_cut_for_it_stays() -> None:
+def test_the_final_state_of_a_bar_is_not_clipped() -> None:
     device, own = Device(1, 40), stream()
     device.feed(own, b"\r 10%", 0.0)
     device.tick(1.0)

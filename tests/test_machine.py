@@ -1,4 +1,4 @@
-"""head/machine: what the job does about failures, signals and time, told with numbers instead of sleeps."""
+"""head/machine: how the job reacts to failures, signals and deadlines; times are numbers, nothing sleeps."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launchpad.commands import Signal as SendSignal
-from launchpad.events import (
-    ConsoleClosed,
-    Drained,
-    NodeBack,
-    NodeLost,
-    PeerFailed,
-    PhaseChanged,
-    RankExited,
-    StartFailed,
-    StopRequested,
-)
-from launchpad.failures import ExceptionRaised
 from launchpad.head.machine import (
     GRACE_AFTER_FAILURE,
     GRACE_AFTER_REQUEST,
     HURRY_SECONDS,
     KILL_SECONDS,
-    LOOK_SECONDS,
+    STACKS_SECONDS,
     TIMEOUT_DRAIN_SECONDS,
-    Finish,
+    FinishAttempt,
     Leave,
-    Look,
     Machine,
     Reopen,
     Restart,
     Suspend,
+    TakeStacks,
 )
 from launchpad.job.outcome import Cause
-from launchpad.stacks import StacksTaken, Stalled
+from launchpad.protocol.commands import Signal as SendSignal
+from launchpad.protocol.events import (
+    ConsoleClosed,
+    Drained,
+    ExceptionRaised,
+    NodeBack,
+    NodeLost,
+    PeerFailed,
+    PhaseChanged,
+    RankExited,
+    StacksTaken,
+    Stalled,
+    StartFailed,
+    StopRequested,
+)
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 START = 100.0
@@ -65,8 +66,8 @@ def sent(actions: Sequence[Any]) -> list[int]:
 
 
 def ends(actions: Sequence[Any]) -> bool:
-    """Whether the actions end the job: the phase is announced, then the agents are told, once."""
-    found = [action for action in actions if isinstance(action, Finish)]
+    """Whether the actions end the job: announce the phase, then tell the agents, once."""
+    found = [action for action in actions if isinstance(action, FinishAttempt)]
     if not found:
         return False
     changed, finish = actions[-2:]
@@ -74,7 +75,7 @@ def ends(actions: Sequence[Any]) -> bool:
 
 
 def step(machine: Machine) -> tuple[float, list[int], bool]:
-    """Let the next deadline pass: when it was, the signals it sent, and whether the job is over."""
+    """Let the next deadline pass. Returns its time, the signals sent, and whether the job is over."""
     assert machine.deadline is not None
     now = machine.deadline
     assert machine.tick(now - 0.001) == []
@@ -87,7 +88,7 @@ def test_a_job_is_over_when_every_rank_has_left() -> None:
     assert machine.deadline is None
     assert [machine.on(exited(rank), START + rank) for rank in (2, 0)] == [[], []]
     actions = machine.on(exited(1), START + 5)
-    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), Finish(leave=True)]
+    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), FinishAttempt(leave=True)]
     assert (machine.exit_code, machine.cause, machine.phase, machine.deadline) == (0, None, "over", None)
 
 
@@ -109,7 +110,7 @@ def test_no_later_failure_changes_the_cause() -> None:
     assert (machine.phase, machine.cause) == ("over", Cause("failure", rank=2, code=7))
 
 
-def test_the_only_ranks_failure_signals_nobody() -> None:
+def test_when_the_only_rank_fails_nobody_is_signalled() -> None:
     machine = job(1)
     actions = machine.on(exited(0, 3), START)
     assert [action.phase for action in actions if isinstance(action, PhaseChanged)] == ["stopping", "over"]
@@ -118,7 +119,7 @@ def test_the_only_ranks_failure_signals_nobody() -> None:
     assert machine.exit_code == 3
 
 
-def test_killed_ranks_that_never_go_are_not_waited_for() -> None:
+def test_ranks_that_survive_sigkill_are_not_waited_for() -> None:
     machine = job(2)
     machine.on(exited(0, 1), START)
     assert step(machine) == (START + 5, [KILL], False)
@@ -161,7 +162,7 @@ def test_ctrl_c_after_a_failure_kills_at_once_and_keeps_the_cause() -> None:
     assert machine.exit_code == 7
 
 
-def test_a_hurried_end_waits_for_the_output_only_so_long() -> None:
+def test_a_second_ctrl_c_limits_the_wait_for_output() -> None:
     machine = job(1)
     machine.on(asked(INT), START)
     machine.on(asked(INT), START + 1)
@@ -207,14 +208,14 @@ def test_user_signals_are_forwarded_and_end_nothing(signum: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [INT, TERM, HUP])
-def test_a_signal_when_all_is_over_leaves_at_once(signum: int) -> None:
+def test_a_signal_after_the_end_leaves_at_once(signum: int) -> None:
     machine = job(1)
     machine.on(exited(0), START)
     assert machine.on(asked(signum), START) == [Leave()]
-    assert machine.exit_code == 128 + signum  # output was given up: that is no success
+    assert machine.exit_code == 128 + signum  # giving up output is not a success
 
 
-def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
+def test_the_users_grace_applies_to_failures_and_requests() -> None:
     machine = job(2, grace=60)
     machine.on(exited(0, 1), START)
     assert step(machine) == (START + 60, [KILL], False)
@@ -229,7 +230,7 @@ def test_a_grace_of_the_users_own_holds_for_failures_and_requests() -> None:
 
 def test_a_timeout_ends_the_job_with_124() -> None:
     machine = job(timeout=60)
-    assert machine.tick(START + 60) == [Look("timeout")]
+    assert machine.tick(START + 60) == [TakeStacks("timeout")]
     actions = machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60.5)
     assert sent(actions) == [TERM]
     assert step(machine) == (START + 65.5, [KILL], False)
@@ -239,9 +240,9 @@ def test_a_timeout_ends_the_job_with_124() -> None:
 
 def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:
     machine = job(timeout=60)
-    assert machine.tick(START + 60) == [Look("timeout")]
+    assert machine.tick(START + 60) == [TakeStacks("timeout")]
     assert machine.on(StacksTaken(0, "asked", 0, False, [], []), START + 61) == []
-    assert step(machine) == (START + 60 + LOOK_SECONDS, [TERM], False)
+    assert step(machine) == (START + 60 + STACKS_SECONDS, [TERM], False)
     assert machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 63) == []
 
 
@@ -253,36 +254,36 @@ def in_vain(ranks: int = 4) -> Machine:
     return Machine(range(ranks), None, 60.0, START, waited=lambda _: True)
 
 
-LOOKED = StacksTaken(0, "failure", 0, False, [], [])
+STACKS = StacksTaken(0, "failure", 0, False, [], [])
 
 
-def test_who_has_waited_in_vain_ends_the_job_when_the_others_were_looked_at() -> None:
+def test_a_rank_that_waited_in_vain_ends_the_job_after_the_stacks_were_taken() -> None:
     machine = in_vain()
     assert machine.on(waited(1), START) == []
-    assert machine.on(exited(1, 1), START) == [Look("failure")]
+    assert machine.on(exited(1, 1), START) == [TakeStacks("failure")]
     assert machine.on(waited(3), START) == []
     assert machine.on(exited(3, 1), START) == []
-    assert sent(machine.on(LOOKED, START + 0.1)) == [TERM]
+    assert sent(machine.on(STACKS, START + 0.1)) == [TERM]
     assert machine.cause == Cause("failure", rank=1, code=1)
 
 
-def test_a_failure_of_ones_own_ends_the_looking() -> None:
+def test_a_primary_failure_does_not_wait_for_the_stacks() -> None:
     machine = in_vain()
     machine.on(waited(1), START)
     machine.on(exited(1, 1), START)
     assert sent(machine.on(exited(2, 7), START + 0.1)) == [TERM]
-    assert machine.on(LOOKED, START + 0.2) == []
+    assert machine.on(STACKS, START + 0.2) == []
 
 
-def test_the_looking_ends_also_without_an_answer() -> None:
+def test_stacks_that_never_arrive_are_not_waited_for() -> None:
     machine = in_vain()
     machine.on(waited(1), START)
-    assert machine.on(exited(1, 1), START) == [Look("failure")]
-    assert step(machine) == (START + LOOK_SECONDS, [TERM], False)
+    assert machine.on(exited(1, 1), START) == [TakeStacks("failure")]
+    assert step(machine) == (START + STACKS_SECONDS, [TERM], False)
 
 
-def test_an_abort_has_the_others_looked_at_and_a_last_rank_nobody() -> None:
-    assert job().on(exited(2, -signal.SIGABRT), START) == [Look("failure")]
+def test_an_abort_takes_the_stacks_of_the_others_if_there_are_any() -> None:
+    assert job().on(exited(2, -signal.SIGABRT), START) == [TakeStacks("failure")]
     machine = in_vain(1)
     machine.on(waited(0), START)
     assert ends(machine.on(exited(0, 1), START))
@@ -317,7 +318,7 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
 
 
 @pytest.mark.parametrize(("at", "kind"), [(99, "lost"), (101, "failure")])
-def test_a_rank_that_fails_after_a_node_is_gone_has_failed_for_it(at: int, kind: str) -> None:
+def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, kind: str) -> None:
     machine = Machine(range(4), None, None, START, nodes=range(2))
     machine.on(RankExited(100, 0, 1, 0, False), START)
     machine.on(lost(1, 2, 3)._replace(time=at), START)
@@ -344,7 +345,7 @@ def test_a_lost_node_is_brought_back_before_a_restart() -> None:
     machine = Machine(range(4), None, None, START, max_restarts=1, nodes=range(2))
     machine.on(lost(1, 2, 3), START)
     machine.on(exited(0, -15), START)
-    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
     assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("lost", node=1, text="killed"))]
     assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1, 2, 3}, 0)
@@ -365,7 +366,7 @@ def test_a_rank_fails_and_a_node_is_lost_because_of_it() -> None:
     machine = Machine(range(4), None, None, START, max_restarts=3, nodes=range(2))
     machine.on(exited(0, 7), START)
     machine.on(lost(1, 2, 3), START)
-    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
     assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("failure", rank=0, code=7))]
 
@@ -374,7 +375,7 @@ def test_a_node_lost_between_two_attempts_is_brought_back() -> None:
     machine = Machine(range(3), None, None, START, max_restarts=3, nodes=range(3))
     machine.on(exited(0, 7), START)
     machine.on(exited(2, -15), START)
-    assert machine.on(exited(1, -15), START) == [Finish(leave=False)]
+    assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0) == []
     assert machine.on(lost(1, 1), START) == [], "node 2 has not sent all yet"
     assert machine.on(Drained(0), START, 2) == [Reopen((1,))]
@@ -383,7 +384,7 @@ def test_a_node_lost_between_two_attempts_is_brought_back() -> None:
     assert machine.on(NodeBack(0, 2), START) == [Restart(1, Cause("failure", rank=0, code=7))]
 
 
-def test_a_node_that_is_lost_before_the_last_output_came_is_a_loss() -> None:
+def test_a_node_lost_before_its_last_output_arrived_ends_the_job() -> None:
     machine = job(1)
     machine.on(exited(0), START)
     assert machine.on(lost(0, 0), START) == []
@@ -441,10 +442,10 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
 
 
 def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:
-    """Two ranks that may be restarted; rank 1 has failed with 7 and all have left."""
+    """Two ranks that may be restarted; rank 1 has failed with 7, and both have left."""
     machine = Machine(range(2), None, timeout, START, max_restarts=most, nodes=range(nodes))
     machine.on(exited(1, 7), START)
-    assert machine.on(exited(0, -TERM), START) == [Finish(leave=False)]
+    assert machine.on(exited(0, -TERM), START) == [FinishAttempt(leave=False)]
     return machine
 
 
@@ -482,17 +483,17 @@ def test_a_reason_to_stop_between_two_attempts_ends_the_job(event: Any, code: in
     assert machine.on(Drained(0), START) == []
 
 
-def test_the_time_limit_holds_for_all_attempts_together() -> None:
+def test_the_timeout_covers_all_attempts_together() -> None:
     machine = restarting(timeout=60)
     assert machine.deadline == START + 60
     machine.on(Drained(0), START + 50)
     assert machine.deadline == START + 60
-    assert machine.tick(START + 60) == [Look("timeout")]
+    assert machine.tick(START + 60) == [TakeStacks("timeout")]
     assert step(machine)[1] == [TERM]
     assert machine.exit_code == 124
 
 
-def test_a_stop_request_while_stopping_for_a_restart_is_heeded() -> None:
+def test_a_stop_request_cancels_a_restart() -> None:
     machine = Machine(range(2), None, None, START, max_restarts=3)
     machine.on(exited(1, 7), START)
     machine.on(asked(TERM), START)
@@ -500,7 +501,7 @@ def test_a_stop_request_while_stopping_for_a_restart_is_heeded() -> None:
     assert machine.exit_code == 143
 
 
-def test_an_executable_that_can_not_be_run_is_not_tried_again() -> None:
+def test_a_rank_that_can_not_start_is_not_restarted() -> None:
     machine = Machine(range(1), None, None, START, max_restarts=3)
     assert ends(machine.on(StartFailed(0, 0, "why"), START))
     assert machine.exit_code == 2
@@ -521,9 +522,9 @@ def test_ctrl_z_and_quit_end_nothing() -> None:
     assert machine.phase == "running"
 
 
-def test_after_the_time_limit_a_reader_has_so_long_for_the_rest() -> None:
+def test_the_timeout_limits_the_wait_for_output() -> None:
     machine = job(1, timeout=60)
-    assert machine.tick(START + 60) == [Look("timeout")]
+    assert machine.tick(START + 60) == [TakeStacks("timeout")]
     step(machine)
     assert ends(machine.on(exited(0, -TERM), START + 61))
     assert machine.deadline == START + 61 + TIMEOUT_DRAIN_SECONDS

@@ -1,4 +1,4 @@
-"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: training, time-outs, failures."""
+"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: training, timeouts, failures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import DEADLINE, PROGRAMS
+from tests.conftest import DEADLINE, PROGRAMS, needs_torch
 
-pytest.importorskip("torch")
-pytest.importorskip("mpi4py")
+pytestmark = [needs_torch, pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")]
 
 ROOT = Path(__file__).parent.parent
 FRONTEND = "launchpad.collectives.mpi"
@@ -30,14 +30,14 @@ from {FRONTEND} import install
 install()
 """
 
-# One processor may serve several ranks here, and MPICH's wheel lies beside the interpreter.
+# Ranks may outnumber cores here; MPICH's wheel installs mpiexec next to the interpreter.
 HYDRA = [str(Path(sys.prefix, "bin", "mpiexec"))]
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 ABI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
 
 
 class Mpi:
-    """Runs a program as so many ranks."""
+    """Runs programs as MPI ranks."""
 
     def __init__(self, launcher: list[str], environ: dict[str, str]) -> None:
         self.launcher = launcher
@@ -55,9 +55,9 @@ class Mpi:
         return self.run(ranks, "-W", "ignore", "-c", START + textwrap.dedent(code), timeout=timeout)
 
     def why_not(self) -> str | None:
-        """Why no world can be formed with this launcher."""
+        """Why this launcher can't form a world; None if it can."""
         if shutil.which(self.launcher[0]) is None:
-            return f"{self.launcher[0]} is not here"
+            return f"{self.launcher[0]} is not installed"
         try:
             done = self.run(2, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)", timeout=20)
         except subprocess.TimeoutExpired:
@@ -65,15 +65,15 @@ class Mpi:
         return None if done.stdout.count("2") == 2 else (done.stderr or done.stdout).strip()[-200:]
 
 
-# Open MPI where it is installed; it trains with two ranks, and MPICH with four.
+# Open MPI only if it is installed. It trains with two ranks, MPICH with four.
 MPIS = ["mpich", *(["openmpi"] if shutil.which(OPEN_MPI[0]) else [])]
 WORLDS = [("mpich", 4), (MPIS[-1], 2)]
 
 
-def remove_memory_of_the_dead() -> None:
-    """What MPICH under Hydra leaves in /dev/shm when a world is aborted: segments of ours that no process has mapped.
+def remove_stale_segments() -> None:
+    """Remove what MPICH under Hydra leaves in /dev/shm after an abort: our segments that no process has mapped.
 
-    One that was made just now may be another test's, on its way.
+    A segment created just now may belong to another test that is starting.
     """
     old = time.time() - 1
     left = list(Path("/dev/shm").glob("mpich_shm_*"))
@@ -92,14 +92,14 @@ def remove_memory_of_the_dead() -> None:
 def mpi(request: pytest.FixtureRequest) -> Iterator[Mpi]:
     found = Mpi(HYDRA, {}) if request.param == "mpich" else Mpi(OPEN_MPI, ABI)
     if reason := found.why_not():
-        pytest.skip(f"no world by {request.param}: {reason}")
+        pytest.skip(f"{request.param} can't form a world: {reason}")
     yield found
     if request.param == "mpich":
-        remove_memory_of_the_dead()
+        remove_stale_segments()
 
 
 @pytest.mark.parametrize(("mpi", "ranks"), WORLDS, indirect=["mpi"])
-def test_training_leaves_the_weights_of_one_process(mpi: Mpi, ranks: int) -> None:
+def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int) -> None:
     done = mpi.run(ranks, PROGRAMS / "collectives_training.py", FRONTEND, timeout=2 * DEADLINE)
     assert done.returncode == 0, done.stderr
     agreeing = {line.removesuffix(" agrees") for line in done.stdout.splitlines()}
@@ -107,7 +107,7 @@ def test_training_leaves_the_weights_of_one_process(mpi: Mpi, ranks: int) -> Non
     assert ("HSDP" in agreeing) == (ranks == 4)
 
 
-def test_a_late_rank_is_an_error_and_the_group_is_dead(mpi: Mpi) -> None:
+def test_a_late_rank_is_an_error_and_kills_the_group(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         """
@@ -128,7 +128,7 @@ def test_a_late_rank_is_an_error_and_the_group_is_dead(mpi: Mpi) -> None:
     assert "aborting the other ranks" in done.stderr
 
 
-def test_time_outs_of_a_wait_of_a_future_and_of_a_group(mpi: Mpi) -> None:
+def test_timeouts_of_a_wait_a_future_and_a_group(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         """
@@ -155,8 +155,8 @@ def test_time_outs_of_a_wait_of_a_future_and_of_a_group(mpi: Mpi) -> None:
     assert done.stdout.split() == ["wait", "future", "group"], done.stderr
 
 
-def test_the_time_out_of_a_group_leaves_the_others_alive(mpi: Mpi, tmp_path: Path) -> None:
-    """They tell by files: rank 0, which leaves a barrier behind, aborts the world at its end, and pipes with it."""
+def test_a_groups_timeout_leaves_the_others_alive(mpi: Mpi, tmp_path: Path) -> None:
+    """The ranks report in files: rank 0, having abandoned a barrier, aborts the world at exit, pipes included."""
     done = mpi.code(
         2,
         f"""
@@ -177,7 +177,7 @@ def test_the_time_out_of_a_group_leaves_the_others_alive(mpi: Mpi, tmp_path: Pat
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["total 2", "total 2"], done.stderr
 
 
-def test_a_rank_that_fails_takes_the_others_along(mpi: Mpi) -> None:
+def test_a_failing_rank_aborts_the_others(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         """
@@ -192,7 +192,7 @@ def test_a_rank_that_fails_takes_the_others_along(mpi: Mpi) -> None:
     assert "rank 1 failed with KeyError" in done.stderr
 
 
-def test_monitored_barrier_names_who_is_missing(mpi: Mpi) -> None:
+def test_monitored_barrier_names_the_missing_ranks(mpi: Mpi) -> None:
     done = mpi.code(
         3,
         """
@@ -207,8 +207,8 @@ def test_monitored_barrier_names_who_is_missing(mpi: Mpi) -> None:
             print(error, flush=True)
         """,
     )
-    said = "monitored_barrier on rank 0 of group 'default_pg': rank 1, 2 did not come within 0.3 s\n"
-    assert done.stdout == said, done.stderr
+    error = "monitored_barrier on rank 0 of group 'default_pg': rank 1, 2 did not arrive within 0.3 s\n"
+    assert done.stdout == error, done.stderr
 
 
 def test_gloo_and_mpi_in_one_program(mpi: Mpi, tmp_path: Path) -> None:
@@ -238,21 +238,21 @@ def test_gloo_and_mpi_in_one_program(mpi: Mpi, tmp_path: Path) -> None:
 
 REFUSALS = {
     "dist.all_gather_into_tensor(torch.ones(5), torch.ones(2))": (
-        "all_gather_into_tensor: the whole, float32[5], must hold 2 times the part, float32[2], of the same dtype"
+        "all_gather_into_tensor: float32[5] must have 2 times the elements of float32[2], and the same dtype"
     ),
-    "dist.group.WORLD.allgather([[torch.ones(2)]], [torch.ones(2)])": "all_gather: 1 tensors for a group of 2",
+    "dist.group.WORLD.allgather([[torch.ones(2)]], [torch.ones(2)])": "all_gather: the list has 1 tensors for 2 ranks",
     "dist.all_gather([torch.ones(3), torch.ones(3)], torch.ones(2))": (
-        "all_gather: tensor {rank} of the list, float32[3], must be like this rank's own, float32[2]"
+        "all_gather: tensor {rank} of the list, float32[3], must match this rank's own, float32[2]"
     ),
     "dist.all_to_all_single(torch.ones(4), torch.ones(4), [1, 2], [2, 2])": (
         "all_to_all_single: the splits [1, 2] must be 2 numbers >= 0 that add up to 4,"
         " the first dimension of float32[4]"
     ),
     "dist.all_to_all_single(torch.ones(3), torch.ones(3))": (
-        "all_to_all_single: the first dimension of float32[3] can't be divided by 2 ranks evenly; give the splits"
+        "all_to_all_single: the first dimension of float32[3] can't be split evenly among 2 ranks; pass the split sizes"
     ),
-    "dist.group.WORLD.send([torch.ones(1)], 7, 0)": "send: there is no rank 7 in group 'default_pg', which has 2",
-    "dist.broadcast(torch.ones(3).to_sparse(), 0)": "mpi carries dense tensors only, not torch.sparse_coo",
+    "dist.group.WORLD.send([torch.ones(1)], 7, 0)": "send: there is no rank 7 in group 'default_pg', which has 2 ranks",
+    "dist.broadcast(torch.ones(3).to_sparse(), 0)": "mpi: tensors must be dense, not torch.sparse_coo",
     "dist.all_reduce(torch.ones(3).to(torch.float8_e5m2))": (
         "mpi can move torch.float8_e5m2 but not reduce it: neither MPI nor torch has arithmetic for it"
     ),
@@ -260,7 +260,7 @@ REFUSALS = {
 }
 
 
-def test_what_cannot_be_done_is_refused_with_the_reason_and_takes_nobody_along(mpi: Mpi) -> None:
+def test_bad_calls_are_refused_with_a_reason_and_the_group_survives(mpi: Mpi) -> None:
     done = mpi.code(
         2,
         f"""
@@ -290,13 +290,13 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_takes_nobody_along(m
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[: len(REFUSALS)] == [text.format(rank=0) for text in REFUSALS.values()]
-    short, long = lines[len(REFUSALS) :][:2]  # MPI's own account may have more
+    short, long = lines[len(REFUSALS) :][:2]  # MPI's own message may have more lines
     assert short == "recv from rank 1: the message has 8 bytes, the tensor 12"
     assert long.startswith("recv from rank 1: ")
     assert "truncated" in long
 
 
-def test_operations_keep_their_order_and_their_tensors_and_groups_come_and_go_without_end(mpi: Mpi) -> None:
+def test_operations_keep_their_order_and_tensors_and_groups_can_be_created_without_limit(mpi: Mpi) -> None:
     done = mpi.code(
         3,
         """
@@ -305,7 +305,7 @@ def test_operations_keep_their_order_and_their_tensors_and_groups_come_and_go_wi
         rank = dist.get_rank()
         tensors = [torch.full((1000,), float(k + rank)) for k in range(50)]
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-        for k in range(50):  # sent and forgotten
+        for k in range(50):  # fire and forget
             dist.isend(torch.full((20_000,), float(k)), (rank + 1) % 3, tag=k)
         gc.collect()
         got = [torch.empty(20_000) for _ in range(50)]
@@ -317,7 +317,7 @@ def test_operations_keep_their_order_and_their_tensors_and_groups_come_and_go_wi
         for turn in range(1000):
             dist.isend(torch.ones(2), (rank + 1) % 3, tag=99)
             dist.recv(torch.ones(2), (rank - 1) % 3, tag=99)
-        assert len(dist.group.WORLD._pending) < 400, "forgotten sends are never let go"
+        assert len(dist.group.WORLD._pending) < 400, "completed sends are never released"
         for turn in range(300):
             group = dist.new_group([0, 2] if turn % 2 else [0, 1, 2])
             if group != dist.GroupMember.NON_GROUP_MEMBER:
@@ -336,21 +336,21 @@ def test_operations_keep_their_order_and_their_tensors_and_groups_come_and_go_wi
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
-        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "`pip install mpi4py mpich` brings both"),
-        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 but MPI knows of one rank only"),
+        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "`pip install mpi4py mpich` installs both"),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 but MPI sees only one rank"),
     ],
 )
-def test_no_mpi_and_no_launcher_are_said(environ: dict[str, str], said: str) -> None:
+def test_a_missing_mpi_or_launcher_is_reported(environ: dict[str, str], message: str) -> None:
     code = START + "dist.init_process_group('mpi')"
     inherited = os.environ | {"PYTHONPATH": str(ROOT)} | environ
     done = subprocess.run([sys.executable, "-c", code], env=inherited, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 1
-    assert said in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
 
 
-def test_mpi_cannot_be_mixed_with_another_backend() -> None:
+def test_mpi_cannot_be_combined_with_another_backend() -> None:
     code = START + "dist.init_process_group('cpu:mpi,cuda:gloo', rank=0, world_size=1, store=dist.HashStore())"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -359,4 +359,4 @@ def test_mpi_cannot_be_mixed_with_another_backend() -> None:
         text=True,
         timeout=DEADLINE,
     )
-    assert "say backend='mpi'" in done.stderr.splitlines()[-1]
+    assert "use backend='mpi'" in done.stderr.splitlines()[-1]

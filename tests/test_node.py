@@ -1,4 +1,4 @@
-"""agent/node and agent/memory: what fake cgroup trees and device lists are read as."""
+"""agent/host/resources and agent/host/oom, on fake cgroup trees and device lists."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.agent import memory, node
+from launchpad.agent.host import oom, resources
 
 CORES = 16
 
-Lay = Callable[[str, dict[str, str]], tuple[str, str]]
+MakeTree = Callable[[str, dict[str, str]], tuple[str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,10 @@ def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lay(tmp_path: Path) -> Lay:
-    """Lay out a cgroup tree, and a process's places in it; returns what the functions take."""
+def make_tree(tmp_path: Path) -> MakeTree:
+    """Make a cgroup tree and a process's membership in it; returns the arguments for the functions under test."""
 
-    def lay(membership: str, files: dict[str, str]) -> tuple[str, str]:
+    def make_tree(membership: str, files: dict[str, str]) -> tuple[str, str]:
         root = tmp_path / "cgroup"
         for name, text in files.items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def lay(tmp_path: Path) -> Lay:
         (tmp_path / "membership").write_text(membership)
         return str(root), str(tmp_path / "membership")
 
-    return lay
+    return make_tree
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def lay(tmp_path: Path) -> Lay:
         pytest.param({}, CORES, id="no quota"),
         pytest.param({"a/b/cpu.max": "300000 100000\n"}, 3, id="own group"),
         pytest.param({"a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2, id="parent"),
-        pytest.param({"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "500000 100000\n"}, 4, id="least wins"),
-        pytest.param({"cpu.max": "500000 100000\n"}, 5, id="container: the group is the root"),
+        pytest.param({"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "500000 100000\n"}, 4, id="the minimum counts"),
+        pytest.param({"cpu.max": "500000 100000\n"}, 5, id="container: the root is the group"),
         pytest.param({"a/b/cpu.max": "250000 100000\n"}, 2, id="fraction is rounded down"),
         pytest.param({"a/b/cpu.max": "50000 100000\n"}, 1, id="at least one"),
-        pytest.param({"a/b/cpu.max": "9900000 100000\n"}, CORES, id="no more than the affinity"),
+        pytest.param({"a/b/cpu.max": "9900000 100000\n"}, CORES, id="capped by the affinity"),
         pytest.param({"a/b/cpu.max": "\n"}, CORES, id="empty file"),
     ],
 )
-def test_cores_under_cgroup_version_2(lay: Lay, files: dict[str, str], cores: int) -> None:
-    assert node.usable_cores(*lay("0::/a/b\n", files)) == cores
+def test_cores_with_cgroup_v2(make_tree: MakeTree, files: dict[str, str], cores: int) -> None:
+    assert resources.usable_cores(*make_tree("0::/a/b\n", files)) == cores
 
 
 @pytest.mark.parametrize(
@@ -65,33 +65,33 @@ def test_cores_under_cgroup_version_2(lay: Lay, files: dict[str, str], cores: in
         ("cpu/other", "100000", CORES),
     ],
 )
-def test_cores_under_cgroup_version_1(lay: Lay, folder: str, quota: str, cores: int) -> None:
+def test_cores_with_cgroup_v1(make_tree: MakeTree, folder: str, quota: str, cores: int) -> None:
     files = {f"{folder}/cpu.cfs_quota_us": f"{quota}\n", f"{folder}/cpu.cfs_period_us": "100000\n"}
     membership = "5:memory:/job\n4:cpu,cpuacct:/job/step\n1:name=systemd:/x:y\n0::/\n"
-    assert node.usable_cores(*lay(membership, files)) == cores
+    assert resources.usable_cores(*make_tree(membership, files)) == cores
 
 
-def test_cores_where_there_are_no_cgroups(tmp_path: Path) -> None:
-    assert node.usable_cores(str(tmp_path), str(tmp_path / "none")) == CORES
+def test_cores_without_cgroups(tmp_path: Path) -> None:
+    assert resources.usable_cores(str(tmp_path), str(tmp_path / "none")) == CORES
 
 
 @pytest.mark.parametrize(
     ("files", "limit"), [({"a/pids.max": "77\n"}, 77), ({"a/pids.max": "max\n", "pids.max": "88\n"}, 88)]
 )
-def test_the_process_limit_is_the_groups(
-    lay: Lay, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
+def test_process_limit_of_a_cgroup(
+    make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], limit: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert node.process_limit(*lay("0::/a\n", files)) == limit
+    assert resources.process_limit(*make_tree("0::/a\n", files)) == limit
 
 
 @pytest.mark.parametrize(("user", "limit"), [(1000, 50), (0, 77)])
-def test_the_users_own_process_limit_does_not_hold_for_root(
-    lay: Lay, monkeypatch: pytest.MonkeyPatch, user: int, limit: int
+def test_user_process_limit_does_not_apply_to_root(
+    make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch, user: int, limit: int
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 60))
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert node.process_limit(*lay("0::/\n", {"pids.max": "77\n"})) == limit
+    assert resources.process_limit(*make_tree("0::/\n", {"pids.max": "77\n"})) == limit
 
 
 # GPUs.
@@ -115,13 +115,13 @@ def test_the_users_own_process_limit_does_not_hold_for_root(
         ("MIG-GPU-8932f937/1/0", 1),
     ],
 )
-def test_a_list_of_devices_counts_up_to_the_first_that_is_not_there(value: str, count: int) -> None:
-    assert node._listed(value, installed=4) == count
+def test_device_list_ends_at_the_first_invalid_entry(value: str, count: int) -> None:
+    assert resources._listed(value, installed=4) == count
 
 
 @pytest.mark.parametrize("value", ["0", "0,1", "GPU-8932f937", ""])
-def test_a_list_makes_no_devices(value: str) -> None:
-    assert node._listed(value, installed=0) == 0
+def test_device_list_without_devices_counts_none(value: str) -> None:
+    assert resources._listed(value, installed=0) == 0
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ def test_a_list_makes_no_devices(value: str) -> None:
         ({"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1"}, 1),
     ],
 )
-def test_each_vendors_variable_hides_devices(environ: dict[str, str], count: int) -> None:
-    assert node._visible(4, environ) == count
+def test_every_vendors_variable_hides_devices(environ: dict[str, str], count: int) -> None:
+    assert resources._visible(4, environ) == count
 
 
-def test_device_files_are_counted_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_numbered_device_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia-caps", "null"]
     monkeypatch.setattr(os, "listdir", lambda _: names)
-    assert node._nvidia_device_files() == 3
+    assert resources._nvidia_device_files() == 3
 
 
-# Memory kills.
+# OOM kills.
 
 EVENTS = "low 0\nhigh 2\nmax 9\noom 4\noom_kill {}\noom_group_kill 1\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 1\noom_kill {}\n"
@@ -161,14 +161,14 @@ CONTROL = "oom_kill_disable 0\nunder_oom 1\noom_kill {}\n"
         pytest.param("2:memory:/a\n0::/\n", {"memory/memory.oom_control": CONTROL.format(6)}, 6, id="v1 container"),
     ],
 )
-def test_memory_kills_are_the_nearest_groups_count(
-    lay: Lay, membership: str, files: dict[str, str], count: int
+def test_oom_kills_are_counted_in_the_nearest_group(
+    make_tree: MakeTree, membership: str, files: dict[str, str], count: int
 ) -> None:
-    assert memory.kills(*lay(membership, files)) == count
+    assert oom.kills(*make_tree(membership, files)) == count
 
 
-def test_memory_kills_are_the_nodes_where_no_group_counts(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = memory._field
-    monkeypatch.setattr(memory, "_field", lambda path, name: 12 if path == "/proc/vmstat" else read(path, name))
+def test_oom_kills_fall_back_to_the_nodes_count(make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = oom._field
+    monkeypatch.setattr(oom, "_field", lambda path, name: 12 if path == "/proc/vmstat" else read(path, name))
     old_kernel = "oom_kill_disable 0\nunder_oom 0\n"
-    assert memory.kills(*lay("2:memory:/a\n", {"memory/a/memory.oom_control": old_kernel})) == 12
+    assert oom.kills(*make_tree("2:memory:/a\n", {"memory/a/memory.oom_control": old_kernel})) == 12

@@ -1,6 +1,6 @@
-"""Several hosts, and on any of them anything may die or fall silent: the head says which and how, and nothing is left.
+"""Faults on several hosts: whatever dies or falls silent, the head says what happened where, and nothing is left.
 
-Each host is one of tests/netns.py, so a power cut and a silent network are what they are in a cluster.
+The hosts are those of tests/netns.py, so power cuts and network partitions behave as in a real cluster.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ RANKS = 2  # on each host
 SILENCE = 2.0  # --heartbeat-timeout
 GRACE = 1.0
 
-# From a fault to the head's end: what it may take to be noticed, and for deaf ranks to be killed; ten times over.
+# From a fault to the head's exit: ten times what it takes to notice the fault and to kill deaf ranks.
 LATEST = 40.0
 
 
 class Head(Launchpad):
-    """The command, on a machine that has a way to the hosts."""
+    """The command, on a machine in the hosts' network."""
 
     def __init__(self, network: Network, folder: Path, scratch: Path) -> None:
         super().__init__(folder, scratch)
         self.network = network
 
     def argv(self, *args: object) -> list[str]:
-        """As of any launchpad, in the hosts' network; with what all of these jobs need."""
+        """As in Launchpad, but in the hosts' network, and with the options that all of these jobs need."""
         command, *rest = args
         settings = ("--ssh-config", self.network.ssh_config, "--heartbeat-timeout", SILENCE, "--grace", GRACE)
         return self.network.argv(*super().argv(command, *settings, *rest))
 
 
 class Job:
-    """`launchpad run` on some of the hosts, each with RANKS ranks."""
+    """`launchpad run` on some of the hosts, with RANKS ranks on each."""
 
     def __init__(self, head: Head, names: list[str], *words: object, **options: object) -> None:
         self.head = head
@@ -60,7 +60,7 @@ class Job:
         self.began = 0.0
 
     def wait_for_ranks(self) -> None:
-        """Read until every rank has said that it and its family are up."""
+        """Read until every rank has reported that it and its children are up."""
         up: set[bytes] = set()
         while len(up) < RANKS * len(self.names):
             assert self.process.stdout is not None
@@ -92,16 +92,16 @@ class Job:
         return found
 
     def ranks_on(self, name: str) -> list[Process]:
-        """Ranks, and what they have started, on a host."""
+        """The ranks on a host, and their children."""
         return [one for one in self.network.processes(name) if "family.py" in one.words]
 
     def ranks_of(self, name: str) -> str:
-        """The ranks on a host, as the report has them."""
+        """The ranks on a host, as the summary prints them."""
         first = self.names.index(name) * RANKS
         return ranks_in_words([first, first + 1])
 
     def ranks_but(self, lost: str) -> str:
-        """All ranks but those of one host, as the report has them."""
+        """All ranks except those on one host, as the summary prints them."""
         return ranks_in_words([rank for rank in range(RANKS * len(self.names)) if self.names[rank // RANKS] != lost])
 
     def send(self, signum: int) -> None:
@@ -109,13 +109,13 @@ class Job:
         self.process.send_signal(signum)
 
     def leave(self, rank: int, code: int) -> None:
-        """Have a rank leave with this code."""
+        """Have a rank exit with this code."""
         new = self.head.folder / "new"
         new.write_text(str(code))
         new.rename(self.head.folder / f"leave-{rank}")
 
     def end(self) -> tuple[int, str]:
-        """The head's exit code, and its stderr. By then nothing is left where the head could see to it."""
+        """The head's exit code and its stderr."""
         _, err = self.process.communicate(timeout=LATEST)
         return self.process.returncode, err.decode()
 
@@ -131,14 +131,14 @@ class Job:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """The hosts; each test finds them as the first one did."""
+    """The hosts, which `head` restores after each test."""
     with Network(tmp_path_factory.mktemp("network"), HOSTS) as network:
         yield network
 
 
 @pytest.fixture
 def head(network: Network, tmp_path: Path, scratch: Path) -> Iterator[Head]:
-    """The command; after the test nothing of it is left, here or there."""
+    """The command; checks after the test that nothing of it is left, here or on the hosts."""
     folder = tmp_path / "work"
     folder.mkdir()
     head = Head(network, folder, scratch)
@@ -161,7 +161,7 @@ def head(network: Network, tmp_path: Path, scratch: Path) -> Iterator[Head]:
 
 @pytest.fixture
 def start(head: Head) -> Callable[..., Job]:
-    """Start a job on so many hosts."""
+    """Start a job on the first `hosts` hosts."""
     return lambda hosts, *words, **options: Job(head, [f"h{n}" for n in range(1, hosts + 1)], *words, **options)
 
 
@@ -172,7 +172,7 @@ KINDS = ("obedient", "deaf")
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """What ranks and their children do about signals."""
+    """How ranks and their children react to signals."""
     kind: str = request.param
     return kind
 
@@ -183,14 +183,14 @@ def started(start: Start, kind: str, hosts: int = HOSTS) -> Job:
     return job
 
 
-# Twice each, and not four times, as the ways in which a node is lost have nothing to do with what its ranks heed.
+# Two combinations instead of four: how a node gets lost is independent of how its ranks react to signals.
 NODES = pytest.mark.parametrize(
     ("kind", "name"), [("obedient", "h1"), ("deaf", f"h{HOSTS}")], ids=["obedient, first", "deaf, last"]
 )
 
 
 def lose(job: Job, fault: str, name: str) -> str:
-    """Do it; why, by the head's account, the node is lost."""
+    """Cause the fault; returns the reason that the head should report."""
     match fault:
         case "partition":
             job.network.partition(name)
@@ -207,7 +207,7 @@ def lose(job: Job, fault: str, name: str) -> str:
         case "agent killed":
             os.kill(job.agent(name).pid, signal.SIGKILL)
             return "the agent was killed by signal 9"
-    return f"nothing was heard of it for {SILENCE:g} s"
+    return f"no heartbeat for {SILENCE:g} s"
 
 
 LOSSES = ("partition", "power cut", "agent stopped", "sshd killed", "guard killed", "agent killed")
@@ -220,7 +220,7 @@ def test_lost_node_ends_the_job(start: Start, kind: str, fault: str, name: str) 
     why = lose(job, fault, name)
     code, err = job.end()
     assert code == 4, err
-    assert f"{name} was lost: {why}; it ran {job.ranks_of(name)}" in err
+    assert f"{name} was lost: {why}; it was running {job.ranks_of(name)}" in err
     assert f"stopped because of it: {job.ranks_but(name)}" in err
     assert err.count(" was lost") == 1
     job.wait_for_clean_hosts()
@@ -252,14 +252,14 @@ def test_signal_to_the_head_ends_the_job(start: Start, kind: str, signum: signal
     code, err = job.end()
     assert code == 128 + signum, err
     assert f"sent {signum.name} to ranks 0-5" in err
-    assert f"the job was ended by {signum.name}" in err
+    assert f"the job was stopped by {signum.name}" in err
     assert "was lost" not in err
     job.wait_for_clean_hosts()
 
 
 @pytest.mark.parametrize("way", ["open", "silent"])
 def test_killed_head_leaves_nothing(start: Start, kind: str, way: str) -> None:
-    """Where its machine loses its power, no host is told of it."""
+    """With "silent", the hosts get no sign of the head's death, as when its machine loses power."""
     job = started(start, kind)
     if way == "silent":
         for name in job.names:
@@ -280,21 +280,21 @@ def test_head_ended_while_a_host_is_being_set_up(start: Start, signum: signal.Si
     code, err = job.end()
     assert code == (-9 if signum == signal.SIGKILL else 128 + signum), err
     wait_until(lambda: not job.ranks_on("h2"), "no rank to be on h2", show=lambda: job.ranks_on("h2"))
-    job.network.heal("h2")  # an agent that was not greeted yet does not know for how long it may hear nothing
+    job.network.heal("h2")  # an agent that has not had its Hello knows no heartbeat timeout
     job.wait_for_clean_hosts()
 
 
-# Standing still is no fault.
+# A stopped job is not a fault.
 
 
 def outlast_the_heartbeats() -> None:
-    """Let twice the time go by after which a silent node is lost."""
+    """Wait for twice the heartbeat timeout."""
     end = time.monotonic() + 2 * SILENCE
     wait_until(lambda: time.monotonic() > end, "time to pass")
 
 
 def state(pid: int) -> str:
-    """As /proc has it: T for stopped."""
+    """The process's state in /proc: T for stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -314,7 +314,8 @@ def test_stopped_job_loses_no_node(start: Start, said: str) -> None:
     for _ in range(3):
         job.send(signal.SIGTSTP)
         wait_until(lambda: state(job.process.pid) == "T", "the head to stop", show=lambda: state(job.process.pid))
-        assert [state(pid) for pid in ranks] == ["T"] * len(ranks)
+        # A computing process stops when it is next scheduled.
+        wait_until(lambda: {*map(state, ranks)} == {"T"}, "the ranks to stop", show=lambda: [*map(state, ranks)])
         outlast_the_heartbeats()
         job.send(signal.SIGCONT)
         wait_until(lambda: "T" not in map(state, ranks), "the ranks to go on")
@@ -327,20 +328,20 @@ def test_stopped_job_loses_no_node(start: Start, said: str) -> None:
 
 
 def test_job_that_is_stopped_while_a_node_is_silent_ends(start: Start, kind: str) -> None:
-    """It will never say that its ranks have stopped; those of the others must not stay so."""
+    """That node will never report that its ranks are stopped; the other nodes' ranks must not stay stopped."""
     job = started(start, kind)
     job.network.partition("h2")
     job.send(signal.SIGTSTP)
     code, err = job.end()
     assert code == 4, err
-    assert "h2 was lost: nothing was heard of it for 2 s; it ran ranks 2-3" in err
+    assert "h2 was lost: no heartbeat for 2 s; it was running ranks 2-3" in err
     job.wait_for_clean_hosts()
 
 
 def test_head_stopped_while_the_hosts_are_being_set_up_loses_none(start: Start) -> None:
     job = start(2, FAMILY, "obedient")
-    # Until then it would be stopped at once, unless its process group is an orphan.
-    wait_until(lambda: handles(job.process.pid, signal.SIGTSTP), "the head to mind its signals")
+    # Before that, SIGTSTP's default action would stop it, or do nothing in an orphaned process group.
+    wait_until(lambda: handles(job.process.pid, signal.SIGTSTP), "the head to handle its signals")
     job.send(signal.SIGTSTP)
     wait_until(lambda: state(job.process.pid) == "T", "the head to stop")
     outlast_the_heartbeats()
@@ -365,7 +366,7 @@ def test_paused_reader_loses_no_node(start: Start) -> None:
     assert (code, err) == (0, "")
 
 
-# This machine as one of the hosts.
+# The head's own machine as one of the hosts.
 
 
 @pytest.mark.parametrize(
@@ -379,15 +380,21 @@ def test_own_machine_and_another(head: Head, fault: str, code: int, kind: str) -
     match fault:
         case "h1 silent":
             job.network.partition("h1")
-            words = ["h1 was lost: nothing was heard of it for 2 s; it ran ranks 2-3", "because of it: ranks 0-1"]
+            words = [
+                "h1 was lost: no heartbeat for 2 s; it was running ranks 2-3",
+                "because of it: ranks 0-1",
+            ]
         case "own agent killed":
             psutil.Process(job.process.pid).children()[0].children()[0].kill()
-            words = ["localhost was lost: the agent was killed by signal 9; it ran ranks 0-1", "of it: ranks 2-3"]
+            words = [
+                "localhost was lost: the agent was killed by signal 9; it was running ranks 0-1",
+                "of it: ranks 2-3",
+            ]
         case "head killed":
             job.send(signal.SIGKILL)
         case "interrupted":
             job.send(signal.SIGINT)
-            words = ["the job was ended by SIGINT", "stopped because of it: ranks 0-3"]
+            words = ["the job was stopped by SIGINT", "stopped because of it: ranks 0-3"]
         case "rank 3 fails":
             job.leave(3, 7)
             words = ["rank 3 on h1 failed first: exit code 7", "stopped because of it: ranks 0-2"]
@@ -407,7 +414,7 @@ REDUCES = PROGRAMS / "reduces.py"
 @needs_torch
 @pytest.mark.parametrize("options", [[], ["--start-method", "exec"]], ids=["forked", "executed"])
 def test_gloo_over_two_hosts(start: Start, options: list[str]) -> None:
-    """Two process groups, one after the other, of the same ranks."""
+    """The same ranks form two process groups, one after the other."""
     job = start(2, *options, REDUCES)
     out, err = job.process.communicate(timeout=DEADLINE)
     assert job.process.returncode == 0, err.decode()
@@ -415,8 +422,8 @@ def test_gloo_over_two_hosts(start: Start, options: list[str]) -> None:
 
 
 @needs_torch
-def test_gloo_by_a_network_of_ipv6_that_ssh_does_not_use(start: Start, network: Network) -> None:
-    """Each host has an address that ssh reaches and the others don't."""
+def test_gloo_over_an_ipv6_network_that_ssh_does_not_use(start: Start, network: Network) -> None:
+    """The hosts can't reach each other at the addresses that ssh uses."""
     for name in ("h1", "h2"):
         network.isolate(name)
     network.open_data_network()
@@ -428,20 +435,20 @@ def test_gloo_by_a_network_of_ipv6_that_ssh_does_not_use(start: Start, network: 
 
 @needs_torch
 @pytest.mark.parametrize(("fault", "name"), list(zip(LOSSES, ["h1", "h2"] * 3, strict=True)))
-def test_lost_node_is_the_cause_though_others_fail_for_it(start: Start, fault: str, name: str) -> None:
-    """A rank whose peers are gone raises; that is not what the user has to be told of."""
+def test_lost_node_is_the_cause_even_if_ranks_fail_because_of_it(start: Start, fault: str, name: str) -> None:
+    """Ranks whose peers are gone raise exceptions, but the user needs to hear of the lost node."""
     job = start(2, REDUCES, "forever")
     job.wait_for_ranks()
     why = lose(job, fault, name)
     code, err = job.end()
     assert code == 4, err
-    assert f"{name} was lost: {why}; it ran {job.ranks_of(name)}" in err
+    assert f"{name} was lost: {why}; it was running {job.ranks_of(name)}" in err
     job.wait_for_clean_hosts()
 
 
 @needs_torch
 @pytest.mark.parametrize("rank", [0, 3])
-def test_killed_rank_is_the_cause_though_others_fail_for_it(start: Start, rank: int) -> None:
+def test_killed_rank_is_the_cause_even_if_others_fail_because_of_it(start: Start, rank: int) -> None:
     job = start(2, REDUCES, "forever")
     job.wait_for_ranks()
     os.kill(job.rank(rank).pid, signal.SIGKILL)
@@ -455,7 +462,7 @@ def sums(out: bytes) -> list[str]:
     return sorted(line.partition("] ")[2] for line in out.decode().splitlines())
 
 
-def test_hosts_that_do_not_reach_each_other_are_refused(start: Start, network: Network) -> None:
+def test_hosts_that_can_not_reach_each_other_are_rejected(start: Start, network: Network) -> None:
     for name in ("h1", "h3"):
         network.isolate(name)
     job = start(3, FAMILY, "deaf")

@@ -1,7 +1,8 @@
-"""head/nodes and agent/survey: clocks, signs of life, addresses."""
+"""head/nodes and agent/host/probe: clocks, heartbeats, addresses."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import queue
 import sys
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from launchpad.agent import survey
-from launchpad.commands import Ping
-from launchpad.commands import Survey as Asked
-from launchpad.events import LinkClosed, Pong, RankStarted
+from launchpad.agent.host import probe
 from launchpad.head.nodes import LATE_SECONDS, Nodes
+from launchpad.protocol.commands import Ping
+from launchpad.protocol.commands import Probe as Asked
+from launchpad.protocol.events import LinkClosed, Pong, RankStarted
 from launchpad.transport.memory import MemoryLink
+from tests.conftest import needs_torch
 
 DEADLINE = 30.0
 
@@ -26,8 +28,8 @@ def nodes_of(*links: MemoryLink, silence: float = 10.0) -> tuple[Nodes, queue.Si
     return Nodes(links, inbox.put, silence), inbox
 
 
-def test_times_are_told_by_the_heads_clock() -> None:
-    """The clock of node 1 is an hour ahead; a question that was under way for longer says less."""
+def test_times_are_converted_to_the_heads_clock() -> None:
+    """The clock of node 1 is an hour ahead; a ping with a longer round trip does not change the estimate."""
     nodes, _ = nodes_of(MemoryLink("a"), MemoryLink("b", remote=True))
     hour = 3600 * 10**9
     asked = time.monotonic_ns()
@@ -41,7 +43,7 @@ def test_times_are_told_by_the_heads_clock() -> None:
     assert nodes.in_our_time(0, RankStarted(7, 0, 1)).time == 7
 
 
-def test_only_remote_nodes_are_asked_and_only_if_there_is_a_limit() -> None:
+def test_only_remote_nodes_are_pinged_and_only_with_a_heartbeat_timeout() -> None:
     here, there = MemoryLink("a"), MemoryLink("b", remote=True)
     nodes, _ = nodes_of(here, there)
     nodes.forgive(100.0)
@@ -52,7 +54,7 @@ def test_only_remote_nodes_are_asked_and_only_if_there_is_a_limit() -> None:
     assert nodes_of(there, silence=0)[0].deadline is None
 
 
-def test_a_silent_node_is_lost_and_one_that_speaks_is_not() -> None:
+def test_a_silent_node_is_lost_and_one_that_answers_is_not() -> None:
     nodes, inbox = nodes_of(*(links := [MemoryLink("a", remote=True), MemoryLink("b", remote=True)]), silence=0.4)
     nodes.read()
     start = time.monotonic()
@@ -62,21 +64,21 @@ def test_a_silent_node_is_lost_and_one_that_speaks_is_not() -> None:
         assert time.monotonic() < start + DEADLINE
         links[1].say(Pong(0, 0))
         inbox.get(timeout=DEADLINE)
-        time.sleep(max(0.0, (nodes.deadline or 0.0) - time.monotonic()))  # until the next question is due
+        time.sleep(max(0.0, (nodes.deadline or 0.0) - time.monotonic()))  # until the next ping is due
         now = time.monotonic()
     assert [node for node, _ in lost] == [0]
     for link in links:
         link.hang_up()
 
 
-def test_a_head_that_has_stood_still_judges_nobody_by_that_time() -> None:
+def test_a_head_that_was_paused_declares_nobody_lost() -> None:
     nodes, _ = nodes_of(MemoryLink("a", remote=True), silence=10)
     nodes.forgive(100.0)
     assert nodes.tick(100.0) == []
     assert nodes.tick(102.5 + LATE_SECONDS + 60) == []
 
 
-def test_the_end_of_a_link_that_was_replaced_is_not_told() -> None:
+def test_the_end_of_a_replaced_link_is_ignored() -> None:
     first, second = MemoryLink("a", remote=True), MemoryLink("a", remote=True)
     nodes, inbox = nodes_of(first)
     nodes.read()
@@ -92,7 +94,7 @@ def test_the_end_of_a_link_that_was_replaced_is_not_told() -> None:
 
 
 def test_the_addresses_of_this_machine() -> None:
-    found = survey.addresses()
+    found = probe.addresses()
     assert ["127.0.0.1", "lo"] in found
     loopback = [address.startswith("127.") or address == "::1" for address, _ in found]
     assert loopback == sorted(loopback), "loopback comes last"
@@ -100,38 +102,38 @@ def test_the_addresses_of_this_machine() -> None:
 
 
 def test_the_address_that_ssh_came_in_by_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "_ipv4", lambda: [["10.0.0.1", "docker0"], ["10.0.0.2", "eth0"], ["10.0.0.3", "ib0"]])
-    monkeypatch.setattr(survey, "_ipv6", list)
+    monkeypatch.setattr(probe, "_ipv4", lambda: [["10.0.0.1", "docker0"], ["10.0.0.2", "eth0"], ["10.0.0.3", "ib0"]])
+    monkeypatch.setattr(probe, "_ipv6", list)
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.9 50000 10.0.0.3 22")
-    assert [address for address, _ in survey.addresses()] == ["10.0.0.3", "10.0.0.2", "10.0.0.1"]
+    assert [address for address, _ in probe.addresses()] == ["10.0.0.3", "10.0.0.2", "10.0.0.1"]
 
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("", ""), ("nowhere", "there is no folder {}/nowhere"), ("file", "{}/file is no folder there")],
+    [("", ""), ("nowhere", "there is no folder {}/nowhere"), ("file", "{}/file is not a folder")],
 )
-def test_the_folder_is_looked_at(tmp_path: Any, path: str, problem: str) -> None:
+def test_the_folder_is_checked(tmp_path: Any, path: str, problem: str) -> None:
     (tmp_path / "file").touch()
-    found = survey.survey(Asked(os.path.join(tmp_path, path).rstrip("/"), False, "", {}))
+    found = probe.probe(Asked(os.path.join(tmp_path, path).rstrip("/"), False, "", {}))
     assert found.problem == problem.format(tmp_path)
     assert found.torch == ""
 
 
+@needs_torch
 def test_torch_is_looked_up_without_being_imported() -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    assert survey.survey(Asked("/", True, "", {})).torch == torch.__version__
+    assert probe.probe(Asked("/", True, "", {})).torch == importlib.metadata.version("torch")
 
 
-def test_the_ranks_interpreter_and_its_paths_are_looked_at(tmp_path: Path) -> None:
-    """Not those of the launcher, which may be installed by itself; and not without the PYTHONPATH of the ranks."""
+def test_the_ranks_interpreter_is_probed_with_its_paths(tmp_path: Path) -> None:
+    """Not the launcher's, which may be installed separately; and with the PYTHONPATH of the ranks."""
     (tmp_path / "lib" / "torch").mkdir(parents=True)
     (tmp_path / "lib" / "torch" / "__init__.py").touch()
     (tmp_path / "lib" / "torch" / "version.py").write_text("__version__ = '7.8.9'\n")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    found = survey.survey(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}))
+    found = probe.probe(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}))
     assert (found.python, found.torch) == (str(python), "7.8.9")
-    assert survey.survey(Asked("/", True, str(python), {})).torch == ""
+    assert probe.probe(Asked("/", True, str(python), {})).torch == ""
     python.write_text("#!/bin/sh\necho 3.99.1\n")
-    assert survey.survey(Asked("/", False, str(python), {})).version == "3.99.1"
+    assert probe.probe(Asked("/", False, str(python), {})).version == "3.99.1"

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.errors import UsageError
-from launchpad.events import AgentReady
 from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, make_plan
 from launchpad.job.spec import JobSpec, Target
+from launchpad.protocol.events import AgentReady
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
 
 NODE = AgentReady(
     time=0,
@@ -36,7 +36,7 @@ def spec(**changes: object) -> JobSpec:
     return dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
 
 
-def test_a_node_of_four_ranks_has_torchruns_variables_and_no_others() -> None:
+def test_ranks_get_torchruns_variables_and_no_others() -> None:
     plan = make_plan(spec(nproc=4), [NODE], "abc")
     (node,) = plan.nodes
     for rank, planned in enumerate(plan.ranks):
@@ -57,13 +57,13 @@ def test_a_node_of_four_ranks_has_torchruns_variables_and_no_others() -> None:
             "TORCHELASTIC_RUN_ID": "abc",
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
-        assert planned.environ.keys() == CONTRACT - {"TORCHELASTIC_ERROR_FILE"}, "that one is the agent's to set"
+        assert planned.environ.keys() == CONTRACT - {"TORCHELASTIC_ERROR_FILE"}, "the agent sets that one"
         assert planned.argv == ("/venv/bin/python", "-u", "train.py", "--lr", "0.1")
     assert node.defaults == {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     assert (node.index, node.name, node.cwd) == (0, "node0", "/work")
 
 
-def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
+def test_ranks_are_numbered_across_nodes_with_different_counts() -> None:
     nodes = [NODE._replace(cores=3), NODE._replace(hostname="node1", cores=2, port=1)]
     plan = make_plan(spec(nproc="cpu"), nodes, "abc")
     names = "RANK ROLE_RANK LOCAL_RANK GROUP_RANK LOCAL_WORLD_SIZE WORLD_SIZE ROLE_WORLD_SIZE GROUP_WORLD_SIZE".split()
@@ -80,14 +80,14 @@ def test_ranks_count_on_over_nodes_of_unequal_counts() -> None:
 
 @UNHURRIED
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=5))
-def test_ranks_are_contiguous_however_the_nodes_are(counts: list[int]) -> None:
+def test_ranks_are_contiguous_for_any_counts(counts: list[int]) -> None:
     plan = make_plan(spec(nproc="cpu"), [NODE._replace(cores=count) for count in counts], "abc")
     assert [rank.rank for rank in plan.ranks] == list(range(sum(counts)))
     assert [rank.local_rank for rank in plan.ranks] == list(itertools.chain(*map(range, counts)))
 
 
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 1, 8), (8, 4, 2), (8, 3, 2), (2, 2, 1), (2, 5, 1)])
-def test_the_threads_of_all_ranks_together_fit_the_cores(cores: int, ranks: int, threads: int) -> None:
+def test_the_ranks_threads_together_fit_the_cores(cores: int, ranks: int, threads: int) -> None:
     plan = make_plan(spec(nproc=ranks), [NODE._replace(cores=cores)], "abc")
     assert plan.nodes[0].defaults["OMP_NUM_THREADS"] == str(threads)
 
@@ -95,42 +95,42 @@ def test_the_threads_of_all_ranks_together_fit_the_cores(cores: int, ranks: int,
 @pytest.mark.parametrize(
     ("nproc", "gpus", "ranks"), [(3, 2, 3), ("cpu", 2, 8), ("gpu", 2, 2), ("auto", 2, 2), ("auto", 0, 8)]
 )
-def test_nproc_is_a_number_or_what_the_node_has(nproc: int | str, gpus: int, ranks: int) -> None:
+def test_nproc_is_a_number_or_depends_on_the_node(nproc: int | str, gpus: int, ranks: int) -> None:
     assert len(make_plan(spec(nproc=nproc), [NODE._replace(gpus=gpus)], "abc").ranks) == ranks
 
 
-def test_gpu_is_refused_where_there_is_none() -> None:
+def test_nproc_gpu_is_refused_on_a_node_without_gpus() -> None:
     with pytest.raises(UsageError, match="--nproc gpu: node0 has no visible GPU"):
         make_plan(spec(nproc="gpu"), [NODE], "abc")
 
 
 @pytest.mark.parametrize("name", sorted(CONTRACT))
-def test_a_variable_of_the_contract_is_not_the_users_to_set(name: str) -> None:
+def test_the_user_cannot_set_a_variable_of_the_contract(name: str) -> None:
     with pytest.raises(UsageError, match=f"--env {name}: .* leave it out") as caught:
         make_plan(spec(environ={"MINE": "1", name: "hunter2"}), [NODE], "abc")
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"])
-def test_a_default_is_the_users_to_set(name: str) -> None:
+def test_the_user_can_override_a_default(name: str) -> None:
     assert make_plan(spec(environ={name: "5"}), [NODE], "abc").environ == {name: "5"}
 
 
-def test_more_ranks_than_open_files_are_refused_with_the_number_that_fits() -> None:
+def test_too_many_ranks_for_the_open_files_limit_are_refused_with_the_number_that_fits() -> None:
     node = NODE._replace(open_files=FILES_OF_AGENT + 4 * FILES_PER_RANK)
     assert len(make_plan(spec(nproc=4), [node], "abc").ranks) == 4
-    with pytest.raises(UsageError, match=r"the limit on node0 is 44: .* at most 4"):
+    with pytest.raises(UsageError, match=r"the limit on node0 is 44: .* at most 4 ranks"):
         make_plan(spec(nproc=5), [node], "abc")
 
 
-def test_more_ranks_than_processes_are_refused() -> None:
+def test_too_many_ranks_for_the_processes_limit_are_refused() -> None:
     node = NODE._replace(processes=5)
     assert len(make_plan(spec(nproc=4), [node], "abc").ranks) == 4
-    with pytest.raises(UsageError, match="where node0 allows 5 processes in all"):
+    with pytest.raises(UsageError, match="--nproc 5 is too many: node0 allows 5 processes in all"):
         make_plan(spec(nproc=5), [node], "abc")
 
 
-def test_the_plan_for_machines_names_the_users_variables_and_hides_their_values() -> None:
+def test_the_json_plan_names_the_users_variables_and_hides_their_values() -> None:
     plan = make_plan(spec(nproc=2, environ={"TOKEN": "hunter2", "ALPHA": "s3cret"}), [NODE], "abc")
     shown = plan.as_json()
     assert shown["forwarded"] == ["ALPHA", "TOKEN"]
@@ -143,7 +143,7 @@ def test_the_plan_for_machines_names_the_users_variables_and_hides_their_values(
         assert "s3cret" not in text
 
 
-def test_what_is_sent_to_the_node_is_the_plan() -> None:
+def test_the_start_command_matches_the_plan() -> None:
     plan = make_plan(spec(nproc=2, environ={"TOKEN": "hunter2"}), [NODE], "abc")
     start = plan.start(plan.nodes[0], attempt=0, window=65536, terminal=(24, 80))
     assert (start.cwd, start.environ, start.defaults) == ("/work", {"TOKEN": "hunter2"}, plan.nodes[0].defaults)

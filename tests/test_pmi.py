@@ -1,4 +1,4 @@
-"""PMI-1 without any MPI: what a rank says and is answered, what the nodes tell the head, and what is cleaned up."""
+"""PMI-1 without any MPI: requests and answers, messages between nodes and head, and cleanup."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launchpad.agent import shm
-from launchpad.agent.mpi import Members
-from launchpad.agent.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, Reply, Talk, barrier_out, parse
-from launchpad.commands import BarrierOut, MpiReply, World
-from launchpad.events import AgentReady, BarrierIn, MpiRequest, RankExited, RankFailed
+from launchpad.agent.mpi import shm
+from launchpad.agent.mpi.node_worlds import Members
+from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out, parse
 from launchpad.head.machine import Machine
-from launchpad.head.worlds import Worlds
+from launchpad.head.mpi_worlds import MpiWorlds
 from launchpad.job.mpi import Seat, environ, process_mapping, spawned_programs
-from launchpad.job.plan import Master, Place, Plan, make_plan
+from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
+from launchpad.protocol.commands import BarrierOut, MpiReply, MpiWorld
+from launchpad.protocol.events import AgentReady, BarrierIn, MpiRequest, RankExited, RankFailed
 from tests.test_wire import UNHURRIED, cut
 
 MAPPING = "(vector,(0,2,2))"
 
-# What MPICH 5.0.2 (the wheel, ch4:ucx) has said as rank 2 of 2 hosts x 2, the values cut short; and the answers.
+# Recorded from MPICH 5.0.2 (the wheel, ch4:ucx): rank 2 of 2 hosts x 2, with shortened values, and our answers.
 RECORDED = [
     ("cmd=init pmi_version=1 pmi_subversion=1", "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=2"),
     ("cmd=get_maxes", "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024"),
@@ -44,29 +44,29 @@ RECORDED = [
     ("cmd=barrier_in", None),
     ("cmd=finalize", "cmd=finalize_ack rc=0"),
 ]
-TEXT = "".join(f"{said}\n" for said, _ in RECORDED).encode()
+TEXT = "".join(f"{line}\n" for line, _ in RECORDED).encode()
 
 
 def keys() -> Keys:
     return Keys("job-0", 4, {"PMI_process_mapping": MAPPING, "-allgather-1-0": "segments=1"})
 
 
-def talk(*data: bytes, talking: Talk | None = None) -> list[Any]:
+def talk(*data: bytes, session: PmiSession | None = None) -> list[Any]:
     """All actions for these bytes."""
-    talking = talking or Talk(keys())
-    return [action for piece in data for action in talking.feed(piece)]
+    session = session or PmiSession(keys())
+    return [action for piece in data for action in session.feed(piece)]
 
 
 def test_a_recorded_exchange() -> None:
-    talking = Talk(keys())
-    for said, answer in RECORDED:
+    session = PmiSession(keys())
+    for line, answer in RECORDED:
         expected = Enter("WORLD", []) if answer is None else Reply(answer)
-        assert talk(f"{said}\n".encode(), talking=talking) == [expected]
+        assert talk(f"{line}\n".encode(), session=session) == [expected]
 
 
-def test_what_was_put_is_to_be_told_to_the_others() -> None:
+def test_new_keys_are_collected_for_the_other_nodes() -> None:
     known = keys()
-    talk(TEXT, talking=Talk(known))
+    talk(TEXT, session=PmiSession(known))
     assert known.new == {
         "-allgather-1-2": "segments=2", "-allgather-1-2-seg-1/2": "2031[2]63", "-allgather-1-2-seg-2/2": "[8]",
     }  # fmt: skip
@@ -74,23 +74,23 @@ def test_what_was_put_is_to_be_told_to_the_others() -> None:
 
 @UNHURRIED
 @given(places=st.lists(st.integers(0, len(TEXT)), max_size=20))
-def test_commands_may_be_cut_anywhere(places: list[int]) -> None:
+def test_commands_may_be_split_anywhere(places: list[int]) -> None:
     assert talk(*cut(TEXT, places)) == talk(TEXT)
 
 
 @UNHURRIED
 @given(data=st.binary(max_size=300) | st.text("cmd=putgeinvalkybro_ \n:,0123", max_size=200).map(str.encode))
-def test_nothing_that_a_rank_says_raises(data: bytes) -> None:
+def test_no_input_raises(data: bytes) -> None:
     for action in talk(data + b"\n"):
         assert isinstance(action, Reply | Enter | Ask | Fail)
 
 
 @pytest.mark.parametrize("line", ["cmd=dance", "hello", "", "cmd=", "cmd=mput a=b", "endcmd"])
-def test_an_unknown_command_ends_the_world(line: str) -> None:
-    assert talk(f"{line}\n".encode()) == [Fail(1, f"said what is not PMI-1: {line}")]
+def test_an_unknown_command_aborts_the_world(line: str) -> None:
+    assert talk(f"{line}\n".encode()) == [Fail(1, f"sent an unknown PMI-1 command: {line}")]
 
 
-def test_a_line_without_end_is_refused() -> None:
+def test_an_endless_line_is_refused() -> None:
     (action,) = talk(b"cmd=put key=a value=", b"x" * LONGEST_LINE)
     assert isinstance(action, Fail)
     (action,) = talk(b"x" * LONGEST_LINE + b"x\n")
@@ -98,20 +98,20 @@ def test_a_line_without_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("fields", "answer"),
     [
-        ("key=PMI_mine value=1", "rc=1 msg=Keys_with_PMI__prefix_are_reserved"),  # as Hydra says it
+        ("key=PMI_mine value=1", "rc=1 msg=Keys_with_PMI__prefix_are_reserved"),  # Hydra's wording
         (f"key={'k' * 65} value=1", "rc=1 msg=key_or_value_too_long"),
         (f"key=k value={'v' * 1025}", "rc=1 msg=key_or_value_too_long"),
         ("value=1", "rc=1 msg=key_or_value_too_long"),
         (f"key={'k' * 64} value={'v' * 1024}", "rc=0"),
     ],
 )
-def test_keys_that_can_not_be_put(said: str, answer: str) -> None:
-    assert talk(f"cmd=put kvsname=job-0 {said}\n".encode()) == [Reply(f"cmd=put_result {answer}")]
+def test_the_limits_of_put(fields: str, answer: str) -> None:
+    assert talk(f"cmd=put kvsname=job-0 {fields}\n".encode()) == [Reply(f"cmd=put_result {answer}")]
 
 
-def test_another_version_is_answered_with_ours() -> None:
+def test_an_unsupported_version_is_answered_with_ours() -> None:
     (reply,) = talk(b"cmd=init pmi_version=2 pmi_subversion=0\n")
     assert reply.line.startswith("cmd=response_to_init rc=-1 pmi_version=1")
 
@@ -122,21 +122,21 @@ def test_another_version_is_answered_with_ours() -> None:
         ("WORLD:7", Enter("WORLD:7", [])),
         ("NODE:3", Enter("NODE:3", None)),
         ("2,0,2:5", Enter("2,0,2:5", [0, 2])),
-        ("4,0:5", Fail(1, "is at a barrier of ranks that there are not: 4,0:5")),
-        ("OTHER", Fail(1, "is at a barrier of ranks that there are not: OTHER")),
+        ("4,0:5", Fail(1, "entered a barrier of ranks that don't exist: 4,0:5")),
+        ("OTHER", Fail(1, "entered a barrier of ranks that don't exist: OTHER")),
     ],
 )
-def test_barriers_of_some_ranks(group: str, action: Enter | Fail) -> None:
+def test_barriers_of_a_subset_of_ranks(group: str, action: Enter | Fail) -> None:
     assert talk(f"cmd=barrier_in group={group}\n".encode()) == [action]
 
 
-def test_the_end_of_a_barrier_has_its_tag() -> None:
+def test_barrier_out_has_the_tag() -> None:
     assert barrier_out("WORLD") == "cmd=barrier_out rc=0"
     assert barrier_out("2,3:77") == "cmd=barrier_out rc=0 tag=77"
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "words"),
+    ("fields", "code", "text"),
     [
         ("exitcode=5", 5, "called MPI_Abort(5)"),
         ("exitcode=5 message=abort", 5, "called MPI_Abort(5)"),
@@ -148,8 +148,8 @@ def test_the_end_of_a_barrier_has_its_tag() -> None:
         ("", 1, "called MPI_Abort(1)"),
     ],
 )
-def test_abort(said: str, code: int, words: str) -> None:
-    assert talk(f"cmd=abort {said}\n".encode()) == [Fail(code, words)]
+def test_abort(fields: str, code: int, text: str) -> None:
+    assert talk(f"cmd=abort {fields}\n".encode()) == [Fail(code, text)]
 
 
 @pytest.mark.parametrize(
@@ -161,30 +161,30 @@ def test_abort(said: str, code: int, words: str) -> None:
         (["init", "barrier"], ["init", "barrier"], False),  # _exit after MPI_Finalize
         (["init", "barrier"], ["init", "barrier", "finalize"], False),
         (["init", "barrier"], ["init", "barrier", "get"], True),  # a barrier of MPI_Init
-        (["init", "barrier"], ["init", "barrier", "get", "barrier"], True),  # only the other is at its end
+        (["init", "barrier"], ["init", "barrier", "get", "barrier"], True),  # only the other one is finalizing
         (["init", "barrier", "finalize"], ["init"], False),
         (["init", "barrier", "finalize", "init"], ["init"], True),
     ],
 )
-def test_whether_a_rank_left_too_early(mine: list[str], other: list[str], inside: bool) -> None:
+def test_whether_a_rank_exited_too_early(mine: list[str], other: list[str], inside: bool) -> None:
     lines = {
         "init": "cmd=init pmi_version=1 pmi_subversion=1", "barrier": "cmd=barrier_in", "get": "cmd=get key=x",
         "finalize": "cmd=finalize",
     }  # fmt: skip
-    one, two = Talk(keys()), Talk(keys())
-    for talking, words in ((one, mine), (two, other)):
-        talk(*(f"{lines[word]}\n".encode() for word in words), talking=talking)
+    one, two = PmiSession(keys()), PmiSession(keys())
+    for session, words in ((one, mine), (two, other)):
+        talk(*(f"{lines[word]}\n".encode() for word in words), session=session)
     assert one.is_inside([two]) is inside
 
 
-# A node's part in its worlds.
+# A node's part.
 
 
-def world(first: int = 0, ranks: Sequence[int] = (0, 1), size: int = 4) -> World:
-    return World(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "")
+def world(first: int = 0, ranks: Sequence[int] = (0, 1), size: int = 4) -> MpiWorld:
+    return MpiWorld(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "")
 
 
-def test_a_barrier_within_a_node_is_settled_there() -> None:
+def test_a_barrier_within_a_node_completes_there() -> None:
     here = Members(world(size=2))
     assert here.enter(1, Enter("WORLD", [])) == (False, None)
     assert here.enter(0, Enter("WORLD", [])) == (True, None)
@@ -195,7 +195,7 @@ def test_a_barrier_within_a_node_is_settled_there() -> None:
     assert here.enter(3, Enter("3:1", [3])) == (True, None)
 
 
-def test_of_a_barrier_over_nodes_the_head_is_told_once_with_what_was_put() -> None:
+def test_the_head_hears_once_of_a_barrier_across_nodes_with_the_new_keys() -> None:
     here = Members(world())
     here.keys.put("b", "2")
     assert here.enter(0, Enter("WORLD", [])) == (False, None)
@@ -207,25 +207,27 @@ def test_of_a_barrier_over_nodes_the_head_is_told_once_with_what_was_put() -> No
     assert event[1:] == (0, "1,2:0", [1, 2], {})
 
 
-# The head.
+# The head's part.
 
 
 def plan(*counts: int) -> Plan:
     spec = JobSpec(target=Target("script", "t.py"), backend="mpi")
     nodes = [AgentReady(0, 0.0, 1, f"n{n}", 2, 0, None, 1 << 20, 1 << 20, 29501) for n in range(len(counts))]
     several = len(counts) > 1
-    places = [Place(f"n{n}", count, "python", "/w", "eth0" if several else "") for n, count in enumerate(counts)]
+    places = [
+        NodePlacement(f"n{n}", count, "python", "/w", "eth0" if several else "") for n, count in enumerate(counts)
+    ]
     return make_plan(spec, nodes, "run", places=places, master=Master("10.0.0.1", 29501) if several else None)
 
 
-def test_each_node_hears_of_its_part() -> None:
-    worlds = Worlds(plan(2, 1), "job-0")
-    assert worlds.begin(0) == World(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
-    assert worlds.begin(1) == World(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
+def test_each_node_gets_its_part_of_the_world() -> None:
+    worlds = MpiWorlds(plan(2, 1), "job-0")
+    assert worlds.begin(0) == MpiWorld(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
+    assert worlds.begin(1) == MpiWorld(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
 
 
-def test_a_barrier_ends_when_all_nodes_are_in_and_each_hears_what_the_others_put() -> None:
-    worlds = Worlds(plan(1, 1, 1), "job-0")
+def test_a_barrier_completes_when_all_nodes_are_in_and_delivers_the_others_keys() -> None:
+    worlds = MpiWorlds(plan(1, 1, 1), "job-0")
     assert worlds.on(2, BarrierIn(0, 0, "WORLD", [], {"c": "3"})) == []
     assert worlds.on(0, BarrierIn(0, 0, "WORLD", [], {"a": "1"})) == []
     assert worlds.on(1, BarrierIn(0, 0, "WORLD", [], {})) == [
@@ -235,8 +237,8 @@ def test_a_barrier_ends_when_all_nodes_are_in_and_each_hears_what_the_others_put
     ]
 
 
-def test_a_barrier_of_some_ranks_is_that_of_their_nodes() -> None:
-    worlds = Worlds(plan(2, 1, 1), "job-0")
+def test_a_barrier_of_a_subset_involves_only_its_nodes() -> None:
+    worlds = MpiWorlds(plan(2, 1, 1), "job-0")
     assert worlds.on(0, BarrierIn(0, 0, "0,2:5", [0, 2], {"a": "1"})) == []
     assert worlds.on(1, BarrierIn(0, 0, "0,2:5", [0, 2], {})) == [
         (0, BarrierOut(0, "0,2:5", {})),
@@ -251,14 +253,14 @@ def test_a_barrier_of_some_ranks_is_that_of_their_nodes() -> None:
     ]
 
 
-def test_a_node_that_is_gone_is_missed_in_mpi_init_alone() -> None:
-    def gone(worlds: Worlds) -> int | None:
+def test_a_missing_node_is_reported_only_in_mpi_init() -> None:
+    def gone(worlds: MpiWorlds) -> int | None:
         failed = worlds.absent()
         return failed and failed.rank
 
     barrier = BarrierIn(0, 0, "WORLD", [], {})
     for waits_first in (True, False):
-        worlds = Worlds(plan(2, 1), "job-0")
+        worlds = MpiWorlds(plan(2, 1), "job-0")
         if waits_first:
             worlds.on(1, barrier)
         worlds.left(0, RankExited(0, 1, 0, 0, False))
@@ -268,27 +270,27 @@ def test_a_node_that_is_gone_is_missed_in_mpi_init_alone() -> None:
             assert gone(worlds) is None
             worlds.on(1, barrier)
         assert gone(worlds) == 0
-    worlds = Worlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1), "job-0")
     worlds.on(1, BarrierIn(0, 0, "1:0", [1], {}))
     worlds.left(0, RankExited(0, 0, 0, 0, False))
     assert gone(worlds) is None
-    worlds = Worlds(plan(1, 1), "job-0")
+    worlds = MpiWorlds(plan(1, 1), "job-0")
     for node in (0, 1, 1):
         worlds.on(node, barrier)
     worlds.left(0, RankExited(0, 0, 0, 0, False))
-    assert gone(worlds) is None  # it was in the world
+    assert gone(worlds) is None  # it had passed MPI_Init
 
 
-def test_what_no_agent_says() -> None:
-    worlds = Worlds(plan(1, 1), "job-0")
+def test_impossible_events_are_recognised() -> None:
+    worlds = MpiWorlds(plan(1, 1), "job-0")
     assert worlds.makes_sense(1, BarrierIn(0, 0, "WORLD", [], {}))
     assert not worlds.makes_sense(1, BarrierIn(0, 1, "WORLD", [], {}))
     assert not worlds.makes_sense(1, BarrierIn(0, 0, "0,2:0", [0, 2], {}))
     assert not worlds.makes_sense(1, BarrierIn(0, -1, "WORLD", [], {}))
 
 
-def test_names_are_answered_as_hydra_does() -> None:
-    worlds = Worlds(plan(1, 1), "job-0")
+def test_the_name_service_answers_like_hydra() -> None:
+    worlds = MpiWorlds(plan(1, 1), "job-0")
     exchange = [
         ("cmd=lookup_name service=s", "cmd=lookup_result rc=1 msg=service_not_found"),
         ("cmd=publish_name service=s port=tag=0$description=x", "cmd=publish_result rc=0"),
@@ -297,19 +299,19 @@ def test_names_are_answered_as_hydra_does() -> None:
         ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=0"),
         ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=1 msg=service_not_found"),
     ]
-    for said, answer in exchange:
-        assert talk(f"{said}\n".encode()) == [Ask([said])]
-        assert worlds.on(1, MpiRequest(0, 1, [said])) == [(1, MpiReply(1, answer))]
+    for line, answer in exchange:
+        assert talk(f"{line}\n".encode()) == [Ask([line])]
+        assert worlds.on(1, MpiRequest(0, 1, [line])) == [(1, MpiReply(1, answer))]
 
 
 def machine() -> Machine:
     return Machine([0, 1], None, None, 0.0)
 
 
-def test_a_rank_that_aborts_is_the_cause_whatever_comes_after() -> None:
+def test_a_rank_that_aborts_is_the_cause_whatever_follows() -> None:
     state = machine()
     state.on(RankFailed(10, 1, 5, "called MPI_Abort(5)"), 1.0)
-    assert state.running == {0, 1}  # its process may still be there
+    assert state.running == {0, 1}  # its process may still be running
     state.on(RankExited(20, 0, -15, 0, False), 1.0)
     state.on(RankExited(21, 1, 0, 0, False), 1.0)
     assert state.cause is not None
@@ -317,14 +319,14 @@ def test_a_rank_that_aborts_is_the_cause_whatever_comes_after() -> None:
     assert state.phase == "over"
 
 
-def test_an_abort_while_all_are_being_ended_is_no_cause() -> None:
+def test_an_abort_while_the_job_is_being_stopped_is_not_the_cause() -> None:
     state = machine()
     state.on(RankExited(10, 0, 7, 0, False), 1.0)
     state.on(RankFailed(20, 1, 5, "called MPI_Abort(5)"), 1.0)
     assert state.exit_code == 7
 
 
-# Places and environment.
+# Placement and environment.
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ endcmd
 """
 
 
-def test_a_spawn_of_several_programs_is_one_request() -> None:
+def test_a_spawn_of_several_programs_is_a_single_request() -> None:
     (ask,) = talk(SPAWN.encode())
     assert ask == Ask(SPAWN.splitlines())
     first, second = spawned_programs(ask.lines)
@@ -402,7 +404,7 @@ def test_a_spawn_of_several_programs_is_one_request() -> None:
         (["pythonista", "s.py"], ["pythonista", "s.py"], False),
     ],
 )
-def test_what_is_spawned_may_be_python(words: list[str], argv: list[str], python: bool) -> None:
+def test_a_spawned_program_may_be_python(words: list[str], argv: list[str], python: bool) -> None:
     args = [f"arg{place}={word}" for place, word in enumerate(words[1:], 1)]
     lines = ["mcmd=spawn", "nprocs=1", f"execname={words[0]}", f"argcnt={len(args)}", *args, "endcmd"]
     (program,) = spawned_programs(lines)
@@ -410,7 +412,7 @@ def test_what_is_spawned_may_be_python(words: list[str], argv: list[str], python
 
 
 def test_the_spawned_world_is_on_the_first_node() -> None:
-    worlds = Worlds(plan(1, 2), "job-0")
+    worlds = MpiWorlds(plan(1, 2), "job-0")
     made, entries = worlds.spawn(MpiRequest(0, 2, SPAWN.splitlines()), attempt=1)
     assert (made.number, made.name, made.size, made.first) == (1, "job-0-1", 3, 0)
     assert (made.ranks, made.programs, made.mapping) == ([3, 4, 5], [0, 0, 1], "(vector,(0,1,3))")
@@ -424,21 +426,21 @@ def test_the_spawned_world_is_on_the_first_node() -> None:
 
 
 @pytest.mark.parametrize("line", ["nprocs=0", "nprocs=many", "execname=", "preput_num=5", "argcnt=x"])
-def test_a_spawn_that_makes_no_sense(line: str) -> None:
-    worlds = Worlds(plan(1), "job-0")
+def test_a_malformed_spawn(line: str) -> None:
+    worlds = MpiWorlds(plan(1), "job-0")
     with pytest.raises((ValueError, LookupError)):
         worlds.spawn(MpiRequest(0, 0, ["mcmd=spawn", "execname=x", "nprocs=1", line, "endcmd"]), attempt=0)
     assert worlds.spawn(MpiRequest(0, 0, SPAWN.splitlines()), attempt=0)[0].ranks == [1, 2, 3]
 
 
-# What is left.
+# Cleanup.
 
 
-def test_the_number_of_a_world() -> None:
-    assert f"{shm.world_id('launchpad-503d59cbec258a71-0'):x}" == "dbc63bf4"  # as MPICH 5.0.2 has called its file
+def test_the_id_of_a_world() -> None:
+    assert f"{shm.world_id('launchpad-503d59cbec258a71-0'):x}" == "dbc63bf4"  # the name of MPICH 5.0.2's file
 
 
-def test_only_what_is_of_our_worlds_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_our_worlds_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, folder = tmp_path / "shm", tmp_path / "job"
     memory.mkdir()
     folder.mkdir()

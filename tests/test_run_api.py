@@ -23,20 +23,21 @@ from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 NUMBER = 5
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No descriptor and no thread here, and by the fixture of the command no process and no file."""
+    """No descriptor and no thread here; the command's fixture checks for processes and files."""
     monkeypatch.setenv(MARK, launchpad.mark)
     monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
     monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
     before = len(os.listdir("/proc/self/fd"))
     handler = signal.getsignal(signal.SIGINT)
     yield
-    gc.collect()  # an exception that was caught holds frames, and they what was returned
+    gc.collect()  # an exception that was caught holds frames, which hold what was returned
     assert len(os.listdir("/proc/self/fd")) == before
     assert signal.getsignal(signal.SIGINT) is handler
     assert [thread.name for thread in threading.enumerate() if thread.name in ("launchpad", "control")] == []
@@ -56,7 +57,7 @@ def raises(rank: int, size: int) -> int:
 
 
 class Stubborn(Exception):
-    """Can be pickled, and not be made again."""
+    """Can be pickled but not unpickled."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(f"{one} and {other}")
@@ -72,14 +73,14 @@ def test_a_function_of_a_module_and_a_closure(capsys: pytest.CaptureFixture[str]
     assert [host for host, _ in results.places] == [results.places[0][0]] * 2
     assert results[results.places[1]] == results[1]
     assert results[1:] == ((5, __name__),)
-    with pytest.raises(KeyError, match="no rank has run at"):
+    with pytest.raises(KeyError, match="no rank ran at"):
         results["elsewhere", 0]
     captured = [NUMBER]
     more = lp.run(lambda x, y: (captured, x, y, os.environ["RANK"], os.environ["GIVEN"]), 1, "b", env={"GIVEN": "yes"})
     assert more == (([5], 1, "b", "0", "yes"),)
 
 
-def test_a_running_loop_a_thread_and_another_stdout() -> None:
+def test_in_a_running_loop_in_a_thread_and_with_another_stdout() -> None:
     async def cell() -> tuple[object, str]:
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
@@ -97,12 +98,11 @@ def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]
         lp.run(raises, nproc=3, backend=None)
     assert error.value.reason == "rank 1 of 3"
     assert isinstance(error.value.__cause__, lp.RemoteTraceback)
-    told = str(error.value.__cause__)
-    assert told.startswith("\nrank 1:\nTraceback (most recent call last):")
-    assert "in raises\n    raise UnicodeDecodeError(" in told
-    assert "nursery" not in told
-    said = capsys.readouterr().err
-    assert "Traceback" not in said  # it is not told twice
+    remote = str(error.value.__cause__)
+    assert remote.startswith("\nrank 1:\nTraceback (most recent call last):")
+    assert "in raises\n    raise UnicodeDecodeError(" in remote
+    assert "forkserver" not in remote
+    assert "Traceback" not in capsys.readouterr().err  # it is not shown twice
 
     def stubborn() -> None:
         raise Stubborn(1, 2)
@@ -112,7 +112,7 @@ def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]
     assert "raise Stubborn(1, 2)" in str(other.value.__cause__)
 
 
-def test_its_jobs_are_recorded_and_can_be_asked(launchpad: Launchpad, tmp_path: Path) -> None:
+def test_its_jobs_are_recorded_and_can_be_asked_for_stacks(launchpad: Launchpad, tmp_path: Path) -> None:
     with pytest.raises(UnicodeDecodeError):
         lp.run(raises, nproc=2, backend=None)
     why = launchpad.run("why").stdout
@@ -147,7 +147,7 @@ def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None
     assert (error.value.rank, error.value.code) == (0, 3)
     with pytest.raises(lp.RankError, match="killed by SIGKILL"):
         lp.run(lambda: os.kill(os.getpid(), signal.SIGKILL), backend=None)
-    with pytest.raises(lp.RankError, match=r"rank 0 left \(exit code 0\) before its function had returned"):
+    with pytest.raises(lp.RankError, match=r"rank 0 exited \(exit code 0\) before its function returned"):
         lp.run(lambda: sys.exit(), backend=None)
     with pytest.raises(lp.JobTimeout, match=r"ran longer than timeout=0\.5 s"):
         lp.run(wait_for_ever, backend=None, timeout=0.5)
@@ -158,7 +158,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_the_part_that_cannot_be_pickled_is_named() -> None:
     lock = threading.Lock()
 
     class Holder:
@@ -167,24 +167,24 @@ def test_what_cannot_be_pickled_is_named() -> None:
 
     with pytest.raises(lp.UnpicklableError, match=r"argument 2\.inner\['lock'\]\[0\] \(a lock\) can't be pickled"):
         lp.run(print, 1, Holder(), nproc=2, backend=None)
-    with pytest.raises(TypeError, match=r"lock, which the function .* uses, \(a lock\) can't be pickled.*; make it"):
+    with pytest.raises(TypeError, match=r"lock, which the function .* uses, \(a lock\) can't be pickled.*; create it"):
         lp.run(lambda: lock, backend=None)
     with pytest.raises(lp.UnpicklableError, match=r"what rank 0 returned\['x'\] \(a lock\) can't be pickled"):
         lp.run(lambda: {"x": threading.Lock()}, backend=None)
 
 
-def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, message in (
         ({"backend": "tcp"}, "backend='tcp'"),
         ({"timeout": 0}, "timeout=0"),
-        ({"nproc": 2, "hosts": "a:3"}, "a has 3 ranks there, and --nproc asks for 2"),
-        ({"env": {"RANK": "3"}}, "RANK is launchpad's to set"),
+        ({"nproc": 2, "hosts": "a:3"}, "a is given 3 ranks, but --nproc asks for 2"),
+        ({"env": {"RANK": "3"}}, "launchpad sets RANK"),
     ):
         with pytest.raises(lp.UsageError, match=message):
             lp.run(by_reference, **options)
-    with pytest.raises(lp.UsageError, match="can't be called"):
+    with pytest.raises(lp.UsageError, match="3 is not callable"):
         lp.run(3)
-    with pytest.raises(lp.UsageError, match=r"takes \(x\); a function"):
+    with pytest.raises(lp.UsageError, match=r"takes \(x\); it must take \(rank, size\), or nothing"):
         lp.run(lambda x: x, backend=None)
     if importlib.util.find_spec("torch") is not None:
         with pytest.raises(lp.FrontendError, match="nccl: "):
@@ -194,6 +194,27 @@ def test_what_makes_no_sense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(lp.UsageError, match="each rank would start ranks"):
         lp.run(by_reference)
+
+
+def spawns(program: str) -> str:
+    from mpi4py import MPI
+
+    spawned = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from mpi4py import MPI; {program}"], maxprocs=2)
+    spawned.Barrier()
+    spawned.Disconnect()
+    return "done"
+
+
+@needs_torch
+@needs_mpi
+def test_ranks_that_a_rank_spawns(capfd: pytest.CaptureFixture[str]) -> None:
+    """Their output is shown, and their failure is the job's."""
+    meets = "parent = MPI.Comm.Get_parent(); parent.Barrier(); parent.Disconnect()"
+    assert lp.run(spawns, f"print('spawned'); {meets}", backend="mpi", timeout=DEADLINE) == ("done",)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[1] spawned", "[2] spawned"]
+    with pytest.raises(lp.RankError, match="spawned by rank 0, failed first: exit code 3") as error:
+        lp.run(spawns, "import os; os._exit(3)", backend="mpi", timeout=DEADLINE)
+    assert (error.value.rank in (1, 2), error.value.code) == (True, 3)
 
 
 SCRIPT = """
@@ -228,7 +249,7 @@ for result in results:
     assert result["none"].shape == (0, 2) and bool(result["flag"]) and result["flag"].shape == ()
     assert type(result["parameter"]) is torch.nn.Parameter and result["parameter"].requires_grad
     assert (result["array"] == x.numpy()).all() and result["by"] == 3
-    result["x"] += 1  # they are the caller's, to be changed
+    result["x"] += 1  # the caller may change them
     result["array"] += 1
 maps = open("/proc/self/maps").read()
 assert maps.count("launchpad-result-") == 2, maps  # not copied
@@ -264,7 +285,7 @@ def python(launchpad: Launchpad, *words: str, **options: object) -> subprocess.C
 def test_at_the_prompt_the_head_imports_no_torch(launchpad: Launchpad) -> None:
     lines = (
         "import sys, launchpad",
-        "assert 'launchpad.functions' not in sys.modules and 'click' not in sys.modules",
+        "assert 'launchpad.api' not in sys.modules and 'click' not in sys.modules",
         "def f(x):",
         "    print('hello')",
         "    return x + 1",
@@ -291,7 +312,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> None:
+def test_ctrl_c_stops_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> None:
     argv = [sys.executable, "-c", INTERRUPTED]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, env=launchpad.environ, cwd=launchpad.folder, **pipes) as process:
@@ -303,7 +324,7 @@ def test_ctrl_c_ends_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> 
     assert b"Traceback" not in err
 
 
-def test_a_module_that_calls_it_as_it_is_imported_starts_no_cascade(launchpad: Launchpad) -> None:
+def test_a_module_that_calls_it_on_import_starts_no_cascade(launchpad: Launchpad) -> None:
     (launchpad.folder / "cascade.py").write_text(
         "import launchpad\ndef f(): return 1\nprint(launchpad.run(f, nproc=2, backend=None))\n"
     )
@@ -312,7 +333,7 @@ def test_a_module_that_calls_it_as_it_is_imported_starts_no_cascade(launchpad: L
     assert "UsageError: launchpad.run was called in a rank" in done.stderr
 
 
-def test_a_module_that_is_on_no_path_goes_by_value(launchpad: Launchpad) -> None:
+def test_a_module_that_is_not_importable_is_pickled_by_value(launchpad: Launchpad) -> None:
     (launchpad.folder / "test_it.py").write_text(
         "import launchpad as lp\nY = 3\ndef f(x): return x + Y\ndef test(): assert lp.run(f, 1, backend=None) == (4,)\n"
     )
@@ -331,7 +352,7 @@ def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
 def test_over_ssh(
     launchpad: Launchpad, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Large arguments and results, a module of the folder that is sent, an exception, on hosts with no cloudpickle."""
+    """Large arguments and results, a module of the synced folder, and an exception, on hosts without cloudpickle."""
     import numpy
 
     (launchpad.folder / "ours.py").write_text("FACTOR = 3\ndef scaled(x): return x * FACTOR\n")
@@ -349,7 +370,7 @@ def test_over_ssh(
         shown = any(word in Path(f"/proc/{pid}/cmdline").read_text() for pid in (os.getpid(), os.getppid()))
         return ours.scaled(x), dist.get_rank(), shown, ours.__file__
 
-    big = numpy.arange(3 << 20, dtype=numpy.float64)  # 24 MiB: more than may be under way
+    big = numpy.arange(3 << 20, dtype=numpy.float64)  # 24 MiB: more than may be in flight
     results = lp.run(train, big, secret, **there)
     assert results.places == (("n1", 0), ("n2", 0), ("n2", 1))
     for rank, (scaled, number, shown, file) in enumerate(results):

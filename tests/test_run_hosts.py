@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from launchpad.errors import ConnectError, NodeError, UsageError
-from launchpad.events import Surveyed
-from launchpad.head.survey import check_machines, check_versions
+from launchpad.head.node_facts import check_machines, check_versions
+from launchpad.protocol.events import NodeFacts
 from launchpad.transport.ssh import link
-from launchpad.transport.ssh.dial import Dialer
-from launchpad.transport.ssh.parcel import parcel
+from launchpad.transport.ssh.bundle import bundle
+from launchpad.transport.ssh.config import SshConfig
+from launchpad.transport.ssh.connection_pool import ConnectionPool
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
 from tests.sshd import Cluster, needs_sshd
 
@@ -131,7 +133,9 @@ def test_a_hostfile(launchpad: Launchpad, hosts: Hosts) -> None:
 def test_a_hostfile_without_a_name_is_not_taken_for_none(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--hostfile", "", "echo", "ran here")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "launchpad: error: --hostfile : No such file or directory; name a file with a host a line\n"
+    assert (
+        done.stderr == "launchpad: error: --hostfile : No such file or directory; give a file with one host per line\n"
+    )
 
 
 def test_what_would_run_is_shown_by_host(launchpad: Launchpad, hosts: Hosts) -> None:
@@ -195,7 +199,7 @@ def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Laun
     hosts.hosts[1].start()
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, output
-    assert b"launchpad: failed: n2 was lost (its agent hung up); all ranks are started again (restart 1 of 1)" in output
+    assert b"launchpad: failed: n2 was lost (its agent hung up); restarting all ranks (restart 1 of 1)" in output
     assert output.count(b"attempt 1") == 2
 
 
@@ -209,7 +213,10 @@ def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> 
     _, errors = process.communicate(timeout=DEADLINE)
     assert (process.returncode, errors.splitlines()[:-2]) == (
         4,
-        [b"launchpad: n2 was lost: its agent hung up; it ran ranks 1-2", b"launchpad: stopped because of it: rank 0"],
+        [
+            b"launchpad: n2 was lost: its agent hung up; it was running ranks 1-2",
+            b"launchpad: stopped because of it: rank 0",
+        ],
     )
     assert not launchpad.survivors()
 
@@ -284,14 +291,14 @@ def test_a_folder_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
         "launchpad: error: 2 of 2 hosts can't take part, so nothing was started:\n"
         "  n1  no such folder: there is no folder /no/such/folder\n"
         "  n2  no such folder: there is no folder /no/such/folder\n"
-        "give --wdir a folder that all hosts have, or send this one with --sync\n"
+        "give --wdir a folder that exists on all hosts, or copy this one with --sync\n"
     )
 
 
 def test_a_python_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, "-H", "n1", "--python", "/no/python", "show.py")
     assert done.returncode == 3
-    assert "n1  no Python: /no/python can't be run there" in done.stderr
+    assert "n1  no Python: can't run /no/python there" in done.stderr
 
 
 def test_a_python_that_is_too_old(launchpad: Launchpad, hosts: Hosts) -> None:
@@ -317,6 +324,25 @@ def test_one_host_of_several_that_can_not_be_reached(launchpad: Launchpad, hosts
     assert not (launchpad.folder / "started").exists()
 
 
+def test_a_wrong_ssh_config_is_one_sentence_however_many_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    hosts.configure("Bogus yes")
+    done = hosts.run(launchpad, "-H", "n1,n2,n3", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"launchpad: error: ssh's configuration of n1: {hosts.ssh_config}: line 1: Bad configuration option: bogus; "
+        f"correct it and try ssh -G -F {hosts.ssh_config} n1\n"
+    )
+
+
+def test_ctrl_c_while_a_match_exec_hangs(launchpad: Launchpad, hosts: Hosts) -> None:
+    started = launchpad.folder / "started"
+    hosts.configure(f'Match exec "touch {started}; sleep 600"\n')
+    process = hosts.begin(launchpad, "-H", "n1,n2", "true")
+    wait_until(started.exists, "the Match exec to run")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130
+
+
 def test_two_names_of_one_machine_are_refused(launchpad: Launchpad, hosts: Hosts) -> None:
     hosts.configure(f"Host other\n  HostName 127.0.0.2\n  Port {hosts.hosts[0].port}\n")
     done = hosts.run(launchpad, "-H", "n1:2,other:2", "true")
@@ -334,7 +360,7 @@ def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> Non
     with Hosts(launchpad, tmp_path / "ssh", "ForceCommand echo This account is not available.; exit 1") as hosts:
         done = hosts.run(launchpad, "-H", "n1", "true")
     assert done.returncode == 3
-    assert "n1  protocol: its shell ended with exit code 1 before the agent was started" in done.stderr
+    assert "n1  protocol: its shell exited with code 1 before the agent started" in done.stderr
     assert "This account is not available." in done.stderr
 
 
@@ -362,7 +388,7 @@ def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts,
 def test_the_agent_is_sent_once_and_kept_private(launchpad: Launchpad, hosts: Hosts) -> None:
     assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
     (kept,) = (hosts.cache / "launchpad").iterdir()
-    assert kept.name == f"agent-{parcel()[0]}"
+    assert kept.name == f"agent-{bundle()[0]}"
     assert (hosts.cache / "launchpad").stat().st_mode & 0o777 == 0o700
     before = kept.stat().st_ino
     assert lines(hosts.run(launchpad, "-H", "n1,n2", "true")) == []
@@ -390,10 +416,13 @@ def test_ranks_find_our_launchpad_where_none_is_installed(launchpad: Launchpad, 
     venv = launchpad.folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=DEADLINE)
     (next(venv.glob("lib/python3*/site-packages")) / "torch.pth").write_text(f"{paths}\n")
-    done = hosts.run(launchpad, "-H", "n1", "--python", venv / "bin" / "python", "--start-method", method, "imports.py")
-    (line,) = lines(done)
+    python = venv / "bin" / "python"
+    (line,) = lines(hosts.run(launchpad, "-H", "n1", "--python", python, "--start-method", method, "imports.py"))
     assert line.startswith(f"[0] {hosts.cache}/launchpad/agent-")
     assert line.endswith("/for_ranks/launchpad/__init__.py")
+    source = "import os\ndef unused():\n    import torch\nprint(os.environ.get('PYTHONPATH'))\n"
+    (launchpad.folder / "path.py").write_text(source)
+    assert lines(hosts.run(launchpad, "-H", "n1", "--python", python, "--no-hooks", "path.py")) == ["[0] None"]
 
 
 def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
@@ -401,7 +430,7 @@ def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
     places = [str(tmp_path / name) for name in "ab"]
     code = f"import io; from launchpad.transport.ssh import bootstrap; bootstrap._bases = lambda: {places}\n"
     code += "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\nbootstrap.main(io.FileIO(0))"
-    digest, data = parcel()
+    digest, data = bundle()
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
         input=f"{digest} {len(data)}\n".encode() + data,
@@ -410,7 +439,9 @@ def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (1, b"\0launchpad need\n")
     tried = "; ".join(f"{place}: File too large" for place in places)
-    assert done.stderr.decode() == f"no folder can be made for the agent ({tried}); make room, or a home folder"
+    assert done.stderr.decode() == (
+        f"can't store the agent ({tried}); free some space, or provide a writable home directory"
+    )
     assert [os.listdir(place) for place in places] == [[], []]
 
 
@@ -420,7 +451,7 @@ def test_the_last_words_of_a_node_that_never_answers(launchpad: Launchpad, hosts
     python.chmod(0o755)
     done = hosts.run(launchpad, "-H", "n1", "--python", python, "true")
     assert done.returncode == 3
-    assert done.stderr == "launchpad: error: n1: the agent ended before any rank was started: it said (no room)\n"
+    assert done.stderr == "launchpad: error: n1: the agent ended before any rank was started: it said: no room\n"
 
 
 def test_a_cache_that_can_only_be_read(launchpad: Launchpad, hosts: Hosts) -> None:
@@ -438,16 +469,16 @@ def test_a_host_that_runs_another_command(
 ) -> None:
     monkeypatch.setattr(link, "START_SECONDS", 1.0)
     with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {forced}") as hosts:
-        dialer = Dialer(str(hosts.ssh_config))
-        with pytest.raises(ConnectError, match=r"^n1: timed out: no answer to the command .* \(ForceCommand\)\?$"):
-            link.SshLink("n1", dialer.connect("n1"), "python3", exact=True)
-        dialer.close()
+        pool = ConnectionPool(SshConfig(str(hosts.ssh_config)))
+        with pytest.raises(ConnectError, match=r"^n1: timed out: the agent did not start .* \(ForceCommand\)\?$"):
+            link.SshLink("n1", pool.connect("n1"), "python3", exact=True)
+        pool.close()
 
 
 def test_a_host_that_opens_no_session(launchpad: Launchpad, tmp_path: Path) -> None:
     with Hosts(launchpad, tmp_path / "ssh", "MaxSessions 0") as hosts:
         done = hosts.run(launchpad, "-H", "n1", "true")
-    assert "n1  protocol: its sshd opens no session (" in done.stderr
+    assert "n1  protocol: its sshd refused a session (" in done.stderr
 
 
 # --sync
@@ -546,23 +577,23 @@ def test_gloo_over_hosts_again_and_again(launchpad: Launchpad, hosts: Hosts, met
 # Whether nodes fit together.
 
 
-def surveyed(**facts: object) -> Surveyed:
-    return Surveyed(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "", "m", [])._replace(**facts)
+def facts_of(**facts: object) -> NodeFacts:
+    return NodeFacts(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "", "m", [])._replace(**facts)
 
 
 def test_another_python_or_torch_is_named() -> None:
     names = ["a", "b"]
-    check_versions(names, [surveyed(), surveyed(version="3.11.2")], torch=True)
+    check_versions(names, [facts_of(), facts_of(version="3.11.2")], torch=True)
     with pytest.raises(
-        NodeError, match=r"  b  wrong Python: 3\.12 \(/usr/bin/python3\), and a has 3\.11 \(/usr/bin/python3\)"
+        NodeError, match=r"  b  wrong Python: 3\.12 \(/usr/bin/python3\), but a has 3\.11 \(/usr/bin/python3\)"
     ):
-        check_versions(names, [surveyed(), surveyed(version="3.12.0")], torch=False)
-    with pytest.raises(NodeError, match=r"  b  wrong torch: none \(/usr/bin/python3\), and a has 2\.13\.0"):
-        check_versions(names, [surveyed(), surveyed(torch="")], torch=True)
-    check_versions(names, [surveyed(), surveyed(torch="")], torch=False)
+        check_versions(names, [facts_of(), facts_of(version="3.12.0")], torch=False)
+    with pytest.raises(NodeError, match=r"  b  wrong torch: none \(/usr/bin/python3\), but a has 2\.13\.0"):
+        check_versions(names, [facts_of(), facts_of(torch="")], torch=True)
+    check_versions(names, [facts_of(), facts_of(torch="")], torch=False)
 
 
 def test_one_machine_under_two_names() -> None:
-    check_machines(["a", "b"], [surveyed(machine="1"), surveyed(machine="2")])
+    check_machines(["a", "b"], [facts_of(machine="1"), facts_of(machine="2")])
     with pytest.raises(UsageError, match=r"^a and b are one machine"):
-        check_machines(["a", "b"], [surveyed(), surveyed()])
+        check_machines(["a", "b"], [facts_of(), facts_of()])

@@ -1,4 +1,4 @@
-"""`launchpad run --backend mpi` with a real MPICH: one MPI_COMM_WORLD, on one node or several, and how it ends."""
+"""`launchpad run --backend mpi` with a real MPICH: one MPI_COMM_WORLD on one or several nodes, and how it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not _has_mpich(), reason="mpich and mpi4py are n
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
-# How the ranks come to be: each by itself, or forked from a process that has imported something before.
+# How the ranks are started: each on its own, or forked from a process that has imported something.
 WAYS = [
     pytest.param((), id="executed"),
     pytest.param(("--preload", "mpi4py"), id="forked"),
@@ -43,7 +43,7 @@ MPI = ("--backend", "mpi")
 
 
 def mpi(launchpad: Launchpad, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run to the end, and fail if any shared memory is left."""
+    """Run to the end, and check that no shared memory is left."""
     done = launchpad.run("run", *MPI, *args)
     _no_memory_is_left(done.stdout)
     return done
@@ -55,7 +55,7 @@ def _no_memory_is_left(output: str) -> None:
     assert not [name for name in names if os.path.exists(f"/dev/shm/{name}")]
 
 
-def said(done: subprocess.CompletedProcess[str], word: str) -> list[str]:
+def printed(done: subprocess.CompletedProcess[str], word: str) -> list[str]:
     """What follows a word on the ranks' lines, sorted."""
     return sorted(re.findall(rf"^\[.*\] {word} (.*)$", done.stdout, re.M))
 
@@ -69,7 +69,7 @@ def sums(size: int) -> list[str]:
 def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", size, *way, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == sums(size)
+    assert printed(done, "sum") == sums(size)
 
 
 @needs_torch
@@ -80,13 +80,13 @@ def test_a_world_of_ranks_that_import_torch(launchpad: Launchpad) -> None:
     )
     done = mpi(launchpad, "-n", 3, "both.py")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == ["[3.0, 3.0, 3.0]"] * 3
+    assert printed(done, "sum") == ["[3.0, 3.0, 3.0]"] * 3
 
 
-def test_a_program_that_is_no_python_script(launchpad: Launchpad) -> None:
+def test_a_program_that_is_not_a_python_script(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "-n", 2, "--no-python", sys.executable, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == sums(2)
+    assert printed(done, "sum") == sums(2)
 
 
 def test_a_module_and_its_place_on_the_path(launchpad: Launchpad) -> None:
@@ -94,33 +94,33 @@ def test_a_module_and_its_place_on_the_path(launchpad: Launchpad) -> None:
     (launchpad.folder / "main.py").write_text(
         "import sys, beside\nprint('found', beside.size, sys.argv[1:], sys.orig_argv[1:3], __name__)\n"
     )
-    assert said(mpi(launchpad, "-n", 2, "-m", "main", "x"), "found") == ["2 ['x'] ['-u', '-m'] __main__"] * 2
-    assert said(mpi(launchpad, "-n", 2, "main.py", "x"), "found") == ["2 ['x'] ['-u', 'main.py'] __main__"] * 2
+    assert printed(mpi(launchpad, "-n", 2, "-m", "main", "x"), "found") == ["2 ['x'] ['-u', '-m'] __main__"] * 2
+    assert printed(mpi(launchpad, "-n", 2, "main.py", "x"), "found") == ["2 ['x'] ['-u', 'main.py'] __main__"] * 2
 
 
-def test_one_program_after_the_other(launchpad: Launchpad) -> None:
+def test_two_programs_in_a_row(launchpad: Launchpad) -> None:
     program = launchpad.folder / "twice.sh"
     program.write_text(f"#!/bin/sh\nset -e\nfor one in 1 2; do {sys.executable} $1 sum; done\n")
     program.chmod(0o755)
     done = mpi(launchpad, "-n", 2, "./twice.sh", "mpi_does.py")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == sorted(sums(2) * 2)
+    assert printed(done, "sum") == sorted(sums(2) * 2)
 
 
-def test_what_scripts_for_other_launchers_read(launchpad: Launchpad) -> None:
+def test_the_variables_that_scripts_for_other_launchers_read(launchpad: Launchpad) -> None:
     (launchpad.folder / "show.py").write_text(
         "import os\nnames = 'RANK WORLD_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS OMPI_COMM_WORLD_RANK "
         "OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_NODE_RANK "
         "LAUNCHPAD_BACKEND'\nprint('has', *(os.environ[name] for name in names.split()))\n"
     )
     done = launchpad.run("run", *MPI, "-n", 2, "show.py")
-    assert said(done, "has") == ["0 2 0 2 0 2 0 2 0 2 0 mpi", "1 2 1 2 1 2 1 2 1 2 1 mpi"]
-    assert "launchpad: no rank has called MPI_Init of an MPICH" in done.stderr
+    assert printed(done, "has") == ["0 2 0 2 0 2 0 2 0 2 0 mpi", "1 2 1 2 1 2 1 2 1 2 1 mpi"]
+    assert "launchpad: no rank called MPI_Init of MPICH" in done.stderr
     done = launchpad.run("run", "--backend", "gloo", "-n", 1, "sh", "-c", "echo has $LAUNCHPAD_BACKEND $PMI_RANK")
-    assert (said(done, "has"), done.stderr) == (["gloo"], "")
+    assert (printed(done, "has"), done.stderr) == (["gloo"], "")
 
 
-def test_hydra_starts_scripts_as_ever(launchpad: Launchpad) -> None:
+def test_hydra_still_starts_scripts(launchpad: Launchpad) -> None:
     hydra = Path(sys.executable).parent / "mpiexec.hydra"
     script = Path(__file__).parent / "programs" / "mpi_does.py"
     done = subprocess.run(
@@ -130,9 +130,9 @@ def test_hydra_starts_scripts_as_ever(launchpad: Launchpad) -> None:
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("sum")) == ["sum 0 2 3", "sum 1 2 3"]
 
 
-def test_a_world_within_a_world_of_another_launcher(launchpad: Launchpad) -> None:
+def test_a_world_inside_another_launchers_world(launchpad: Launchpad) -> None:
     launchpad.environ |= {"PMI_RANK": "1", "PMI_SIZE": "7", "PMI_PORT": "nowhere:1", "PMI_ID": "1", "PMI_FD": "9"}
-    assert said(mpi(launchpad, "-n", 2, "mpi_does.py", "sum"), "sum") == sums(2)
+    assert printed(mpi(launchpad, "-n", 2, "mpi_does.py", "sum"), "sum") == sums(2)
 
 
 # How it ends.
@@ -153,7 +153,7 @@ def test_an_exception_in_one_rank_ends_all(launchpad: Launchpad, way: tuple[str,
     assert re.search(r"launchpad: rank 1 failed first: \w+: .* \(exit code 1, pid ", done.stderr)
     trace = re.findall(r"^\[1\] (.*)$", done.stderr, re.M)
     assert trace[0] == "Traceback (most recent call last):"
-    assert "mpi_does.py" in trace[1]  # no frame of ours is above the program's
+    assert "mpi_does.py" in trace[1]  # none of our own frames come before the program's
     assert trace[-1] == "ValueError: no good"
 
 
@@ -165,11 +165,11 @@ def test_an_exit_code_of_one_rank_ends_all(launchpad: Launchpad, way: tuple[str,
 
 
 @EXECUTED_OR_FORKED
-def test_a_rank_that_leaves_without_finalize_has_failed(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+def test_a_rank_that_exits_without_finalize_has_failed(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "leave", 1)
     assert done.returncode == 1
     assert (
-        "launchpad: rank 1 failed first: left without MPI_Finalize, after MPI_Init; its exit code was 0" in done.stderr
+        "launchpad: rank 1 failed first: exited with code 0 after MPI_Init, without calling MPI_Finalize" in done.stderr
     )
 
 
@@ -177,11 +177,12 @@ def test_a_rank_that_leaves_without_finalize_has_failed(launchpad: Launchpad, wa
 def test_a_rank_that_never_joins_has_failed(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "absent", 1)
     assert done.returncode == 1
-    assert "rank 1 failed first: left without MPI_Init, in which others wait for it; its exit code was 0" in done.stderr
+    text = "rank 1 failed first: exited with code 0 without calling MPI_Init, in which others wait for it"
+    assert text in done.stderr
 
 
 @EXECUTED_OR_FORKED
-def test_a_rank_that_finalizes_may_leave_as_it_likes(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+def test_a_rank_that_finalizes_may_exit_in_any_way(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", 3, *way, "mpi_does.py", "finalize")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -203,7 +204,7 @@ def test_restarts(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     assert first != second
 
 
-def test_no_memory_is_left_where_the_agent_was_killed(launchpad: Launchpad) -> None:
+def test_no_memory_is_left_after_the_agent_was_killed(launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
         "import os, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.barrier()\nopen(f'here{os.getppid()}', 'w').close()\n"
         "named = {part.split()[0] for part in open('/proc/self/maps').read().split('/dev/shm/')[1:]}\n"
@@ -216,18 +217,18 @@ def test_no_memory_is_left_where_the_agent_was_killed(launchpad: Launchpad) -> N
     os.kill(agent, signal.SIGKILL)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 4
-    wait_until(lambda: not launchpad.survivors(), "the guard to leave")
+    wait_until(lambda: not launchpad.survivors(), "the guard to exit")
     assert lines.count("mpich_shm_") == 2
     _no_memory_is_left(lines)
 
 
-# Names, and worlds that are spawned.
+# Published names and spawned worlds.
 
 
 def test_names_are_published_looked_up_and_unpublished(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "-n", 3, "mpi_does.py", "publish")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "heard") == ["a word"]
+    assert printed(done, "heard") == ["a word"]
     assert "[1] gone" in done.stdout.splitlines()
 
 
@@ -235,9 +236,9 @@ def test_names_are_published_looked_up_and_unpublished(launchpad: Launchpad) -> 
 def test_spawned_processes_are_ranks_too(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", 2, *way, "mpi_does.py", "spawn")
     assert done.returncode == 0, done.stderr
-    assert said(done, "told") == ["33", "33"]  # what the others gave: 10 + 11 + 12
-    assert said(done, "spawned") == ["0 3 2 1", "1 3 2 1", "2 3 2 1"]
-    assert re.search(r"^launchpad: rank 0 has spawned ranks 2-4: .*mpi_does.py spawned -1$", done.stderr, re.M)
+    assert printed(done, "told") == ["33", "33"]  # the sum of what the others sent: 10 + 11 + 12
+    assert printed(done, "spawned") == ["0 3 2 1", "1 3 2 1", "2 3 2 1"]
+    assert re.search(r"^launchpad: rank 0 spawned ranks 2-4: .*mpi_does.py spawned -1$", done.stderr, re.M)
     assert re.search(r"^\[4\] spawned", done.stdout, re.M)
 
 
@@ -250,7 +251,7 @@ def test_the_failure_of_a_spawned_rank_ends_the_job(launchpad: Launchpad) -> Non
     assert log.read_text().endswith("ValueError: no good\n")
 
 
-def test_what_can_not_be_spawned_ends_the_job(launchpad: Launchpad) -> None:
+def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     (launchpad.folder / "spawns.py").write_text(
         "from mpi4py import MPI\nMPI.COMM_WORLD.Spawn('no-such-program', maxprocs=1)\n"
     )
@@ -271,20 +272,20 @@ def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
 @needs_sshd
 @EXECUTED_OR_FORKED
 @pytest.mark.parametrize("slots", ["n1:2,n2:2", "n2:1,n1:3", "n1:1,n2:2,n3:2"])
-def test_a_world_over_hosts(launchpad: Launchpad, hosts: Hosts, way: tuple[str, ...], slots: str) -> None:
+def test_a_world_across_hosts(launchpad: Launchpad, hosts: Hosts, way: tuple[str, ...], slots: str) -> None:
     size = sum(int(slot[-1]) for slot in slots.split(","))
     done = hosts.run(launchpad, *MPI, *way, "-H", slots, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == sums(size)
+    assert printed(done, "sum") == sums(size)
     _no_memory_is_left(done.stdout)
 
 
 @needs_sshd
 @pytest.mark.parametrize("netmod", ["ucx", "ofi"])
-def test_either_of_the_networks_of_the_mpich_wheel(launchpad: Launchpad, hosts: Hosts, netmod: str) -> None:
+def test_either_network_of_the_mpich_wheel(launchpad: Launchpad, hosts: Hosts, netmod: str) -> None:
     done = hosts.run(launchpad, *MPI, "-x", f"MPIR_CVAR_CH4_NETMOD={netmod}", "-H", "n1:2,n2:1", "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said(done, "sum") == sums(3)
+    assert printed(done, "sum") == sums(3)
 
 
 @needs_sshd
@@ -293,12 +294,14 @@ def test_either_of_the_networks_of_the_mpich_wheel(launchpad: Launchpad, hosts: 
     [
         ("abort", 5, "called MPI_Abort(5)"),
         ("raise", 1, "ValueError: no good (exit code 1"),
-        ("leave", 1, "left without MPI_Finalize"),
-        ("absent", 1, "left without MPI_Init, in which others wait for it"),
+        ("leave", 1, "exited with code 0 after MPI_Init, without calling MPI_Finalize"),
+        ("absent", 1, "exited with code 0 without calling MPI_Init, in which others wait for it"),
     ],
 )
 @pytest.mark.parametrize("rank", [1, 2])
-def test_the_end_over_hosts(launchpad: Launchpad, hosts: Hosts, what: str, code: int, words: str, rank: int) -> None:
+def test_how_a_world_across_hosts_ends(
+    launchpad: Launchpad, hosts: Hosts, what: str, code: int, words: str, rank: int
+) -> None:
     done = hosts.run(launchpad, *MPI, "-H", "n1:2,n2:2", "mpi_does.py", what, rank)
     assert done.returncode == code
     assert f"launchpad: rank {rank} on n{1 + rank // 2} failed first: {words}" in done.stderr
@@ -312,38 +315,38 @@ def test_a_host_that_never_joins_has_failed(launchpad: Launchpad, hosts: Hosts, 
     done = hosts.run(launchpad, *MPI, "-H", slots, "mpi_does.py", "absent", rank)
     assert done.returncode == 1
     name = f"rank {rank} on n{1 if rank == 0 else 2}"
-    assert f"{name} failed first: left without MPI_Init, in which others wait for it" in done.stderr
+    assert f"{name} failed first: exited with code 0 without calling MPI_Init, in which others" in done.stderr
 
 
 @needs_sshd
-def test_names_and_spawned_ranks_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+def test_names_and_spawned_ranks_across_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:2", "mpi_does.py", "publish")
-    assert (done.returncode, said(done, "heard")) == (0, ["a word"])
+    assert (done.returncode, printed(done, "heard")) == (0, ["a word"])
     done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "mpi_does.py", "spawn")
-    assert (done.returncode, said(done, "told")) == (0, ["33", "33"])
+    assert (done.returncode, printed(done, "told")) == (0, ["33", "33"])
     assert re.search(r"^\[n1 4\] spawned", done.stdout, re.M)
 
 
 @needs_sshd
-def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+def test_restarts_across_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, *MPI, "--max-restarts", 1, "-H", "n1:1,n2:2", "mpi_does.py", "once", 2)
     assert done.returncode == 0
     assert "failed: rank 2 on n2, killed by SIGKILL" in done.stderr
 
 
 @needs_namespaces
-def test_hosts_with_names_addresses_and_memory_of_their_own(launchpad: Launchpad, tmp_path: Path) -> None:
+def test_hosts_with_their_own_names_addresses_and_memory(launchpad: Launchpad, tmp_path: Path) -> None:
     with Network(tmp_path / "network", 2) as network:
         for what, code in (("sum", 0), ("kill", 137)):
             options = ("--ssh-config", network.ssh_config, *MPI, "-H", "h1:2,h2:1")
             argv = network.argv(*launchpad.argv("run", *options, "mpi_does.py", what, 2))
             done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ)
             assert done.returncode == code, done.stderr
-            assert said(done, "sum") == (sums(3) if what == "sum" else [])
+            assert printed(done, "sum") == (sums(3) if what == "sum" else [])
             assert network.exec("h1", "ls", "/dev/shm") == network.exec("h2", "ls", "/dev/shm") == ""
 
 
-def test_launchpads_on_each_node_form_no_mpi_world(launchpad: Launchpad) -> None:
+def test_separate_launchpads_cannot_form_an_mpi_world(launchpad: Launchpad) -> None:
     done = launchpad.run("run", *MPI, "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "true")
     assert done.returncode == 2
     assert "--backend mpi" in done.stderr

@@ -20,7 +20,7 @@ def test_stray_whose_name_is_cut_inside_a_character(launchpad: Launchpad) -> Non
     stray.symlink_to("/bin/sleep")
     done = launchpad.run("run", "bash", "-c", f"{shlex.quote(str(stray))} 100 & exit 0")
     assert done.returncode == 0, done.stderr
-    assert "launchpad: ended 1 process that ranks left behind" in done.stderr
+    assert "launchpad: killed 1 process that ranks left behind" in done.stderr
 
 
 def test_who_fails_while_others_are_being_started_is_blamed(launchpad: Launchpad) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import re
 import signal
 import subprocess
@@ -12,7 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conftest import Launchpad, wait_until
+from launchpad.console.open_files import MOST_OPEN
+from launchpad.job.plan import make_plan
+from launchpad.job.spec import JobSpec, StreamMap, Target
+from launchpad.protocol.events import AgentReady, Output, Restarted
+from launchpad.record.files import Files
+from tests.conftest import DEADLINE, Launchpad, wait_until
 
 
 def expected_flood(ranks: int, count: int) -> Counter[str]:
@@ -129,7 +136,8 @@ def test_paused_reader_slows_the_ranks_and_nothing_else(launchpad: Launchpad) ->
     wait_until(stands_still, "the rank to block")
     assert memory_of(process) < 100 << 20
     process.send_signal(signal.SIGINT)  # ends the job, though its output can't be written
-    assert process.stderr.readline() == b"launchpad: sent SIGINT to rank 0; they have 30 s, Ctrl-C kills them at once\n"
+    note = b"launchpad: sent SIGINT to rank 0; they have 30 s to exit; Ctrl-C kills them at once\n"
+    assert process.stderr.readline() == note
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
 
@@ -139,7 +147,7 @@ def test_reader_that_leaves_ends_the_job(launchpad: Launchpad) -> None:
     assert process.stdout.read(4).startswith(b"[")
     process.stdout.close()
     assert process.wait(timeout=60) == 128 + signal.SIGPIPE
-    assert b"standard output takes no more (Broken pipe)" in process.stderr.read()
+    assert b"standard output can't be written to (Broken pipe)" in process.stderr.read()
 
 
 def logs(folder: Path) -> dict[str, str]:
@@ -169,6 +177,30 @@ def test_log_dir_keeps_and_shows_everything(launchpad: Launchpad, talks: Path) -
         "attempt_0/0/stdout.log": "out 0\n",
         "attempt_0/1/stderr.log": "err 1\n",
         "attempt_0/1/stdout.log": "out 1\n",
+    }
+
+
+def test_files_of_many_ranks_need_few_descriptors(tmp_path: Path) -> None:
+    """Whether they are this attempt's or the last one's."""
+    spec = JobSpec(Target("program", "/bin/true"), nproc=100, tee=StreamMap(everywhere=3))
+    node = AgentReady(0, 0.0, 1, "here", 4, 0, None, 10_000, 10_000, 29500)
+    events: queue.SimpleQueue[object] = queue.SimpleQueue()
+    before = len(os.listdir("/proc/self/fd"))
+    files = Files(spec, make_plan(spec, [node], "0123abcd"), str(tmp_path), events.put, "89abcdef")
+    for attempt in range(3):
+        if attempt:
+            files.on(Restarted(0, attempt, 2, 0, 1, -1))
+        for rank in range(100):
+            assert files.on(Output(0, rank, 2, b"%d\n" % rank))
+        assert [events.get(timeout=DEADLINE).output.rank for _ in range(100)] == list(range(100))
+        assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert logs(tmp_path) == {
+        f"attempt_{attempt}/{rank}/{name}.log": f"{rank}\n" if name == "stderr" else ""
+        for attempt in range(3)
+        for rank in range(100)
+        for name in ("stdout", "stderr")
     }
 
 

@@ -34,27 +34,48 @@ CASES = {
     "too many processes": (["-n", "99999999", "ok.py"], "--nproc 99999999 "),
     "no gpu": (["-n", "gpu", "ok.py"], "--nproc gpu: "),
     "redirect": (["-r", "4", "ok.py"], "--redirects 4: '4' is not LOCAL_RANK:STREAMS; write 3 for all ranks"),
-    "redirect twice": (["-r", "0:1,0:2", "ok.py"], "--redirects 0:1,0:2: local rank 0 stands there twice"),
+    "redirect twice": (["-r", "0:1,0:2", "ok.py"], "--redirects 0:1,0:2: local rank 0 is given twice"),
     "tee": (["--tee", "0:3,x", "ok.py"], "--tee 0:3,x: 'x' is not LOCAL_RANK:STREAMS"),
     "filter": (["--local-ranks-filter", "0,x", "ok.py"], "--local-ranks-filter: '0,x' is not a list of local ranks"),
-    "env name": (["-x", "1A=secret", "ok.py"], "--env: the part before '=' is not a variable's name"),
+    "env name": (["-x", "1A=secret", "ok.py"], "--env: the part before '=' is not a variable name"),
     "env unset": (["-x", "NOT_SET", "ok.py"], "--env NOT_SET: NOT_SET is not set here, so it can't be passed on"),
-    "env contract": (["-x", "RANK=3", "ok.py"], "--env RANK: RANK is launchpad's to set"),
+    "env contract": (["-x", "RANK=3", "ok.py"], "--env RANK: launchpad sets RANK"),
     "env file": (["--env-file", "none", "ok.py"], "--env-file none: No such file or directory; give a file of"),
-    "env file line": (["--env-file", "vars", "ok.py"], "vars, line 2: the part before '=' is not a variable's name"),
+    "env file line": (["--env-file", "vars", "ok.py"], "vars, line 2: the part before '=' is not a variable name"),
     "env file binary": (["--env-file", "binary", "ok.py"], "--env-file binary: not UTF-8 text (byte 0)"),
     "python": (["--python", "nope", "ok.py"], "--python nope: no such interpreter, or not executable"),
     "grace": (["--grace", "soon", "ok.py"], "--grace: 'soon' is not a time; give seconds (30), or 5m"),
     "timeout": (["--timeout", "-1", "ok.py"], "--timeout: '-1' is not a time"),
     "log dir": (["--log-dir", "plain/logs", "ok.py"], "--log-dir "),
-    "module path": (["-m", "some/file.py"], "-m some/file.py: a module is named with dots"),
-    "module and program": (["-m", "--no-python", "x"], "-m runs a Python module and --no-python a program"),
-    "json alone": (["--json", "ok.py"], "--json says how --dry-run prints; add --dry-run"),
+    "module path": (["-m", "some/file.py"], "-m some/file.py: module names have dots"),
+    "module and program": (["-m", "--no-python", "x"], "-m runs a Python module, --no-python a program"),
+    "json alone": (["--json", "ok.py"], "--json only works with --dry-run; add --dry-run"),
     "unknown option": (
         ["--nprocs", "2", "ok.py"],
         "no such option '--nprocs'. (Did you mean one of: '--nnodes', '--nproc'?)",
     ),
 }
+
+
+# What Python has on Linux, and not on the other system.
+LINUX_ALONE = {
+    "darwin": "del select.epoll, os.sched_getaffinity, os.memfd_create",
+    "win32": "del select.epoll, os.sched_getaffinity, os.memfd_create, signal.SIGCHLD, signal.SIGHUP, signal.SIGTSTP\n"
+    "sys.modules |= dict.fromkeys(['fcntl', 'resource', 'termios', 'pwd', 'grp', 'pty'])",
+}
+
+
+@pytest.mark.parametrize("words", [[], ["run", "x.py"], ["--version"], ["hosts", "check"]])
+@pytest.mark.parametrize("platform", LINUX_ALONE)
+def test_another_system_is_told_apart_before_anything_fails_there(platform: str, words: list[str]) -> None:
+    lacks = f"import os, runpy, select, signal, sys\n{LINUX_ALONE[platform]}\nsys.platform = {platform!r}\n"
+    code = f"{lacks}sys.argv[1:] = {words}\nrunpy.run_module('launchpad', run_name='__main__', alter_sys=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"launchpad: error: launchpad needs Linux, and this is {platform}: run it on a Linux machine, or in a Linux "
+        "container or VM (WSL 2)\n"
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -93,7 +114,8 @@ def test_what_a_user_without_permission_is_told(launchpad: Launchpad) -> None:
     launchpad.folder.chmod(0o555)
     logs = launchpad.folder / "logs"
     done = launchpad.run("run", "--log-dir", logs, script, preexec_fn=drop_overrides)
-    assert done.stderr.startswith(f"launchpad: error: --log-dir {logs}: {logs}: Permission denied; choose a folder")
+    expected = f"launchpad: error: --log-dir {logs}: {logs}: Permission denied; choose a writable folder"
+    assert done.stderr.startswith(expected)
     assert done.returncode == 2
     launchpad.folder.chmod(0o755)
 
@@ -105,7 +127,7 @@ def test_more_ranks_than_open_files_allow(launchpad: Launchpad) -> None:
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 2
     assert re.search(
-        rb"--nproc 100 needs 332 open files, and the limit on .* is 128: raise it .* or start at most 32", err
+        rb"--nproc 100 needs 332 open files, but the limit on .* is 128: raise it .* or start at most 32", err
     )
 
 
@@ -116,14 +138,14 @@ def test_no_place_for_temporary_files(launchpad: Launchpad) -> None:
 
 def test_help_and_version(launchpad: Launchpad) -> None:
     assert launchpad.run("--version").stdout == f"launchpad {__version__}\n"
-    assert "Turn one command into N supervised ranks" in launchpad.run("--help").stdout
+    assert "Run N supervised ranks" in launchpad.run("--help").stdout
     text = launchpad.run("run", "--help").stdout
     for heading in (
         "How many ranks:",
         "What they run:",
         "Their environment:",
         "Their output:",
-        "The end:",
+        "When the job ends:",
         "Examples:",
     ):
         assert heading in text

@@ -1,4 +1,4 @@
-"""job/spec, job/environ, job/outcome and the options' readers: what the user writes, and how it is read back."""
+"""job/spec, job/environment, job/outcome and the parsers of options: what the user writes, and what it means."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from launchpad.cli import options
 from launchpad.errors import UsageError
-from launchpad.job.environ import parse_file, parse_option, travelling
+from launchpad.job.environment import forwarded, parse_file, parse_option
 from launchpad.job.outcome import Cause, CauseKind, exit_in_words, ranks_in_words
 from launchpad.job.spec import StreamMap, Target
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
 
 # StreamMap.
 
@@ -30,14 +30,14 @@ def test_one_number_means_all_ranks(number: int) -> None:
 
 @UNHURRIED
 @given(st.dictionaries(st.integers(0, 200), st.integers(0, 3), min_size=1, max_size=5))
-def test_pairs_mean_their_local_ranks_and_no_others(wanted: dict[int, int]) -> None:
+def test_pairs_mean_those_local_ranks_and_no_others(wanted: dict[int, int]) -> None:
     streams = StreamMap.parse(", ".join(f"{rank}:{number}" for rank, number in wanted.items()), "--tee")
     for rank in [*wanted, 201]:
         assert streams.has(rank, 1) + 2 * streams.has(rank, 2) == wanted.get(rank, 0)
     assert bool(streams) == any(wanted.values())
 
 
-def test_ranks_of_two_digits_are_read() -> None:
+def test_two_digit_ranks_are_parsed() -> None:
     streams = StreamMap.parse("10:3,11:1", "-r")
     assert streams.by_local_rank == {10: 3, 11: 1}
     assert not streams.has(1, 1)
@@ -46,14 +46,14 @@ def test_ranks_of_two_digits_are_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "4", "-1", "12", "all", "0:4", "0:", ":3", "0:3,", "0:3,x:1", "0:3;1:2", "-1:3", "0:3 1:2", "0: 3"]
 )
-def test_what_is_no_stream_map_is_refused_by_its_option_and_part(text: str) -> None:
+def test_a_malformed_stream_map_is_refused_with_its_option(text: str) -> None:
     with pytest.raises(UsageError, match="is not LOCAL_RANK:STREAMS") as caught:
         StreamMap.parse(text, "--redirects")
     assert str(caught.value).startswith(f"--redirects {text}: ")
 
 
-def test_a_local_rank_may_stand_there_only_once() -> None:
-    with pytest.raises(UsageError, match="--tee 0:1,0:2: local rank 0 stands there twice"):
+def test_a_local_rank_may_be_given_only_once() -> None:
+    with pytest.raises(UsageError, match="--tee 0:1,0:2: local rank 0 is given twice"):
         StreamMap.parse("0:1,0:2", "--tee")
 
 
@@ -65,7 +65,7 @@ def test_a_local_rank_may_stand_there_only_once() -> None:
         ("program", "/bin/ls", ("/bin/ls", "-x", "")),
     ],
 )
-def test_a_target_is_a_command_line(
+def test_a_target_becomes_a_command_line(
     kind: Literal["script", "module", "program"], name: str, argv: tuple[str, ...]
 ) -> None:
     assert Target(kind, name, ("-x", "")).argv("py", 0) == argv
@@ -84,21 +84,21 @@ def test_a_target_is_a_command_line(
         ("HERE", ("HERE", "v")),
     ],
 )
-def test_an_option_gives_a_variable_or_passes_one_on(text: str, pair: tuple[str, str]) -> None:
+def test_an_option_sets_a_variable_or_passes_one_on(text: str, pair: tuple[str, str]) -> None:
     assert parse_option(text, {"HERE": "v"}) == dict([pair])
 
 
 @pytest.mark.parametrize(
     "text", ["", "=hunter2", "1A=hunter2", "a-b=hunter2", "A B=hunter2", "hunter2!", "/etc/hunter2"]
 )
-def test_what_is_no_variable_is_refused_and_not_repeated(text: str) -> None:
+def test_a_malformed_variable_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(UsageError, match="write VAR=VALUE") as caught:
         parse_option(text, {})
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_value_with_a_nul_byte_is_refused_and_not_repeated() -> None:
-    with pytest.raises(UsageError, match="value of A has a NUL byte") as caught:
+    with pytest.raises(UsageError, match="value of A contains a NUL byte") as caught:
         parse_option("A=hunter2\0", {})
     assert "hunter2" not in str(caught.value)
 
@@ -108,7 +108,7 @@ def test_a_variable_that_is_not_set_here_cannot_be_passed_on() -> None:
         parse_option("NOPE", {"HERE": "v"})
 
 
-def test_a_file_is_read_as_people_write_them() -> None:
+def test_a_file_is_parsed_as_people_write_them() -> None:
     text = """
         # a comment
 
@@ -137,7 +137,7 @@ def test_a_file_is_read_as_people_write_them() -> None:
 
 
 @pytest.mark.parametrize("value", [" spaced ", "'quoted'", '"{}"'])
-def test_a_value_that_a_file_passes_on_is_passed_as_it_is(value: str) -> None:
+def test_a_value_that_a_file_passes_on_is_unchanged(value: str) -> None:
     assert parse_file("HERE\n", "job.env", {"HERE": value}) == {"HERE": value}
 
 
@@ -147,7 +147,7 @@ def test_only_a_newline_ends_a_line(character: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["hunter2!", "a-b=hunter2", "=hunter2", "A=hunter2\0", "NOPE"])
-def test_an_error_in_a_file_names_file_and_line_and_no_value(line: str) -> None:
+def test_an_error_in_a_file_names_the_file_and_the_line_and_not_the_value(line: str) -> None:
     with pytest.raises(UsageError, match=r"^job\.env, line 3: ") as caught:
         parse_file(f"A=1\n# comment\n{line}\nB=2\n", "job.env", {})
     assert "hunter2" not in str(caught.value)
@@ -170,7 +170,7 @@ def test_an_error_in_a_file_names_file_and_line_and_no_value(line: str) -> None:
         ("lost", {}, 4),
     ],
 )
-def test_every_cause_has_its_exit_code(kind: CauseKind, details: dict[str, int], code: int) -> None:
+def test_each_cause_has_its_exit_code(kind: CauseKind, details: dict[str, int], code: int) -> None:
     assert Cause(kind, **details).exit_code == code  # type: ignore[arg-type]
 
 
@@ -202,25 +202,25 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
     assert ranks_in_words(ranks) == words
 
 
-# The options' readers.
+# The parsers of options.
 
 
-def test_ranks_are_counted_by_a_number_or_a_word() -> None:
+def test_nproc_is_a_number_or_a_word() -> None:
     assert [options.rank_count(text) for text in ("1", "64", "auto", "cpu", "gpu")] == [1, 64, "auto", "cpu", "gpu"]
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "two", "1.5", "1e3", "GPU"])
-def test_what_is_no_count_of_ranks_is_refused(text: str) -> None:
+def test_a_malformed_number_of_ranks_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"number of ranks|at least 1"):
         options.rank_count(text)
 
 
-def test_a_time_may_have_a_unit() -> None:
+def test_a_duration_may_have_a_unit() -> None:
     assert [options.seconds(text) for text in ("0", "1.5", "30s", "5m", "2h", "1d")] == [0, 1.5, 30, 300, 7200, 86400]
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "soon", "nan", "inf", "1w", "5ms", "1e99", "1 2"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_a_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a time"):
         options.seconds(text)
 
@@ -230,12 +230,12 @@ def test_local_ranks_are_separated_by_commas() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0,", "-1", "0-3", "all", "²"])
-def test_what_is_no_list_of_local_ranks_is_refused(text: str) -> None:
+def test_a_malformed_list_of_local_ranks_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a list of local ranks"):
         options.local_ranks(text)
 
 
-def test_a_pattern_passes_on_all_that_match() -> None:
+def test_a_pattern_passes_on_every_variable_that_matches() -> None:
     environ = {"HF_HOME": "/x", "HF_TOKEN": "secret", "HOME": "/h"}
     assert parse_option("HF_*", environ) == {"HF_HOME": "/x", "HF_TOKEN": "secret"}
     assert parse_option("H?ME", environ) == {"HOME": "/h"}
@@ -243,7 +243,7 @@ def test_a_pattern_passes_on_all_that_match() -> None:
         parse_option("NCCL_*", environ)
 
 
-def test_what_goes_to_other_machines_by_itself() -> None:
+def test_variables_that_are_forwarded_by_default() -> None:
     there = {
         "NCCL_DEBUG": "INFO",
         "OMP_NUM_THREADS": "2",
@@ -252,4 +252,4 @@ def test_what_goes_to_other_machines_by_itself() -> None:
         "TORCH_LOGS": "all",
     }
     here = {"PATH": "/bin", "PYTHONHOME": "/usr", "CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "x", "HOME": "/h"}
-    assert travelling({**there, **here}) == there
+    assert forwarded({**there, **here}) == there

@@ -1,34 +1,47 @@
-"""What an ssh_config says of a host; where ssh itself can be asked, it is."""
+"""What ssh's configuration says of a host: the real ssh is asked, and where versions differ a script plays another."""
 
 from __future__ import annotations
 
 import getpass
+import os
+import pwd
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from launchpad.errors import UsageError
+from launchpad.errors import ConnectError, UsageError
 from launchpad.transport.ssh import config as ssh_config
+from launchpad.transport.ssh import query
 from launchpad.transport.ssh.config import CONNECT_SECONDS, Destination, Hop, SshConfig
+from tests.conftest import DEADLINE, wait_until
+
+Look = Callable[..., Destination]
+Play = Callable[[str], Path]
+
+ME = pwd.getpwuid(os.getuid())
+
+needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed (openssh-client)")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a system folder of the test's own."""
-    folder = tmp_path / "home"
-    (folder / ".ssh").mkdir(parents=True)
-    (tmp_path / "etc").mkdir()
-    monkeypatch.setenv("HOME", str(folder))
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for the system's configuration; no agent; HOME leads nowhere, as ssh does not ask it."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    monkeypatch.setattr(ssh_config, "SYSTEM_FOLDER", str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "not" / "there"))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    monkeypatch.setattr(ssh_config, "SYSTEM_FOLDER", str(tmp_path / "etc"))
     return folder
 
 
 @pytest.fixture
-def look(tmp_path: Path) -> Callable[..., Destination]:
+def look(tmp_path: Path) -> Look:
     """Look a host up in a file with this text."""
 
     def up(text: str, host: str = "n1", user: str = "", port: int = 0) -> Destination:
@@ -39,40 +52,61 @@ def look(tmp_path: Path) -> Callable[..., Destination]:
     return up
 
 
-def test_without_any_file_a_host_is_itself(home: Path, tmp_path: Path) -> None:
-    found = SshConfig().lookup("n1")
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Put a script in the place of ssh; the folder it lies in."""
+
+    def ssh(script: str) -> Path:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        (folder / "ssh").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "ssh").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return folder
+
+    return ssh
+
+
+@pytest.fixture
+def no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without ssh, and a home with no configuration."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(tmp_path / "etc"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me", pw_dir=str(home)))
+    return home
+
+
+@needs_ssh
+def test_without_settings_a_host_is_itself(look: Look) -> None:
+    found = look("", "N1")
     assert found == Destination(
-        name="n1",
+        name="N1",
         address="n1",
-        user=getpass.getuser(),
+        user=ME.pw_name,
         port=22,
-        known_hosts_files=(f"{home}/.ssh/known_hosts", f"{home}/.ssh/known_hosts2"),
-        global_known_hosts_files=(f"{tmp_path}/etc/ssh_known_hosts", f"{tmp_path}/etc/ssh_known_hosts2"),
+        known_hosts_files=(f"{ME.pw_dir}/.ssh/known_hosts", f"{ME.pw_dir}/.ssh/known_hosts2"),
+        global_known_hosts_files=("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2"),
     )
     assert found.connect_timeout == CONNECT_SECONDS
 
 
-def test_the_zone_of_an_address_is_no_token(look: Callable[..., Destination]) -> None:
+@needs_ssh
+def test_with_no_file_named_ssh_reads_its_own() -> None:
+    told = subprocess.run(["ssh", "-G", "n1"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
+    said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    found = SshConfig().lookup("n1")
+    assert (found.address, found.user, str(found.port)) == (said["hostname"], said["user"], said["port"])
+
+
+@needs_ssh
+def test_the_zone_of_an_address_is_no_token(look: Look) -> None:
     assert look("Host *\n HostName %h\n", "fe80::1%eth0").address == "fe80::1%eth0"
     assert look("", "fe80::1%eth0").place == "[fe80::1%eth0]:22"
 
 
-def test_the_users_file_comes_before_the_systems(home: Path, tmp_path: Path) -> None:
-    (home / ".ssh" / "config").write_text("Host n1\n Port 2201\n")
-    (tmp_path / "etc" / "ssh_config").write_text("Port 2202\nUser system\nHost n1\n HostName 10.0.0.1\n")
-    found = SshConfig().lookup("n1")
-    assert (found.port, found.user, found.address) == (2201, "system", "10.0.0.1")
-    assert SshConfig().lookup("n2").port == 2202
-
-
-def test_a_named_file_replaces_both(home: Path, tmp_path: Path, look: Callable[..., Destination]) -> None:
-    (home / ".ssh" / "config").write_text("Port 2201\n")
-    (tmp_path / "etc" / "ssh_config").write_text("User system\n")
-    found = look("HostName other\n")
-    assert (found.port, found.user, found.address) == (22, getpass.getuser(), "other")
-
-
-def test_what_the_caller_gives_wins_and_is_what_match_and_tokens_see(look: Callable[..., Destination]) -> None:
+@needs_ssh
+def test_what_the_caller_gives_wins_and_is_what_match_and_tokens_see(look: Look) -> None:
     text = "Match user bob\n HostName bobs\nHost *\n User carol\n Port 7\n ProxyCommand nc %h %p as %r\n"
     found = look(text, user="bob", port=2200)
     assert (found.user, found.port, found.address) == ("bob", 2200, "bobs")
@@ -80,7 +114,8 @@ def test_what_the_caller_gives_wins_and_is_what_match_and_tokens_see(look: Calla
     assert look(text).proxy_command == "nc n1 7 as carol"
 
 
-def test_all_that_is_read(look: Callable[..., Destination], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_ssh
+def test_all_that_is_used(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "/keys")
     found = look("""
         Host n1
@@ -90,9 +125,10 @@ def test_all_that_is_read(look: Callable[..., Destination], home: Path, monkeypa
           IdentityFile "~/.ssh/my key"
           IdentityFile ${KEYS}/%r@%h
           IdentityFile ${KEYS}/%r@%h
+          IdentityFile %d/%u-%i-%n-%p-100%%
           IdentitiesOnly yes
           IdentityAgent %d/agent
-          UserKnownHostsFile ~/.ssh/one "%d/.ssh/number two"
+          UserKnownHostsFile ~/.ssh/one "%d/.ssh/number two" /three
           GlobalKnownHostsFile none
           HostKeyAlias alias
           ConnectTimeout 1m5s
@@ -102,16 +138,28 @@ def test_all_that_is_read(look: Callable[..., Destination], home: Path, monkeypa
         address="n1.example.org",
         user="bob",
         port=2222,
-        identity_files=(f"{home}/.ssh/my key", "/keys/bob@n1.example.org"),
+        identity_files=(
+            f"{ME.pw_dir}/.ssh/my key",
+            "/keys/bob@n1.example.org",
+            f"{ME.pw_dir}/{ME.pw_name}-{ME.pw_uid}-n1-2222-100%",
+        ),
         identities_only=True,
-        identity_agent=f"{home}/agent",
-        known_hosts_files=(f"{home}/.ssh/one", f"{home}/.ssh/number two"),
+        identity_agent=f"{ME.pw_dir}/agent",
+        known_hosts_files=(f"{ME.pw_dir}/.ssh/one", f"{ME.pw_dir}/.ssh/number two", "/three"),
         global_known_hosts_files=(),
         host_key_alias="alias",
         connect_timeout=65.0,
     )
 
 
+@needs_ssh
+def test_values_that_mean_nothing(look: Look) -> None:
+    found = look("IdentityFile none\nUserKnownHostsFile none\nConnectTimeout 0\nProxyCommand none\n")
+    assert found.identity_files == ()
+    assert (found.known_hosts_files, found.proxy_command, found.connect_timeout) == ((), "", CONNECT_SECONDS)
+
+
+@needs_ssh
 @pytest.mark.parametrize(
     ("value", "environ", "expected"),
     [
@@ -121,21 +169,18 @@ def test_all_that_is_read(look: Callable[..., Destination], home: Path, monkeypa
         ("IdentityAgent SSH_AUTH_SOCK", {"SSH_AUTH_SOCK": "/run/a"}, "/run/a"),
         ("IdentityAgent $OTHER", {"OTHER": "/run/b"}, "/run/b"),
         ("IdentityAgent ${OTHER}", {"OTHER": "/run/b"}, "/run/b"),
-        ("IdentityAgent /run/%u", {"USER": "me", "LOGNAME": "me"}, "/run/me"),
+        ("IdentityAgent /run/%u", {}, f"/run/{ME.pw_name}"),
     ],
 )
 def test_the_agent(
-    look: Callable[..., Destination],
-    monkeypatch: pytest.MonkeyPatch,
-    value: str,
-    environ: dict[str, str],
-    expected: str,
+    look: Look, monkeypatch: pytest.MonkeyPatch, value: str, environ: dict[str, str], expected: str
 ) -> None:
     for name, text in environ.items():
         monkeypatch.setenv(name, text)
     assert look(value).identity_agent == expected
 
 
+@needs_ssh
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -148,79 +193,80 @@ def test_the_agent(
         ("none", ()),
     ],
 )
-def test_jump_hosts(look: Callable[..., Destination], value: str, expected: tuple[Hop, ...]) -> None:
+def test_jump_hosts(look: Look, value: str, expected: tuple[Hop, ...]) -> None:
     assert look(f"ProxyJump {value}").proxy_jump == expected
 
 
-def test_of_jump_and_command_the_first_counts(look: Callable[..., Destination]) -> None:
+@needs_ssh
+def test_of_jump_and_command_the_first_counts(look: Look) -> None:
     assert look("ProxyJump gate\nProxyCommand nc %h").proxy_command == ""
     assert look("ProxyCommand nc %h 2>&1 # not a comment\nProxyJump gate").proxy_jump == ()
     assert look("ProxyCommand nc %h 2>&1").proxy_command == "nc n1 2>&1"
     assert look('ProxyCommand "a b" "$HOME/${X}" 100%%').proxy_command == '"a b" "$HOME/${X}" 100%'
-    assert look("Host n1\n ProxyJump none\nHost *\n ProxyCommand nc").proxy_command == ""
 
 
-def test_include_is_followed(home: Path, look: Callable[..., Destination]) -> None:
-    (home / ".ssh" / "config.d").mkdir()
-    (home / ".ssh" / "config.d" / "10-port").write_text("Port 2210\n")
-    (home / ".ssh" / "config.d" / "20-port").write_text("Port 2220\nUser twenty\n")
-    (home / ".ssh" / "nested").write_text('Include "~/.ssh/config.d/*"\n')
-    found = look("Include nested not-there/*\nHost n1\n HostName last\n")
-    assert (found.port, found.user, found.address) == (2210, "twenty", "last")
+@needs_ssh
+def test_a_file_is_read_as_ssh_reads_it(tmp_path: Path, look: Look) -> None:
+    inner = tmp_path / "inner"
+    inner.write_text("Host a\n User inner\nHost b\n Port 5\n")
+    text = f"""
+        Host a b !c
+          Include {tmp_path}/inn*
+          HostName %h.example
+        Host c
+          Include {inner}
+        Match originalhost a,b !user inner
+          Port 6
+        Match exec "test %n = c"
+          HostName executed
+        Match all
+          User "last"
+          Port 7
+    """
+    found = {host: look(text, host) for host in ("a", "b", "c")}
+    assert {host: (one.address, one.user, one.port) for host, one in found.items()} == {
+        "a": ("a.example", "inner", 7),
+        "b": ("b.example", "last", 5),
+        "c": ("executed", "last", 7),
+    }
 
 
-def test_an_included_files_blocks_count_where_the_including_block_does(
-    home: Path, look: Callable[..., Destination]
-) -> None:
-    (home / ".ssh" / "inner").write_text("User inner\nHost n1 n2\n Port 2200\nMatch all\n HostKeyAlias all\n")
-    text = "Host n1 n3\n Include inner\n HostName after\nHost *\n ConnectTimeout 3\n"
-    n1, n2, n3 = (look(text, host) for host in ("n1", "n2", "n3"))
-    assert (n1.user, n1.port, n1.host_key_alias, n1.address) == ("inner", 2200, "all", "after")
-    assert (n2.user, n2.port, n2.host_key_alias, n2.address) == (getpass.getuser(), 22, "", "n2")
-    assert (n3.user, n3.port, n3.host_key_alias, n3.address) == ("inner", 22, "all", "after")
-    assert n1.connect_timeout == n2.connect_timeout == 3
+@needs_ssh
+def test_a_match_exec_that_talks_and_leaves_something_running(look: Look, tmp_path: Path) -> None:
+    """What it says is no setting, and what it leaves is not waited for."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = f'Match exec "echo port 1; echo port 2 >&2; (read line <{pipe}) & true"\n Port 2200\n'
+    assert look(text).port == 2200
+    with pipe.open("w"):  # opens once it is being read: the process lives, and ends now
+        pass
 
 
-def test_an_included_files_host_ends_with_the_file(home: Path, look: Callable[..., Destination]) -> None:
-    (home / ".ssh" / "inner").write_text("Host other\n User other\n")
-    assert look("Include inner\nPort 2200\n").port == 2200
-
-
-def test_a_negated_pattern(look: Callable[..., Destination]) -> None:
-    text = "Host * !gate*\n ProxyJump gate1\n"
-    assert look(text, "n1").proxy_jump == (Hop("gate1"),)
-    assert look(text, "gate1").proxy_jump == ()
-
-
-def test_a_match_that_can_not_be_judged_does_not_hold(look: Callable[..., Destination]) -> None:
-    assert look("Match localnetwork 10.0.0.0/8\n Port 1\nMatch tagged x\n Port 2\n").port == 22
-
-
-def test_match_exec(look: Callable[..., Destination]) -> None:
-    assert look('Match exec "test %h = n1"\n Port 2200\nMatch exec false\n User no\n').port == 2200
-
-
+@needs_ssh
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Port 1\nHost\n", "config:2: 'Host' is no ssh_config setting"),
-        ('Host "n1\n', """config:1: '"n1': No closing quotation"""),
-        ("Match host\n", "config:1: Match host needs a value"),
-        ("Port ssh\n", "ssh's configuration of n1: port ssh: not a port; give one from 1 to 65535"),
-        ("ConnectTimeout soon\n", "connecttimeout soon: not a time; write seconds, or 1m30s"),
-        ("IdentityFile ~/%Q\n", "launchpad doesn't know the token %Q"),
+        (
+            "Port 1\nHost\n",
+            r'config line 2: no argument after keyword "host"; correct it and try ssh -G -F /.*/config n1$',
+        ),
+        (
+            "Bogus 1\nMore 2\n",
+            "^ssh's configuration of n1: /.*/config: line 1: Bad configuration option: bogus; ",
+        ),
+        ("Match foo bar\n", "config line 1: Bad Match condition: Unsupported Match attribute foo; correct"),
+        ("ConnectTimeout soon\n", "config line 1: invalid time value; correct it"),
+        ("ProxyJump a:b:c\n", 'config line 1: Invalid ProxyJump "a:b:c"'),
+        ("HostName %Q\n", "unknown key %Q"),
+        ("Include {file}\n", "Too many recursive configuration includes; correct it and try ssh -G -F /"),
+        ("IdentityFile ~/%Q\n", "^ssh's configuration of n1: ~/%Q: launchpad doesn't know the token %Q"),
         ("IdentityFile ${NOT_SET_AT_ALL}/x\n", "NOT_SET_AT_ALL is not set"),
-        ("ProxyJump a:b:c\n", "proxyjump a:b:c: not a jump host"),
-        ("Include config\n", "config:1: Include .*config: Include goes deeper than 16 files"),
-        ("CanonicalizeHostname yes\n", "ssh's configuration of n1 lacks 'canonicaldomains'"),
     ],
 )
-def test_a_wrong_setting_is_named(
-    home: Path, tmp_path: Path, look: Callable[..., Destination], text: str, message: str
-) -> None:
-    (home / ".ssh" / "config").symlink_to(tmp_path / "config")
-    with pytest.raises(UsageError, match=message):
-        look(text)
+def test_a_wrong_setting_is_named(tmp_path: Path, look: Look, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        look(text.replace("{file}", str(tmp_path / "config")))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_named_file_that_is_not_there() -> None:
@@ -230,43 +276,174 @@ def test_a_named_file_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("host", "user"),
-    [("-oProxyCommand=x", ""), ("a b", ""), ("$(x)", ""), ("", ""), ("n1", "a\nPort 1"), ("n1", "`x`")],
+    [
+        *(
+            ("-oProxyCommand=x", ""),
+            ("a b", ""),
+            ("$(x)", ""),
+            ("", ""),
+            ("bob@n1", ""),
+            ("ssh://n1", ""),
+            ("a\\b", ""),
+        ),
+        *(("n1", "a\nPort 1"), ("n1", "`x`"), ("n1", "-x")),
+    ],
 )
-def test_names_that_a_shell_might_run_are_refused(look: Callable[..., Destination], host: str, user: str) -> None:
+def test_names_that_mean_something_to_ssh_or_a_shell_are_refused(look: Look, host: str, user: str) -> None:
     with pytest.raises(UsageError, match="name that ssh takes"):
         look("", host, user)
 
 
-def test_a_user_without_a_name(look: Callable[..., Destination], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs under any user id."""
+# Asking
 
-    def nobody() -> str:
+
+def test_what_ssh_is_asked(look: Look, play: Play, tmp_path: Path) -> None:
+    folder = play('echo "$@" >${0%/*}/words')
+    look("", "n1", "ann", 2200)
+    assert (folder / "words").read_text() == f"-G -T -F {tmp_path}/config -l ann -p 2200 -- n1\n"
+    SshConfig().lookup("n1")
+    assert (folder / "words").read_text() == "-G -T -- n1\n"
+
+
+def test_all_hosts_are_asked_at_once_and_each_question_once(play: Play) -> None:
+    """Each ssh waits for all three of them."""
+    folder = play("cd ${0%/*}; echo $6 $4 >>asked; until [ $(wc -l <asked) = 3 ]; do sleep 0.01; done; echo port 7")
+    config = SshConfig()
+    questions = [("a", "u", 1), ("b", "u", 1), ("a", "u", 2)]
+    for question in [*questions, *questions]:
+        config.ask(*question)
+    found = [config.lookup(*question).port for question in [*questions, *questions]]
+    assert found == [7] * 6
+    assert len((folder / "asked").read_text().splitlines()) == 3
+
+
+def test_what_older_versions_leave_unexpanded(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As OpenSSH 7.9 prints it."""
+    monkeypatch.setenv("RUN", "/run/me")
+    play("""cat <<'END'
+user ann
+hostname n1.example.org
+port 22
+identitiesonly no
+identityagent ${RUN}/%r
+globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
+userknownhostsfile ~/.ssh/known_hosts ~/.ssh/known_hosts2
+identityfile ~/.ssh/id_rsa
+identityfile ~/.ssh/id_dsa
+identityfile ~/.ssh/id_ecdsa
+identityfile ~/.ssh/id_ed25519
+connecttimeout none
+END
+""")
+    found = SshConfig().lookup("n1")
+    assert found.identity_agent == "/run/me/ann"
+    assert found.identity_files is None
+    assert found.known_hosts_files == (f"{ME.pw_dir}/.ssh/known_hosts", f"{ME.pw_dir}/.ssh/known_hosts2")
+
+
+def test_an_option_that_this_build_of_ssh_lacks_is_no_error(play: Play) -> None:
+    complaint = '/etc/ssh/ssh_config line 53: Unsupported option \\"gssapiauthentication\\"'
+    play(f'echo "{complaint}" >&2; echo port 7')
+    assert SshConfig().lookup("n1").port == 7
+    play(f'echo "{complaint}" >&2; echo "config: line 2: Bad configuration option: x" >&2; exit 255')
+    with pytest.raises(UsageError, match=r"^ssh's configuration of n1: config: line 2: Bad configuration option: x; "):
+        SshConfig().lookup("n1")
+
+
+def test_an_ssh_that_is_not_opensshs(play: Play) -> None:
+    play("exit 1")
+    with pytest.raises(UsageError, match=r"of n1: ssh -G exited with code 1; correct it and try ssh -G n1$"):
+        SshConfig().lookup("n1")
+
+
+def test_an_answer_that_does_not_come(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "ANSWER_SECONDS", 0.2)
+    folder = play("echo $$ >${0%/*}/pid; sleep 600 & wait")
+    with pytest.raises(UsageError, match=r"^ssh -G n1 takes more than 0\.2 s; fix a Match exec that hangs"):
+        SshConfig().lookup("n1")
+    session = (folder / "pid").read_text().strip()
+    wait_until(lambda: not members(session), "what ssh had started to be gone", show=lambda: members(session))
+
+
+def test_closing_ends_what_is_being_asked(play: Play) -> None:
+    folder = play("sleep 600 & echo $$ >${0%/*}/new; mv ${0%/*}/new ${0%/*}/pid; wait")
+    config = SshConfig()
+    errors: list[BaseException] = []
+
+    def lookup() -> None:
+        try:
+            config.lookup("n1")
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=lookup)
+    thread.start()
+    wait_until((folder / "pid").exists, "ssh to start")
+    config.ask("n2")
+    config.close()
+    thread.join(DEADLINE)
+    assert [str(error) for error in errors] == [
+        f"ssh's configuration of n1: ssh -G exited with code -{signal.SIGKILL:d}; correct it and try ssh -G n1"
+    ]
+    session = (folder / "pid").read_text().strip()
+    wait_until(lambda: not members(session), "what ssh had started to be gone", show=lambda: members(session))
+    with pytest.raises(ConnectError, match=r"given up; the run is ending$"):
+        config.ask("n3")
+
+
+def members(session: str) -> list[str]:
+    """The living processes of a session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, leader = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if leader == session and state not in "ZX":
+            found.append(path.parent.name)
+    return found
+
+
+# Without ssh
+
+
+def test_without_ssh_and_a_configuration_the_defaults_hold(no_ssh: Path, system: Path) -> None:
+    config = SshConfig()
+    assert config.lookup("n1") == Destination(
+        name="n1",
+        address="n1",
+        user="me",
+        port=22,
+        known_hosts_files=(f"{no_ssh}/.ssh/known_hosts", f"{no_ssh}/.ssh/known_hosts2"),
+        global_known_hosts_files=(f"{system}/ssh_known_hosts", f"{system}/ssh_known_hosts2"),
+    )
+    given = config.lookup("n1", "bob", 2200)
+    assert (given.user, given.port) == ("bob", 2200)
+
+
+def test_without_ssh_a_configuration_can_not_be_read(no_ssh: Path, system: Path, look: Look, tmp_path: Path) -> None:
+    mend = r"is read by ssh, which can't be run here \(No such file or directory\); install openssh-client, or remove"
+    with pytest.raises(UsageError, match=f"^{tmp_path}/config {mend}"):
+        look("")
+    for file in (system / "ssh_config", no_ssh / ".ssh" / "config"):
+        file.write_text("")
+        with pytest.raises(UsageError, match=f"^{file} {mend}"):
+            SshConfig().ask("n1")
+
+
+def test_a_user_without_a_name(look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container that runs under any user id: ssh refuses to work there."""
+
+    def nobody(*_: object) -> str:
         raise KeyError
 
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(UsageError, match=rf"config is read by ssh, which knows no user with the id {os.getuid()}; add"):
+        look("")
+    monkeypatch.setattr(getpass, "getuser", lambda: "someone")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = SshConfig().lookup("n1")
+    assert (found.user, found.known_hosts_files[0]) == ("someone", f"{tmp_path}/.ssh/known_hosts")
     monkeypatch.setattr(getpass, "getuser", nobody)
     with pytest.raises(UsageError, match="has no name here; set USER"):
-        look("")
-
-
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed (openssh-client)")
-def test_as_ssh_itself_reads_it(tmp_path: Path, look: Callable[..., Destination]) -> None:
-    inner = tmp_path / "inner"
-    inner.write_text("Host a\n User inner\nHost b\n Port 5\n")
-    text = f"""
-        Host a b !c
-          Include {inner}
-          HostName %h.example
-        Host c
-          Include {inner}
-        Match originalhost a,b !user inner
-          Port 6
-        Match all
-          User "last"
-          Port 7
-    """
-    for host in ("a", "b", "c"):
-        found = look(text, host)
-        argv = ["ssh", "-G", "-F", str(tmp_path / "config"), host]
-        told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout
-        said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
-        assert (found.address, found.user, str(found.port)) == (said["hostname"], said["user"], said["port"]), host
+        SshConfig().lookup("n1")

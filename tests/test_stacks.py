@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
-from launchpad.agent import facts
-from launchpad.agent.examine import parse
-from launchpad.report.places import held, merged
-from launchpad.report.progress import disagreements
-from launchpad.stacks import NO_HANDLER, Examined, StacksTaken, where
+from launchpad.agent.host import procfs
+from launchpad.agent.stacks.dump import parse
+from launchpad.diagnosis.mismatch import mismatches
+from launchpad.diagnosis.stack_summary import held, merged
+from launchpad.head import control
+from launchpad.protocol.events import NO_HANDLER, StackDump, StacksTaken
+from launchpad.protocol.stacks import where
+from launchpad.rank import stack_server
 from tests.conftest import Launchpad, wait_until
 from tests.sshd import needs_sshd
+from tests.test_hostile import with_mounts
 from tests.test_run_hosts import Hosts
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -44,9 +48,15 @@ def test_faulthandlers_text_is_read() -> None:
     assert parse("", lambda *_: "") == []
 
 
-def examined(rank: int, frames: list[list[Any]], why: str = "", **collectives: Any) -> Examined:
+def test_our_own_thread_is_no_thread_of_the_program() -> None:
+    place = f'{stack_server.__file__}", line 170 in _answer'
+    ours = f'Thread 0x00007f2d17e146c1 (most recent call first):\n  File "{place}\n\n'
+    assert parse(ours + TEXT, lambda *_: "") == parse(TEXT, lambda *_: "")
+
+
+def dumps(rank: int, frames: list[list[Any]], why: str = "", **collectives: Any) -> StackDump:
     threads = [{"name": "MainThread", "frames": frames}] if frames else []
-    return Examined(0, rank, 1, 100 + rank, why, threads, "S", "ep_poll", 1.0, False, 0, -1, collectives, "")
+    return StackDump(0, rank, 1, 100 + rank, why, threads, "S", "ep_poll", 1.0, False, 0, -1, collectives, "")
 
 
 WAITS = [[C10D, 3252, "all_reduce", ""], [C10D, 83, "wrapper", ""], ["/w/train.py", 41, "main", "dist.all_reduce(t)"]]
@@ -54,15 +64,15 @@ READS = [["/w/data.py", 12, "read_batch", "queue.get()"], ["/w/train.py", 40, "m
 
 
 def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None:
-    found = [examined(rank, READS if rank == 3 else WAITS) for rank in range(8) if rank != 6]
-    found.append(examined(6, [], "not a Python program that launchpad has started"))
+    found = [dumps(rank, READS if rank == 3 else WAITS) for rank in range(8) if rank != 6]
+    found.append(dumps(6, [], "no stacks: not a Python rank, or one without hooks"))
     text = merged(StacksTaken(0, "stall", 0, False, list(range(9)), found), "/w", {})
     assert text.splitlines() == [
-        "the job hangs; where the ranks are:",
+        "the job is hanging; where the ranks are:",
         "  rank 3 is in read_batch at data.py:12: queue.get()",
-        "  rank 6 is sleeping in ep_poll (not a Python program that launchpad has started)",
+        "  rank 6 is sleeping in ep_poll (no stacks: not a Python rank, or one without hooks)",
         "  ranks 0-2, 4-5, 7 wait in all_reduce at train.py:41",
-        "  rank 8 could not be asked: not started yet, just ended, or out of reach",
+        "  no answer from rank 8: not started yet, just exited, or unreachable",
         "  rank 3:",
         "    data.py:12 in read_batch: queue.get()",
         "    train.py:40 in main: read_batch()",
@@ -75,9 +85,9 @@ def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None
 
 def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
     found = [
-        examined(0, [], "not a Python program that launchpad has started")._replace(state="X"),
-        examined(1, [], NO_HANDLER)._replace(state="R"),
-        examined(2, READS),
+        dumps(0, [], "no stacks: not a Python rank, or one without hooks")._replace(state="X"),
+        dumps(1, [], NO_HANDLER)._replace(state="R"),
+        dumps(2, READS),
     ]
     told = held(StacksTaken(0, "failure", 0, False, [0, 1, 2], found), "/w", {})
     assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
@@ -85,19 +95,19 @@ def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
 
 def test_a_process_that_ends_or_is_gone_is_told_from_one_that_runs() -> None:
     process = subprocess.Popen(["sleep", "600"])
-    wait_until(lambda: facts.state(process.pid) == "S", "sleep to sleep")
+    wait_until(lambda: procfs.state(process.pid) == "S", "sleep to sleep")
     process.kill()
-    wait_until(lambda: facts.state(process.pid) in "XZ", "it to end")
+    wait_until(lambda: procfs.state(process.pid) in "XZ", "it to end")
     process.wait()
-    assert facts.state(process.pid) == "X"
+    assert procfs.state(process.pid) == "X"
 
 
 def test_the_account_fits_a_screen() -> None:
     deep = [[f"/w/f{line}.py", line, "f", ""] for line in range(50)]
-    found = [examined(rank, [[f"/w/own{rank}.py", rank, "g", ""], *deep]) for rank in range(100)]
+    found = [dumps(rank, [[f"/w/own{rank}.py", rank, "g", ""], *deep]) for rank in range(100)]
     text = merged(StacksTaken(0, "asked", 0, False, list(range(100)), found), "/w", {})
     assert len(text.splitlines()) < 50
-    assert "ranks 8-99: at 92 other places" in text
+    assert "ranks 8-99: in 92 other places" in text
 
 
 @pytest.mark.parametrize(
@@ -130,20 +140,20 @@ def entry(
 
 def progress(*ranks: list[dict[str, Any]]) -> list[str]:
     groups = {"0": ["default_pg", list(range(len(ranks)))]}
-    found = disagreements([examined(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
+    found = mismatches([dumps(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
     return [one.sentence for one in found]
 
 
 def test_ranks_that_agree_are_not_told_of() -> None:
     assert progress([entry(1), entry(2, done=False)], [entry(1), entry(2, done=False)]) == []
     assert progress([], []) == []
-    assert disagreements([examined(0, WAITS)], "/w") == []
+    assert mismatches([dumps(0, WAITS)], "/w") == []
 
 
 def test_who_never_entered_is_named() -> None:
     there = [entry(1), entry(2, done=False)]
     assert progress(there, [entry(1)], there) == [
-        "group default_pg: rank 1 has not entered number 2, all_reduce of 4 float32 at train.py:42, "
+        "group default_pg: rank 1 has not entered collective 2, all_reduce of 4 float32 at train.py:42, "
         "which ranks 0, 2 have"
     ]
 
@@ -159,7 +169,7 @@ def test_who_never_entered_is_named() -> None:
 def test_who_entered_another_operation_is_named(odd: dict[str, Any], words: str) -> None:
     there = [entry(1), entry(2, done=False)]
     assert progress(there, [entry(1), odd], there) == [
-        f"group default_pg: number 2 is not the same everywhere: rank 1 has entered {words} at train.py:42; "
+        f"group default_pg: collective 2 is not the same on all ranks: rank 1 has entered {words} at train.py:42; "
         "ranks 0, 2 have entered all_reduce of 4 float32 at train.py:42"
     ]
 
@@ -207,7 +217,7 @@ def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tu
     assert "all stacks: " in err
     done = launchpad.run("stacks")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no job of yours runs on" in done.stderr
+    assert "you have no running job on" in done.stderr
 
 
 def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad) -> None:
@@ -219,7 +229,7 @@ def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad
 def test_a_program_without_a_handler_is_never_signalled(launchpad: Launchpad) -> None:
     script = "echo ready; while [ ! -e go ]; do sleep 0.05; done; echo done"
     process = begun(launchpad, "-n", 2, "sh", "-c", script)
-    says = r"ranks 0-1 are sleeping.*\(not a Python program that launchpad has started\)"
+    says = r"ranks 0-1 are sleeping.*\(no stacks: not a Python rank, or one without hooks\)"
     # Now and then one of them looks for the file just then.
     wait_until(lambda: re.search(says, launchpad.run("stacks").stdout), "both to be found asleep")
     ended(launchpad, process)
@@ -231,6 +241,87 @@ def test_a_socket_that_a_killed_launchpad_left_is_passed_over(launchpad: Launchp
     process.wait()
     assert launchpad.run("stacks").returncode == 2
     assert not list(launchpad.state.glob("launchpad/running/*@*"))
+
+
+def test_a_socket_of_another_container_is_left_alone(launchpad: Launchpad) -> None:
+    """It has our hostname and home; nobody here can see whether its launchpad lives."""
+    process = begun(launchpad, "-n", 2, "held_up.py", "go")
+    (left,) = launchpad.state.glob("launchpad/running/*@*")
+    process.kill()
+    process.wait()
+    elsewhere = [*with_mounts(launchpad, "true"), "unshare", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*elsewhere, *launchpad.argv("stacks")],
+        env=launchpad.environ,
+        cwd=launchpad.folder,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert left.exists()
+    again = begun(launchpad, "-n", 2, "held_up.py", "go")
+    assert left.exists()
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job to take questions")
+    assert not left.exists()
+    ended(launchpad, again)
+
+
+def test_only_what_is_certainly_gone_is() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    here = control._here()
+    start = control._start(process.pid)
+    name = ".".join((*here, str(process.pid), "{}"))
+    assert not control._is_gone(name.format(start))
+    assert control._is_gone(name.format(int(start) - 1))  # its number was another's before
+    process.kill()
+    process.wait()
+    assert control._is_gone(name.format(start))
+    for unsure in (
+        *("", "node1", "node1.example.org", f"..{process.pid}.{start}", f"{'0' * 32}.{here[1]}.{process.pid}.{start}"),
+        *(
+            f"{here[0]}.1.{process.pid}.{start}",
+            f"{here[0]}.{here[1]}.x.{start}",
+            f"{here[0]}.{here[1]}.{process.pid}.",
+        ),
+    ):
+        assert not control._is_gone(unsure)
+
+
+def spying(launchpad: Launchpad, does: str) -> subprocess.Popen[bytes]:
+    """A job on a node whose py-spy does this."""
+    (launchpad.folder / "bin").mkdir()
+    fake = launchpad.folder / "bin" / "py-spy"
+    fake.write_text(f"#!/bin/sh\n{does}\n")
+    fake.chmod(0o755)
+    launchpad.environ["PATH"] = f"{fake.parent}:{launchpad.environ['PATH']}"
+    return begun(launchpad, "-n", 2, "held_up.py", "go")
+
+
+def test_native_frames_are_those_of_each_rank(launchpad: Launchpad) -> None:
+    process = spying(launchpad, 'echo "$@"; cat /proc/$4/environ | tr "\\0" "\\n" | grep ^RANK=; exit 1')
+    told = launchpad.run("stacks", "--native", "--full").stdout
+    for rank in range(2):
+        assert re.search(
+            rf"rank {rank}, pid (\d+):(.*\n)*?  by py-spy:\n    dump --native --pid \1\n    RANK={rank}", told
+        )
+    ended(launchpad, process)
+
+
+def test_native_frames_that_do_not_come_are_not_waited_for(launchpad: Launchpad) -> None:
+    process = spying(launchpad, "exec sleep 600")
+    told = launchpad.run("stacks", "--native", "--full").stdout
+    assert told.count("py-spy did not finish within 6 s") == 2, told
+    assert not [one for one in launchpad.survivors() if one.endswith(" sleep 600 ")]
+    ended(launchpad, process)
+
+
+def test_a_py_spy_that_outlives_the_ranks_is_nobodys_orphan(launchpad: Launchpad) -> None:
+    process = spying(launchpad, "touch spying; exec sleep 600")
+    asking = launchpad.start("stacks", "--native")
+    wait_until(lambda: (launchpad.folder / "spying").exists(), "py-spy to be at work")
+    err = ended(launchpad, process)
+    assert "left behind" not in err
+    asking.communicate(timeout=60)
 
 
 @needs_torch

@@ -1,4 +1,4 @@
-"""report/summary: what a failed job's user reads, from the events alone."""
+"""console/summary: what the user reads about a job, from its events alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
-from launchpad.events import (
+from launchpad.console.summary import Summary
+from launchpad.diagnosis.history import TAIL_BYTES
+from launchpad.diagnosis.verdict_text import MOST_LINES
+from launchpad.protocol.events import (
     STDERR,
     STDOUT,
     ConsoleClosed,
+    JobPlanned,
     LogFailed,
     NodeLost,
+    OrphansKilled,
     Output,
     PeerFailed,
     PhaseChanged,
@@ -24,25 +29,20 @@ from launchpad.events import (
     RankStarted,
     StartFailed,
     StopRequested,
-    StraysEnded,
 )
-from launchpad.failures import JobPlanned
-from launchpad.report.story import TAIL_BYTES
-from launchpad.report.summary import Summary
-from launchpad.report.telling import MOST_LINES
 
 SECOND = 10**9
 
 
 def planned(*nodes: int, timeout: float = 0.0) -> JobPlanned:
-    """A job with so many ranks on each node; they are called h0, h1 …; it was planned at 100 s."""
+    """A job with these numbers of ranks on nodes h0, h1 …, planned at 100 s."""
     numbers = iter(range(sum(nodes)))
     placed = [[f"h{place}", [next(numbers) for _ in range(count)]] for place, count in enumerate(nodes)]
     return JobPlanned(100 * SECOND, 1.7e9, "0a1b", 1, "id", ["true"], "/work", placed, {}, timeout, "")
 
 
-class Told:
-    """A summary of a job that started at 101 s, and the notes that it made."""
+class Job:
+    """The summary of a job that started at 101 s, and its notes."""
 
     def __init__(self, ranks: int = 4, *, quiet: bool = False, nodes: tuple[int, ...] = (), timeout: float = 0) -> None:
         self.notes: list[str] = []
@@ -72,40 +72,40 @@ def stopping(cause: str, signum: int, seconds: float, ranks: list[int], at: int 
     return PhaseChanged(at * SECOND, "stopping", cause, signum, seconds, ranks)
 
 
-def test_the_first_line_says_which_rank_and_how_and_when() -> None:
-    (line,) = Told().fails(2, 7)
+def test_the_first_line_says_which_rank_failed_and_how_and_when() -> None:
+    (line,) = Job().fails(2, 7)
     when = r"\d\d:\d\d:\d\d"
     assert re.fullmatch(rf"rank 2 failed first: exit code 7 \(pid 4002, 2\.50 s after the start, {when}\)", line)
 
 
 def test_the_time_of_day_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "localtime", time.gmtime)
-    assert "22:13:23)" in Told().fails(2, 7)[0]
+    assert "22:13:23)" in Job().fails(2, 7)[0]
 
 
 def test_the_failed_ranks_last_error_output_follows() -> None:
-    lines = Told().fails(
+    lines = Job().fails(
         2, 1, stderr(2, b"Trace"), stderr(1, b"mine\n"), Output(0, 2, STDOUT, b"out\n"), stderr(2, b"back\nboom\n")
     )
     assert lines[1:] == ["    Traceback", "    boom"]
 
 
-def test_a_long_tail_is_cut_to_its_last_lines_and_says_so() -> None:
-    lines = Told().fails(0, 1, stderr(0, b"".join(b"line %d\n" % i for i in range(100))))
-    assert lines[1] == f"    … ({100 - MOST_LINES} lines above)"
+def test_only_the_last_lines_of_a_long_tail_are_shown() -> None:
+    lines = Job().fails(0, 1, stderr(0, b"".join(b"line %d\n" % i for i in range(100))))
+    assert lines[1] == f"    … ({101 - MOST_LINES} earlier lines)"
     assert lines[2:] == [f"    line {i}" for i in range(101 - MOST_LINES, 100)]
 
 
-def test_a_flood_of_error_output_does_not_fill_the_memory() -> None:
-    told = Told()
+def test_a_flood_of_error_output_does_not_fill_memory() -> None:
+    job = Job()
     for _ in range(50):
-        told.on(stderr(0, b"x" * TAIL_BYTES))
-    assert told.fails(0, 1, stderr(0, b"\nlast words"))[-1] == "    last words"
-    assert sum(len(one.tail) for one in told.summary.story.ranks.values()) <= TAIL_BYTES
+        job.on(stderr(0, b"x" * TAIL_BYTES))
+    assert job.fails(0, 1, stderr(0, b"\nlast words"))[-1] == "    last words"
+    assert sum(len(one.tail) for one in job.summary.history.ranks.values()) <= TAIL_BYTES
 
 
-def test_of_a_bar_only_the_last_state_is_told_and_odd_bytes_do_not_matter() -> None:
-    lines = Told().fails(0, 1, stderr(0, b"\r 10%\r 20%\r 30%\nwindows\r\n\nbad \xff byte\n"))
+def test_a_progress_bar_shows_its_last_state_and_invalid_bytes_are_replaced() -> None:
+    lines = Job().fails(0, 1, stderr(0, b"\r 10%\r 20%\r 30%\nwindows\r\n\nbad \xff byte\n"))
     assert lines[1:] == ["     30%", "    windows", "    bad \ufffd byte"]
 
 
@@ -125,41 +125,41 @@ def recorded(message: Any) -> RankRaised:
         ("core dumped", ["    core dumped"]),
     ],
 )
-def test_a_recorded_error_is_told_instead_of_the_error_output(message: Any, lines: list[str]) -> None:
-    assert Told().fails(2, 1, stderr(2, b"noise at exit\n"), recorded(message))[1:] == lines
+def test_a_recorded_error_is_shown_instead_of_the_error_output(message: Any, lines: list[str]) -> None:
+    assert Job().fails(2, 1, stderr(2, b"noise at exit\n"), recorded(message))[1:] == lines
 
 
 @pytest.mark.parametrize(
     "error", ["", "{", "[]", "null", "5", '"text"', "{}", '{"message": {}}', '{"message": ""}', '{"message": null}']
 )
-def test_an_error_file_that_says_nothing_leaves_the_error_output(error: str) -> None:
-    assert Told().fails(2, 1, stderr(2, b"boom\n"), RankRaised(0, 2, error))[1:] == ["    boom"]
+def test_an_error_file_without_a_message_leaves_the_error_output(error: str) -> None:
+    assert Job().fails(2, 1, stderr(2, b"boom\n"), RankRaised(0, 2, error))[1:] == ["    boom"]
 
 
-def test_a_rank_killed_for_memory_is_told_so_with_its_size() -> None:
-    (line,) = Told().fails(0, -9, killed=True)
-    assert "killed by SIGKILL (Killed), by the kernel for want of memory: it had 512 MiB (pid" in line
+def test_a_rank_killed_by_the_oom_killer_is_reported_with_its_size() -> None:
+    (line,) = Job().fails(0, -9, killed=True)
+    assert "killed by SIGKILL (Killed), by the kernel's OOM killer; it used 512 MiB (pid" in line
 
 
-def test_a_kill_that_was_not_for_memory_is_told_apart() -> None:
-    (line,) = Told().fails(0, -9)
-    assert "killed by SIGKILL (Killed); the kernel's memory counters did not rise, so somebody sent the signal" in line
+def test_a_sigkill_that_was_not_the_oom_killers_is_reported_as_such() -> None:
+    (line,) = Job().fails(0, -9)
+    assert "killed by SIGKILL (Killed); the kernel's OOM-kill counters did not rise, so a process sent the sig" in line
 
 
-def test_the_ranks_that_were_stopped_are_told_apart_from_those_that_failed_too() -> None:
-    told = Told(6)
-    told.on(RankExited(103 * SECOND, 2, 7, 0, False), RankExited(int(103.2 * SECOND), 4, 1, 0, False))
-    told.on(stopping("failure", 15, 5.0, [0, 1, 3]))
-    told.on(*(RankExited(104 * SECOND, rank, -15, 0, False) for rank in (0, 1, 3)))
-    told.on(RankExited(104 * SECOND, 5, 0, 0, False))
-    lines = told.report()
+def test_ranks_that_were_stopped_are_distinguished_from_those_that_failed_too() -> None:
+    job = Job(6)
+    job.on(RankExited(103 * SECOND, 2, 7, 0, False), RankExited(int(103.2 * SECOND), 4, 1, 0, False))
+    job.on(stopping("failure", 15, 5.0, [0, 1, 3]))
+    job.on(*(RankExited(104 * SECOND, rank, -15, 0, False) for rank in (0, 1, 3)))
+    job.on(RankExited(104 * SECOND, 5, 0, 0, False))
+    lines = job.report()
     assert lines[1:] == ["stopped because of it: ranks 0-1, 3", "failed too: rank 4"]
 
 
 @pytest.mark.parametrize(
     ("kind", "event", "line"),
     [
-        ("timeout", None, "the job was ended: it ran longer than --timeout 90 s"),
+        ("timeout", None, "the job was stopped: it ran longer than --timeout 90 s"),
         (
             "lost",
             NodeLost(103 * SECOND, 0, "its agent hung up", [0, 1]),
@@ -170,83 +170,97 @@ def test_the_ranks_that_were_stopped_are_told_apart_from_those_that_failed_too()
             StartFailed(103 * SECOND, 1, "can't execute x: no"),
             "rank 1 could not be started: can't execute x: no",
         ),
-        ("signal", StopRequested(103 * SECOND, 2), "the job was ended by SIGINT"),
+        ("signal", StopRequested(103 * SECOND, 2), "the job was stopped by SIGINT"),
         (
             "console",
             ConsoleClosed(103 * SECOND, "Broken pipe"),
-            "the job was ended: standard output takes no more (Broken pipe)",
+            "the job was stopped: standard output can't be written to (Broken pipe)",
         ),
         (
             "peer",
             PeerFailed(103 * SECOND, "rank 7 on b failed", 9),
-            "the world failed on another node: rank 7 on b failed",
+            "the job failed on another node: rank 7 on b failed",
         ),
     ],
 )
-def test_every_cause_has_its_sentence(kind: str, event: Any, line: str) -> None:
-    told = Told(timeout=90.0)
-    told.on(*([event] if event else []))
-    told.on(stopping(kind, 15, 5.0, [] if kind == "lost" else [0, 2]))
-    assert told.report() == [line, *(["stopped because of it: ranks 0, 2"] if kind != "lost" else [])]
+def test_each_cause_has_its_sentence(kind: str, event: Any, line: str) -> None:
+    job = Job(timeout=90.0)
+    job.on(*([event] if event else []))
+    job.on(stopping(kind, 15, 5.0, [] if kind == "lost" else [0, 2]))
+    assert job.report() == [line, *(["stopped because of it: ranks 0, 2"] if kind != "lost" else [])]
 
 
-def test_a_stop_by_signal_is_noted_at_once_with_what_comes_next() -> None:
-    told = Told()
-    told.on(stopping("signal", 2, 30.0, [0, 1, 2, 3]))
-    assert told.notes == ["sent SIGINT to ranks 0-3; they have 30 s, Ctrl-C kills them at once"]
-    told.on(stopping("signal", 15, 5.0, [1], at=134))
-    told.on(PhaseChanged(135 * SECOND, "over", "signal", 0, 0.0, []))
-    assert told.notes[1:] == ["rank 1 still running: sent SIGTERM"]
+def test_a_stop_by_signal_is_announced_with_what_comes_next() -> None:
+    job = Job()
+    job.on(stopping("signal", 2, 30.0, [0, 1, 2, 3]))
+    assert job.notes == ["sent SIGINT to ranks 0-3; they have 30 s to exit; Ctrl-C kills them at once"]
+    job.on(stopping("signal", 15, 5.0, [1], at=134))
+    job.on(PhaseChanged(135 * SECOND, "over", "signal", 0, 0.0, []))
+    assert job.notes[1:] == ["rank 1 still running: sent SIGTERM"]
 
 
-def test_a_stop_by_failure_is_noted_only_where_ranks_do_not_leave() -> None:
-    told = Told()
-    told.on(stopping("failure", 15, 5.0, [0, 1]))
-    assert told.notes == []
-    told.on(stopping("failure", 9, 10.0, [0, 1], at=109))
-    assert told.notes == ["ranks 0-1 still running: sent SIGKILL"]
+def test_a_stop_by_failure_is_announced_only_if_ranks_do_not_exit() -> None:
+    job = Job()
+    job.on(stopping("failure", 15, 5.0, [0, 1]))
+    assert job.notes == []
+    job.on(stopping("failure", 9, 10.0, [0, 1], at=109))
+    assert job.notes == ["ranks 0-1 still running: sent SIGKILL"]
 
 
-def test_strays_and_failed_logs_are_noted() -> None:
-    told = Told()
-    told.on(StraysEnded(0, ["71 python", "72 sleep"]), LogFailed(0, "/logs/0/stdout.log", "No space left on device"))
-    assert told.notes == [
-        "ended 2 processes that ranks left behind: 71 python, 72 sleep",
-        "/logs/0/stdout.log: No space left on device; what the rank writes from here on is missing there",
+def test_orphans_and_failed_logs_are_announced() -> None:
+    job = Job()
+    job.on(OrphansKilled(0, ["71 python", "72 sleep"]), LogFailed(0, "/logs/0/stdout.log", "No space left on device"))
+    assert job.notes == [
+        "killed 2 processes that ranks left behind: 71 python, 72 sleep",
+        "/logs/0/stdout.log: No space left on device; the rank's output is missing there from now on",
     ]
 
 
-def test_quiet_silences_the_notes_and_not_the_report() -> None:
-    told = Told(quiet=True)
-    told.on(
+def test_quiet_silences_the_notes_but_not_the_report() -> None:
+    job = Job(quiet=True)
+    job.on(
         StopRequested(103 * SECOND, 2),
         stopping("signal", 2, 30.0, [0]),
-        StraysEnded(0, ["71 python"]),
+        OrphansKilled(0, ["71 python"]),
         LogFailed(0, "x", "y"),
     )
-    assert told.notes == []
-    assert told.report()[0] == "the job was ended by SIGINT"
+    assert job.notes == []
+    assert job.report()[0] == "the job was stopped by SIGINT"
 
 
-def test_with_several_nodes_each_rank_is_named_with_its_own() -> None:
-    told = Told(nodes=(2, 2))
-    lines = told.fails(3, 7)
+def test_with_several_nodes_each_rank_is_named_with_its_node() -> None:
+    job = Job(nodes=(2, 2))
+    lines = job.fails(3, 7)
     assert lines[0].startswith("rank 3 on h1 failed first: exit code 7 (pid 4003")
 
 
-def test_a_lost_node_is_named_with_what_it_ran() -> None:
-    told = Told(nodes=(2, 2))
-    told.on(NodeLost(103 * SECOND, 1, "nothing was heard of it for 10 s", [2, 3]))
-    told.on(stopping("lost", signal.SIGTERM, 5, [0, 1]))
-    assert told.report() == [
-        "h1 was lost: nothing was heard of it for 10 s; it ran ranks 2-3",
+def test_a_lost_node_is_named_with_its_ranks() -> None:
+    job = Job(nodes=(2, 2))
+    job.on(NodeLost(103 * SECOND, 1, "no heartbeat for 10 s", [2, 3]))
+    job.on(stopping("lost", signal.SIGTERM, 5, [0, 1]))
+    assert job.report() == [
+        "h1 was lost: no heartbeat for 10 s; it was running ranks 2-3",
         "stopped because of it: ranks 0-1",
     ]
 
 
-def test_a_node_lost_while_stopping_stands_in_the_report_too() -> None:
-    told = Told(nodes=(2, 2))
-    told.on(RankExited(102 * SECOND, 0, 7, 0, False), stopping("failure", signal.SIGTERM, 5, [1, 2, 3]))
-    told.on(NodeLost(105 * SECOND, 1, "its agent hung up", [2, 3]))
-    lines = told.report()
-    assert lines[-2:] == ["h1 was lost: its agent hung up; it ran ranks 2-3", "stopped because of it: rank 1"]
+def test_a_node_lost_while_stopping_is_in_the_report_too() -> None:
+    job = Job(nodes=(2, 2))
+    job.on(RankExited(102 * SECOND, 0, 7, 0, False), stopping("failure", signal.SIGTERM, 5, [1, 2, 3]))
+    job.on(NodeLost(105 * SECOND, 1, "its agent hung up", [2, 3]))
+    lines = job.report()
+    assert lines[-2:] == ["h1 was lost: its agent hung up; it was running ranks 2-3", "stopped because of it: rank 1"]
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [
+        (1, "earlier attempt: 1"),
+        (2, "earlier attempts: 1; 2"),
+        (6, "earlier attempts (the last 5 of 6): 2; 3; 4; 5; 6"),
+    ],
+)
+def test_the_last_earlier_attempts_are_listed(count: int, line: str) -> None:
+    job = Job()
+    job.summary.earlier = [str(number) for number in range(1, count + 1)]
+    assert job.fails(2, 7)[-1] == line

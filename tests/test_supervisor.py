@@ -1,4 +1,4 @@
-"""head/supervisor: the loop over a link whose agent is a script."""
+"""head/supervisor: the event loop, over a link with a scripted agent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from launchpad import __version__
-from launchpad.commands import Credit, Examine, Finish, Hello, Ping, Signal, Start
 from launchpad.errors import NodeError, UsageError
-from launchpad.events import (
+from launchpad.head import bringup as module
+from launchpad.head import reconnect
+from launchpad.head.bringup import BringUp
+from launchpad.head.flow import LARGEST_WINDOW
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
+from launchpad.job.spec import JobSpec, Target
+from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Signal, Start
+from launchpad.protocol.events import (
     AgentFailed,
     AgentReady,
     Drained,
@@ -24,13 +31,6 @@ from launchpad.events import (
     StopRequested,
     Written,
 )
-from launchpad.head import gathering as module
-from launchpad.head import revival
-from launchpad.head.flow import LARGEST_WINDOW
-from launchpad.head.gathering import Gathering
-from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import Master, Place, Plan, make_plan
-from launchpad.job.spec import JobSpec, Target
 from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
@@ -39,7 +39,7 @@ KIB = 1 << 10
 
 
 class Agent:
-    """The far end of a link: a thread that plays `script`, in which `hear` waits for what the head asks."""
+    """The far end of a link: a thread that runs `script`, which calls `hear` to wait for a command."""
 
     def __init__(self, script: Callable[[Agent], None], ready: Any = READY) -> None:
         self.link = MemoryLink()
@@ -50,13 +50,13 @@ class Agent:
         self.thread = threading.Thread(target=self._play, daemon=True)
 
     def hear(self, kind: Any) -> Any:
-        """The head's next command, which must be of that kind."""
+        """The head's next command, which must be of this kind."""
         command = self.link.heard.get(timeout=DEADLINE)
         assert type(command) is kind, command
         return command
 
     def leave(self, code: int = 0) -> None:
-        """Rank 0 ends, the head says to finish, and the agent hangs up."""
+        """Rank 0 exits, the head sends Finish, and the agent hangs up."""
         self.say(RankExited(0, 0, code, 0, False))
         while type(self.link.heard.get(timeout=DEADLINE)) is not Finish:
             pass
@@ -73,7 +73,7 @@ class Agent:
 
 
 class Sink:
-    """Remembers; holds the bytes where it is told to."""
+    """Records all events; `on` decides whether it holds their bytes."""
 
     deadline: float | None = None
 
@@ -98,17 +98,17 @@ class Sink:
 
 Play = Callable[..., tuple[int, Sink]]
 
-supervisors: list[Supervisor] = []  # of the jobs that were played
+supervisors: list[Supervisor] = []  # of the jobs run so far
 
 
 @pytest.fixture
-def head() -> Gathering:
-    return Gathering()
+def head() -> BringUp:
+    return BringUp()
 
 
 @pytest.fixture
-def play(head: Gathering) -> Iterator[Play]:
-    """Run a job against a script; returns the exit code and a sink that saw it all."""
+def play(head: BringUp) -> Iterator[Play]:
+    """Run a job against a script; returns the exit code and a sink with all events."""
     agents: list[Agent] = []
 
     def play(script: Callable[[Agent], None], *sinks: Sink, ranks: int = 1, **limits: Any) -> tuple[int, Sink]:
@@ -138,7 +138,7 @@ def phases(sink: Sink) -> list[str]:
     return [event.phase for event in sink.events if isinstance(event, PhaseChanged)]
 
 
-def test_a_job_from_hello_to_hanging_up(play: Play) -> None:
+def test_a_job_from_hello_to_hang_up(play: Play) -> None:
     def script(agent: Agent) -> None:
         start = agent.hear(Start)
         assert [entry["rank"] for entry in start.ranks] == [0]
@@ -158,7 +158,7 @@ def test_a_job_from_hello_to_hanging_up(play: Play) -> None:
     assert [event.data for event in seen.events if isinstance(event, Output)] == [b"hello\n", b"late\n"]
 
 
-def test_a_failed_rank_has_the_others_signalled(play: Play) -> None:
+def test_after_a_failure_the_other_ranks_are_signalled(play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
         agent.say(RankExited(0, 1, 7, 0, False))
@@ -169,17 +169,29 @@ def test_a_failed_rank_has_the_others_signalled(play: Play) -> None:
     assert (code, phases(seen)) == (7, ["stopping", "over"])
 
 
-def test_time_alone_ends_a_job_that_hears_nothing(play: Play) -> None:
+def test_the_timeout_ends_a_job_without_events(play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
-        agent.hear(Examine)  # it never answers
+        agent.hear(DumpStacks)  # it never answers
         assert [agent.hear(Signal).signum for _ in range(2)] == [15, 9]
         agent.leave(-9)
 
     assert play(script, timeout=0.0, grace=0.0)[0] == 124
 
 
-def test_a_posted_signal_reaches_the_ranks(head: Gathering, play: Play) -> None:
+def test_an_agent_that_breaks_down_is_a_lost_node_with_its_traceback(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(AgentFailed(1, "a bug", "Traceback …"))
+        agent.link.hang_up()
+
+    code, seen = play(script)
+    assert code == 4
+    (lost,) = [event for event in seen.events if isinstance(event, NodeLost)]
+    assert lost[1:] == (0, "a bug", [0], "Traceback …")
+
+
+def test_a_posted_signal_reaches_the_ranks(head: BringUp, play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
         head.post(StopRequested(0, 15))
@@ -189,7 +201,7 @@ def test_a_posted_signal_reaches_the_ranks(head: Gathering, play: Play) -> None:
     assert play(script)[0] == 143
 
 
-def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Gathering, play: Play) -> None:
+def test_a_second_signal_after_the_end_leaves_without_the_agent(head: BringUp, play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)
         agent.say(RankExited(0, 0, 0, 0, False))
@@ -200,7 +212,7 @@ def test_a_second_signal_when_all_is_over_leaves_without_the_agent(head: Gatheri
     assert supervisors[-1].leaving
 
 
-def test_a_sink_is_called_when_its_moment_comes(play: Play) -> None:
+def test_a_sink_is_called_at_its_deadline(play: Play) -> None:
     sink = Sink()
     sink.deadline = 0.0
 
@@ -215,7 +227,7 @@ def test_a_sink_is_called_when_its_moment_comes(play: Play) -> None:
 # Credit.
 
 
-def test_credit_is_given_back_in_portions(play: Play) -> None:
+def test_credit_is_given_back_in_batches(play: Play) -> None:
     def script(agent: Agent) -> None:
         portion = agent.hear(Start).window // 4
         agent.say(Output(0, 0, 1, b"x" * (portion - 1)))
@@ -232,9 +244,7 @@ def test_credit_is_given_back_in_portions(play: Play) -> None:
 
 
 @pytest.mark.parametrize("holders", [1, 2])
-def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
-    head: Gathering, play: Play, holders: int
-) -> None:
+def test_held_bytes_give_no_credit_until_all_sinks_have_written(head: BringUp, play: Play, holders: int) -> None:
     sinks = [Sink(lambda event: isinstance(event, Output)) for _ in range(holders)]
     marks: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -244,7 +254,7 @@ def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
         return False
 
     def passed(agent: Agent, number: int) -> None:
-        """Wait until the loop has come to a mark: all that it owes for what was said before is then heard."""
+        """Wait until the loop has reached a mark: all credit for earlier output has then arrived."""
         agent.say(RankStarted(0, 0, number))
         assert marks.get(timeout=DEADLINE) == number
 
@@ -262,7 +272,7 @@ def test_bytes_that_a_sink_holds_give_no_credit_until_all_have_written(
     assert play(script, *sinks, Sink(on_mark))[0] == 0
 
 
-def test_equal_outputs_are_told_apart(head: Gathering, play: Play) -> None:
+def test_equal_outputs_are_told_apart(head: BringUp, play: Play) -> None:
     held: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     def hold(event: Any) -> bool:
@@ -319,8 +329,8 @@ def test_the_only_node_comes_back(play: Play) -> None:
 
 
 def test_a_node_that_can_not_be_dialled_any_more_ends_the_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its ssh_config has been changed meanwhile, say."""
-    monkeypatch.setattr(revival, "SECONDS", 0.0)
+    """For example, because its ssh_config has changed meanwhile."""
+    monkeypatch.setattr(reconnect, "SECONDS", 0.0)
 
     def reopen(_: int) -> MemoryLink:
         raise UsageError("ssh's configuration is wrong")
@@ -332,7 +342,7 @@ def test_a_node_that_can_not_be_dialled_any_more_ends_the_job(play: Play, monkey
     assert play(script, max_restarts=1, reopen=reopen)[0] == 4
 
 
-def test_a_node_that_comes_back_when_all_is_over_is_left_alone(head: Gathering) -> None:
+def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> None:
     dialled, ended = threading.Event(), threading.Event()
     late = MemoryLink("b")
 
@@ -359,7 +369,7 @@ def test_a_node_that_comes_back_when_all_is_over_is_left_alone(head: Gathering) 
     for agent in agents:
         agent.thread.start()
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
-    places = [Place(name, 1, "python3", "/") for name in "ab"]
+    places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     plan = make_plan(
         JobSpec(Target("program", "/bin/true")), facts, "abc", places=places, master=Master("127.0.0.1", 29501)
     )
@@ -369,7 +379,7 @@ def test_a_node_that_comes_back_when_all_is_over_is_left_alone(head: Gathering) 
     assert late.heard.empty()
 
 
-def test_an_agent_that_never_answers_is_a_node_error(head: Gathering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_never_answers_is_a_node_error(head: BringUp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READY_SECONDS", 0.01)
     link = MemoryLink()
     with pytest.raises(NodeError, match=r"no answer from the agent within 0\.01 s"):
@@ -382,12 +392,13 @@ def test_an_agent_that_never_answers_is_a_node_error(head: Gathering, monkeypatc
     ("say", "message"),
     [
         (lambda link: link.say(AgentFailed(0, "no /tmp")), "ended before any rank was started: no /tmp"),
+        (lambda link: link.say(AgentFailed(0, "a bug", "Traceback …")), "any rank was started: a bug\nTraceback …"),
         (lambda link: link.hang_up(), "ended before any rank"),
         (lambda link: link._frames.put(b"command not found\n"), "not a frame: .*command not found"),
     ],
 )
 def test_an_agent_that_cannot_start_is_a_node_error(
-    head: Gathering, say: Callable[[MemoryLink], None], message: str
+    head: BringUp, say: Callable[[MemoryLink], None], message: str
 ) -> None:
     link = MemoryLink()
     say(link)
@@ -396,7 +407,7 @@ def test_an_agent_that_cannot_start_is_a_node_error(
     link.hang_up()
 
 
-def test_nodes_hear_of_us_however_much_there_is_to_hear(head: Gathering) -> None:
+def test_a_busy_inbox_does_not_delay_heartbeats(head: BringUp) -> None:
     agent = Agent(lambda _: None)
     agent.link.remote = True
     agent.thread.start()
@@ -409,7 +420,7 @@ def test_nodes_hear_of_us_however_much_there_is_to_hear(head: Gathering) -> None
     agent.link.hang_up()
 
 
-def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: Gathering) -> None:
+def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: BringUp) -> None:
     link = MemoryLink()
     head.post(StopRequested(0, 15))
     with pytest.raises(SystemExit) as caught:

@@ -11,7 +11,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 import pytest
@@ -24,9 +24,11 @@ COLUMNS = 60
 class Terminal:
     """A pseudo-terminal with a command in it, as a person would use it."""
 
-    def __init__(self, argv: list[str], launchpad: Launchpad, environ: dict[str, str]) -> None:
+    def __init__(
+        self, argv: list[str], launchpad: Launchpad, environ: Mapping[str, str], columns: int = COLUMNS
+    ) -> None:
         self._fd, other = os.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.seen = ""
 
         def take_terminal() -> None:
@@ -71,6 +73,10 @@ class Terminal:
         except OSError:  # EIO: everybody has left the terminal
             return False
         return True
+
+    def is_silent(self, seconds: float) -> bool:
+        """Whether nothing comes for so long."""
+        return not select.select([self._fd], [], [], seconds)[0]
 
     def hang_up(self) -> None:
         """Close the terminal's window."""
@@ -156,7 +162,7 @@ def test_ctrl_c_reaches_the_ranks(terminal: Start) -> None:
     one.expect("launchpad: sent SIGINT to ranks 0-1")
     text = one.rest()
     assert text.count("got SIGINT") == 2
-    assert "launchpad: the job was ended by SIGINT" in text
+    assert "launchpad: the job was stopped by SIGINT" in text
     assert one.end() == 130
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DEADLINE, Launchpad
+from tests.conftest import DEADLINE, Launchpad, needs_torch
 from tests.sshd import free_port
 from tests.test_run_targets import shown
 
@@ -146,31 +146,31 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nnodes", "1:4"], "--nnodes 1:4: a world that grows and shrinks is not supported; give one number"),
+        (["--nnodes", "1:4"], "--nnodes 1:4: a varying number of nodes is not supported; give a single number"),
         (["--nnodes", "x"], "--nnodes x: give the number of nodes"),
         (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1"], "--nnodes 2: which node is this? Give each its"),
-        (["--nnodes=2", "--rdzv-backend=etcd", "--node-rank=0"], "--rdzv-backend etcd is not supported over several"),
+        (["--nnodes=2", "--rdzv-backend=etcd", "--node-rank=0"], "--rdzv-backend etcd is not supported for several"),
         (
             ["--nnodes=2", "--node-rank=2", "--master-addr=h"],
-            "--node-rank 2: with --nnodes 2 node ranks go from 0 to 1",
+            "--node-rank 2: with --nnodes 2 it must be from 0 to 1",
         ),
-        (["--nnodes=2", "--node-rank=1"], "--nnodes 2: give --master-addr, the address of node rank 0"),
+        (["--nnodes=2", "--node-rank=1"], "--nnodes 2: give --master-addr, an address of node rank 0"),
         (["--node-rank=1"], "--node-rank 1: with one node the only node rank is 0; give --nnodes"),
         (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
         (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
-        (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; name a folder"),
+        (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; give a folder"),
         (
             ["-H", "a,b", "--node-rank=1", "--nnodes=2", "--master-addr=c"],
             "--nnodes and --node-rank are for launchpads",
         ),
-        (["--hostfile", "f"], "--hostfile f: No such file or directory; name a file with a host a line"),
-        (["-H", "a:2", "-n", "4"], "--hosts: a has 2 ranks there, and --nproc asks for 4"),
+        (["--hostfile", "f"], "--hostfile f: No such file or directory; give a file with one host per line"),
+        (["-H", "a:2", "-n", "4"], "--hosts: a is given 2 ranks, but --nproc asks for 4"),
         (["-H", "a", "--hostfile", "f"], "--hosts and --hostfile both name the hosts"),
-        (["--include", "a"], "--include is about hosts; name them with --hosts or --hostfile"),
+        (["--include", "a"], "--include needs hosts; name them with --hosts or --hostfile"),
         (["-H", ""], "--hosts is empty"),
-        (["-H", "a", "--sync", "--dry-run"], "--dry-run runs nothing, and --sync writes to the hosts"),
-        (["-H", "localhost,127.0.0.1"], "localhost and 127.0.0.1 are this machine; name it once"),
+        (["-H", "a", "--sync", "--dry-run"], "--dry-run changes nothing, but --sync writes to the hosts"),
+        (["-H", "localhost,127.0.0.1"], "localhost and 127.0.0.1 are both this machine; name it once"),
         (
             ["--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1"],
             "--master-addr 192.0.2.1 --master-port 29500: Cannot",
@@ -229,8 +229,8 @@ def test_launchpads_on_three_nodes_form_one_world(launchpad: Launchpad) -> None:
         assert list(ranks[rank]["env"].values()) == [str(value) for value in want]
 
 
+@needs_torch
 def test_torch_comes_up_across_two_launchpads(launchpad: Launchpad) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
     example = Path(__file__).parent.parent / "examples" / "all_reduce.py"
     port = free_port()
     jobs = [launchpad.start("run", *node(r, port), "-n", 1 + r, example) for r in (1, 0)]
@@ -250,7 +250,7 @@ def test_failure_on_one_node_ends_the_others_with_its_code(launchpad: Launchpad,
         _, err = job.communicate(timeout=DEADLINE)
         assert job.returncode == 7, err
         where = f"rank {failing} failed first: exit code 7"
-        assert (where if rank == failing else f"the world failed on another node: {where}") in err.decode()
+        assert (where if rank == failing else f"the job failed on another node: {where}") in err.decode()
 
 
 def test_launchpad_that_is_killed_ends_the_others(launchpad: Launchpad) -> None:
@@ -261,13 +261,13 @@ def test_launchpad_that_is_killed_ends_the_others(launchpad: Launchpad) -> None:
     jobs[1].kill()
     _, err = jobs[0].communicate(timeout=DEADLINE)
     assert jobs[0].returncode == 4
-    assert b"the world failed on another node: the launchpad of node rank 1 is gone" in err
+    assert b"the job failed on another node: the launchpad of node rank 1 is gone" in err
 
 
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        ({"rdzv_id": "mine"}, {"rdzv_id": "other"}, "the job's id differs: give the same --rdzv-id on every node"),
+        ({"rdzv_id": "mine"}, {"rdzv_id": "other"}, "the job's id differs: pass the same --rdzv-id on every node"),
         ({}, {"nnodes": "3"}, "--nnodes differs: 2 on node rank 0, 3 here"),
     ],
 )
@@ -283,6 +283,30 @@ def test_launchpad_that_does_not_belong_is_not_let_in(
     assert host.wait(timeout=DEADLINE) == 143
 
 
+@pytest.mark.parametrize(
+    ("greeting", "message"),
+    [
+        (b"", "the connection was closed"),
+        (b"220 mail.example.org ESMTP\r\n", "something other than launchpad answers there"),
+        (b"{}\n", "something other than launchpad answers there"),
+    ],
+)
+def test_another_server_at_the_master_address_is_recognised(
+    launchpad: Launchpad, greeting: bytes, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        job = launchpad.start("run", *node(1, port), "exits.py", "0", "0")
+        listener.settimeout(DEADLINE)
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(greeting)
+            peer.shutdown(socket.SHUT_WR)
+            _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 3
+    assert f"waiting for node rank 0 at 127.0.0.1:{port}: {message}\n" in err.decode()
+
+
 def test_node_that_never_comes_is_named(launchpad: Launchpad) -> None:
     done = launchpad.run("run", *node(0, free_port(), 3, rdzv_conf="join_timeout=0.5"), "exits.py", "0")
     assert done.returncode == 3
@@ -294,5 +318,5 @@ def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["nodes"][0]["node"] == 1
     assert done.stderr == (
-        "launchpad: how many ranks the other nodes have is not known here: RANK and WORLD_SIZE leave them out\n"
+        "launchpad: RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here\n"
     )

@@ -1,18 +1,22 @@
-"""The nursery: when it is used, what it says when it can't be, restarts from it, and the store it serves."""
+"""The forkserver: when it is used, what it says when it can't be, restarts from it, and the store it serves."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from launchpad.head.preload import look_through
 from launchpad.job.spec import Target
+from launchpad.runner.imports import look_through
 from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.sshd import free_port
 
@@ -29,6 +33,26 @@ SLOW = (
     "import os, time\nopen('importing', 'w').close()\n"
     "while not os.path.exists('go'): time.sleep(0.005)\n"  # polls, as a pipe would have to be inherited
 )
+
+
+# Where the interpreter has no PEP 669, one is made up.
+MONITORED = (
+    "import sys, types\nif not hasattr(sys, 'monitoring'):\n"
+    "    sys.monitoring = types.SimpleNamespace(get_tool={4: 'a watcher'}.get)\n"
+    "else:\n    sys.monitoring.use_tool_id(4, 'a watcher')\n"
+)
+
+# A library that, as profilers do, writes down at the end of its process what it has seen.
+WATCHES = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((destructor)) static void end(void) {
+    char name[100];
+    if (!getenv("LOCAL_RANK")) return;
+    snprintf(name, sizeof name, "seen_%s", getenv("LOCAL_RANK"));
+    fclose(fopen(name, "w"));
+}
+"""
 
 
 def of(folder: Path, source: str, **others: str) -> tuple[bool, str]:
@@ -137,9 +161,10 @@ def test_modules_are_imported_once_and_what_they_print_is_printed_by_each(launch
     [
         ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "started a thread"),
         ("import sys\nsys.setprofile(lambda *_: None)", "a tracer or profiler"),
+        (MONITORED, "a watcher watches the interpreter (sys.monitoring)"),
         ("1 / 0", "importing odd here failed (ZeroDivisionError)"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "the process that was to fork them died"),
-        ("print('x' * 100000)", "importing prints much"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "the forkserver died"),
+        ("print('x' * 100000)", "the imports print too much"),
         ("import sys\nsys.exit(3)", "importing odd here failed (SystemExit)"),
     ],
 )
@@ -150,8 +175,68 @@ def test_where_forking_is_unsound_ranks_are_executed_and_it_is_said_once(
     (launchpad.folder / "plain.py").write_text("print('here')")
     done = launchpad.run("run", "-n", 3, "--preload", "odd", "plain.py")
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, [f"[{n}] here" for n in range(3)])
-    assert done.stderr.count("ranks are executed one by one") == 1
+    assert done.stderr.count("ranks can't be forked, so each imports everything itself") == 1
     assert why in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_what_a_preloaded_library_does_at_the_end_is_done(launchpad: Launchpad) -> None:
+    (launchpad.folder / "watches.c").write_text(WATCHES)
+    library = launchpad.folder / "libwatches.so"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, launchpad.folder / "watches.c"], check=True, timeout=DEADLINE
+    )
+    launchpad.environ["LD_PRELOAD"] = str(library)
+    shown, notes = parents(launchpad, "--preload", "wanted")
+    assert shown == "[0] False[0] imported[1] False[1] imported"
+    assert notes.count("libwatches.so is in LD_PRELOAD") == notes.count("\n") == 1
+    assert {path.name for path in launchpad.folder.glob("seen_*")} == {"seen_0", "seen_1"}
+    harmless = library.rename(launchpad.folder / "libjemalloc.so.2")
+    launchpad.environ["LD_PRELOAD"] = f":{harmless}: "
+    assert parents(launchpad, "--preload", "wanted") == ("[0] True[0] imported[1] True[1] imported", "")
+
+
+COVERAGE = [sys.executable, "-m", "coverage"]
+BRANCHES = "import os, sys\nif os.environ['RANK'] == '0':\n    print('first')\nelse:\n    print('other')\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "patches", "code"),
+    [
+        pytest.param("", "subprocess", 0, id="well"),
+        pytest.param("sys.exit(3)\n", "subprocess", 3, id="exits"),
+        pytest.param("1 / 0\n", "subprocess", 1, id="raises"),
+        pytest.param("os._exit(0)\n", "subprocess, _exit", 0, id="leaves"),
+        pytest.param("if os.fork() == 0: sys.exit()\nos.wait()\n", "subprocess, fork", 0, id="forks"),
+    ],
+)
+@pytest.mark.parametrize("core", ["ctrace", "sysmon"])
+def test_coverage_measures_the_ranks(launchpad: Launchpad, end: str, patches: str, code: int, core: str) -> None:
+    if core == "sysmon" and sys.version_info < (3, 12):
+        pytest.skip("sys.monitoring is new in Python 3.12")
+    launchpad.environ["COVERAGE_CORE"] = core
+    (launchpad.folder / "measured.py").write_text(BRANCHES + end)
+    (launchpad.folder / "setup.ini").write_text(f"[run]\npatch = {patches}\ninclude = measured.py\n")
+    ranks = 1 if code else 2  # who fails ends the others before they are measured
+    command = launchpad.argv("run", "-n", ranks, "--preload", "json", "measured.py")[1:]
+    options = {"env": launchpad.environ, "cwd": launchpad.folder, "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([*COVERAGE, "run", "--rcfile=setup.ini", *command], **options)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("everything itself") == done.stderr.count("COVERAGE_PROCESS_CONFIG is set") == 1
+    subprocess.run([*COVERAGE, "combine", "-q"], check=True, **options)
+    told = json.loads(subprocess.run([*COVERAGE, "json", "-q", "-o", "-"], check=True, **options).stdout)
+    (measured,) = told["files"].values()
+    assert measured["missing_lines"] == ([] if ranks == 2 else [5])
+
+
+def test_a_free_threaded_python_is_not_forked(launchpad: Launchpad) -> None:
+    """The flag of such a build stands in for one."""
+    (launchpad.folder / "sitecustomize.py").write_text("import sys\nsys.abiflags += 't'\n")
+    launchpad.environ["PYTHONPATH"] = str(launchpad.folder)
+    said = "launchpad: ranks can't be forked, so each imports everything itself: this Python is free-threaded, "
+    shown, notes = parents(launchpad, "--preload", "wanted")
+    assert shown == "[0] False[0] imported[1] False[1] imported"
+    assert (notes.count("\n"), notes.startswith(said)) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +278,7 @@ def test_ctrl_z_stops_the_import_too(launchpad: Launchpad) -> None:
     assert (process.returncode, out.count(b"done")) == (0, 2)
 
 
-def test_a_restart_forks_from_the_same_nursery(launchpad: Launchpad) -> None:
+def test_a_restart_forks_from_the_same_forkserver(launchpad: Launchpad) -> None:
     (launchpad.folder / "slow.py").write_text("import os\nopen(f'imported.{os.getpid()}', 'w').close()\n")
     (launchpad.folder / "flaky.py").write_text(
         "import os, sys, slow\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
@@ -205,11 +290,11 @@ def test_a_restart_forks_from_the_same_nursery(launchpad: Launchpad) -> None:
     assert len(list(launchpad.folder.glob("imported.*"))) == 1
 
 
-def test_a_dead_nursery_costs_the_next_attempt_only_time(launchpad: Launchpad) -> None:
-    (launchpad.folder / "pid.py").write_text("import os\nopen('nursery', 'w').write(str(os.getpid()))\n")
+def test_a_dead_forkserver_costs_the_next_attempt_only_time(launchpad: Launchpad) -> None:
+    (launchpad.folder / "pid.py").write_text("import os\nopen('forkserver', 'w').write(str(os.getpid()))\n")
     (launchpad.folder / "flaky.py").write_text(
         "import os, signal\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    os.kill(int(open('nursery').read()), signal.SIGKILL)\n    raise SystemExit(1)\nprint('well')\n"
+        "    os.kill(int(open('forkserver').read()), signal.SIGKILL)\n    raise SystemExit(1)\nprint('well')\n"
     )
     done = launchpad.run("run", "--max-restarts", 1, "--preload", "pid", "flaky.py")
     assert (done.returncode, done.stdout) == (0, "[0] well\n")
@@ -218,13 +303,13 @@ def test_a_dead_nursery_costs_the_next_attempt_only_time(launchpad: Launchpad) -
 @needs_torch
 def test_gloo_comes_up_again_after_every_restart(launchpad: Launchpad) -> None:
     (launchpad.folder / "again.py").write_text(
-        SUM + "if os.environ['TORCHELASTIC_RESTART_COUNT'] != '20' and dist.get_rank() == 1: os._exit(9)\n"
+        SUM + "if os.environ['TORCHELASTIC_RESTART_COUNT'] != '8' and dist.get_rank() == 1: os._exit(9)\n"
         "dist.all_reduce(x)\nprint('end', x.item())\ndist.destroy_process_group()\n"
     )
-    done = launchpad.run("run", "-n", 4, "--max-restarts", 20, "again.py")
+    done = launchpad.run("run", "-n", 4, "--max-restarts", 8, "again.py")
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "end" in line) == [f"[{n}] end 16.0" for n in range(4)]
-    assert "(restart 20 of 20)" in done.stderr
+    assert "(restart 8 of 8)" in done.stderr
 
 
 @needs_torch
@@ -243,14 +328,14 @@ def test_every_init_method_and_address(launchpad: Launchpad, free_ports: list[in
     )
     # Once per port where rank 0 hosts: torch serves a second group there from the first one's store while that is not yet
     # collected, and a fast rank finds its old keys.
-    for options, methods in (
-        ([], 7),
-        (["--start-method", "exec"], 3),
-        (["--master-port", free_ports[1]], 7),
-        (["--master-addr", "localhost"], 7),
+    for size, options, methods in (
+        (3, [], 7),
+        (2, ["--start-method", "exec"], 3),
+        (3, ["--master-port", free_ports[1]], 7),
+        (3, ["--master-addr", "localhost"], 7),
     ):
-        done = launchpad.run("run", "-n", 3, *options, "meets.py", methods)
-        assert (done.returncode, done.stdout.count("all\n")) == (0, 3), done.stderr
+        done = launchpad.run("run", "-n", size, *options, "meets.py", methods)
+        assert (done.returncode, done.stdout.count("all\n")) == (0, size), done.stderr
 
 
 @needs_torch
@@ -266,23 +351,26 @@ def test_a_group_is_made_again_and_again(launchpad: Launchpad) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("own_port", [True, False])
-def test_children_of_a_rank_meet(launchpad: Launchpad, free_ports: list[int], method: str, own_port: bool) -> None:
-    """The tutorials' `mp.Process(target=init_process, …)`, with a port of their own or with the one they inherit."""
+def test_children_of_a_rank_meet(launchpad: Launchpad, free_ports: list[int]) -> None:
+    """The tutorials' `mp.Process(target=init_process, …)`, with a port of their own and with the one they inherit.
+
+    Those who inherit it come twice, and the second time find none of the first one's keys.
+    """
     (launchpad.folder / "tutorial.py").write_text(
         "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
-        "def init_process(rank, size):\n"
-        + (f"    os.environ['MASTER_PORT'] = '{free_ports[0]}'\n" if own_port else "")
-        + "    dist.init_process_group('gloo', rank=rank, world_size=size)\n"
+        "def init_process(rank, size, own_port):\n"
+        "    if own_port: os.environ['MASTER_PORT'] = own_port\n"
+        "    dist.init_process_group('gloo', rank=rank, world_size=size)\n"
         "    x = torch.ones(1); dist.all_reduce(x); assert x.item() == size\n"
         "    dist.destroy_process_group()\n"
         "if __name__ == '__main__':\n"
-        f"    ps = [mp.get_context('{method}').Process(target=init_process, args=(r, 2)) for r in range(2)]\n"
-        "    [p.start() for p in ps]; [p.join() for p in ps]; print([p.exitcode for p in ps])\n"
+        f"    for method, port in (('fork', ''), ('fork', '{free_ports[0]}'), ('fork', ''), ('spawn', ''), "
+        f"('spawn', '{free_ports[1]}')):\n"
+        "        ps = [mp.get_context(method).Process(target=init_process, args=(r, 2, port)) for r in range(2)]\n"
+        "        [p.start() for p in ps]; [p.join() for p in ps]; print([p.exitcode for p in ps])\n"
     )
     done = launchpad.run("run", "tutorial.py")
-    assert (done.returncode, done.stdout) == (0, "[0] [0, 0]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[0] [0, 0]\n" * 5), done.stderr
 
 
 @needs_torch
@@ -318,9 +406,9 @@ def test_ranks_share_the_imported_image(launchpad: Launchpad) -> None:
     )
     sizes = []
     for options in ([], ["--start-method", "exec"]):
-        process = launchpad.start("run", "-n", 4, *options, "image.py")
+        process = launchpad.start("run", "-n", 2, *options, "image.py")
         pids = []
-        while len(pids) < 4:
+        while len(pids) < 2:
             found = re.search(rb"up (\d+)", process.stdout.readline())
             pids += [int(found[1])] if found else []
         sizes.append(sum(psutil.Process(pid).memory_full_info().pss for pid in pids))

@@ -1,4 +1,4 @@
-"""wire: every message survives the trip, however its bytes are cut; what is no frame is refused as such."""
+"""protocol/wire: every message survives the round trip, however its bytes are cut; invalid frames raise WireError."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launchpad import wire
-from launchpad.commands import Call, Hello, Input, Piece, Signal, Start
-from launchpad.events import Output, RankExited
-from launchpad.wire import Decoder, WireError, encode
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Call, FileChunk, Hello, Signal, Start, StdinData
+from launchpad.protocol.events import Output, RankExited
+from launchpad.protocol.wire import Decoder, WireError, encode
 
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine must not fail a test
 
 TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape"))
 INTEGER = st.integers(-(2**63), 2**63 - 1)
@@ -27,6 +27,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     str: TEXT,
     str | None: st.none() | TEXT,
     bool: st.booleans(),
+    bool | None: st.none() | st.booleans(),
     list[str]: st.lists(TEXT, max_size=4),
     list[int]: st.lists(INTEGER, max_size=4),
     list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
@@ -46,13 +47,13 @@ JSON = st.recursive(
 
 
 def of(cls: Any) -> st.SearchStrategy[Any]:
-    """Any message of that class."""
+    """Messages of that class."""
     if cls is Output:
         return OUTPUT
-    if cls in (Input, Call):
+    if cls in (StdinData, Call):
         return st.builds(cls, st.binary(max_size=300))
-    if cls is Piece:
-        return st.builds(Piece, st.integers(0, 2**32 - 1), st.binary(max_size=300))
+    if cls is FileChunk:
+        return st.builds(FileChunk, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 
@@ -61,13 +62,13 @@ def frame(code: int, payload: bytes) -> bytes:
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
-    """The data in pieces; the places may lie anywhere."""
+    """The data, cut at these places, which may lie beyond its end."""
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def decode(pieces: list[bytes]) -> tuple[list[Any], bool]:
-    """The messages in these pieces, and whether a WireError ended them. Any other error is the test's failure."""
+    """The messages in these pieces, and whether a WireError ended them. Any other error fails the test."""
     decoder = Decoder()
     found: list[Any] = []
     try:
@@ -84,7 +85,7 @@ PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 @pytest.mark.parametrize("cls", wire.MESSAGES, ids=lambda cls: cls.__name__)
 @UNHURRIED
 @given(data=st.data())
-def test_every_message_comes_back_as_it_was(cls: Any, data: st.DataObject) -> None:
+def test_every_message_survives_the_round_trip(cls: Any, data: st.DataObject) -> None:
     message = data.draw(of(cls))
     found, failed = decode(cut(encode(message), data.draw(PLACES)))
     assert not failed
@@ -94,23 +95,23 @@ def test_every_message_comes_back_as_it_was(cls: Any, data: st.DataObject) -> No
 
 @UNHURRIED
 @given(messages=st.lists(st.one_of([of(cls) for cls in wire.MESSAGES]), max_size=6), places=PLACES)
-def test_messages_keep_their_order_wherever_the_bytes_are_cut(messages: list[Any], places: list[int]) -> None:
+def test_message_order_does_not_depend_on_the_cuts(messages: list[Any], places: list[int]) -> None:
     found, failed = decode(cut(b"".join(encode(message) for message in messages), places))
     assert not failed
     assert [(type(message), message) for message in found] == [(type(message), message) for message in messages]
 
 
-def test_an_argument_that_is_not_utf_8_arrives_byte_for_byte() -> None:
+def test_non_utf_8_arguments_arrive_unchanged() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [], False)
+    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [], False, True)
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 
 
 @UNHURRIED
 @given(data=st.binary(max_size=2000))
-def test_output_bytes_are_not_touched(data: bytes) -> None:
+def test_output_bytes_arrive_unchanged(data: bytes) -> None:
     header = wire.output_header(7, 3, 2, len(data))
     assert header + data == encode(Output(7, 3, 2, data))
     assert decode([header, data]) == ([Output(7, 3, 2, data)], False)
@@ -118,7 +119,7 @@ def test_output_bytes_are_not_touched(data: bytes) -> None:
 
 @UNHURRIED
 @given(data=st.binary(max_size=200), places=PLACES)
-def test_garbage_is_refused_the_same_way_however_it_is_cut(data: bytes, places: list[int]) -> None:
+def test_rejection_of_garbage_does_not_depend_on_the_cuts(data: bytes, places: list[int]) -> None:
     assert decode(cut(data, places)) == decode([data])
 
 
@@ -128,32 +129,32 @@ def test_garbage_is_refused_the_same_way_however_it_is_cut(data: bytes, places: 
     payload=st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()),
     places=PLACES,
 )
-def test_a_frame_of_garbage_raises_nothing_but_wire_error(code: int, payload: bytes, places: list[int]) -> None:
+def test_garbage_payload_raises_only_wire_error(code: int, payload: bytes, places: list[int]) -> None:
     decode(cut(frame(code, payload) + encode(Signal(2)), places))
 
 
 @pytest.mark.parametrize("size", [0, wire.LARGEST_FRAME + 1, 2**32 - 1])
-def test_a_length_that_no_frame_has_is_refused_before_its_bytes_come(size: int) -> None:
+def test_invalid_length_is_rejected_before_the_payload_arrives(size: int) -> None:
     assert decode([struct.pack("!IB", size, 0)]) == ([], True)
 
 
 @pytest.mark.parametrize("payload", [b"", b"[", b"\xff", b"5", b"null", b"[]", b"[1, 2]", b'{"signum": 15, "x": 1}'])
-def test_a_payload_that_is_not_the_message_is_refused(payload: bytes) -> None:
+def test_payload_that_does_not_match_the_message_is_rejected(payload: bytes) -> None:
     assert decode([frame(wire.CODES[Signal], payload)]) == ([], True)
 
 
 @pytest.mark.parametrize("payload", [b'"abcde"', b'{"a": 0, "b": 0, "c": 0, "d": 0, "e": 0}'])
-def test_a_payload_that_is_not_a_list_is_refused_though_its_length_fits(payload: bytes) -> None:
+def test_payload_of_the_right_length_that_is_not_a_list_is_rejected(payload: bytes) -> None:
     assert decode([frame(wire.CODES[RankExited], payload)]) == ([], True)
 
 
-def test_a_payload_nested_too_deeply_is_refused() -> None:
+def test_too_deeply_nested_payload_is_rejected() -> None:
     assert decode([frame(wire.CODES[Signal], b"[" * 200_000)]) == ([], True)
 
 
-def test_an_output_shorter_than_its_header_does_not_eat_the_next_frame() -> None:
+def test_output_shorter_than_its_header_does_not_consume_the_next_frame() -> None:
     assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False, 0, 0.0))]) == ([], True)
 
 
-def test_messages_before_the_garbage_are_delivered() -> None:
+def test_messages_before_garbage_are_delivered() -> None:
     assert decode([encode(Signal(2)) + b"SSH-2.0-OpenSSH"]) == ([Signal(2)], True)

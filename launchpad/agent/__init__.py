@@ -1,1 +1,6 @@
-"""What runs on a node. Standard library only: this package, wire.py and events.py can be shipped there alone."""
+"""What runs on a node. Standard library only: a node receives just this, protocol/, forkserver/ and rank/."""
+
+import os
+
+# The package's folder: installed here, or sent to this node.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,6 +1,7 @@
-"""The entry of a node's processes: `python -I -S .../launchpad/agent/__main__.py [STDIN_FD]`.
+"""Entry point of a node's guard and agent: `python -I -S .../launchpad/agent/__main__.py [STDIN_FD]`.
 
--I and -S keep the user's PYTHON* variables and site-packages out of the agent; so the package is found from here.
+-I and -S keep the user's PYTHON* variables and site-packages out of the agent, so this file adds the package to the
+import path itself.
 """
 
 import os

@@ -1,38 +1,52 @@
-"""The guard: parent of the agent. When the agent dies, however it dies, the guard sweeps the node."""
+"""The guard: the agent's parent process. When the agent dies, for whatever reason, the guard sweeps the node."""
 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
 import time
 
-from . import processes, scratch, shm
+from .. import linux
+from .host import processes
+from .mpi import shm
+from .ranks import rundir
 
-# An agent that was stopped (or is stuck) can't see that its head is gone; after this many seconds the guard acts.
+# A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds.
 STUCK_AGENT = 5.0
+
+# The highest descriptor to try to close where /proc doesn't list the open ones.
+_MAX_DESCRIPTORS = 1 << 16
+
+_NO_CHILDREN = (
+    b"launchpad: /proc is not mounted here, or shows another PID namespace: processes that ranks leave behind can't be "
+    b"found and will not be killed (mount -t proc proc /proc)\n"
+)
 
 
 def main(stdin_fd: int | None) -> None:
-    """Split into guard and agent; frames are read from descriptor 0 and written to descriptor 1. Never returns.
+    """Fork into guard and agent, which reads frames from descriptor 0 and writes them to descriptor 1. Never returns.
 
-    `stdin_fd` is the head's own standard input, for rank 0; None where there is none to pass on.
+    `stdin_fd` is the head's own standard input, for rank 0; None if there is none to pass on.
     """
     _close_inherited(keep=stdin_fd)
     if stdin_fd is not None:
-        os.set_inheritable(stdin_fd, False)  # rank 0 gets it as its descriptor 0, and nobody as anything else
+        os.set_inheritable(stdin_fd, False)  # only rank 0 gets it, as its descriptor 0
     try:
-        folder = scratch.create()
+        folder = rundir.create()
     except OSError as error:
-        _tell_head(str(error), time.monotonic_ns())
+        _report(str(error), time.monotonic_ns())
         os._exit(1)
+    if not linux.shows_our_pids():
+        _warn(_NO_CHILDREN)
     processes.become_subreaper()
     agent = os.fork()
     if agent == 0:
         code = 1
         try:
-            from .agent import Agent
+            from .loop import Agent
 
             code = Agent(0, 1, stdin_fd, folder).run()
         except BaseException:
@@ -46,18 +60,25 @@ def main(stdin_fd: int | None) -> None:
     ended = time.monotonic_ns()
     processes.sweep(lambda: processes.reap(0))
     shm.remove(folder)
-    scratch.remove(folder)
+    rundir.remove(folder)
     if status != 0:
-        _tell_head(f"the agent was killed by signal {-status}" if status < 0 else "the agent broke down", ended)
+        _report(f"the agent was killed by signal {-status}" if status < 0 else "the agent crashed", ended)
     os._exit(0 if status == 0 else 1)
 
 
+def _warn(text: bytes) -> None:
+    try:
+        os.write(2, text)
+    except OSError:
+        pass
+
+
 def _wait(agent: int) -> int:
-    """The agent's exit code (-n for signal n), once it is gone."""
+    """Wait for the agent to exit; return its exit code (-n for signal n)."""
     wakeup = processes.wakeup_on_exit()
     poll = select.poll()
     poll.register(wakeup, select.POLLIN)
-    poll.register(0, 0)  # only whether the head has hung up: what it says is the agent's to read
+    poll.register(0, 0)  # reports only a hang-up; the agent reads the data
     kill_at: float | None = None
     while True:
         status = processes.reap(agent)
@@ -75,13 +96,13 @@ def _wait(agent: int) -> int:
                 kill_at = time.monotonic() + STUCK_AGENT
 
 
-def _tell_head(reason: str, at: int) -> None:
-    """Say on the link, if it still can be said, why this node ends."""
-    from .. import wire  # a job that goes well needs none of this in the guard
-    from ..events import AgentFailed
+def _report(reason: str, at: int) -> None:
+    """Tell the head why this node is going down, if the link still works."""
+    from ..protocol import wire  # needed only if something fails
+    from ..protocol.events import AgentFailed
 
     os.set_blocking(1, True)
-    signal.alarm(5)  # the link may be full, and its reader stuck
+    signal.alarm(5)  # the link may be full and its reader stuck
     try:
         os.write(1, wire.encode(AgentFailed(at, reason)))
     except OSError:
@@ -89,10 +110,14 @@ def _tell_head(reason: str, at: int) -> None:
 
 
 def _close_inherited(keep: int | None) -> None:
-    """Close what the head's own parent left open: it would stay open in every rank."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != keep:
+    """Close what the head inherited from its own parent: it would stay open in every rank."""
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        numbers = list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS)))
+    for fd in numbers:
+        if fd > 2 and fd != keep:
             try:
-                os.close(int(name))
+                os.close(fd)
             except OSError:  # the descriptor of the listing itself
                 pass

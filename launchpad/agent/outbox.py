@@ -1,7 +1,7 @@
-"""What goes to the head: events at once, and the ranks' output as the link and the head's credit allow.
+"""Sends to the head: events at once, and the ranks' output as fast as the link and the head's credit allow.
 
-Output is read only when it can be sent, so memory stays bounded; events go before output, so a flood of it delays no
-exit status.
+Output is read only when it can be sent, so memory stays bounded. Events go before output, so a flood of output delays
+no exit status.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import select
 import time
 from collections import deque
 
-from .. import wire
-from ..events import Event
-from ..failures import Failure
-from ..stacks import Examined
+from .. import linux
+from ..protocol import wire
+from ..protocol.events import Event
 from .poll import Poll
 
-# Bytes of output in one frame: as long as one is under way, an event waits.
+# Bytes of output in one frame: an event has to wait for the frame in flight.
 CHUNK = 256 << 10
 
-# After a read the stream rests this long, so that a rank that writes line by line is read in bulk.
+# A stream rests this long after a read, so that a rank that writes line by line is read in bulk.
 REST_SECONDS = 0.002
 
 
-class Stream:
-    """One output stream of a rank. It is watched, ready to be read, resting, or without credit."""
+class OutputStream:
+    """One output stream of a rank. It is watched, ready to be read, resting, or out of credit."""
 
     __slots__ = ("credit", "fd", "is_file", "rank", "stream")
 
@@ -33,17 +32,12 @@ class Stream:
         self.rank = rank
         self.stream = stream
         self.fd = fd
-        self.credit = credit  # bytes that the head still takes
-        self.is_file = False  # all that will ever come can be read at once
+        self.credit = credit  # bytes that the head still accepts
+        self.is_file = False  # a complete file: everything can be read at once
 
-    def read(self, most: int) -> bytes | None:
-        """What is there now; b"" at its end; None where there is nothing yet."""
-        try:
-            return os.read(self.fd, most)
-        except BlockingIOError:
-            return None
-        except OSError:  # EIO: every holder of the terminal's other side has closed it
-            return b""
+    def read(self, size: int) -> bytes | None:
+        """Up to `size` bytes of what is there now; b"" at the end, None if there is nothing yet."""
+        return linux.read_now(self.fd, size)
 
 
 class Outbox:
@@ -53,31 +47,31 @@ class Outbox:
         self._link = link
         self._poll = poll
         self._events: deque[bytes] = deque()
-        self._sending: list[memoryview] = []  # what is left of the frame under way
-        self._streams: dict[tuple[int, int], Stream] = {}
-        self._ready: deque[Stream] = deque()
-        self._resting: deque[tuple[float, Stream]] = deque()
+        self._sending: list[memoryview] = []  # the rest of the frame in flight
+        self._streams: dict[tuple[int, int], OutputStream] = {}
+        self._ready: deque[OutputStream] = deque()
+        self._resting: deque[tuple[float, OutputStream]] = deque()
         self._draining = False
-        self.broken = False  # the head reads no more
+        self.broken = False  # the head no longer reads
 
-    def say(self, event: Event | Failure | Examined) -> None:
-        """Send an event before all output."""
+    def say(self, event: Event) -> None:
+        """Queue an event; it goes before all output."""
         self._events.append(wire.encode(event))
 
-    def open(self, stream: Stream) -> None:
-        """Send what comes from this stream, until its end."""
+    def open(self, stream: OutputStream) -> None:
+        """Send what this stream yields, until its end."""
         self._draining = False
         self._streams[stream.rank, stream.stream] = stream
         self._poll.watch_once(stream.fd, lambda _: self._ready.append(stream))
 
-    def send_file(self, stream: Stream) -> None:
-        """Send a file that has its full size, as if it were output."""
+    def send_file(self, stream: OutputStream) -> None:
+        """Send a complete file as if it were output."""
         stream.is_file = True
         self._streams[stream.rank, stream.stream] = stream
         self._ready.append(stream)
 
     def credit(self, rank: int, number: int, size: int) -> None:
-        """The head takes so many bytes more of this stream."""
+        """The head accepts `size` more bytes of this stream."""
         stream = self._streams.get((rank, number))
         if stream is None:
             return
@@ -87,7 +81,7 @@ class Outbox:
             self._ready.append(stream)
 
     def drain(self) -> None:
-        """Nobody is left who could write: what is in the pipes now is all there is."""
+        """Send what is left in the pipes, and close them: nobody is left to write."""
         self._draining = True
         for stream in self._streams.values():
             self._poll.unwatch(stream.fd)
@@ -102,18 +96,18 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether all was written to the link."""
+        """Whether everything has been written to the link."""
         return not (self._streams or self._events or self._sending)
 
     @property
     def patience(self) -> float:
-        """Seconds until `pump` has something to do without any event; -1 for never."""
+        """Seconds until `pump` has to be called even if no descriptor becomes ready; -1 for never."""
         if self._ready and not self._sending:
             return 0
         return max(0.0, self._resting[0][0] - time.monotonic()) if self._resting else -1
 
     def pump(self) -> None:
-        """Write until the link takes no more: events first, then output, a chunk of each stream in turn."""
+        """Write until the link is full: events first, then output, a chunk of each stream in turn."""
         now = time.monotonic()
         while self._resting and self._resting[0][0] <= now:
             self._poll.arm(self._resting.popleft()[1].fd)
@@ -133,6 +127,16 @@ class Outbox:
                     self._poll.watch(self._link, lambda _: None, select.EPOLLOUT)
                 return
         self._poll.unwatch(self._link)
+
+    def flush(self, seconds: float) -> None:
+        """Write the queued events, blocking for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        self.pump()
+        while (self._events or self._sending) and not self.broken:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [self._link], [], left)[1]:
+                return
+            self.pump()
 
     def _next_frame(self) -> bool:
         if self._events:

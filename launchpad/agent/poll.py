@@ -1,13 +1,16 @@
-"""The agent's one place to wait: descriptors and what to do when they are ready."""
+"""The agent's event loop core: epoll, with a handler for each descriptor."""
 
 from __future__ import annotations
 
 import select
 from collections.abc import Callable
 
+# epoll takes no more than 2^31 ms; whoever waits for longer looks again.
+LONGEST_WAIT = 86_400.0
+
 
 class Poll:
-    """epoll, with a handler for each descriptor."""
+    """Descriptors, and what to call when they are ready."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -17,26 +20,26 @@ class Poll:
         return fd in self._handlers
 
     def watch(self, fd: int, handler: Callable[[int], None], events: int = select.EPOLLIN) -> None:
-        """Call `handler(fd)` whenever one of the events has come."""
+        """Call `handler(fd)` whenever one of the events occurs."""
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
     def watch_once(self, fd: int, handler: Callable[[int], None]) -> None:
-        """Call `handler(fd)` when there is something to read, and not again before `arm`."""
+        """Call `handler(fd)` when there is something to read, then not again until `arm`."""
         self.watch(fd, handler, select.EPOLLIN | select.EPOLLONESHOT)
 
     def arm(self, fd: int) -> None:
-        """Watch once more."""
+        """Re-arm a descriptor of `watch_once`."""
         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
     def unwatch(self, fd: int) -> None:
-        """Forget a descriptor, if it is watched; before it is closed."""
+        """Stop watching a descriptor; a no-op if it is not watched. Call it before closing the descriptor."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float) -> None:
-        """Wait for events, -1 for any time, and handle them."""
-        for fd, _ in self._epoll.poll(seconds):
-            handler = self._handlers.get(fd)  # None where an earlier handler of this round closed it
+        """Wait for events (-1: without limit), and handle them."""
+        for fd, _ in self._epoll.poll(min(seconds, LONGEST_WAIT)):
+            handler = self._handlers.get(fd)  # None if an earlier handler of this round closed it
             if handler is not None:
                 handler(fd)

@@ -1,1 +1,1 @@
-"""`launchpad bench`: what the ranks measure, and the plain arithmetic on it. Only the ranks' modules import torch."""
+"""`launchpad bench`: what the ranks measure, and the arithmetic on it. Only the ranks' modules import torch."""

@@ -1,7 +1,7 @@
-"""What a rank of `launchpad bench` runs: python -m launchpad.bench REQUEST (a line of results.py).
+"""The program of a `launchpad bench` rank: python -m launchpad.bench REQUEST (a line of messages.py).
 
-What it finds goes to the launcher on the descriptor that was its standard output. Whatever else is printed in this
-process, by a library, goes to standard error.
+Results go to the launcher on the original stdout. Anything else that prints in this process, such as a library, writes
+to stderr.
 """
 
 from __future__ import annotations
@@ -15,47 +15,57 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from launchpad.bench.messages import (
+    BenchRequest,
+    LinkTiming,
+    Message,
+    Point,
+    Row,
+    Setting,
+    Unavailable,
+    from_line,
+    to_line,
+)
 from launchpad.bench.operations import ALGORITHMS, OPERATIONS, Operation, bandwidths, predicted
-from launchpad.bench.results import Link, Message, Request, Row, Setting, Unavailable, from_line, to_line
 from launchpad.errors import FrontendError, LaunchpadError
 
 TIMEOUT = timedelta(minutes=5)
 
-# Of the seconds, so many parts are for the links, whatever the number of points.
-LINKS_PART = 0.1
+# The share of the time budget that goes to the links, whatever the number of points.
+LINKS_SHARE = 0.1
 
-Tell = Callable[[Message], None]
+Send = Callable[[Message], None]
 
 
 def main() -> int:
-    """Measure what is asked for; the exit code."""
+    """Carry out the request. Returns the exit code."""
     channel = os.dup(1)
     os.dup2(2, 1)
 
-    def tell(message: Message) -> None:
+    def send(message: Message) -> None:
         data = (to_line(message) + "\n").encode()
         while data:
             data = data[os.write(channel, data) :]
 
-    request: Request = from_line(sys.argv[1])
+    request: BenchRequest = from_line(sys.argv[1])
     try:
         from launchpad import collectives as dist
 
         dist.init_process_group(request.backend, timeout=TIMEOUT)
         if dist.get_world_size() == 1:
-            raise FrontendError(f"{request.backend}: one rank has nobody to send to; start two or more: --nproc 2")
+            raise FrontendError(f"{request.backend}: a single rank has no peer; start at least two: --nproc 2")
     except LaunchpadError as error:
-        tell(Unavailable(request.backend, str(error)))
-        # On the first host all ranks fail alike, and have said why. A host that is not like it has to end the job.
+        send(Unavailable(request.backend, str(error)))
+        # On the first host all ranks fail in the same way, and have reported it. Another host must end the job.
         return 0 if os.environ.get("GROUP_RANK", "0") == "0" else 1
     try:
-        _measure(request, tell if dist.get_rank() == 0 else lambda _: None)
+        _measure(request, send if dist.get_rank() == 0 else lambda _: None)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _measure(request: Request, tell: Tell) -> None:
+def _measure(request: BenchRequest, send: Send) -> None:
     import torch
 
     from launchpad import collectives as dist
@@ -79,61 +89,64 @@ def _measure(request: Request, tell: Tell) -> None:
         torch=torch.__version__,
         library=_library(request.backend),
         points=points,
-        missing={name: why for *_, missing in reversed(everyone) for name, why in missing.items()},
+        missing={name: reason for *_, missing in reversed(everyone) for name, reason in missing.items()},
     )
-    tell(setting)
-    links = measure.measure_links(measure.plan_links(ranks_on), request.seconds * LINKS_PART, device)
-    places = {member: name for members, name in zip(ranks_on, names, strict=True) for member in members}
+    send(setting)
+    links = measure.measure_links(measure.plan_links(ranks_on), request.seconds * LINKS_SHARE, device)
+    host_of = {member: name for members, name in zip(ranks_on, names, strict=True) for member in members}
     for (first, second), (small, large) in sorted(links.items()):
-        one, other = (places[end] if len(hosts) > 1 else f"rank {end}" for end in (first, second))
-        tell(Link(request.backend, one, other, small * 1e6, measure.LARGE / large / 1e9))
-    between = [times for pair, times in links.items() if len(hosts) == 1 or places[pair[0]] != places[pair[1]]]
-    # Between hosts a collective waits for the slowest link; on one host they are alike, and differ by chance.
+        one, other = (host_of[end] if len(hosts) > 1 else f"rank {end}" for end in (first, second))
+        send(LinkTiming(request.backend, one, other, small * 1e6, measure.LARGE / large / 1e9))
+    between = [times for pair, times in links.items() if len(hosts) == 1 or host_of[pair[0]] != host_of[pair[1]]]
+    # Across hosts a collective waits for the slowest link; on one host the links are alike and differ only by noise.
     typical = max if len(hosts) > 1 else statistics.median
     costs = (
         typical(small for small, _ in between),
         typical(max(0.0, large - small) / (measure.LARGE - measure.SMALL) for small, large in between),
-        measure.agree(measure.adding(getattr(torch, request.dtype), device), device),
+        measure.max_over_ranks(measure.time_to_add(getattr(torch, request.dtype), device), device),
     )
-    each = request.seconds * (1 - LINKS_PART) / points
+    each = request.seconds * (1 - LINKS_SHARE) / points
     for name in request.operations:
         for size in _sizes(request, OPERATIONS[name]):
-            tell(_row(name, size, request, each, costs, device))
+            send(Point(request.backend, name, size))
+            send(_row(name, size, request, each, costs, device))
 
 
-def _row(name: str, size: int, request: Request, seconds: float, costs: tuple[float, float, float], device: Any) -> Row:
+def _row(
+    name: str, size: int, request: BenchRequest, seconds: float, costs: tuple[float, float, float], device: Any
+) -> Row:
     """Check, then time, one operation at one size."""
     import torch
 
     from launchpad import collectives as dist
-    from launchpad.bench.measure import agree, time_call, total
+    from launchpad.bench.measure import max_over_ranks, sum_over_ranks, time_call
     from launchpad.bench.patterns import prepare
 
     operation, ranks, dtype = OPERATIONS[name], dist.get_world_size(), getattr(torch, request.dtype)
     count = size // dtype.itemsize
 
     def attempt(step: Callable[[], Any]) -> tuple[Any, str]:
-        """What a step gives, and why it can't be done on all ranks alike."""
+        """The step's result, and an error if it failed on any rank; all ranks agree whether it did."""
         found, error = None, ""
         try:
             found = step()
         except (RuntimeError, ValueError, TypeError, NotImplementedError, AttributeError, ImportError) as reason:
             error = " ".join(str(reason).split())[:300] or type(reason).__name__
-        return found, (error or "another rank can't do it") if agree(bool(error), device) else ""
+        return found, (error or "it failed on another rank") if max_over_ranks(bool(error), device) else ""
 
     def check() -> int:
         prepared.fill()
         prepared.call()
         return int(prepared.wrong())
 
-    # Apart, so that a rank without memory for the buffers keeps the others from waiting for it.
+    # Two steps, so that the others don't wait for a rank that has no memory for its buffers.
     prepared, error = attempt(lambda: prepare(operation.kind, _function(operation), size, dtype, device))
     wrong = 0
     if not error:
         wrong, error = attempt(check)
     if error:
         return Row(name, request.backend, ranks, size, count, request.dtype, 0, 0, 0, 0, 0, 0, 0, None, error)
-    wrong = total(wrong, device)
+    wrong = sum_over_ranks(wrong, device)
     prepared.clear()
     timing = time_call(prepared.call, seconds, device)
     algbw, busbw = bandwidths(operation.kind, ranks, prepared.size, timing.median)
@@ -164,8 +177,8 @@ def _function(operation: Operation) -> Any:
     return getattr(dist, operation.function)
 
 
-def _sizes(request: Request, operation: Operation) -> list[int]:
-    """The sizes that differ once there are whole elements for every rank; a barrier has none."""
+def _sizes(request: BenchRequest, operation: Operation) -> list[int]:
+    """The request's sizes, rounded to whole elements for every rank, without duplicates; just 0 for a barrier."""
     import torch
 
     from launchpad import collectives as dist
@@ -177,16 +190,16 @@ def _sizes(request: Request, operation: Operation) -> list[int]:
 
 
 def _facts() -> tuple[str, int, dict[str, str]]:
-    """This host's name, the processors that this rank may use, and the backends that it can't have."""
+    """This host's name, the number of cores that this rank may use, and the backends that are unavailable, with why."""
     from launchpad.collectives.frontends import look, why_not
 
     machine = look(os.environ)
-    missing = {name: why for name in ("gloo", "nccl", "mpi") if (why := why_not(name, machine))}
+    missing = {name: reason for name in ("gloo", "nccl", "mpi") if (reason := why_not(name, machine))}
     return socket.gethostname(), len(os.sched_getaffinity(0)), missing
 
 
 def _library(backend: str) -> str:
-    """The library that carries the data, and its version where it tells one."""
+    """The library that moves the data, with its version if it reports one."""
     if backend == "mpi":
         from mpi4py import MPI
 

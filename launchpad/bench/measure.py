@@ -1,9 +1,9 @@
-"""Times a call that all ranks make together, and measures the links between them.
+"""Time collective calls and measure the links between ranks.
 
-Every call comes after a barrier, and its time is that of the rank that took longest: a collective is done when the last
-rank has its result. Without the barrier a broadcast's root would run ahead of the others and seem to cost nothing
-(OSU's benchmarks have one too; nccl-tests have not, and report calls in a row). Of all calls the median is reported,
-which a process that gets in the way now and then doesn't move, and the least and the greatest beside it.
+Every call follows a barrier, and its time is that of the slowest rank: a collective is done when the last rank has its
+result. Without the barrier, a broadcast's root would run ahead of the others and seem to cost nothing. (OSU's
+benchmarks have the barrier too; nccl-tests don't, and time calls back to back.) The median over all calls is reported,
+as occasional interference doesn't move it, along with the minimum and the maximum.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 from launchpad import collectives as dist
 
 FEWEST, MOST = 3, 1000
-"""Calls that are timed."""
+"""How many calls are timed."""
 
 SMALL, LARGE = 8, 4 << 20
-"""Bytes of the messages of a link's latency and of its bandwidth."""
+"""Message sizes in bytes, for a link's latency and for its bandwidth."""
 
 LINK_RANKS = 8
-"""On one host the links of so many ranks are measured, one after the other."""
+"""How many ranks have their links measured on a single host."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """In seconds, each call's time that of its slowest rank."""
+    """Times in seconds; each call's time is that of its slowest rank."""
 
     median: float
     least: float
@@ -38,15 +38,15 @@ class Timing:
     calls: int
 
 
-def agree(value: float, device: torch.device) -> float:
-    """The greatest of the ranks' values."""
+def max_over_ranks(value: float, device: torch.device) -> float:
+    """The maximum of all ranks' values."""
     tensor = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return float(tensor)
 
 
-def total(value: int, device: torch.device) -> int:
-    """The sum of the ranks' values, each summed here: nothing that is being measured is relied on."""
+def sum_over_ranks(value: int, device: torch.device) -> int:
+    """The sum of all ranks' values, added up here, so that it doesn't rely on the sums being measured."""
     found = torch.zeros(dist.get_world_size(), dtype=torch.float64, device=device)
     found[dist.get_rank()] = value
     dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -54,42 +54,42 @@ def total(value: int, device: torch.device) -> int:
 
 
 def time_call(call: Callable[[], Any], seconds: float, device: torch.device) -> Timing:
-    """Call it FEWEST to MOST times, for about so many seconds, after two calls that don't count: they connect."""
-    wait = _waiting(device)
-    _times(call, 2, wait)
+    """Time FEWEST to MOST calls, for about `seconds`, after two warm-up calls, which open connections."""
+    synchronize = _synchronizer(device)
+    _times(call, 2, synchronize)
     times: list[float] = []
     begin = time.perf_counter()
     more = FEWEST
     while more > 0:
-        taken = torch.tensor(_times(call, more, wait), dtype=torch.float64, device=device)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        times += taken.tolist()
-        elapsed = agree(time.perf_counter() - begin, device)
-        # What so many calls have taken tells how many more there is time for; at most doubled, lest it told wrong.
+        slowest = torch.tensor(_times(call, more, synchronize), dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        times += slowest.tolist()
+        elapsed = max_over_ranks(time.perf_counter() - begin, device)
+        # Estimate how many more calls fit; at most double the number, in case the estimate is off.
         more = min(int((seconds - elapsed) / elapsed * len(times)), len(times), MOST - len(times))
     return Timing(statistics.median(times), min(times), max(times), len(times))
 
 
-def _times(call: Callable[[], Any], calls: int, wait: Callable[[], Any]) -> list[float]:
-    taken = []
+def _times(call: Callable[[], Any], calls: int, synchronize: Callable[[], Any]) -> list[float]:
+    times = []
     for _ in range(calls):
         dist.barrier()
-        wait()
+        synchronize()
         begin = time.perf_counter()
         call()
-        wait()
-        taken.append(time.perf_counter() - begin)
-    return taken
+        synchronize()
+        times.append(time.perf_counter() - begin)
+    return times
 
 
-def adding(dtype: torch.dtype, device: torch.device) -> float:
-    """Seconds for a byte of one LARGE tensor that is added to another, while all ranks do so."""
+def time_to_add(dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds per byte to add one LARGE tensor to another while all ranks do the same."""
     total = torch.zeros(LARGE // dtype.itemsize, dtype=dtype, device=device)
     other = torch.zeros_like(total)
-    return statistics.median(_times(lambda: total.add_(other), 7, _waiting(device))) / LARGE
+    return statistics.median(_times(lambda: total.add_(other), 7, _synchronizer(device))) / LARGE
 
 
-def _waiting(device: torch.device) -> Callable[[], Any]:
+def _synchronizer(device: torch.device) -> Callable[[], Any]:
     return torch.cuda.synchronize if device.type == "cuda" else _nothing
 
 
@@ -98,7 +98,7 @@ def _nothing() -> None:
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """All pairs, in rounds in which nobody is in two (the circle method of tournaments)."""
+    """All pairs, in rounds in which nobody is in two pairs (the circle method of round-robin tournaments)."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(len(ring) - 1):
@@ -109,10 +109,10 @@ def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def plan_links(ranks_on: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
-    """Who sends to whom, round by round: the first ranks of all hosts, and on each host its first two.
+    """The pairs to measure, round by round: the first ranks of all hosts, and the first two ranks of each host.
 
-    `ranks_on` has each host's ranks. Between hosts the pairs of a round send at the same time, each host in one; on a
-    single host all pairs of its first ranks take turns.
+    `ranks_on` holds each host's ranks. Across hosts, the pairs of a round send at the same time, each host in one of
+    them; on a single host, all pairs of its first LINK_RANKS ranks take turns.
     """
     if len(ranks_on) == 1:
         return [[pair] for one in rounds(ranks_on[0][:LINK_RANKS]) for pair in one]
@@ -123,7 +123,7 @@ def plan_links(ranks_on: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]
 def measure_links(
     plan: Sequence[Sequence[tuple[int, int]]], seconds: float, device: torch.device
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """By pair: half a round trip of a SMALL and of a LARGE message, in seconds; on all ranks."""
+    """For each pair, half the round trip of a SMALL and of a LARGE message, in seconds. All ranks get the result."""
     rank = dist.get_rank()
     mine: list[tuple[tuple[int, int], tuple[float, float]]] = []
     each = seconds / max(1, len(plan))
@@ -141,9 +141,9 @@ def measure_links(
 
 
 def _ping_pong(peer: int, first: bool, size: int, seconds: float, device: torch.device) -> float:
-    """Half the median round trip."""
+    """Half the median round trip, in seconds."""
     message = torch.zeros(size, dtype=torch.uint8, device=device)
-    wait = _waiting(device)
+    synchronize = _synchronizer(device)
 
     def trip() -> float:
         begin = time.perf_counter()
@@ -153,7 +153,7 @@ def _ping_pong(peer: int, first: bool, size: int, seconds: float, device: torch.
         else:
             dist.recv(message, peer)
             dist.send(message, peer)
-        wait()
+        synchronize()
         return time.perf_counter() - begin
 
     trip()

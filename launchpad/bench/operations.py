@@ -1,6 +1,6 @@
-"""What can be measured: each operation's data, its bus factor and its cost model. Imports no torch.
+"""The operations that can be measured: the data, bus factor and cost model of each. Imports no torch.
 
-To time one more function is one line in OPERATIONS.
+Another function takes one more line in OPERATIONS.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ Kind = Literal[
     "send_recv",
     "barrier",
 ]
-"""How the data lies before and after; `patterns.py` makes it, calls the function with it and checks it."""
+"""The layout of the data before and after; `patterns.py` creates it, calls the function on it and checks it."""
 
 Model = Callable[[int], tuple[float, float, float]]
-"""From the number of ranks: (a, b, c) of the time aα + bSβ + cSγ, where S is the size in bytes; α the latency of a link
-and β its time for a byte (R. Hockney, "The communication challenge for MPP", 1994), γ the time to add a byte (as in R.
-Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005); seconds."""
+"""Maps the number of ranks to (a, b, c) in the time aα + bSβ + cSγ, in seconds. S is the size in bytes; α is a link's
+latency and β its time per byte (R. Hockney, "The communication challenge for MPP", 1994); γ is the time to add a byte
+(as in R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005)."""
 
 ALGORITHMS = "algorithms"
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One function that is timed."""
+    """A function to time."""
 
     kind: Kind
-    function: str  # in launchpad.collectives, or in launchpad.collectives.algorithms where that stands before it
+    function: str  # its name in launchpad.collectives; "algorithms.NAME" for one in its algorithms module
     model: Model | None = None
-    usual: bool = True  # measured where no --op is given
+    usual: bool = True  # measured by default, without --op
 
     @property
     def shared(self) -> bool:
-        """Whether every rank has an equal part of the whole."""
+        """Whether the buffer is split into equal parts, one per rank."""
         return self.kind not in ("all_reduce", "all_reduce_into", "broadcast", "reduce", "send_recv", "barrier")
 
     @property
     def is_algorithm(self) -> bool:
-        """Whether it is one of the textbook, over send and recv."""
+        """Whether it is a textbook algorithm over send and recv."""
         return self.function.startswith(ALGORITHMS + ".")
 
 
 def _doublings(ranks: int) -> int:
-    """⌈log2 n⌉: rounds until all have what one had."""
+    """⌈log2 n⌉: the rounds until all ranks have what one had."""
     return (ranks - 1).bit_length()
 
 
 def _recursive_doubling(ranks: int) -> tuple[float, float, float]:
-    """⌊log2 n⌋ exchanges; where n is no power of two, one message before them, which is added, and one after."""
+    """⌊log2 n⌋ exchanges; if n is not a power of two, also a message before them, which is added, and one after."""
     exchanges = ranks.bit_length() - 1
     odd = ranks != 1 << exchanges
     return exchanges + 2 * odd, exchanges + 2 * odd, exchanges + odd
@@ -88,7 +88,7 @@ OPERATIONS: dict[str, Operation] = {
     "send_recv": Operation("send_recv", "batch_isend_irecv", usual=False),
     "barrier": Operation("barrier", "barrier"),
 }
-"""By the name that --op takes. The textbook's have their costs in launchpad.collectives.algorithms."""
+"""By their --op names. The costs of the textbook algorithms are derived in launchpad.collectives.algorithms."""
 
 FACTORS: dict[Kind, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -104,22 +104,22 @@ FACTORS: dict[Kind, Callable[[int], float]] = {
     "send_recv": lambda n: 1.0,  # noqa: ARG005
     "barrier": lambda n: 0.0,  # noqa: ARG005
 }
-"""Bus bandwidth over algorithm bandwidth, from the number of ranks: nccl-tests, doc/PERFORMANCE.md, and for what that
-leaves out (gather, scatter, send and receive) src/{gather,scatter,sendrecv}.cu there."""
+"""The ratio of bus bandwidth to algorithm bandwidth, by the number of ranks. From nccl-tests: doc/PERFORMANCE.md, or
+src/{gather,scatter,sendrecv}.cu for the operations that it omits."""
 
 
 def bandwidths(kind: Kind, ranks: int, size: int, seconds: float) -> tuple[float, float]:
-    """algbw and busbw of a call in GB/s (1e9 bytes), as nccl-tests define them: size / time, and that by the factor.
+    """algbw and busbw of a call in GB/s (1e9 bytes), as nccl-tests define them: size / time, and that times the factor.
 
-    `size` is the whole buffer: what all_gather leaves on each rank, what reduce_scatter and all_to_all find there, what
-    the root of gather and scatter has.
+    `size` is the whole buffer: each rank's output of all_gather, each rank's input of reduce_scatter and all_to_all,
+    the root's buffer of gather and scatter.
     """
     algorithm = size / seconds / 1e9 if seconds > 0 else 0.0
     return algorithm, algorithm * FACTORS[kind](ranks)
 
 
 def predicted(model: Model, ranks: int, size: int, costs: tuple[float, float, float]) -> float:
-    """The time in seconds that the model gives a call, where α, β and γ are the `costs`."""
+    """The time in seconds that the model predicts for a call; `costs` are α, β and γ."""
     messages, sent, added = model(ranks)
     latency, per_byte, per_sum = costs
     return messages * latency + sent * size * per_byte + added * size * per_sum

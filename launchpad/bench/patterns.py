@@ -1,7 +1,7 @@
-"""The data of each kind of operation: buffers, the call, and what arithmetic says must come out.
+"""The data of each kind of operation: its buffers, the call, and the results that arithmetic predicts.
 
-Values are small whole numbers, so that sums are exact in every dtype up to some size of the world, and repeat with a
-period that is prime: where pieces are exchanged or shifted, other values stand there.
+Values are small integers, so that sums are exact in every dtype up to some world size. They repeat with a prime period,
+so that misplaced or shifted pieces show up as wrong values.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from launchpad import collectives as dist
 from launchpad.bench.operations import Kind
 
 SUMMED, MOVED = 5, 113
-"""The periods of what is summed (0 … 4) and of what is moved. Up to 112 is exact in bfloat16 too."""
+"""The periods of summed values (0 … 4) and of moved ones (0 … 112, exact even in bfloat16)."""
 
-# Whole numbers up to here are exact.
+# Integers up to here are exact.
 _EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operation at one size, ready to be called."""
+    """An operation at one size, ready to call."""
 
     size: int  # bytes
     count: int  # elements
     call: Callable[[], Any]
-    fill: Callable[[], Any]  # set the inputs and spoil the outputs
-    wrong: Callable[[], int]  # elements on this rank that are not what they must be
-    clear: Callable[[], None]  # zeros: sums of sums would soon be infinite
+    fill: Callable[[], Any]  # set the inputs and poison the outputs
+    wrong: Callable[[], int]  # the number of wrong elements on this rank
+    clear: Callable[[], None]  # zero everything: repeated sums would soon be infinite
 
 
 def own_values(period: int, rank: int, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ def own_values(period: int, rank: int, start: int, count: int, like: torch.Tenso
 
 
 def sums(ranks: int, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """The sums of these elements over all ranks, by arithmetic alone."""
+    """The sums of these elements over all ranks, computed locally."""
     values = torch.arange(SUMMED)
     total = sum(((values + _SHIFT[SUMMED] * rank) % SUMMED for rank in range(ranks)), torch.zeros_like(values))
     return _cycle(total, start, count, like)
@@ -50,13 +50,13 @@ _SHIFT = {SUMMED: 3, MOVED: 31}
 
 
 def _cycle(values: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """The values over and over, from the one at `start` on."""
-    turned = values.roll(-(start % len(values))).to(like.device, like.dtype)
-    return turned.repeat(-(-count // len(values)))[:count]
+    """The values repeated, starting with the one at `start`."""
+    rotated = values.roll(-(start % len(values))).to(like.device, like.dtype)
+    return rotated.repeat(-(-count // len(values)))[:count]
 
 
 def _differ(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> int:
-    """How many elements differ; by more than rounding, where a sum is too large to be exact."""
+    """How many elements differ; if sums are too large to be exact, by more than rounding."""
     if (SUMMED - 1) * ranks <= _EXACT.get(found.dtype, 1 << 31):
         return int((found != expected).sum())
     allowed = expected.abs() * (ranks * torch.finfo(found.dtype).eps)
@@ -64,7 +64,7 @@ def _differ(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> int:
 
 
 def prepare(kind: Kind, function: Any, size: int, dtype: torch.dtype, device: torch.device) -> Prepared:
-    """Buffers for about `size` bytes: whole elements, and as many for each rank where they are shared out."""
+    """Buffers of about `size` bytes, rounded to whole elements, and to equal parts if the ranks share them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     item = dtype.itemsize
     if kind == "barrier":
@@ -90,11 +90,11 @@ def _nothing() -> None:
     pass
 
 
-_Made = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int], tuple[torch.Tensor, ...]]
-"""call, fill, wrong, and the buffers."""
+_Parts = tuple[Callable[[], Any], Callable[[], Any], Callable[[], int], tuple[torch.Tensor, ...]]
+"""`call`, `fill` and `wrong` of Prepared, and the buffers to clear."""
 
 
-def _all_reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _all_reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Parts:
     count = len(whole)
     return (
         lambda: function(whole),
@@ -104,7 +104,7 @@ def _all_reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _M
     )
 
 
-def _all_reduce_into(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _all_reduce_into(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Parts:
     count, result = len(whole), torch.empty_like(whole)
     expected = sums(ranks, 0, count, whole)
 
@@ -115,7 +115,7 @@ def _all_reduce_into(function: Any, whole: torch.Tensor, rank: int, ranks: int) 
     return lambda: function(whole, result), fill, lambda: _differ(result, expected, ranks), (whole, result)
 
 
-def _reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Parts:
     count = len(whole)
     return (
         lambda: function(whole, 0),
@@ -125,7 +125,7 @@ def _reduce(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
     )
 
 
-def _broadcast(function: Any, whole: torch.Tensor, rank: int, _: int) -> _Made:
+def _broadcast(function: Any, whole: torch.Tensor, rank: int, _: int) -> _Parts:
     root = own_values(MOVED, 0, 0, len(whole), whole)
     return (
         lambda: function(whole, 0),
@@ -135,25 +135,25 @@ def _broadcast(function: Any, whole: torch.Tensor, rank: int, _: int) -> _Made:
     )
 
 
-def _send_recv(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Made:
-    """A ring, as nccl-tests': to the next rank, and from the one before."""
-    taken = torch.empty_like(whole)
-    before, after = (rank - 1) % ranks, (rank + 1) % ranks
-    expected = own_values(MOVED, before, 0, len(whole), whole)
+def _send_recv(function: Any, whole: torch.Tensor, rank: int, ranks: int) -> _Parts:
+    """A ring, as in nccl-tests: send to the next rank, receive from the previous one."""
+    received = torch.empty_like(whole)
+    previous, following = (rank - 1) % ranks, (rank + 1) % ranks
+    expected = own_values(MOVED, previous, 0, len(whole), whole)
 
     def call() -> None:
-        sending, receiving = dist.P2POp(dist.isend, whole, after), dist.P2POp(dist.irecv, taken, before)
+        sending, receiving = dist.P2POp(dist.isend, whole, following), dist.P2POp(dist.irecv, received, previous)
         for work in function([sending, receiving]):
             work.wait()
 
     def fill() -> None:
         whole.copy_(own_values(MOVED, rank, 0, len(whole), whole))
-        taken.copy_(expected + 1)
+        received.copy_(expected + 1)
 
-    return call, fill, lambda: _differ(taken, expected, 1), (whole, taken)
+    return call, fill, lambda: _differ(received, expected, 1), (whole, received)
 
 
-def _all_gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _all_gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Parts:
     part = len(share)
     expected = torch.cat([own_values(MOVED, other, 0, part, whole) for other in range(ranks)])
 
@@ -164,12 +164,12 @@ def _all_gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: i
     return lambda: function(whole, share), fill, lambda: _differ(whole, expected, 1), (whole, share)
 
 
-def _all_gather_list(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _all_gather_list(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Parts:
     pieces = list(torch.split(whole, len(share)))
     return _all_gather(lambda _, own: function(pieces, own), whole, share, rank, ranks)
 
 
-def _reduce_scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _reduce_scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Parts:
     part = len(share)
     expected = sums(ranks, rank * part, part, share)
 
@@ -180,18 +180,18 @@ def _reduce_scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, ran
     return lambda: function(share, whole), fill, lambda: _differ(share, expected, ranks), (whole, share)
 
 
-def _all_to_all(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
-    part, taken = len(share), torch.empty_like(whole)
+def _all_to_all(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Parts:
+    part, received = len(share), torch.empty_like(whole)
     expected = torch.cat([own_values(MOVED, other, rank * part, part, whole) for other in range(ranks)])
 
     def fill() -> None:
         whole.copy_(own_values(MOVED, rank, 0, len(whole), whole))
-        taken.copy_(expected + 1)
+        received.copy_(expected + 1)
 
-    return lambda: function(taken, whole), fill, lambda: _differ(taken, expected, 1), (whole, taken)
+    return lambda: function(received, whole), fill, lambda: _differ(received, expected, 1), (whole, received)
 
 
-def _gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Made:
+def _gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, ranks: int) -> _Parts:
     part = len(share)
     pieces = list(torch.split(whole, part)) if rank == 0 else None
     expected = torch.cat([own_values(MOVED, other, 0, part, whole) for other in range(ranks)])
@@ -204,7 +204,7 @@ def _gather(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, 
     return lambda: function(share, pieces, 0), fill, wrong, (whole, share)
 
 
-def _scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, _: int) -> _Made:
+def _scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int, _: int) -> _Parts:
     part = len(share)
     pieces = list(torch.split(whole, part)) if rank == 0 else None
     expected = own_values(MOVED, 0, rank * part, part, share)
@@ -216,14 +216,14 @@ def _scatter(function: Any, whole: torch.Tensor, share: torch.Tensor, rank: int,
     return lambda: function(share, pieces, 0), fill, lambda: _differ(share, expected, 1), (whole, share)
 
 
-_WHOLE: dict[Kind, Callable[..., _Made]] = {
+_WHOLE: dict[Kind, Callable[..., _Parts]] = {
     "all_reduce": _all_reduce,
     "all_reduce_into": _all_reduce_into,
     "broadcast": _broadcast,
     "reduce": _reduce,
     "send_recv": _send_recv,
 }
-_SHARED: dict[Kind, Callable[..., _Made]] = {
+_SHARED: dict[Kind, Callable[..., _Parts]] = {
     "all_gather": _all_gather,
     "all_gather_list": _all_gather_list,
     "reduce_scatter": _reduce_scatter,

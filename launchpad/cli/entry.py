@@ -1,4 +1,4 @@
-"""The console script's entry: what has to happen before anything heavy is imported."""
+"""Entry point of the console script: everything that must happen before heavy imports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import os
 import signal
 import sys
 
-# Where words like these stand, the ranks will run elsewhere, as a rule. Where they don't, the command makes the link.
+# With these options the ranks usually run elsewhere, so no agent is started here yet.
 _NAMES_HOSTS = ("-H", "--host")
 
 
+_NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
+
+
 def main() -> None:
-    """Start this node's guard and agent, whose start-up then passes while click is imported; then run the command."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as we may have inherited it, no child could be waited for
+    """Start this node's guard and agent, which come up while click is imported; then run the command."""
+    if sys.platform != "linux":
+        sys.stderr.write(f"launchpad: error: {_NEEDS_LINUX.format(sys.platform)}\n")
+        raise SystemExit(2)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, children can't be waited for
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job's own handler stands, Ctrl-C just ends us
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
     _open_standard_descriptors()
     link = None
     if sys.argv[1:2] == ["run"] and not any(word.startswith(_NAMES_HOSTS) for word in sys.argv):
@@ -22,7 +28,7 @@ def main() -> None:
 
         try:
             link = LocalLink()
-        except (OSError, RuntimeError):  # the command tries again, where the reason can be told
+        except (OSError, RuntimeError):  # the command tries again and reports the reason
             pass
     from launchpad.cli.main import main as run_command
 
@@ -30,7 +36,7 @@ def main() -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """Where we were started with 0, 1 or 2 closed, a pipe of ours would take the number and be mistaken for it."""
+    """Open 0, 1 and 2 if they were closed, or one of our pipes would get that number and be mistaken for it."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)

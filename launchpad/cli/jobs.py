@@ -1,153 +1,133 @@
-"""Job files on the command line: a file's settings become defaults; several jobs run one after the other."""
+"""`launchpad jobs`: list the recorded jobs, latest first."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import json
+import os
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
-from launchpad.cli.options import GroupedOption
+from launchpad.cli.why import look_at
+from launchpad.console.terminal import can_draw, drawn, plain_table, printable
+from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
-from launchpad.job.jobfile import Settings, choose, parse_jobs
-from launchpad.report.console import say_on_stderr
+from launchpad.protocol.events import STDOUT
+from launchpad.record import job_store
+from launchpad.record.liveness import is_visible, own_process
 
-# What says how launchpad is to go about it belongs to the command line.
-_NOT_IN_FILES = {"config", "job", "dry-run", "json", "hosts", "hostfile", "add-to-reports", "help"}
+if TYPE_CHECKING:
+    from rich.table import Table
 
-# Who ended a job by these did not mean to see the next one.
-_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
-
-
-class Result(NamedTuple):
-    """How one of several jobs ended."""
-
-    name: str
-    code: int
-    seconds: float
+# By kind of verdict; all others are failures.
+_STYLES = {"none": "green", "running": "bold yellow", "signal": "yellow"}
 
 
-def read_job_file(path: str, command: click.Command) -> dict[str, Settings]:
-    """The file's jobs. Raises UsageError."""
+@click.command("jobs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-n", "--most", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Show at most N jobs."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(most: int, as_json: bool) -> int:
+    """List running and recent jobs: when they started, how long they took, how they ended, what they ran."""
+    place = job_store.jobs_folder(os.environ)
+    rows = [
+        row for name in job_store.jobs(os.environ)[:most] if (row := _row(os.path.join(place, name), name)) is not None
+    ]
+    if as_json or can_draw(STDOUT, os.environ):
+        _add_usage(rows)
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return 0
+    if not rows:
+        click.echo(f"there is no record of any job in {place}", err=True)
+    elif can_draw(STDOUT, os.environ):
+        click.echo(drawn(_table(rows), STDOUT, os.environ), nl=False)
+    else:
+        for row in rows:
+            job, started, lasted, ranks, how, words = _cells(row)
+            click.echo(f"{job:<8}  {started}  {lasted:>9}  {ranks:>5} ranks  {how:<28}  {words}".encode())
+    return 0
+
+
+def _add_usage(rows: list[dict[str, Any]]) -> None:
+    """Add memory (bytes) and processors in use to the jobs that are running here."""
+    running = [row for row in rows if row["kind"] == "running" and row["here"]]
+    if running:
+        from launchpad.record.usage import usage
+
+        for row, found in zip(running, usage([row["pid"] for row in running]), strict=True):
+            row["memory"], row["processors"] = found
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["job"],
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"])),
+        "" if row["seconds"] is None else f"{row['seconds']:.1f} s",
+        str(row["ranks"]),
+        printable(row["how"]),
+        printable(_cut(" ".join(row["words"]), 100)),  # the command lines of bench are long
+    )
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    from rich.text import Text
+
+    table = plain_table()
+    for name in ("job", "started"):
+        table.add_column(name, no_wrap=True)
+    for name in ("lasted", "ranks"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for name in ("outcome", "command"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        job, started, lasted, ranks, how, words = _cells(row)
+        if row["memory"]:
+            how += f": {row['memory'] / 2**30:.2f} GiB, {row['processors']:.1f} CPUs"
+        outcome = Text(how, _STYLES.get(row["kind"], "red"))
+        table.add_row(Text(job, "cyan"), started.rpartition(":")[0], lasted, ranks, outcome, Text(words))
+    return table
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
+def _row(folder: str, name: str) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UsageError(f"--config {path}: {reason}; give a job file (TOML)") from None
-    return parse_jobs(text, path, _options(command).keys())
-
-
-def with_job(ctx: click.Context, found: dict[str, Settings], name: str) -> dict[str, Any]:
-    """The command's options, read again with the job's settings for defaults. Raises UsageError."""
-    path = str(ctx.params["config"])
-    target = _apply(choose(found, name, path), path, ctx)
-    args = list(ctx.meta["args"])
-    ctx.params.clear()
-    ctx.command.parse_args(ctx, args)
-    return {**ctx.params, "target": ctx.params["target"] or target}
-
-
-def _apply(settings: Settings, path: str, ctx: click.Context) -> tuple[str, ...]:
-    """Make the settings the options' defaults; return the target's words."""
-    options = _options(ctx.command)
-    defaults: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name == "target":
-            continue
-        option = options[name]
-        if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
-            raise UsageError(f"{path}: {name}: {'write true or false' if option.is_flag else 'write one value'}")
-        if option.multiple and isinstance(value, str):
-            value = [value]
-        try:
-            option.type_cast_value(ctx, value)
-        except click.BadParameter as error:
-            raise UsageError(f"{path}: {name}: {error.message}") from None
-        if option.name is not None and option.expose_value:
-            defaults[option.name] = value
-    ctx.default_map = defaults
-    target = settings.get("target", [])
-    if isinstance(target, bool):
-        raise UsageError(f"{path}: target: write the script, or a list of the script and its arguments")
-    return (target,) if isinstance(target, str) else tuple(target)
-
-
-def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:
-    """Each option that was given: its value in words (variables by name only), and where it came from."""
-    found = {}
-    for parameter in ctx.command.params:
-        if (
-            not isinstance(parameter, GroupedOption)
-            or parameter.name is None
-            or parameter.name in ("dry_run", "as_json", "add_to_reports")
-        ):
-            continue
-        source = {
-            ParameterSource.COMMANDLINE: "the command line",
-            ParameterSource.ENVIRONMENT: str(parameter.envvar),
-            ParameterSource.DEFAULT_MAP: str(path),
-        }.get(ctx.get_parameter_source(parameter.name) or ParameterSource.DEFAULT)
-        if source is not None:
-            value = ctx.params.get(parameter.name)
-            if parameter.name == "env":
-                value = ", ".join(text.partition("=")[0] for text in value or ())
-            found[_name(parameter)] = (_in_words(value), source)
-    return found
-
-
-def run_all(names: list[str], args: list[str]) -> int:
-    """Run `launchpad run --job NAME ARGS` for each; say how they ended. The first failure's exit code, or 0."""
-    results: list[Result] = []
-    for name in names:
-        say_on_stderr(f"job {name}")
-        start = time.monotonic()
-        adds = ["--add-to-reports"] if results else []
-        code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *adds, *args])
-        results.append(Result(name, code, time.monotonic() - start))
-        if code in _INTERRUPTED:
-            break
-    width = max(len(name) for name in names)
-    for result in results:
-        outcome = "passed" if result.code == 0 else f"failed, exit code {result.code}"
-        say_on_stderr(f"{result.name:<{width}}  {result.seconds:7.1f} s  {outcome}")
-    for name in names[len(results) :]:
-        say_on_stderr(f"{name:<{width}}  {'':9}  not run")
-    return next((result.code for result in results if result.code != 0), 0)
-
-
-def _run_one(argv: list[str]) -> int:
-    # Ctrl-C reaches the job by itself, being in our process group; what is sent to us alone is passed on.
-    process = subprocess.Popen(argv)
-    signal.signal(signal.SIGINT, lambda *_: None)
-    for signum in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _: process.send_signal(number))
-    while True:
-        try:
-            code = process.wait(timeout=1)
-        except subprocess.TimeoutExpired:  # so that a signal that came just before the wait is passed on
-            continue
-        return code if code >= 0 else 128 - code
-
-
-def _options(command: click.Command) -> dict[str, click.Option]:
-    found: dict[str, click.Option] = {}
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            found |= {name[2:]: parameter for name in parameter.opts if name.startswith("--")}
-    return {name: option for name, option in found.items() if name not in _NOT_IN_FILES}
-
-
-def _name(parameter: click.Parameter) -> str:
-    return next(name[2:] for name in parameter.opts if name.startswith("--"))
-
-
-def _in_words(value: Any) -> str:
-    if isinstance(value, frozenset | tuple):
-        return ",".join(str(item) for item in value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        history, verdict, _ = look_at(folder)
+    except UsageError:  # just removed
+        return None
+    code = history.over.code if history.over else None
+    match verdict.kind:
+        case "none":
+            how = "well"
+        case "running":
+            how = "running"
+        case "unknown":
+            how = f"unknown, on {history.planned.host}" if history.planned.host else "unknown"
+        case "cut off":
+            how = "its record was cut off"
+        case "failure" | "early" | "waited" | "held" | "start" | "lost":
+            how = summarize(history, verdict)
+        case kind:
+            how = {"console": "output took no more", "peer": "another node failed"}.get(kind, kind)
+    return {
+        "job": history.planned.job or name,
+        "started": history.planned.wall,
+        "seconds": round((history.over.time - history.planned.time) / 1e9, 3) if history.over else None,
+        "ranks": sum(len(ranks) for _, ranks in history.planned.nodes),
+        "kind": verdict.kind,
+        "exit_code": code,
+        "how": _cut(how, 60),
+        "host": history.planned.host,
+        "here": is_visible(history.planned, own_process()),
+        "pid": history.planned.pid,
+        "memory": None,
+        "processors": None,
+        "words": history.planned.words,
+        "cwd": history.planned.cwd,
+        "logs": os.path.realpath(folder),
+    }

@@ -1,4 +1,4 @@
-"""`launchpad logs [JOB]`: what the ranks of a job wrote, as it is recorded."""
+"""`launchpad logs [JOB]`: print the recorded output of a job's ranks."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from typing import Any
 
 import click
 
+from launchpad.console.lines import Device, LineStream
 from launchpad.errors import UsageError
-from launchpad.events import Output, Restarted
-from launchpad.failures import JobPlanned
-from launchpad.report import replay, shelf
-from launchpad.report.lines import Device, Stream
+from launchpad.protocol.events import JobPlanned, Output, Restarted
+from launchpad.record import job_store, replay
 
-# How often the record of a running job is looked at, in seconds.
+# How often the record of a running job is polled, in seconds.
 LOOK_SECONDS = 0.25
 
 
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False)
-@click.option("-r", "--rank", "ranks", multiple=True, type=click.IntRange(min=0), help="Only this one; repeatable.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as long as the job does.")
+@click.option("-r", "--rank", "ranks", multiple=True, type=click.IntRange(min=0), help="Only this rank; repeatable.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
 def command(job: str | None, ranks: tuple[int, ...], follow: bool) -> int:
-    """Print what the ranks of JOB wrote, each line with its rank.
+    """Print the output of JOB's ranks, each line prefixed with its rank.
 
-    JOB is an id that `launchpad jobs` lists, or the beginning of one; without it, the latest job. A record without
-    --log-dir has the beginning and the end of each stream.
+    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. Without
+    --log-dir, only the beginning and the end of each stream are kept.
     """
     folder = replay.find_job(job, os.environ)
     planned = replay.first_event(folder)
     known = {int(rank) for rank in planned.folders} if planned else set()
     for rank in ranks:
         if known and rank not in known:
-            raise UsageError(f"--rank {rank}: the job has the ranks 0 to {max(known)}")
+            raise UsageError(f"--rank {rank}: the job has ranks 0 to {max(known)}")
     printer = _Printer()
-    reader = replay.Reader(folder, frozenset(ranks) or None)
+    reader = replay.OutputReader(folder, frozenset(ranks) or None)
     try:
         while True:
-            running = shelf.is_running(folder)  # asked first: what it wrote until then is read below
+            running = job_store.state_of(folder) != "over"  # before reading, so that all it wrote is read below
             printer.show(reader.more())
             if not (follow and running):
                 break
@@ -55,15 +54,15 @@ def command(job: str | None, ranks: tuple[int, ...], follow: bool) -> int:
 
 
 class _Printer:
-    """Whole lines, each under its rank's prefix, on stdout."""
+    """Prints whole lines on stdout, each with its rank's prefix."""
 
     def __init__(self) -> None:
         self._device = Device(1, None)
-        self._streams: dict[tuple[int, int], Stream] = {}
+        self._streams: dict[tuple[int, int], LineStream] = {}
         self._labels: dict[int, str] = {}
 
     def show(self, events: Iterable[Any]) -> None:
-        """Print the output among these."""
+        """Print the output events; ignore others."""
         for event in events:
             match event:
                 case JobPlanned():
@@ -73,7 +72,7 @@ class _Printer:
                 case Output(_, rank, stream, data):
                     if (rank, stream) not in self._streams:
                         label = self._labels.get(rank, f"[{rank}]")
-                        self._streams[rank, stream] = Stream(1, f"{label} ".encode(), len(label) + 1)
+                        self._streams[rank, stream] = LineStream(1, f"{label} ".encode(), len(label) + 1)
                     self._write(self._device.feed(self._streams[rank, stream], data, time.monotonic()))
         sys.stdout.buffer.flush()
 
@@ -84,12 +83,12 @@ class _Printer:
         self._labels = {rank: f"[{f'{name:<{longest}} ' if longest else ''}{rank:>{digits}}]" for name, rank in ranks}
 
     def tick(self) -> None:
-        """Show lines that have rested unfinished."""
+        """Print unfinished lines that have waited long enough."""
         self._write(self._device.tick(time.monotonic()))
         sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """End what is unfinished."""
+        """Finish all unfinished lines."""
         self._write(self._device.close(list(self._streams.values())))
         sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""The `launchpad` command: finds the sub-command, and turns errors into one sentence and an exit code."""
+"""The `launchpad` command: runs the subcommand, and turns errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 
 import click
 
-from launchpad import __version__
+from launchpad._version import __version__
 from launchpad.errors import LaunchpadError
+from launchpad.runner.nodes import LocalAgent
 from launchpad.transport import Link
 
-# A command's module is imported when the command is used: start-up time is the launcher's own product.
+# A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
     "run": "launchpad.cli.run",
     "smoke": "launchpad.cli.smoke",
@@ -20,7 +21,8 @@ _COMMANDS = {
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
     "logs": "launchpad.cli.logs",
-    "jobs": "launchpad.cli.past",
+    "jobs": "launchpad.cli.jobs",
+    "help": "launchpad.cli.help",
 }
 
 
@@ -32,18 +34,19 @@ Examples:
   launchpad why
   launchpad bench -H a:4,b:4
   launchpad stacks
+  launchpad help quickstart
 """
 
 
 class Commands(click.Group):
-    """A group that imports its commands late."""
+    """A group that imports its commands lazily."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The commands, in the order of --help."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of that name."""
+        """The command of that name, or None."""
         module = _COMMANDS.get(cmd_name)
         command: click.Command | None = importlib.import_module(module).command if module else None
         return command
@@ -56,13 +59,14 @@ class Commands(click.Group):
 )
 @click.version_option(__version__, message="launchpad %(version)s")
 def cli() -> None:
-    """Turn one command into N supervised ranks of a distributed program, and say what happened."""
+    """Run N supervised ranks of a distributed program with one command, and say what happened."""
 
 
 def main(link: Link | None) -> None:
     """Run the command that sys.argv names, with `link` to this node's agent if one was started; never returns."""
+    local = LocalAgent(link)
     try:
-        code = cli.main(prog_name="launchpad", standalone_mode=False, obj=link)
+        code = cli.main(prog_name="launchpad", standalone_mode=False, obj=local)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         code = 2
@@ -73,16 +77,15 @@ def main(link: Link | None) -> None:
     except (KeyboardInterrupt, click.Abort):
         code = 130
     finally:
-        if link is not None:
-            link.close()
+        local.close()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:  # its reader has left: nothing to say to anybody
+        except BrokenPipeError:  # the reader is gone
             pass
         except OSError as error:
             code = code or _fail(f"{stream.name}: {error.strerror}", 1)
-    os._exit(code or 0)  # taking the interpreter down takes 10 ms, and nothing here needs it
+    os._exit(code or 0)  # skips 10 ms of interpreter shutdown that nothing here needs
 
 
 def _in_one_sentence(error: click.ClickException) -> str:
@@ -95,7 +98,7 @@ def _in_one_sentence(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from launchpad.report.console import message_line, wants_colour
+    from launchpad.console.console import message_line, wants_colour
 
     print(message_line(f"error: {message}", wants_colour(2, os.environ), bad=True), file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""Click pieces that the commands share: options in named groups that also read as torchrun's argparse reads them."""
+"""Click classes and types shared by the commands: grouped options, parsed the way torchrun's argparse does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class GroupedOption(click.Option):
-    """An option that stands under a heading in --help, and whose default PET_<NAME> may give, as torchrun's."""
+    """An option listed under a heading in --help. With `pet`, PET_<NAME> sets its default, as with torchrun."""
 
     def __init__(self, *args: Any, group: str = "Options", pet: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -19,10 +19,10 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose --help shows its options under headings, and that takes unambiguous abbreviations of them."""
+    """A command that groups its options in --help, and accepts unambiguous abbreviations of them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, a section for each group, in the order in which the groups first appear."""
+        """Write one section per group, in order of first appearance."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -34,7 +34,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Complete abbreviated long options up to the target, then read the command line."""
+        """Expand abbreviated long options before the target, then parse the command line."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         ctx.meta["args"] = _complete(options, list(args))
         return super().parse_args(ctx, list(ctx.meta["args"]))
@@ -60,7 +60,7 @@ def _full_name(word: str, by_name: dict[str, click.Option]) -> str:
         return word
     found = [name for name in by_name if name.startswith(word)]
     theirs = [name for name in found if getattr(by_name[name], "envvar", None)]
-    # An abbreviation that torchrun takes goes on to mean the same, whatever options we have beside its own.
+    # torchrun's abbreviations keep their meaning, whatever options we add.
     meant = {by_name[name] for name in theirs or found}
     if len(meant) == 1:
         return (theirs or found)[0]
@@ -70,7 +70,7 @@ def _full_name(word: str, by_name: dict[str, click.Option]) -> str:
 
 
 def _last_short(word: str, by_name: dict[str, click.Option]) -> click.Option | None:
-    """Of short options that stand together (-qm, -n4) the one that the rest of the word, or the next, is a value of."""
+    """Of bundled short options (-qm, -n4), the one that takes the rest of the word, or the next word, as its value."""
     for letter in word[1:]:
         option = by_name.get(f"-{letter}")
         if option is None or not option.is_flag:
@@ -83,7 +83,7 @@ def _ends_with(word: str, option: click.Option | None) -> bool:
 
 
 def rank_count(text: str) -> int | str:
-    """A number of ranks, at least 1, or auto, cpu, gpu."""
+    """A number of ranks, at least 1, or auto, cpu or gpu."""
     if text in ("auto", "cpu", "gpu"):
         return text
     try:
@@ -96,7 +96,7 @@ def rank_count(text: str) -> int | str:
 
 
 def seconds(text: str) -> float:
-    """A time that is not negative, in seconds; s, m, h or d may follow the number."""
+    """A non-negative time in seconds; the number may be followed by s, m, h or d."""
     unit = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}.get(text[-1:])
     try:
         value = float(text[:-1]) * unit if unit else float(text)
@@ -108,15 +108,15 @@ def seconds(text: str) -> float:
 
 
 def positive_seconds(text: str) -> float:
-    """A time that is not nothing, in seconds, as `seconds` reads it."""
+    """A time greater than 0, in seconds, parsed like `seconds`."""
     value = seconds(text)
     if value == 0:
-        raise click.BadParameter(f"{text!r} is no time at all; give seconds (30), or 5m, 2h, 1d")
+        raise click.BadParameter(f"{text!r} is too short; give a time above 0, like 30, 5m or 2h")
     return value
 
 
 def local_ranks(text: str) -> frozenset[int]:
-    """Local ranks separated by commas."""
+    """Comma-separated local ranks."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of local ranks; separate them with commas, like 0,3")
@@ -124,7 +124,7 @@ def local_ranks(text: str) -> frozenset[int]:
 
 
 def signal_names(text: str) -> frozenset[int]:
-    """Names of signals separated by commas, as numbers."""
+    """The numbers of comma-separated signal names."""
     import signal
 
     found = set()
@@ -134,5 +134,5 @@ def signal_names(text: str) -> frozenset[int]:
         except KeyError:
             raise click.BadParameter(f"{name!r} is not a signal; write names like SIGTERM,SIGUSR1") from None
         if name in ("SIGKILL", "SIGSTOP"):
-            raise click.BadParameter(f"{name} can't be handled by any program; leave it out")
+            raise click.BadParameter(f"{name} can't be caught; leave it out")
     return frozenset(found)

@@ -1,11 +1,11 @@
-"""`launchpad smoke FILE`: run the jobs of a file one after the other, and say how each ended."""
+"""`launchpad smoke FILE`: run all jobs of a file one after the other, and say how each ended."""
 
 from __future__ import annotations
 
 import click
 
 from launchpad.cli import run
-from launchpad.cli.jobs import read_job_file, run_all
+from launchpad.cli.job_file import read_job_file, run_all
 
 
 @click.command("smoke", context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
@@ -14,7 +14,7 @@ from launchpad.cli.jobs import read_job_file, run_all
 def command(file: str, overrides: tuple[str, ...]) -> int:
     """Run the jobs of FILE (TOML) one after the other: the smoke test of a CI run.
 
-    Options of `launchpad run` override the file's. The exit code is the first failed job's, or 0.
+    Options of `launchpad run` override those of the file. The exit code is that of the first failed job, or 0.
     """
     names = list(read_job_file(file, run.command))
     return run_all(names, ["--config", file, *overrides])

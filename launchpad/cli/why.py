@@ -1,4 +1,4 @@
-"""`launchpad why [JOB]`: tell a job's end, or how it stands, from its record."""
+"""`launchpad why [JOB]`: explain from its record how a job ended, or how it is doing."""
 
 from __future__ import annotations
 
@@ -7,43 +7,49 @@ import os
 
 import click
 
-from launchpad.events import Restarted
-from launchpad.report import replay, shelf
-from launchpad.report.conclusion import as_json
-from launchpad.report.story import Story
-from launchpad.report.telling import in_short, tell
-from launchpad.report.verdict import Verdict, verdict_on
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import Verdict, verdict_on
+from launchpad.diagnosis.verdict_json import as_json
+from launchpad.diagnosis.verdict_text import CUT_OFF, describe, summarize
+from launchpad.protocol.events import Restarted
+from launchpad.record import job_store, replay
 
 
 @click.command("why", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False)
-@click.option("--json", "as_json_", is_flag=True, help="The verdict for machines.")
+@click.option("--json", "as_json_", is_flag=True, help="Print the verdict as JSON.")
 def command(job: str | None, as_json_: bool) -> int:
-    """Say which rank of JOB failed first, why, and what became of the others.
+    """Say which rank of JOB failed first, why, and what happened to the others.
 
-    JOB is an id that `launchpad run` told or `launchpad jobs` lists, or the beginning of one; without it, the
-    latest job. It may be running, over, or have lost its launchpad.
+    JOB is an id that `launchpad run` printed or `launchpad jobs` lists, or a prefix of one; the default is the
+    latest job. The job may still be running, and launchpad itself may have been killed.
     """
     folder = replay.find_job(job, os.environ)
-    story, verdict, history = look_at(folder)
-    lines = tell(story, verdict, history)
+    history, verdict, earlier = look_at(folder)
+    lines = describe(history, verdict, earlier)
+    if verdict.kind != "cut off" and history.over is None and job_store.state_of(folder) == "over":
+        lines.append(CUT_OFF)
     if as_json_:
-        click.echo(json.dumps(as_json(story, verdict, lines, history), indent=1))
+        click.echo(json.dumps(as_json(history, verdict, lines, earlier), indent=1))
         return 0
-    job_line = f"job {story.planned.job}: {' '.join(story.planned.words)}"
+    job_line = f"job {history.planned.job}: {' '.join(history.planned.words)}"
     for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):
         click.echo(line.encode(errors="backslashreplace"))
     return 0
 
 
-def look_at(folder: str) -> tuple[Story, Verdict, list[str]]:
-    """The story of a job on record, the verdict on it, and on each attempt before the last."""
-    story, history = Story(), []
+def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
+    """The history of a recorded job, the verdict on it, and a summary of each earlier attempt."""
+    history, earlier = History(), []
     for event in replay.read_events(folder):
         if isinstance(event, Restarted):
-            history.append(in_short(story, verdict_on(story)))
-        story.on(event)
-    verdict = verdict_on(story)
-    if story.over is None and not shelf.is_running(folder) and verdict.kind in ("running", "none"):
-        verdict = verdict._replace(kind="cut off", exit_code=137)
-    return story, verdict, history
+            earlier.append(summarize(history, verdict_on(history)))
+        history.on(event)
+    verdict = verdict_on(history)
+    if history.over is None and verdict.kind in ("running", "none"):
+        match job_store.state_of(folder):
+            case "over":
+                verdict = verdict._replace(kind="cut off")
+            case "unknown":
+                verdict = verdict._replace(kind="unknown")
+    return history, verdict, earlier

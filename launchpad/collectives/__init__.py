@@ -1,23 +1,23 @@
-"""torch.distributed's names, for any frontend and under any launcher: gloo, NCCL or MPI.
+"""torch.distributed under its own names, over any frontend (gloo, NCCL or MPI) and under any launcher.
 
     from launchpad import collectives as dist
 
     dist.init_process_group()        # or "gloo", "nccl", "mpi"
     dist.all_reduce(tensor)
 
-All that torch.distributed has is here, so that it, DDP and this module share one group and can be mixed. Ours are:
+Everything in torch.distributed is here too, so it, DDP and this module share one group and can be mixed. Ours are:
 
 - `init_process_group`, which finds its world under launchpad, torchrun, Open MPI, MPICH, MVAPICH, Slurm, or alone;
-- `recv` and `recv_object_list`, which take from any rank where no sender is named, and return who it was;
-- `monitored_barrier`, which is the mpi frontend's too;
-- `send` and the collectives on tensors, which are right for strided tensors too (`layout` tells where torch's are not);
-- `isend` and `irecv`, whose requests tell whether they are completed, over gloo too;
+- `recv` and `recv_object_list`, which receive from any rank if no sender is named, and return the sender's rank;
+- `monitored_barrier`, which works over the mpi frontend too;
+- `send` and the tensor collectives, which are correct for strided tensors (`layout` says where torch's are not);
+- `isend` and `irecv`, whose requests report completion over gloo too;
 - `init_process(rank, size, fn)`, the tutorials' way to run a function in a group;
-- what early torch had, `early`; algorithms to learn from, `algorithms`;
-- `is_available`, which is False rather than an error without torch;
-- `world_of`, a launcher's variables read: `world_of(os.environ).local_rank`.
+- the API of early torch, in `early`; textbook algorithms to learn from, in `algorithms`;
+- `is_available`, which returns False instead of raising if there is no torch;
+- `world_of`, which parses a launcher's variables: `world_of(os.environ).local_rank`.
 
-Torch is imported when the first of the other names is used.
+`World`, `world_of` and the error classes don't need torch; using any other name imports it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FrontendError, WorldError
-from .world import World, world_of
+from launchpad.collectives.launchers import World, world_of
+from launchpad.errors import FrontendError, WorldError
 
 if TYPE_CHECKING:
     from torch.distributed import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         send_object_list,
     )
 
-    from .early import (
+    from launchpad.collectives.early import (
         all_gather_multigpu,
         all_reduce_multigpu,
         broadcast_multigpu,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         reduce_op,
         reduce_scatter_multigpu,
     )
-    from .layout import (
+    from launchpad.collectives.layout import (
         all_gather,
         all_gather_into_tensor,
         all_gather_single,
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from .peers import P2POp, irecv, isend, monitored_barrier, recv, recv_object_list, send
-    from .start import init_process, init_process_group
+    from launchpad.collectives.peers import P2POp, irecv, isend, monitored_barrier, recv, recv_object_list, send
+    from launchpad.collectives.start import init_process, init_process_group
 
 __all__ = [
     "Backend",
@@ -136,7 +136,7 @@ __all__ = [
     "world_of",
 ]
 
-# Our functions, by module. Each is torch's under the same name where there is nothing to do beyond it.
+# Our own functions, by module. Every other name is torch's.
 _HOMES = {
     ".layout": (
         "all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single broadcast gather "
@@ -149,13 +149,13 @@ _HOMES = {
         "reduce_op reduce_scatter_multigpu _clear_group_cache _register_stream"
     ),
 }
-# Of ours that torch.distributed has a namesake of.
+# Our modules that share a name with something in torch.distributed.
 _MODULES = ("algorithms",)
 _OURS = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def is_available() -> bool:
-    """Whether there is a torch that was built with torch.distributed."""
+    """Whether torch is installed and was built with torch.distributed."""
     try:
         _torch_distributed()
     except FrontendError:
@@ -164,7 +164,7 @@ def is_available() -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    # Tools ask every module for names such as __path__ and __wrapped__.
+    # Tools look up names such as __path__ and __wrapped__ on every module.
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     torch = _torch_distributed()
@@ -182,15 +182,15 @@ def __dir__() -> list[str]:
 
 
 def _torch_distributed() -> ModuleType:
-    """torch.distributed. Raises FrontendError where there is none."""
+    """torch.distributed. Raises FrontendError if there is none."""
     try:
         import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise FrontendError(f"{sys.executable} has no torch, on which all frontends rest: pip install torch") from None
+        raise FrontendError(f"{sys.executable} has no torch, which every frontend needs: pip install torch") from None
     import torch.distributed
 
     if not torch.distributed.is_available():
-        raise FrontendError("this torch was built without torch.distributed: install one from PyPI or pytorch.org")
+        raise FrontendError("this torch was built without torch.distributed: install it from PyPI or pytorch.org")
     return torch.distributed

@@ -1,9 +1,9 @@
-"""torch's collectives where its gloo goes wrong without a word: strided tensors, and sums of bools.
+"""torch's collectives, corrected where gloo silently gives wrong results: strided tensors and sums of bools.
 
-Gloo sends and fills a tensor's memory from its first element on, whatever its strides, and whatever its sign, which
-some views keep as a flag: torch 2.13 hands it such tensors for all_reduce, broadcast, reduce, scatter and
-reduce_scatter, and the results are wrong without a word. NCCL refuses them. So such a tensor has a contiguous stand-in
-here, which is copied back when the operation is done. A contiguous one goes to torch as it is.
+Gloo reads and writes a tensor's memory from its first element on and ignores its strides, and the sign that some views
+keep as a flag. torch 2.13 passes it such tensors for all_reduce, broadcast, reduce, scatter and reduce_scatter, and the
+results are silently wrong. NCCL refuses them. Here, such a tensor gets a contiguous stand-in, which is copied back when
+the operation is done. Contiguous tensors go to torch as they are.
 
 Signatures, shapes and errors are torch's.
 """
@@ -18,26 +18,26 @@ import torch.distributed as dist
 
 _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 
-# New names for two functions, from torch 2.13 on, which warns of the old ones.
+# torch 2.13 renamed two functions and warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class CopyBack:
-    """torch's Work, whose results are copied to where they are wanted when it is waited for."""
+    """torch's Work, which copies its results into the caller's tensors when it is waited on."""
 
     def __init__(self, work: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._work = work
         self._pairs = pairs
 
     def wait(self, *timeout: Any) -> bool:
-        """Wait until the results are in the caller's tensors; True, or what torch raises."""
+        """Wait until the results are in the caller's tensors. Returns True, or raises what torch raises."""
         done = bool(self._work.wait(*timeout))
         self.copy()
         return done
 
     def get_future(self) -> Any:
-        """torch's future, done when the results are in the caller's tensors."""
+        """torch's future, which completes once the results are in the caller's tensors."""
         return self._work.get_future().then(self._copied)
 
     def _copied(self, future: Any) -> Any:
@@ -46,7 +46,7 @@ class CopyBack:
         return value
 
     def copy(self) -> None:
-        """Put the results where they are wanted, once."""
+        """Copy the results into the caller's tensors, once."""
         for tensor, stand_in in self._pairs:
             tensor.copy_(stand_in)
         self._pairs = []
@@ -56,20 +56,20 @@ class CopyBack:
 
 
 class Stage:
-    """One operation's stand-ins."""
+    """The contiguous stand-ins of one operation."""
 
     def __init__(self) -> None:
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def read(self, tensor: Any) -> Any:
-        """What stands for a tensor that is only read."""
-        return _gathered(tensor) if _is_scattered(tensor) else tensor
+        """The tensor to pass for one that is only read."""
+        return _contiguous(tensor) if _needs_copy(tensor) else tensor
 
     def write(self, tensor: Any) -> Any:
-        """What stands for a tensor that is filled."""
-        if not _is_scattered(tensor):
+        """The tensor to pass for one that is written to."""
+        if not _needs_copy(tensor):
             return tensor
-        stand_in = _gathered(tensor)
+        stand_in = _contiguous(tensor)
         self._pairs.append((tensor, stand_in))
         return stand_in
 
@@ -80,44 +80,44 @@ class Stage:
         return [self.write(tensor) for tensor in tensors] if isinstance(tensors, Sequence) else tensors
 
     def end(self, work: Any) -> Any:
-        """What the operation returns to its caller: nothing, or the work that is under way."""
+        """What the operation returns to its caller: the work in flight, or None."""
         if not self._pairs:
             return work
-        ending = CopyBack(work, self._pairs)
+        copying = CopyBack(work, self._pairs)
         if work is not None:
-            return ending
-        ending.copy()
+            return copying
+        copying.copy()
         return None
 
 
-def _is_scattered(tensor: Any) -> bool:
-    """Whether its memory is not its values, one after the other; some views keep a sign as a flag beside it."""
+def _needs_copy(tensor: Any) -> bool:
+    """Whether the tensor's memory isn't simply its values in order; some views keep a sign as a flag."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
     return not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj()
 
 
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _row(tensor: Any) -> Any:
-    """One element, where there is no dimension: torch's gloo refuses a 0-d tensor here, or crashes over it."""
+    """A 0-d tensor as one with a single element: torch's gloo refuses 0-d tensors here, or crashes."""
     return tensor.reshape(1) if isinstance(tensor, torch.Tensor) and tensor.dim() == 0 else tensor
 
 
 def _real(tensor: Any) -> Any:
-    """A complex tensor as pairs of its parts: torch sees to that itself in all operations but gather."""
+    """A complex tensor as pairs of real numbers. torch does this itself in every operation but gather."""
     return torch.view_as_real(tensor) if isinstance(tensor, torch.Tensor) and tensor.is_complex() else tensor
 
 
 def _root(tensors: Any, rank: int | None, group_rank: int | None) -> int | None:
-    """The rank that has the list. Before torch 1.0 it did not have to be named on that rank itself."""
+    """The root. Before torch 1.0 the rank that passes the list didn't have to name itself."""
     return dist.get_rank() if tensors and rank is None and group_rank is None else rank
 
 
 def _sum(op: Any, tensor: Any) -> Any:
-    """The operation that sums, of bools "any": gloo would add their bytes, and leave one that is 2, or 256 and so 0."""
+    """`op`, with SUM of bools as "any": gloo would add their bytes, which may give 2, or 256 and so 0."""
     return _MAX if op == _SUM and getattr(tensor, "dtype", None) is torch.bool else op
 
 
@@ -128,13 +128,13 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Any:
-    """Fill `tensor` on all ranks with that of rank `src`."""
+    """Copy `tensor` from rank `src` to all ranks."""
     stage = Stage()
     return stage.end(dist.broadcast(stage.write(tensor), src, group, async_op, group_src))
 
 
 def all_reduce(tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Reduce `tensor` over all ranks, in place on each."""
+    """Reduce `tensor` over all ranks, in place on all of them."""
     stage = Stage()
     return stage.end(dist.all_reduce(stage.write(tensor), _sum(op, tensor), group, async_op))
 
@@ -147,7 +147,7 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Any:
-    """Reduce `tensor` over all ranks, in place on rank `dst`; what it holds on the others is not said."""
+    """Reduce `tensor` over all ranks, in place on rank `dst`; its contents on the others are undefined."""
     stage = Stage()
     return stage.end(dist.reduce(stage.write(tensor), dst, _sum(op, tensor), group, async_op, group_dst))
 
@@ -160,7 +160,7 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Any:
-    """Fill `tensor` on rank i with the i-th of rank `src`'s list; without `src`: this rank if it has a list, else 0."""
+    """Fill `tensor` on rank i with item i of rank `src`'s list. `src` defaults to the rank with a list, else rank 0."""
     stage, src = Stage(), _root(scatter_list, src, group_src)
     return stage.end(dist.scatter(stage.write(tensor), stage.reads(scatter_list), src, group, async_op, group_src))
 
@@ -173,7 +173,7 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Any:
-    """Fill the i-th of rank `dst`'s list with rank i's `tensor`; without `dst`: this rank if it has a list, else 0."""
+    """Fill item i of rank `dst`'s list with rank i's `tensor`. `dst` defaults to this rank if it has a list, else 0."""
     stage, dst = Stage(), _root(gather_list, dst, group_dst)
     parts = stage.writes(gather_list)
     parts = [_real(part) for part in parts] if isinstance(parts, list) else parts
@@ -181,7 +181,7 @@ def gather(
 
 
 def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Fill the i-th of each rank's list with rank i's `tensor`."""
+    """Fill item i of each rank's list with rank i's `tensor`."""
     stage = Stage()
     return stage.end(dist.all_gather(stage.writes(tensor_list), stage.read(tensor), group, async_op))
 
@@ -189,7 +189,7 @@ def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any
 def all_gather_into_tensor(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Any:
-    """Fill `output_tensor` with the ranks' inputs, one after the other along the first dimension, or stacked."""
+    """Fill `output_tensor` with all ranks' inputs, concatenated along the first dimension or stacked."""
     stage = Stage()
     return stage.end(
         _all_gather_single(_row(stage.write(output_tensor)), _row(stage.read(input_tensor)), group, async_op)
@@ -199,7 +199,7 @@ def all_gather_into_tensor(
 def reduce_scatter(
     output: torch.Tensor, input_list: list[torch.Tensor], op: Any = _SUM, group: Any = None, async_op: bool = False
 ) -> Any:
-    """Fill `output` on rank i with the i-th tensors of all lists, reduced."""
+    """Fill `output` on rank i with the reduction of item i of all ranks' lists."""
     stage = Stage()
     op = _sum(op, output)
     return stage.end(dist.reduce_scatter(stage.write(output), stage.reads(input_list), op, group, async_op))
@@ -208,7 +208,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: torch.Tensor, input: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False
 ) -> Any:
-    """Fill `output` on rank i with the i-th part along the first dimension of all inputs, reduced."""
+    """Fill `output` on rank i with the reduction of part i, along the first dimension, of all ranks' inputs."""
     stage = Stage()
     part, whole = _row(stage.write(output)), _row(stage.read(input))
     return stage.end(_reduce_scatter_single(part, whole, _sum(op, output), group, async_op))
@@ -220,7 +220,7 @@ def all_to_all(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """Send the i-th tensor of the inputs to rank i; fill the i-th of the outputs with what rank i sent."""
+    """Send input i to rank i; fill output i with what rank i sent."""
     stage = Stage()
     return stage.end(dist.all_to_all(stage.writes(output_tensor_list), stage.reads(input_tensor_list), group, async_op))
 
@@ -233,7 +233,7 @@ def all_to_all_single(
     group: Any = None,
     async_op: bool = False,
 ) -> Any:
-    """all_to_all of the parts of one tensor along its first dimension: equal parts, or of so many rows."""
+    """all_to_all of the parts of one tensor along its first dimension: equal parts, or parts of the given rows."""
     stage = Stage()
     return stage.end(
         dist.all_to_all_single(

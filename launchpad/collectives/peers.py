@@ -1,4 +1,4 @@
-"""From one rank to another, where torch alone doesn't: strided tensors, from any rank, requests that can be asked."""
+"""Point-to-point operations beyond torch's: strided tensors, receives from any rank, requests that can be polled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_object_coll_device, _tensor_to_object
 
-from ..errors import FrontendError
-from .layout import Stage
+from launchpad.collectives.layout import Stage
+from launchpad.errors import FrontendError
 
 
 def send(
@@ -22,9 +22,9 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """torch.distributed.send: send `tensor` to rank `dst`; back when it may be changed again.
+    """torch.distributed.send: send `tensor` to rank `dst`; returns when the tensor may be modified again.
 
-    Raises ValueError for a rank that is not there.
+    Raises ValueError for a rank that doesn't exist.
     """
     _check("send", dst, group_dst, group)
     dist.send(Stage().read(tensor), dst=dst, group=group, tag=tag, group_dst=group_dst)
@@ -39,8 +39,8 @@ def recv(
 ) -> int:
     """torch.distributed.recv: fill `tensor` and return the sender's global rank; -1 outside `group`.
 
-    Without `src` and `group_src` it takes from any rank, which NCCL can't: FrontendError. Raises
-    ValueError for a rank that is not there.
+    Without `src` and `group_src` it receives from any rank; NCCL can't do that: FrontendError. Raises ValueError for a
+    rank that doesn't exist.
     """
     if src is None and group_src is None:
         _refuse_nccl(tensor.device, group)
@@ -58,7 +58,7 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Any:
-    """torch.distributed.isend: start to send `tensor`, which must not be changed before the request has completed."""
+    """torch.distributed.isend: start to send `tensor`, which must not be modified until the request completes."""
     return _request(dist.isend(tensor, dst, group, tag, group_dst), tensor, group)
 
 
@@ -69,12 +69,12 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Any:
-    """torch.distributed.irecv: start to fill `tensor`, which must not be touched before the request has completed."""
+    """torch.distributed.irecv: start to fill `tensor`, which must not be touched until the request completes."""
     return _request(dist.irecv(tensor, src, group, tag, group_src), tensor, group)
 
 
 class P2POp(dist.P2POp):
-    """torch's, which takes our `isend` and `irecv` too."""
+    """torch's P2POp, which accepts our `isend` and `irecv` too."""
 
     def __new__(
         cls,
@@ -85,7 +85,7 @@ class P2POp(dist.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> Any:
-        return super().__new__(cls, _TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+        return super().__new__(cls, _TORCH_OPS.get(op, op), tensor, peer, group, tag, group_peer)
 
     def __init__(
         self,
@@ -96,49 +96,49 @@ class P2POp(dist.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        super().__init__(_TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+        super().__init__(_TORCH_OPS.get(op, op), tensor, peer, group, tag, group_peer)
 
 
-_TORCHS: dict[Callable[..., Any], Callable[..., Any]] = {isend: dist.isend, irecv: dist.irecv}
+_TORCH_OPS: dict[Callable[..., Any], Callable[..., Any]] = {isend: dist.isend, irecv: dist.irecv}
 
 
 class Request:
-    """A send or a receive under way over gloo, whose own Work says that it is not completed until it is waited for.
+    """A gloo send or receive in flight. gloo's own Work doesn't report completion until it is waited on.
 
-    So who asks has a thread wait. gloo also would wait for ever for the same message a second time.
+    So polling it starts a thread that waits. A second wait on gloo's Work would hang, so there is only ever one.
     """
 
     def __init__(self, work: Any) -> None:
         self._work = work
         self._waiter: threading.Thread | None = None
-        self._ended = False
+        self._done = False
         self._error: Exception | None = None
 
     def is_completed(self) -> bool:
-        """Whether it has ended; how, `wait` tells."""
-        if not self._ended and self._waiter is None:
+        """Whether it is done; `wait` raises the error, if any."""
+        if not self._done and self._waiter is None:
             self._waiter = threading.Thread(target=self._run, name="gloo request", daemon=True)
             self._waiter.start()
-        return self._ended
+        return self._done
 
     def wait(self, *timeout: timedelta) -> bool:
-        """Wait until it has ended: True. Raises what torch raises, RuntimeError where `timeout` has passed."""
+        """Wait until it is done and return True. Raises what torch raises, or RuntimeError after `timeout`."""
         if self._waiter is not None:
             self._waiter.join(*(limit.total_seconds() for limit in timeout))
-        elif not self._ended:
+        elif not self._done:
             self._run(*timeout)
-        if not self._ended:
-            raise RuntimeError(f"the request has not completed in {timeout[0].total_seconds():g} s")
+        if not self._done:
+            raise RuntimeError(f"the request did not complete within {timeout[0].total_seconds():g} s")
         if self._error is not None:
             raise self._error
         return True
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
-        return self._ended and self._error is None
+        """Whether it has succeeded."""
+        return self._done and self._error is None
 
     def exception(self) -> Exception | None:
-        """How it has failed, if it has."""
+        """Its error, if it has failed."""
         return self._error
 
     def _run(self, *timeout: timedelta) -> None:
@@ -146,14 +146,14 @@ class Request:
             self._work.wait(*timeout)
         except Exception as error:
             self._error = error
-        self._ended = True
+        self._done = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
 
 def _request(work: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
-    """What stands for torch's Work: itself, but for gloo's, and for none outside the group."""
+    """torch's Work, or a Request in place of gloo's; None outside the group."""
     if work is None or tensor.device.type != "cpu" or "gloo" not in str(dist.get_backend_config(group)):
         return work
     return Request(work)
@@ -167,15 +167,15 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """torch.distributed.recv_object_list, which promises to take from any rank without `src`, and does so here."""
+    """torch.distributed.recv_object_list, but without `src` it really receives from any rank, as torch documents."""
     if src is not None or group_src is not None:
         return int(dist.recv_object_list(object_list, src, group, device, group_src, use_batch))
-    where = device or torch.device(_get_object_coll_device(group))
-    sizes = torch.empty(len(object_list), dtype=torch.long, device=where)
+    device = device or torch.device(_get_object_coll_device(group))
+    sizes = torch.empty(len(object_list), dtype=torch.long, device=device)
     sender = recv(sizes, group=group)
     if sender < 0:
         return sender
-    joined = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=where)
+    joined = torch.empty(int(sizes.sum()), dtype=torch.uint8, device=device)
     dist.recv(joined, src=sender, group=group)
     start = 0
     for index, size in enumerate(sizes.tolist()):
@@ -188,30 +188,30 @@ def recv_object_list(
 def monitored_barrier(
     group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """torch.distributed.monitored_barrier, with gloo and mpi: a barrier where rank 0 names the rank that doesn't come.
+    """torch.distributed.monitored_barrier for gloo and mpi: a barrier in which rank 0 names the rank that is missing.
 
-    Raises RuntimeError on rank 0 after `timeout`; with `wait_all_ranks` it names all that are missing.
+    Raises RuntimeError on rank 0 after `timeout`; with `wait_all_ranks` it names all missing ranks.
     """
-    where: Any = dist.group.WORLD if group is None else group
-    if where is not None and dist.get_rank(where) >= 0 and dist.get_backend(where) == "mpi":
-        where.monitored_barrier(timeout, wait_all_ranks)
+    actual: Any = dist.group.WORLD if group is None else group
+    if actual is not None and dist.get_rank(actual) >= 0 and dist.get_backend(actual) == "mpi":
+        actual.monitored_barrier(timeout, wait_all_ranks)
     else:
         dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _check(name: str, peer: int | None, group_peer: int | None, group: dist.ProcessGroup | None) -> None:
-    """Raise ValueError for a rank that is not there: gloo would wait for it until the time is up."""
-    for rank, size, where in (
+    """Raise ValueError for a rank that doesn't exist; gloo would wait for it until the timeout."""
+    for rank, size, scope in (
         (peer, dist.get_world_size(), "the world"),
         (group_peer, dist.get_world_size(group), "the group"),
     ):
         if rank is not None and not 0 <= rank < max(size, 1):
-            raise ValueError(f"{name}: there is no rank {rank} in {where}, whose ranks are 0 to {size - 1}")
+            raise ValueError(f"{name}: there is no rank {rank} in {scope}, whose ranks are 0 to {size - 1}")
 
 
 def _refuse_nccl(device: torch.device, group: dist.ProcessGroup | None) -> None:
     if device.type == "cuda" and dist.get_rank(group) >= 0 and "nccl" in str(dist.get_backend(group)):
         raise FrontendError(
-            "nccl: it can't receive from just any rank; name the sender, recv(tensor, src=RANK), or receive a CPU "
-            "tensor through a gloo group, new_group(backend='gloo')"
+            "nccl: can't receive from any rank; name the sender, recv(tensor, src=RANK), or receive a CPU tensor "
+            "over a gloo group, new_group(backend='gloo')"
         )

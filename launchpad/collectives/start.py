@@ -1,4 +1,4 @@
-"""Start the default process group: find the world, the frontend and the place to meet, then leave it to torch."""
+"""Start the default process group: find the world, the frontend and the rendezvous, then leave the rest to torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import FrontendError, WorldError
-from . import frontends, meeting
-from .early import dist_backend, instead_of_tcp
-from .world import ALONE, CALLER, World, given, world_of
+from launchpad.collectives import bootstrap, frontends
+from launchpad.collectives.early import dist_backend, replace_tcp
+from launchpad.collectives.launchers import ALONE, CALLER, World, given, world_of
+from launchpad.errors import FrontendError, WorldError
 
-# Where the processes of the tutorials meet.
+# The rendezvous address of the tutorials' processes.
 _TUTORIAL = "tcp://127.0.0.1:29500"
 
-# The groups that were started in this process, one after the other.
+# How many groups this process has started so far.
 _started = 0
 
 
@@ -38,41 +38,44 @@ def init_process_group(
     pg_options: Any | None = None,
     device_id: torch.device | int | None = None,
 ) -> None:
-    """torch.distributed.init_process_group, which needs to be told nothing under any launcher.
+    """torch.distributed.init_process_group, which needs no arguments under any launcher.
 
-    `backend`: "gloo", "nccl" or "mpi", or anything that torch knows; None is what `launchpad run --backend` said, else
-    nccl for the GPU's tensors and gloo for the others' where each rank of the host has a GPU, else gloo. With nccl the
-    rank's GPU becomes the current device.
-    `init_method`: "env://" (the default), "tcp://HOST:PORT" or "file:///PATH". `rank` and `world_size` are those that
-    the launcher told (`world_of`), where they are not given. Without a launcher, tcp:// and file:// need `world_size`
-    only, and hand out the ranks as the processes come; with tcp:// the one that can listen there is rank 0. With env://
-    and no MASTER_ADDR, ranks on one host meet on a port of rank 0's choice. With "mpi" all of that is MPI's, and what
-    is given must agree.
-    `timeout`: for meeting, and then for each operation; torch's own (10 min for nccl, 30 min for others) where None.
-    `store`, `pg_options`, `device_id`: as torch takes them. `group_name` has no effect, there as here.
+    `backend`: "gloo", "nccl", "mpi", or anything else torch knows. None means what `launchpad run --backend` set, or
+    else gloo, plus nccl for GPU tensors if each rank on the host has a GPU. With nccl, the rank's GPU becomes the
+    current device.
+    `init_method`: "env://" (the default), "tcp://HOST:PORT" or "file:///PATH". `rank` and `world_size` default to what
+    the launcher set (`world_of`). Without a launcher, tcp:// and file:// need only `world_size`, and assign ranks in
+    order of arrival; with tcp://, rank 0 is the process that can listen there. With env:// and no MASTER_ADDR, ranks on
+    one host find each other through a free port that rank 0 picks. With "mpi", all of this comes from MPI, and any
+    argument must agree with it.
+    `timeout`: for the rendezvous and for each operation. None means torch's default, 10 min for nccl and 30 min for
+    others.
+    `store`, `pg_options`, `device_id`: as in torch. `group_name` has no effect, as in torch.
 
-    Raises FrontendError where the frontend can't be had, WorldError where the world can't be told, ValueError where
-    the group is there already, and what torch raises.
+    Raises FrontendError if the frontend isn't available, WorldError if the world can't be determined, ValueError if
+    the group exists already, and whatever torch raises.
     """
     global _started
     if dist.is_initialized():
-        raise ValueError("trying to initialize the default process group twice! destroy_process_group() comes between")
+        raise ValueError(
+            "trying to initialize the default process group twice! call destroy_process_group() in between"
+        )
     machine = frontends.look(os.environ)
     backend = backend or os.environ.get("LAUNCHPAD_BACKEND")
     if backend is not None:
         backend = backend.lower()
-        backend = instead_of_tcp() if backend == dist_backend.TCP else backend
+        backend = replace_tcp() if backend == dist_backend.TCP else backend
         refuse(backend, machine)
     url, rank, world_size = _split(init_method, rank, world_size)
     if backend == "mpi":
         _start_mpi(rank, world_size, timeout)
         return
     if store is None and rank < 0 < world_size and url.scheme in ("tcp", "file") and _is_alone():
-        store, rank = meeting.take_rank(url, world_size, timeout or dist.default_pg_timeout, _prefix())
-        store = _named(store, timeout or dist.default_pg_timeout)
+        store, rank = bootstrap.take_rank(url, world_size, timeout or dist.default_pg_timeout, _prefix())
+        store = _prefixed(store, timeout or dist.default_pg_timeout)
     world = given(rank, world_size, os.environ)
     if world.source == ALONE and url.scheme != "env" and rank < 0:
-        raise WorldError(f"{init_method} says where to meet, and nothing says of how many: give world_size")
+        raise WorldError(f"{init_method} needs the number of ranks: pass world_size")
     backend = backend or frontends.default(world, machine)
     store = store or _store(url, world, timeout or dist.default_pg_timeout)
     if "nccl" in frontends.names(backend):
@@ -91,53 +94,52 @@ def init_process_group(
 
 
 def init_process(rank: int, size: int, fn: Callable[[int, int], Any], backend: str = "gloo") -> Any:
-    """Join a group of `size` ranks as `rank`, call `fn(rank, size)`, leave the group; what `fn` returned.
+    """Join a group of `size` ranks as `rank`, call `fn(rank, size)`, leave the group, and return `fn`'s result.
 
-    As the tutorials' processes do: multiprocessing.Process(target=init_process, args=(rank, size, run)). Where no
-    launcher started the ranks, and MASTER_ADDR and MASTER_PORT are not set, they meet at the tutorials' own address,
-    127.0.0.1:29500.
-    Raises what `init_process_group` and `fn` raise; after the latter the group is still there, as the other ranks may
-    be in the middle of an operation.
+    It is used as in the tutorials: multiprocessing.Process(target=init_process, args=(rank, size, run)). If no launcher
+    started the ranks, and MASTER_ADDR and MASTER_PORT are not set, they use the tutorials' address, 127.0.0.1:29500.
+    Raises what `init_process_group` and `fn` raise. If `fn` raises, the group is left in place, as other ranks may be
+    in the middle of an operation.
     """
     world = given(rank, size, os.environ)
-    here = world.source == CALLER and world.master is None
-    init_process_group(backend, _TUTORIAL if here else None, rank=rank, world_size=size)
+    local = world.source == CALLER and world.master is None
+    init_process_group(backend, _TUTORIAL if local else None, rank=rank, world_size=size)
     result = fn(rank, size)
     dist.destroy_process_group()
     return result
 
 
-def refuse(backend: str, machine: frontends.Machine) -> None:
-    """Raise FrontendError where a frontend of `backend` can't be had."""
+def refuse(backend: str, machine: frontends.Devices) -> None:
+    """Raise FrontendError if a frontend of `backend` isn't available."""
     for name in sorted(frontends.names(backend)):
-        if why := frontends.why_not(name, machine):
-            raise FrontendError(why)
+        if reason := frontends.why_not(name, machine):
+            raise FrontendError(reason)
 
 
 def _store(url: SplitResult, world: World, timeout: timedelta) -> Store:
-    """Where the ranks meet, as the URL says; below a name that an earlier group's keys don't have."""
+    """The store at the URL, under a prefix that keeps its keys apart from an earlier group's."""
     if url.scheme == "env" and world.master is None:
-        store = meeting.meet(world, timeout)
+        store = bootstrap.bootstrap_store(world, timeout)
     else:
         if url.scheme == "env":
             host, port = world.master or ("", 0)
             url = urlsplit(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         store, _, _ = next(iter(rendezvous(url.geturl(), world.rank, world.size, timeout=timeout)))
-    return _named(store, timeout)
+    return _prefixed(store, timeout)
 
 
-def _named(store: Store, timeout: timedelta) -> Store:
+def _prefixed(store: Store, timeout: timedelta) -> Store:
     store.set_timeout(timeout)
     return PrefixStore(_prefix(), store)
 
 
 def _prefix() -> str:
-    """torch's own name, so that a rank may as well call torch.distributed.init_process_group."""
+    """torch's own prefix, so that some ranks may call torch.distributed.init_process_group instead."""
     return "default_pg" if _started == 0 else f"default_pg/{_started}"
 
 
 def _is_alone() -> bool:
-    """Whether nothing in the environment tells a rank."""
+    """Whether nothing in the environment sets a rank."""
     try:
         return world_of(os.environ).source == ALONE
     except WorldError:
@@ -145,23 +147,21 @@ def _is_alone() -> bool:
 
 
 def _split(init_method: str | None, rank: int, size: int) -> tuple[SplitResult, int, int]:
-    """The URL without the rank and the size that it may name, and these."""
+    """The URL without the rank and size that its query may give, and the rank and size."""
     url = urlsplit(init_method or "env://")
     query = dict(parse_qsl(url.query))
     rank, size = int(query.pop("rank", rank)), int(query.pop("world_size", size))
-    if url.scheme == "tcp" and meeting.is_multicast(url.hostname or ""):
-        raise WorldError(
-            f"{init_method}: ranks met by multicast before torch 1.0; name the address of one of the hosts"
-        )
+    if url.scheme == "tcp" and bootstrap.is_multicast(url.hostname or ""):
+        raise WorldError(f"{init_method}: torch 1.0 removed multicast; use the address of one of the hosts")
     return url._replace(query=urlencode(query)), rank, size
 
 
-def _bind(world: World, machine: frontends.Machine, store: Store, device_id: torch.device | int | None) -> torch.device:
-    """Make the rank's GPU the current one, before NCCL picks one by itself: the one asked for, or by the local rank."""
+def _bind(world: World, machine: frontends.Devices, store: Store, device_id: torch.device | int | None) -> torch.device:
+    """Make the rank's GPU current before NCCL picks one itself: the caller's choice, or the one for the local rank."""
     if device_id is not None:
         device = torch.device("cuda", device_id) if isinstance(device_id, int) else device_id
     else:
-        chosen = torch.cuda.current_device()  # other than 0: the program has called set_device
+        chosen = torch.cuda.current_device()  # not 0 if the program has called set_device
         device = torch.device("cuda", chosen or frontends.device_index(world, machine))
     torch.cuda.set_device(device)
     identity = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
@@ -170,27 +170,27 @@ def _bind(world: World, machine: frontends.Machine, store: Store, device_id: tor
 
 
 def claim(store: Store, gpu: str, rank: int) -> None:
-    """Note in the store that a GPU is a rank's. Raises FrontendError where another rank has it."""
-    holder = int(store.compare_set(f"launchpad/{gpu}", "", str(rank)))
-    if holder != rank:
+    """Claim a GPU for a rank in the store. Raises FrontendError if another rank has it."""
+    owner = int(store.compare_set(f"launchpad/{gpu}", "", str(rank)))
+    if owner != rank:
         raise FrontendError(
-            f"nccl: ranks {holder} and {rank} both take {gpu}, and NCCL needs one for each: start fewer ranks, give "
-            "each its own by torch.cuda.set_device(LOCAL_RANK), or take backend='gloo'"
+            f"nccl: ranks {owner} and {rank} both use {gpu}, and NCCL needs one GPU per rank: start fewer ranks, give "
+            "each its own with torch.cuda.set_device(LOCAL_RANK), or use backend='gloo'"
         )
 
 
 def _start_mpi(rank: int, size: int, timeout: timedelta | None) -> None:
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no MPI library that it could load
-        raise FrontendError(f"mpi: mpi4py can't be imported ({error}); pip install mpi4py mpich") from None
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it found no MPI library to load
+        raise FrontendError(f"mpi: can't import mpi4py ({error}); pip install mpi4py mpich") from None
     world = given(rank, size, os.environ)
     found = (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
     if world.source != ALONE and found != world[:2]:
         library = " ".join(MPI.Get_library_version().split(",")[0].split("\n")[0].split())
         raise WorldError(
             f"{world.source} says rank {world.rank} of {world.size}, but MPI ({library}) says rank {found[0]} of "
-            f"{found[1]}: start with `launchpad run --backend mpi`, or with the mpirun of that MPI"
+            f"{found[1]}: start the program with `launchpad run --backend mpi`, or with that MPI's mpirun"
         )
     install = importlib.import_module(".mpi", __package__).install
     install()

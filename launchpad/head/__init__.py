@@ -1,1 +1,1 @@
-"""The head: one per job. It owns every decision and all state, and never imports torch."""
+"""The head, one per job: owns all state, makes every decision, and never imports torch."""

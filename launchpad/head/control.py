@@ -1,7 +1,8 @@
-"""How another terminal reaches a job that runs: a Unix socket in a folder that only this user can enter.
+"""Lets another terminal query a running job, over a Unix socket in a folder that only this user can enter.
 
-A question is a line of JSON, the answer is text up to the end. The folder is under the user's state folder; a socket's
-name is JOB@HOST, as the home folder may be shared by hosts.
+A request is a line of JSON; the response is text, up to end of file. The folder is in the user's state folder, which
+several hosts and containers may share, even some with the same hostname. A socket is therefore named
+JOB@BOOT.NAMESPACE.PID.START after the launchpad that listens, and is removed only if that process is certainly gone.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from launchpad import linux
 from launchpad.errors import UsageError
 from launchpad.job.state import state_folder
-from launchpad.stacks import StacksAsked
+from launchpad.protocol.events import StacksRequested
 
 if TYPE_CHECKING:
     import socket
 
-# Who has started a job a moment ago asks nothing yet: a short one doesn't pay for this.
+# Nobody queries a job that has just started, so short jobs need not pay for the socket.
 FIRST_SECONDS = 0.3
-# For a question; and for an answer, with native frames of many ranks.
-QUESTION_SECONDS = 5.0
+# Timeouts for a request, and for a response, which may take long: native frames of many ranks.
+REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 
 
@@ -35,9 +37,9 @@ def folder() -> str:
 
 
 class Control:
-    """A sink, for its deadline: takes questions, in threads of its own; `answer` gives what the loop has found."""
+    """Accepts requests in its own threads; the loop responds through `answer`. A sink only to have a deadline."""
 
-    def __init__(self, job: str, post: Callable[[StacksAsked], None]) -> None:
+    def __init__(self, job: str, post: Callable[[StacksRequested], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
         self._post = post
         self._answers: dict[int, tuple[threading.Event, list[str]]] = {}
@@ -48,19 +50,19 @@ class Control:
         self.deadline: float | None = time.monotonic() + FIRST_SECONDS
 
     def on(self, event: object) -> bool:  # noqa: ARG002
-        """Nothing."""
+        """Ignore the event."""
         return False
 
     def tick(self, now: float) -> None:  # noqa: ARG002
-        """Begin to take questions."""
+        """Start accepting requests."""
         self.deadline = None
-        with suppress(RuntimeError):  # no room for a thread: then nobody can ask
+        with suppress(RuntimeError):  # can't start a thread: do without
             threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def _serve(self) -> None:
         try:
             listener = self._listen()
-        except OSError:  # no home, no room: the job runs all the same
+        except OSError:  # no home folder, no disk space: the job runs without a socket
             return
         asker = 0
         while True:
@@ -83,35 +85,33 @@ class Control:
             if self._closed:
                 raise OSError("the job is over")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            path = os.path.join(place, f"{self._job}@{socket.gethostname()}")
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-            _by_short_path(path, listener.bind)
+            path = os.path.join(place, f"{self._job}@{'.'.join((*_here(), str(os.getpid()), _start(os.getpid())))}")
+            linux.by_short_path(path, listener.bind)
             listener.listen(16)
             self._path, self._socket = path, listener
         return listener
 
     def _talk(self, caller: socket.socket, asker: int) -> None:
         with caller, suppress(OSError, ValueError, TypeError):
-            caller.settimeout(QUESTION_SECONDS)
-            asked = json.loads(caller.makefile("rb").readline(1000))
+            caller.settimeout(REQUEST_SECONDS)
+            request = json.loads(caller.makefile("rb").readline(1000))
             done: tuple[threading.Event, list[str]] = (threading.Event(), [])
             self._answers[asker] = done
-            self._post(StacksAsked(time.monotonic_ns(), asker, bool(asked["native"]), bool(asked["full"])))
+            self._post(StacksRequested(time.monotonic_ns(), asker, bool(request["native"]), bool(request["full"])))
             done[0].wait(ANSWER_SECONDS)
             del self._answers[asker]
             caller.settimeout(ANSWER_SECONDS)
             caller.sendall("".join(done[1]).encode(errors="backslashreplace"))
 
     def answer(self, asker: int, text: str) -> None:
-        """What one has asked for."""
+        """Respond to a request."""
         found = self._answers.get(asker)
         if found:
             found[1].append(text)
             found[0].set()
 
     def close(self) -> None:
-        """Take no more questions."""
+        """Stop accepting requests."""
         self.deadline = None
         with self._lock:
             self._closed = True
@@ -119,24 +119,44 @@ class Control:
                 with suppress(OSError):
                     os.unlink(self._path)
                 with suppress(OSError):
-                    self._socket.shutdown(2)  # wakes the thread that waits for callers
+                    self._socket.shutdown(2)  # wakes the thread in accept()
                 self._socket.close()
                 self._socket = None
 
 
-def _by_short_path(path: str, do: Callable[[str], None]) -> None:
-    """By way of /proc, as a socket's path may have 107 bytes at most."""
-    inside = os.open(os.path.dirname(path), os.O_PATH)
+def _here() -> tuple[str, str]:
+    """The ids of this boot and of our PID namespace; empty if /proc doesn't give them."""
     try:
-        do(f"/proc/self/fd/{inside}/{os.path.basename(path)}")
-    finally:
-        os.close(inside)
+        return linux.boot_id().replace("-", ""), linux.namespace("pid").strip("pid:[]")
+    except OSError:
+        return "", ""
+
+
+def _start(pid: int) -> str:
+    """When a process started, in clock ticks since boot; "" if unknown."""
+    try:
+        return linux.stat(pid)[linux.STARTED] if linux.shows_our_pids() else ""
+    except OSError:
+        return ""
+
+
+def _is_gone(listener: str) -> bool:
+    """Whether the launchpad with this BOOT.NAMESPACE.PID.START is certainly gone."""
+    boot, namespace, pid, start = [*listener.split("."), "", "", ""][:4]
+    if not (boot and start and pid.isdecimal()) or (boot, namespace) != _here():
+        return False
+    try:
+        if linux.is_gone(int(pid)):
+            return True
+    except OverflowError:
+        return False
+    return _start(int(pid)) not in ("", start)
 
 
 def ask(job: str, *, native: bool, full: bool) -> str:
-    """Ask a running job where its ranks are. `job`: an id, the beginning of one, or "" for the latest.
+    """Ask a running job for its ranks' stacks. `job`: an id, the start of one, or "" for the latest job.
 
-    Raises UsageError where there is none, or several.
+    Raises UsageError if no job matches, or several do.
     """
     with _call(job) as line:
         line.settimeout(ANSWER_SECONDS)
@@ -148,27 +168,28 @@ def _call(job: str) -> socket.socket:
     import socket
 
     found: dict[str, tuple[float, socket.socket]] = {}
-    here = socket.gethostname()
     with suppress(FileNotFoundError, PermissionError):
         for entry in os.scandir(folder()):
-            name, _, host = entry.name.rpartition("@")
-            if host != here or not name.startswith(job):
+            name, _, listener = entry.name.rpartition("@")
+            if not name.startswith(job):
                 continue
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                _by_short_path(entry.path, line.connect)
+                linux.by_short_path(entry.path, line.connect)
                 found[name] = (entry.stat(follow_symlinks=False).st_mtime, line)
-            except ConnectionRefusedError:  # left by a launchpad that was killed
-                with suppress(OSError):
-                    os.unlink(entry.path)
-            except OSError:
-                continue
+            except OSError:  # on another machine, or left behind by a launchpad that was killed
+                line.close()
+                if _is_gone(listener):
+                    with suppress(OSError):
+                        os.unlink(entry.path)
     if not found:
-        which = f"no job {job}… of yours" if job else "no job of yours"
-        raise UsageError(f"{which} runs on {here}")
+        which = f"job {job}…" if job else "job"
+        raise UsageError(f"you have no running {which} on {socket.gethostname()}; `launchpad jobs` lists all jobs")
     chosen = job if job in found else max(found, key=lambda name: found[name][0])
     if job and job != chosen and len(found) > 1:
-        raise UsageError(f"{job} could be {', '.join(sorted(found))}: write more of it")
+        raise UsageError(
+            f"job {job}: {len(found)} running jobs match ({', '.join(sorted(found))}); type more of the id"
+        )
     for name, (_, line) in found.items():
         if name != chosen:
             line.close()

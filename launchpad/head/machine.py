@@ -1,11 +1,11 @@
-"""The job's state machine: events and times in, actions out. It does no I/O and reads no clock.
+"""The job's state machine: turns events and times into actions. It does no I/O and reads no clock.
 
-    running ──first failure, stop signal, time-out, stall, lost node──► stopping ──all ranks have left──► over
+    running ──first failure, stop signal, timeout, stall, lost node───► stopping ──all ranks have left──► over
        ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
        └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
-                   └──── a stop signal, the time-out, a lost node that does not come back ──────────┘
+                   └──── a stop signal, the timeout, a lost node that does not come back ───────────┘
 
-While stopping, the ladder says which signal the ranks get next and how long they have to obey it.
+While stopping, the ladder lists the signals that the ranks get next, and how long they have to obey each.
 """
 
 from __future__ import annotations
@@ -14,77 +14,86 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from launchpad.commands import Signal as SendSignal
-from launchpad.events import (
+from launchpad.job.outcome import Cause
+from launchpad.protocol.commands import Signal as SendSignal
+from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
+    ExceptionRaised,
     NodeBack,
     NodeLost,
     PeerFailed,
     PhaseChanged,
     RankExited,
     RankFailed,
+    StacksTaken,
+    Stalled,
     StartFailed,
     StopRequested,
 )
-from launchpad.failures import ExceptionRaised
-from launchpad.job.outcome import Cause
-from launchpad.stacks import StacksTaken, Stalled
 
-# Seconds for the ranks to obey: after a rank's failure the others have little left to save; when the user asked us
-# to stop, they may have a checkpoint to write.
+# Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, they
+# may have a checkpoint to write.
 GRACE_AFTER_FAILURE = 5.0
 GRACE_AFTER_REQUEST = 30.0
 
-# After a second Ctrl-C, so long for a reader to take the output that is left.
+# After a second Ctrl-C, how long to wait for a reader to take the remaining output.
 HURRY_SECONDS = 1.0
 
-# After the job's time-out, so long; a reader that is only slow can take a few MB in it.
+# The same after the job's timeout: long enough for a slow reader to take a few MB.
 TIMEOUT_DRAIN_SECONDS = 10.0
 
-# At the time-out the ranks are asked where they are; so long at most.
-LOOK_SECONDS = 3.0
+# How long to wait for the ranks' stacks before stopping them.
+STACKS_SECONDS = 3.0
 
-# A killed process that is still there waits in the kernel (uninterruptible sleep); we don't wait with it.
+# A process that survives SIGKILL is in uninterruptible sleep; we don't wait for it any longer than this.
 KILL_SECONDS = 10.0
 
 Phase = Literal["running", "stopping", "clearing", "over"]
 
+# The arrows of the diagram above.
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    "running": ("stopping", "clearing", "over"),
+    "stopping": ("clearing", "over"),
+    "clearing": ("running", "over"),
+    "over": (),
+}
 
-class Finish(NamedTuple):
-    """Have the agents sweep and send what was written; then leave, or be ready to start the ranks again."""
+
+class FinishAttempt(NamedTuple):
+    """Have the agents sweep up and drain the output, then leave or get ready to start the ranks again."""
 
     leave: bool
 
 
 class Restart(NamedTuple):
-    """Start all ranks again; `attempt` is 1 for the first restart. Why: a rank's failure, or a lost node."""
+    """Start all ranks again after a rank's failure or the loss of a node; `attempt` is 1 for the first restart."""
 
     attempt: int
     cause: Cause
 
 
 class Reopen(NamedTuple):
-    """Reach lost nodes again; each is to come back as NodeBack, or be lost once more."""
+    """Reconnect to lost nodes; each one reports NodeBack, or NodeLost again."""
 
     nodes: tuple[int, ...]
 
 
-class Look(NamedTuple):
-    """Have it told where the ranks are; the job ends when that was told, a StacksTaken, or could not be."""
+class TakeStacks(NamedTuple):
+    """Take the stacks of the ranks; the job ends at the StacksTaken, or when that takes too long."""
 
     why: str  # "timeout", "failure"
 
 
 class Leave(NamedTuple):
-    """Stop at once, whatever is still unsent or alive."""
+    """Leave at once, whatever is still unsent or alive."""
 
 
 class Suspend(NamedTuple):
-    """Stop the ranks, then ourselves (Ctrl-Z); continue them when we are continued."""
+    """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
 
-Action = SendSignal | PhaseChanged | Finish | Restart | Reopen | Look | Leave | Suspend
+Action = SendSignal | PhaseChanged | FinishAttempt | Restart | Reopen | TakeStacks | Leave | Suspend
 
 
 class Machine:
@@ -100,9 +109,9 @@ class Machine:
         nodes: Sequence[int] = (0,),
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
     ) -> None:
-        """`ranks` are about to be started at `now`, in seconds of a monotonic clock; so are all later times.
+        """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
 
-        `waited`: whether an exception says that other ranks were waited for in vain.
+        `waited`: whether an exception says that a rank waited for other ranks in vain.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -110,28 +119,28 @@ class Machine:
         self.running = set(ranks)
         self.deadline: float | None = None if timeout is None else now + timeout
         self._ranks = tuple(ranks)
-        self._nodes = set(nodes)  # those that are there
+        self._nodes = set(nodes)  # those that are connected
         self._missing: set[int] = set()  # those that are lost
-        self._reopening: set[int] = set()  # of these, those that are to come back
-        self._draining: set[int] = set()  # those that have not sent all of the last attempt's output
+        self._reopening: set[int] = set()  # the lost ones that we are reconnecting to
+        self._draining: set[int] = set()  # those that still send output of the last attempt
         self._max_restarts = max_restarts
         self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
         self._ladder: list[tuple[int, float]] = []
-        self._failed_at = 0  # the first failure's time in ns, by the head's clock
-        self._hurried = False  # Ctrl-C came while stopping
-        self._looked = False  # the time-out has come
+        self._failed_at = 0  # when the first failure happened, in ns of the head's clock
+        self._hurried = False  # Ctrl-C while stopping
+        self._timed_out = False
         self._waited = waited
-        self._in_vain: set[int] = set()  # the ranks that have waited so
+        self._in_vain: set[int] = set()  # ranks that waited in vain for others
 
     @property
     def exit_code(self) -> int:
-        """The job's exit code, as things stand."""
+        """The job's exit code so far."""
         return self.cause.exit_code if self.cause else 0
 
     def on(self, event: Any, now: float, node: int = 0) -> list[Action]:
-        """What to do about an event, which came from that node."""
+        """The actions for an event from `node`."""
         match event:
             case RankExited(at, rank, code):
                 return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, at, now)
@@ -166,20 +175,20 @@ class Machine:
         return []
 
     def join(self, ranks: Sequence[int]) -> None:
-        """These have been started too, by one that runs."""
+        """A running rank has spawned these."""
         self.running.update(ranks)
 
     def tick(self, now: float) -> list[Action]:
-        """What to do because time has passed."""
+        """The actions that are due at `now`."""
         if self.deadline is None or now < self.deadline:
             return []
         match self.phase:
             case "running" if self.cause:
                 return self._stop(self.cause, self._after_failure(), now)
-            case "running" if not self._looked:
-                self._looked = True
-                self.deadline = now + LOOK_SECONDS
-                return [Look("timeout")]
+            case "running" if not self._timed_out:
+                self._timed_out = True
+                self.deadline = now + STACKS_SECONDS
+                return [TakeStacks("timeout")]
             case "running" | "clearing":
                 return self._stop(Cause("timeout"), self._after_failure(), now)
             case "stopping":
@@ -188,7 +197,7 @@ class Machine:
                 return [Leave()]
 
     def _left(self, rank: int, failure: Cause | None, at: int, now: float) -> list[Action]:
-        """A rank is gone, or never was."""
+        """A rank has exited, or could not start."""
         if self.phase == "over":
             return []
         self.running.discard(rank)
@@ -196,20 +205,20 @@ class Machine:
         return actions if self.running else [*actions, *self._all_left(now)]
 
     def _fail(self, failure: Cause, at: int, now: float) -> list[Action]:
-        """What happens to a rank while we are stopping is no failure of its own.
+        """A rank has failed. While we are stopping that is a consequence, not a cause.
 
-        Unless it happened, on another node, before the one that was heard of first. Where it is not the rank's own, but
-        came of what another does, or doesn't do, the others are looked at before they are stopped.
+        The exception is a failure that happened earlier, on another node, than the one we heard of first. If the
+        failure was caused by what other ranks do or don't do, the stacks of those are taken before they are stopped.
         """
         if self.phase == "running":
-            of_others = failure.rank in self._in_vain or failure.code == -signal.SIGABRT
-            if self.cause:  # they are being looked at
-                return [] if of_others else self._stop(self.cause, self._after_failure(), now)
+            is_secondary = failure.rank in self._in_vain or failure.code == -signal.SIGABRT
+            if self.cause:  # their stacks are being taken
+                return [] if is_secondary else self._stop(self.cause, self._after_failure(), now)
             self._failed_at = at
-            if of_others and self.running:
+            if is_secondary and self.running:
                 self.cause = failure
-                self.deadline = now + LOOK_SECONDS
-                return [Look("failure")]
+                self.deadline = now + STACKS_SECONDS
+                return [TakeStacks("failure")]
             return self._stop(failure, self._after_failure(), now)
         if self.cause and self.cause.kind == "failure" and at < self._failed_at:
             self._failed_at = at
@@ -217,10 +226,10 @@ class Machine:
         return []
 
     def _lose(self, lost: NodeLost, now: float) -> list[Action]:
-        """A node is gone with its ranks, or when they had all left: then with what they wrote last."""
+        """A node is gone, with its ranks or, if they had all left, with the last of their output."""
         again = lost.node in self._reopening
         if not self.cause or (self.cause.kind in ("failure", "start") and lost.time < self._failed_at):
-            self.cause = Cause("lost", node=lost.node, text=lost.reason)  # ranks elsewhere may have failed for it
+            self.cause = Cause("lost", node=lost.node, text=lost.reason)  # other ranks may have failed because of it
         self._nodes.discard(lost.node)
         self._missing.add(lost.node)
         self._draining.discard(lost.node)
@@ -234,12 +243,12 @@ class Machine:
         return self._all_left(now)
 
     def _all_left(self, now: float) -> list[Action]:
-        """No rank runs any more: that is the end, or another attempt is due."""
+        """No rank is running any more: end the job, or start the next attempt."""
         if self._starts_again:
-            self.phase = "clearing"
+            self._enter("clearing")
             self.deadline = self._timeout_at
             self._draining = set(self._nodes)
-            return [Finish(leave=False)] if self._nodes else self._cleared()
+            return [FinishAttempt(leave=False)] if self._nodes else self._cleared()
         return self._over(now)
 
     @property
@@ -247,17 +256,17 @@ class Machine:
         return self.cause is not None and self.cause.kind in ("failure", "lost") and self.attempt < self._max_restarts
 
     def _cleared(self) -> list[Action]:
-        """Go on, if nothing of the last attempt is left and all nodes are there."""
+        """Restart once nothing of the last attempt is left and all nodes are connected."""
         if self._draining:
             return []
         if self._missing:
             new = tuple(sorted(self._missing - self._reopening))
             self._reopening |= self._missing
             return [Reopen(new)] if new else []
-        assert self.cause is not None  # it brought us here
+        assert self.cause is not None  # the reason for the restart
         failed, self.cause = self.cause, None
         self._in_vain.clear()
-        self.phase = "running"
+        self._enter("running")
         self.attempt += 1
         self.running = set(self._ranks)
         return [Restart(self.attempt, failed)]
@@ -269,7 +278,7 @@ class Machine:
             return [Suspend()] if self.phase != "over" else []
         if signum not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             return [SendSignal(signum)] if self.phase in ("running", "stopping") else []
-        if self.phase == "over":  # only output is still on its way, and perhaps nobody reads it
+        if self.phase == "over":  # only output is left, and perhaps nobody reads it
             self.cause = self.cause or Cause("signal", signum=signum)
             return [Leave()]
         if self.phase == "stopping":
@@ -281,9 +290,9 @@ class Machine:
         return self._stop(Cause("signal", signum=signum), ladder, now)
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
-        """A request to stop while we are stopping."""
+        """A stop signal while we are stopping."""
         if self._starts_again:
-            self.cause = Cause("signal", signum=signum)  # we would have gone on
+            self.cause = Cause("signal", signum=signum)  # cancel the restart
         if signum != signal.SIGINT:
             return [SendSignal(signum)]
         self._hurried = True
@@ -295,11 +304,15 @@ class Machine:
 
     def _stop(self, cause: Cause, ladder: list[tuple[int, float]], now: float) -> list[Action]:
         self.cause = cause
-        if self.phase == "clearing":  # no rank is there to be stopped
+        if self.phase == "clearing":  # there is no rank to stop
             return self._over(now)
-        self.phase = "stopping"
+        self._enter("stopping")
         self._ladder = ladder
         return self._step(now)
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in _NEXT[self.phase], f"{self.phase} → {phase}"
+        self.phase = phase
 
     def _step(self, now: float) -> list[Action]:
         if not self._ladder:
@@ -310,13 +323,13 @@ class Machine:
         return [*actions, SendSignal(signum)] if self.running else actions
 
     def _over(self, now: float) -> list[Action]:
-        self.phase = "over"
-        # A paused reader may want the rest of the output, however late: there is no limit unless the user hurries, or
-        # has set one.
+        self._enter("over")
+        # A paused reader may still want the rest of the output, so wait without limit, unless the user hurries us or
+        # has set a timeout.
         self.deadline = None
         if self._hurried or (self.cause and self.cause.kind in ("timeout", "stall")):
             self.deadline = now + (HURRY_SECONDS if self._hurried else TIMEOUT_DRAIN_SECONDS)
-        return [self._changed(now, 0, 0.0), Finish(leave=True)]
+        return [self._changed(now, 0, 0.0), FinishAttempt(leave=True)]
 
     def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:
         kind = self.cause.kind if self.cause else ""

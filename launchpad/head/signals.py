@@ -1,4 +1,4 @@
-"""Signals that reach the head become events."""
+"""Turns signals to the head into events."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from launchpad.events import StopRequested
+from launchpad.protocol.events import StopRequested
 
 HANDLED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # end the job
-    *(signal.SIGUSR1, signal.SIGUSR2),  # go on to the ranks
-    *(signal.SIGTSTP, signal.SIGCONT),  # stop us and the ranks, and continue
-    signal.SIGQUIT,  # shows where the ranks are
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # stop the job
+    *(signal.SIGUSR1, signal.SIGUSR2),  # are forwarded to the ranks
+    *(signal.SIGTSTP, signal.SIGCONT),  # suspend and resume us and the ranks
+    signal.SIGQUIT,  # shows the stacks of the ranks
 )
 
 
 def catch(post: Callable[[StopRequested], None], more: Iterable[int] = ()) -> None:
-    """From here on, `post` what comes. A signal that was ignored when we were started (nohup) stays ignored.
+    """From now on, `post` signals as events. A signal that was ignored when we were started (nohup) stays ignored.
 
-    `more`: what is to be passed on to the ranks beside HANDLED.
+    `more`: signals to forward to the ranks, besides those in HANDLED.
     """
     handled = {signum for signum in (*HANDLED, *more) if signal.getsignal(signum) != signal.SIG_IGN}
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    # Not in the handlers: one that came just before the loop goes to sleep would run only at its next event.
+    # Don't post from a handler: that of a signal just before the loop sleeps would run only at the next event.
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_read, args=(reader, handled, post), name="signals", daemon=True).start()
     for signum in handled:

@@ -1,4 +1,4 @@
-"""What consumes the event stream: the console, the files, the summary …"""
+"""The interface of a sink, which consumes the event stream: the console, the files, the summary …"""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ class Sink(Protocol):
     """Consumes the event stream."""
 
     def on(self, event: Any) -> bool:
-        """Take an event. True: an Output's bytes are still held, and a Written will follow."""
+        """Take an event. True if an Output's bytes are still held; a Written will follow."""
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` is to be called, in seconds of time.monotonic()."""
+        """When to call `tick`, in seconds of time.monotonic()."""
 
     def tick(self, now: float) -> None:
-        """Do what was due."""
+        """Do what is due."""
 
     def close(self) -> None:
         """Finish writing."""

@@ -1,7 +1,7 @@
-"""The loop: one thread owns the job's state; all others only read and put into its inbox.
+"""The head's event loop: one thread owns the job's state; all others only read, and put events into its inbox.
 
-It sleeps until the next event or deadline. Events go to the state machine, which answers with actions, and to the
-sinks, which show and keep them.
+The loop sleeps until the next event or deadline. Events go to the state machine, which returns actions, and to the
+sinks, which show and record them.
 """
 
 from __future__ import annotations
@@ -13,72 +13,74 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launchpad.commands import Credit, MpiReply, StartMore
-from launchpad.commands import Finish as FinishCommand
-from launchpad.commands import Input as InputFrame
-from launchpad.commands import Signal as SendSignal
-from launchpad.events import (
+from launchpad.head.bringup import BringUp
+from launchpad.head.flow import Flow
+from launchpad.head.machine import FinishAttempt, Leave, Machine, Reopen, Restart, Suspend, TakeStacks
+from launchpad.head.reconnect import Reconnect, Reopened
+from launchpad.head.sink import Sink
+from launchpad.head.stack_requests import StackRequests
+from launchpad.head.stdin_forwarder import StdinForwarder
+from launchpad.job.outcome import Cause
+from launchpad.job.plan import Plan
+from launchpad.protocol.commands import Credit, MpiReply, StartMore
+from launchpad.protocol.commands import Finish as FinishCommand
+from launchpad.protocol.commands import Signal as SendSignal
+from launchpad.protocol.commands import StdinData as InputFrame
+from launchpad.protocol.events import (
     RESULT,
     STDERR,
     STDOUT,
     AgentFailed,
     AgentReady,
     BarrierIn,
-    Held,
-    InputRead,
-    InputTaken,
+    ClockSeen,
+    Crashed,
+    ExceptionRaised,
     LinkClosed,
     Listening,
     MpiRequest,
+    NodeFacts,
     NodeLost,
     Output,
     PhaseChanged,
     Pong,
+    PortHeld,
     RankExited,
     RankFailed,
     RankRaised,
     RanksSpawned,
     RankStarted,
     Restarted,
+    StackDump,
     StartFailed,
+    StdinRead,
+    StdinTaken,
     StopRequested,
-    Surveyed,
     Suspended,
     Written,
 )
-from launchpad.failures import ClockSeen, Crashed, ExceptionRaised
-from launchpad.head.examination import Examination
-from launchpad.head.flow import Flow
-from launchpad.head.gathering import Gathering
-from launchpad.head.input import Input
-from launchpad.head.machine import Finish, Leave, Look, Machine, Reopen, Restart, Suspend
-from launchpad.head.revival import Reopened, Revival
-from launchpad.head.sink import Sink
-from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
-from launchpad.stacks import Examined
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
-    from launchpad.head.worlds import Worlds
+    from launchpad.head.mpi_worlds import MpiWorlds
 
 
 class Supervisor:
     """One job, from the first frame to the exit code."""
 
-    def __init__(self, gathering: Gathering) -> None:
-        """The job's nodes are those of the gathering, which has come to its end."""
-        self.nodes = gathering.nodes
-        self._gathering = gathering
-        self._inbox = gathering.inbox
+    def __init__(self, bringup: BringUp) -> None:
+        """Take over the nodes of a finished `bringup`."""
+        self.nodes = bringup.nodes
+        self._bringup = bringup
+        self._inbox = bringup.inbox
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
         self._lost: set[int] = set()  # nodes
-        self._worlds: Worlds | None = None
-        self._gone: set[int] = set()  # ranks whose end was told, in this attempt
-        self._suspended = 0.0  # seconds that we have stood still: they count for no deadline
-        self._input_lost = False  # with the node that rank 0 was on
-        self.leaving = False  # output is left that nobody takes: don't wait for it
+        self._worlds: MpiWorlds | None = None
+        self._gone: set[int] = set()  # ranks that have exited in this attempt
+        self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
+        self._input_lost = False  # the node of rank 0 was lost, and stdin in flight with it
+        self.leaving = False  # don't wait for output that nobody takes
 
     def run(
         self,
@@ -94,25 +96,25 @@ class Supervisor:
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
     ) -> tuple[int, Cause | None]:
-        """Start the ranks and see the job to its end. Returns the exit code and, unless it is 0, why.
+        """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
-        `reopen` makes a new link to a node, or raises NodeError; it is called by threads of their own. `sends_input`:
-        rank 0 is elsewhere, and is to have our standard input. `waited`: whether an exception says that other ranks
-        were waited for in vain.
+        `reopen` makes a new link to a node, or raises NodeError; it is called in threads of its own. `sends_input`:
+        rank 0 is on another machine and gets our stdin. `waited`: whether an exception says that a rank waited for
+        other ranks in vain.
         """
-        self._revival = Revival(self.nodes, plan, reopen, self._inbox.put)
+        self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
         self._plan = plan
         self._terminal = terminal
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
-        self._examination = Examination(self.nodes, self._gathering.post, stall_timeout, self._clock())
+        self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
-        for event in self._gathering.early:
-            self._gathering.post(event)
+        for event in self._bringup.early:
+            self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
-        self._input = Input(self._gathering.post) if sends_input else None
+        self._input = StdinForwarder(self._bringup.post) if sends_input else None
         self._start(attempt=0)
         while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
             item = self._next(machine)
@@ -121,57 +123,57 @@ class Supervisor:
             now = time.monotonic()
             if self.nodes.deadline is not None and self.nodes.deadline <= now:
                 for silent, since in self.nodes.tick(now):
-                    self._lose(silent, f"nothing was heard of it for {self.nodes.silence:g} s", since, machine)
+                    self._lose(silent, f"no heartbeat for {self.nodes.silence:g} s", since, machine)
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
-            self._examination.tick(self._clock(), machine.running, watching=machine.phase == "running")
+            self._stack_requests.tick(self._clock(), machine.running, watching=machine.phase == "running")
             self._act(machine.tick(self._clock()))
         return machine.exit_code, machine.cause
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
-        """An event of a node, or of our own (source -1)."""
-        if type(event) is InputRead:
+        """Handle an event from a node, or one of our own (source -1)."""
+        if type(event) is StdinRead:
             self.nodes.send(0, InputFrame(event.data))
             return
         if type(event) is Reopened:
-            if machine.phase == "over":  # too late: nobody would tell its agent to leave
+            if machine.phase == "over":  # too late: its agent would never be told to leave
                 event.link.abandon()
                 return
             self._lost.discard(event.node)
-            self._revival.greet(event)
+            self._reconnect.greet(event)
             self._input_lost = self._input_lost or event.node == 0
             return
         if source < 0:
             if type(event) is StopRequested and event.signum == signal.SIGQUIT:
-                self._examination.ask("asked")
+                self._stack_requests.ask("asked")
             self._pass_on(event, source, machine)
             return
         match event:
             case Pong():
                 pass
-            case InputTaken(_, size) if self._input:
+            case StdinTaken(_, size) if self._input:
                 self._input.taken(size)
-            case AgentReady() | Held() if self._revival.expects(source):
-                self._revival.hear(source, event)
+            case AgentReady() | PortHeld() if self._reconnect.expects(source):
+                self._reconnect.hear(source, event)
             case LinkClosed(at):
                 if source in self.nodes.open:
                     self.nodes.ended(source)
                     if machine.phase != "over":
                         self._lose(source, "its agent hung up", at, machine)
-            case AgentFailed(_, reason) if source not in self._lost:
-                self._lose(source, reason, self.nodes.in_our_time(source, event).time, machine)
+            case AgentFailed(_, reason, trace) if source not in self._lost:
+                self._lose(source, reason, self.nodes.in_our_time(source, event).time, machine, trace)
             case Suspended():
                 if self.nodes.suspended(source):
                     self._suspended += self.nodes.stand_still()
-            case _ if source in self._lost:  # what it says of its ranks was decided by its loss
+            case _ if source in self._lost:  # its ranks were lost with it, whatever it says now
                 pass
             case _ if not self._makes_sense(source, event):
-                self._lose(source, f"the agent said what no agent says: {event!r:.80}", time.monotonic_ns(), machine)
+                self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
-            case Examined():
-                self._examination.on(event, self._clock())
+            case StackDump():
+                self._stack_requests.on(event, self._clock())
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):
                     self.nodes.send(node, command)
@@ -183,7 +185,7 @@ class Supervisor:
                     self._look_for_absent(machine)
 
     def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
-        self._examination.on(event, self._clock())
+        self._stack_requests.on(event, self._clock())
         self._dispatch(event)
         self._act(machine.on(event, self._clock(), source))
 
@@ -193,7 +195,7 @@ class Supervisor:
             self._pass_on(failed, self._node_of[failed.rank], machine)
 
     def _spawn(self, by: int, request: MpiRequest, machine: Machine) -> None:
-        """A rank asks for others: they run on the first node."""
+        """A rank spawns others (MPI_Comm_spawn), which run on the first node."""
         assert self._worlds is not None
         if machine.phase != "running":
             return
@@ -211,18 +213,18 @@ class Supervisor:
         codes = ",".join("0" * world.size)
         self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=0 errcodes={codes}"))
 
-    def _lose(self, node: int, reason: str, at: int, machine: Machine) -> None:
+    def _lose(self, node: int, reason: str, at: int, machine: Machine, trace: str = "") -> None:
         self._lost.add(node)
         self.nodes.abandon(node)
         ranks = [rank for rank, place in self._node_of.items() if place == node]
-        self._pass_on(NodeLost(at, node, reason, ranks), node, machine)
+        self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
-        """Whether this agent may say this now: of a rank that it has, and of its end once."""
+        """Whether this agent may send this event now: about its own ranks only, and one exit per rank."""
         match event:
             case Output(_, rank, stream):
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
-            case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | Examined(_, rank):
+            case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | StackDump(_, rank):
                 return self._node_of.get(rank) == source
             case ExceptionRaised() | Crashed():
                 return self._node_of.get(event.rank) == source
@@ -236,10 +238,10 @@ class Supervisor:
                 first = self._node_of.get(rank) == source and rank not in self._gone
                 self._gone.add(rank)
                 return first and -256 < code < 256
-        return not isinstance(event, (AgentReady, Surveyed, Listening, Held))
+        return not isinstance(event, (AgentReady, NodeFacts, Listening, PortHeld))
 
     def _clock(self) -> float:
-        """The job's time, in seconds: it stands still while we do."""
+        """The job's time in seconds, which stops while we are suspended."""
         return time.monotonic() - self._suspended
 
     def _start(self, attempt: int) -> None:
@@ -248,9 +250,9 @@ class Supervisor:
         nodes = enumerate(self._plan.nodes)
         self._node_of = {rank.rank: place for place, node in nodes for rank in node.ranks}
         if self._plan.mpi:
-            from launchpad.head.worlds import Worlds
+            from launchpad.head.mpi_worlds import MpiWorlds
 
-            self._worlds = Worlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
+            self._worlds = MpiWorlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
         for place, node in enumerate(self._plan.nodes):
             if self._worlds:
                 self.nodes.send(place, self._worlds.begin(place))
@@ -263,8 +265,8 @@ class Supervisor:
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
-        if self._examination.deadline is not None:
-            waits.append(self._examination.deadline - self._clock())
+        if self._stack_requests.deadline is not None:
+            waits.append(self._stack_requests.deadline - self._clock())
         if machine.deadline is not None:
             waits.append(machine.deadline - self._clock())
         if self.nodes.deadline is not None:
@@ -293,11 +295,11 @@ class Supervisor:
                 case SendSignal():
                     self.nodes.send_all(action)
                 case PhaseChanged():
-                    now = time.monotonic_ns()  # the machine's clock stands still while we do
+                    now = time.monotonic_ns()  # the state machine's clock stops while we are suspended
                     for node in self.nodes.remote if action.phase == "stopping" else ():
                         self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
                     self._dispatch(action._replace(time=now))
-                case Finish(leave):
+                case FinishAttempt(leave):
                     self.nodes.send_all(FinishCommand(leave))
                 case Restart(attempt, cause):
                     now = time.monotonic_ns()
@@ -305,9 +307,9 @@ class Supervisor:
                     self._start(attempt)
                 case Reopen(nodes):
                     for node in nodes:
-                        self._revival.begin(node)
-                case Look(why):
-                    self._examination.ask(why)
+                        self._reconnect.begin(node)
+                case TakeStacks(why):
+                    self._stack_requests.ask(why)
                 case Suspend():
                     self.nodes.suspend()
                 case Leave():

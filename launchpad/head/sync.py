@@ -1,12 +1,11 @@
-"""`--sync`: sends the working folder to every remote node, to a copy that is kept there; only what changed goes.
+"""`--sync`: copies the working folder to every remote node. The copy is kept there, and only changes are sent.
 
-What is sent: where the folder is in a git work tree, git's tracked files and the untracked ones that it does not
-ignore; else every file, if they are few enough.
+In a git work tree the tracked files are sent, and the untracked ones that git does not ignore. Elsewhere all files are,
+if there are few enough.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import socket
@@ -14,25 +13,21 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from launchpad.commands import Piece, Sync
 from launchpad.errors import NodeError, UsageError, failed_hosts
-from launchpad.events import Synced, Taken, Wanted
-from launchpad.head.gathering import Gathering
+from launchpad.head.bringup import BringUp
+from launchpad.head.sender import PIECE_BYTES, STUCK_SECONDS, send
+from launchpad.protocol.commands import FileChunk, Sync
+from launchpad.protocol.events import Synced, Wanted
 
-# What a folder that is in no git work tree may hold.
+# Limits for a folder outside a git work tree.
 MOST_BYTES = 256 << 20
 MOST_FILES = 20_000
 
-# So much may be under way to a node.
-WINDOW_BYTES = 4 << 20
-PIECE_BYTES = 256 << 10
-
-# A node that takes nothing for so long is stuck.
-STUCK_SECONDS = 60.0
+Progress = Callable[[str, int, int], None]  # host, bytes accepted, bytes wanted
 
 
-class File(NamedTuple):
-    """One file or link to be sent; the fields after the first two are as in commands.Sync."""
+class SyncedFile(NamedTuple):
+    """A file or link to send; the fields after the first two are as in commands.Sync."""
 
     path: str  # relative to the folder
     permissions: int
@@ -41,10 +36,10 @@ class File(NamedTuple):
     link: str
 
 
-def list_files(folder: str, logs: str | None = None) -> list[File]:
-    """What is to be sent; not the `logs`, if they are kept in the folder. Raises UsageError where that is too much.
+def list_files(folder: str, logs: str | None = None) -> list[SyncedFile]:
+    """The files to send, without the `logs` folder if it is inside. Raises UsageError if that is too much.
 
-    To be done before any node is reached: a large folder takes its time, and a node that hears nothing gives up.
+    Call this before any node is reached: a large folder takes time, and a node that hears nothing gives up.
     """
     tracked = _git_files(folder)
     files = []
@@ -55,23 +50,23 @@ def list_files(folder: str, logs: str | None = None) -> list[File]:
         try:
             facts = os.lstat(os.path.join(folder, path))
             link = os.readlink(os.path.join(folder, path)) if stat.S_ISLNK(facts.st_mode) else ""
-        except OSError:  # deleted, but git's index still has it
+        except OSError:  # deleted, but still in git's index
             continue
         if not (link or stat.S_ISREG(facts.st_mode)):
             continue
         size = 0 if link else facts.st_size
-        files.append(File(path, facts.st_mode & 0o777, size, facts.st_mtime_ns, link))
+        files.append(SyncedFile(path, facts.st_mode & 0o777, size, facts.st_mtime_ns, link))
         total += size
         if tracked is None and (total > MOST_BYTES or len(files) > MOST_FILES):
             raise UsageError(
                 f"--sync: {folder} has more than {MOST_BYTES >> 20} MiB or {MOST_FILES} files; run git init in it and "
-                "list in .gitignore what the ranks don't need, or name a smaller folder with --wdir"
+                "list in .gitignore what the ranks don't need, or choose a smaller folder with --wdir"
             )
     return sorted(files)
 
 
 def _git_files(folder: str) -> list[str] | None:
-    """What git has there; None where it is in no work tree, or there is no git."""
+    """git's files in the folder; None outside a work tree, or without git."""
     import subprocess
 
     argv = ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -79,12 +74,12 @@ def _git_files(folder: str) -> list[str] | None:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         if _in_work_tree(folder):
-            raise UsageError(f"--sync: {folder} is git's, and git can't be run: {error.strerror}; install it") from None
+            raise UsageError(f"--sync: {folder} needs git, which can't be run: {error.strerror}; install it") from None
         return None
     if done.returncode != 0:
-        if _in_work_tree(folder):  # what it ignores, secrets perhaps, is not to be sent because it can't tell
+        if _in_work_tree(folder):  # don't fall back to all files: those that git ignores may be secret
             said = " ".join(done.stderr.decode(errors="replace").split())
-            raise UsageError(f"--sync: git can't list the files of {folder} ({said[:300]}); mend that first")
+            raise UsageError(f"--sync: git can't list the files of {folder} ({said[:300]}); fix that first")
         return None
     return sorted({os.fsdecode(name) for name in done.stdout.split(b"\0") if name})
 
@@ -95,7 +90,7 @@ def _in_work_tree(folder: str) -> bool:
 
 
 def _expand(folder: str, paths: Sequence[str]) -> Iterator[str]:
-    """The paths; for a folder among them, which is a repository of its own, the files in it."""
+    """The paths, with nested repositories (listed as folders) replaced by the files in them."""
     for path in paths:
         inner = os.path.join(folder, path)
         if os.path.isdir(inner) and not os.path.islink(inner):
@@ -111,81 +106,48 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.relpath(os.path.join(parent, name), folder) for name in [*names, *linked])
 
 
-class _Sender:
-    """One node's share: reads the files that it wants, and sends as much as may be under way."""
-
-    def __init__(
-        self, folder: str, files: Sequence[File], wanted: Sequence[int], send: Callable[[Piece], None]
-    ) -> None:
-        self._send = send
-        self._pieces = self._read(folder, files, wanted)
-        self._next: Piece | None = next(self._pieces, None)
-        self.under_way = 0
-
-    def pump(self) -> None:
-        while self._next is not None and self.under_way < WINDOW_BYTES:
-            self._send(self._next)
-            self.under_way += len(self._next.data)
-            self._next = next(self._pieces, None)
-
-    def _read(self, folder: str, files: Sequence[File], wanted: Sequence[int]) -> Iterator[Piece]:
-        for place in wanted:
-            path, _, size, _, link = files[place]
-            if link or size == 0:
-                continue
-            try:
-                with open(os.path.join(folder, path), "rb") as file:
-                    while size and (data := file.read(min(size, PIECE_BYTES))):
-                        size -= len(data)
-                        yield Piece(place, data)
-            except OSError as error:
-                raise UsageError(
-                    f"--sync: {path} can't be read: {error.strerror}; leave it out with .gitignore"
-                ) from None
-            if size:
-                raise UsageError(f"--sync: {path} has become shorter while it was sent; start again")
+def _pieces(folder: str, files: Sequence[SyncedFile], wanted: Sequence[int]) -> Iterator[FileChunk]:
+    """The contents of the files that a node wants."""
+    for place in wanted:
+        path, _, size, _, link = files[place]
+        if link or size == 0:
+            continue
+        try:
+            with open(os.path.join(folder, path), "rb") as file:
+                while size and (data := file.read(min(size, PIECE_BYTES))):
+                    size -= len(data)
+                    yield FileChunk(place, data)
+        except OSError as error:
+            raise UsageError(f"--sync: {path} can't be read: {error.strerror}; leave it out with .gitignore") from None
+        if size:
+            raise UsageError(f"--sync: {path} shrank while it was being sent; run the command again")
 
 
 def sync(
-    gathering: Gathering, nodes: Sequence[int], folder: str, files: Sequence[File], progress: Callable[[int, int], None]
+    bringup: BringUp, nodes: Sequence[int], folder: str, files: Sequence[SyncedFile], progress: Progress
 ) -> dict[int, str]:
-    """Bring the nodes' copies of the folder up to date, which has these files; where each is.
+    """Bring the nodes' copies of the folder, which has these files, up to date. Returns the path of each copy.
 
-    `progress` is told (bytes taken, bytes wanted in all). Raises NodeError with a line for each node that takes none.
+    `progress` is called as hosts accept bytes. Raises NodeError with a line for each node that can't store the copy.
     """
     digest = hashlib.sha256(os.fsencode(f"{socket.gethostname()}\0{os.getuid()}\0{folder}")).hexdigest()
-    asked = Sync(f"{os.path.basename(folder)}-{digest[:12]}", [list(file) for file in files])
+    request = Sync(f"{os.path.basename(folder)}-{digest[:12]}", [list(file) for file in files])
     answers: dict[int, Wanted] = dict(
-        zip(nodes, gathering.ask(dict.fromkeys(nodes, asked), Wanted, STUCK_SECONDS), strict=True)
+        zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, STUCK_SECONDS), strict=True)
     )
-    problems = {gathering.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
-    senders = {
-        node: _Sender(folder, files, one.files, functools.partial(gathering.nodes.send, node))
-        for node, one in answers.items()
-        if not one.problem
-    }
-    total = sum(files[place].size for one in answers.values() for place in one.files)
-    taken = 0
-    left = set(senders)
-    for sender in senders.values():
-        sender.pump()
-    deadline = gathering.clock() + STUCK_SECONDS  # whatever else is heard meanwhile
-    while left:
-        heard = gathering.hear(deadline)
-        if heard is None:
-            raise NodeError(f"{', '.join(map(gathering.nodes.name, left))}: nothing was taken for {STUCK_SECONDS:g} s")
-        node, event = heard
-        if isinstance(event, (Taken, Synced)):
-            deadline = gathering.clock() + STUCK_SECONDS
-        if isinstance(event, Taken):
-            taken += event.size
-            progress(taken, total)
-            senders[node].under_way -= event.size
-            senders[node].pump()
-        elif isinstance(event, Synced):
-            left.discard(node)
-            if event.problem:
-                problems[gathering.nodes.name(node)] = f"no room: {event.problem}"
+    problems = {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
+    pieces = {node: _pieces(folder, files, one.files) for node, one in answers.items() if not one.problem}
+    wanted = {node: sum(files[place].size for place in answers[node].files) for node in pieces}
+    sent = dict.fromkeys(pieces, 0)
+
+    def taken(node: int, size: int) -> None:
+        sent[node] += size
+        progress(bringup.nodes.name(node), sent[node], wanted[node])
+
+    for node in pieces:
+        taken(node, 0)
+    ended: dict[int, Synced] = send(bringup, pieces, "the folder", until=Synced, taken=taken)
+    problems |= {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in ended.items() if one.problem}
     if problems:
-        raise NodeError(failed_hosts(problems, len(gathering.nodes), "make room there, or sync less: see --sync"))
+        raise NodeError(failed_hosts(problems, len(bringup.nodes), "free some space there, or sync less: see --sync"))
     return {node: one.folder for node, one in answers.items()}

@@ -1,1 +1,1 @@
-"""A job as values: what was asked for (spec), what is run (plan), how it ended (outcome). Nothing here does I/O."""
+"""A job as pure values: what was requested (spec), what is run (plan), how it ended (outcome). No I/O."""

@@ -1,13 +1,13 @@
 """Job files: the options of `launchpad run` as TOML, for one job or several named ones. Pure: text in, settings out.
 
-    timeout = "2m"              # above the tables: for every job
+    timeout = "2m"              # before the tables: applies to every job
 
-    [jobs.hello]                # a job: its target, and any option by its long name
+    [jobs.hello]                # a job: its target, and any options by their long names
     target = ["examples/hello.py", "--flag"]
     nproc = 4
     env = { LR = "0.1" }
 
-Without [jobs.…] tables the file is one job.
+Without [jobs.…] tables the whole file is one job.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 
 from launchpad.errors import UsageError
 
-# A job's settings, by option name: words for the command line, or a bool for a flag.
+# A job's settings, by option name: command-line values, or a bool for a flag.
 Settings = dict[str, str | bool | list[str]]
 
 
 def parse_jobs(text: str, path: str, known: Collection[str]) -> dict[str, Settings]:
-    """The file's jobs in their order, by name ("" for the only job of a file without tables).
+    """The file's jobs by name, in file order ("" is the only job of a file without tables).
 
-    `known` are the options' names. Raises UsageError that names the file and the key.
+    `known` holds the option names. Raises UsageError that names the file and the key.
     """
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}; see https://toml.io for the format") from None
+        raise UsageError(f"{path}: {error}; see https://toml.io for the syntax") from None
     tables = content.pop("jobs", None)
     shared = _settings(content, path, "", known)
     if tables is None:
@@ -47,10 +47,10 @@ def parse_jobs(text: str, path: str, known: Collection[str]) -> dict[str, Settin
 
 
 def choose(jobs: Mapping[str, Settings], name: str, path: str) -> Settings:
-    """The job of that name. Raises UsageError that names the nearest one."""
+    """The job of that name. Raises UsageError that suggests the closest name."""
     if name in jobs:
         return jobs[name]
-    raise UsageError(f"{path} has no job {name!r}{_nearest(name, jobs)}")
+    raise UsageError(f"{path} has no job {name!r}{_suggestion(name, jobs)}")
 
 
 def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection[str]) -> Settings:
@@ -59,7 +59,7 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
         name = key.replace("_", "-")
         if name != "target" and name not in known:
             raise UsageError(
-                f"{path}: {where}{key}: there is no such option{_nearest(name, [*known, 'target', 'jobs'])}"
+                f"{path}: {where}{key}: there is no such option{_suggestion(name, [*known, 'target', 'jobs'])}"
             )
         found[name] = _words(value, f"{path}: {where}{key}")
     return found
@@ -75,9 +75,9 @@ def _words(value: Any, where: str) -> str | bool | list[str]:
             return [str(item) for item in value]
         case dict() if all(isinstance(item, str | int | float) for item in value.values()):
             return [f"{name}={item}" for name, item in value.items()]
-    raise UsageError(f"{where}: write a text, a number, true, false, or a list of texts (a table of them for env)")
+    raise UsageError(f"{where}: write a string, a number, true, false, or a list of strings (for env, a table of them)")
 
 
-def _nearest(name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(names))}"
+def _suggestion(name: str, names: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; choose from {', '.join(sorted(names))}"

@@ -1,4 +1,4 @@
-"""What MPI programs expect in a rank's environment, and how MPICH is told which ranks share a node. Pure."""
+"""The environment that MPI programs expect, PMI's process mapping, and spawn requests. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Seat(NamedTuple):
     size: int
     local_rank: int
     local_size: int
-    host: str  # the node's name where it is another machine; "" for this one
+    host: str  # the node's name if it is another machine; "" for this one
 
 
 def environ(seat: Seat) -> dict[str, str]:
-    """Hydra's variables, by which MPICH starts; and Open MPI's, which scripts read. PMI_FD is the agent's to set."""
+    """Hydra's variables, which MPICH starts from, and Open MPI's, which scripts read. The agent sets PMI_FD."""
     found = {
         "PMI_RANK": str(seat.rank),
         "PMI_SIZE": str(seat.size),
@@ -28,14 +28,14 @@ def environ(seat: Seat) -> dict[str, str]:
         "OMPI_COMM_WORLD_RANK": str(seat.rank),
         "OMPI_COMM_WORLD_LOCAL_SIZE": str(seat.local_size),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(seat.local_rank),
-        "OMPI_COMM_WORLD_NODE_RANK": str(seat.local_rank),  # among those of its node, and of all jobs of one mpirun
+        "OMPI_COMM_WORLD_NODE_RANK": str(seat.local_rank),  # Open MPI counts the ranks of all jobs of one mpirun
         "OMPI_UNIVERSE_SIZE": str(seat.size),
     }
     return found | ({"PMI_HOSTNAME": seat.host} if seat.host else {})
 
 
 def process_mapping(counts: Sequence[int]) -> str:
-    """PMI_process_mapping for so many ranks on each node: (vector,(first node,nodes,ranks on each),…)."""
+    """PMI_process_mapping for these numbers of ranks per node: (vector,(first node,nodes,ranks on each),…)."""
     blocks: list[list[int]] = []
     for node, count in enumerate(counts):
         if blocks and blocks[-1][2] == count:
@@ -51,43 +51,43 @@ class Spawned(NamedTuple):
     argv: list[str]
     nproc: int
     cwd: str  # "" for the job's
-    python: bool  # a Python program, `argv` being as a rank's of the job's own
-    keys: dict[str, str]  # what its world has from the start
+    python: bool  # a Python program; `argv` then looks like that of the job's own ranks
+    keys: dict[str, str]  # the initial keys of its world
 
 
 def spawned_programs(lines: Sequence[str]) -> list[Spawned]:
-    """Read `mcmd=spawn … endcmd`, so often as there are programs. Raises ValueError where it makes no sense."""
+    """Parse `mcmd=spawn … endcmd`, once per program. Raises ValueError if the request is malformed."""
     programs = []
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for line in lines:
         if line == "endcmd":
-            programs.append(_spawned(said))
+            programs.append(_spawned(fields))
         elif line == "mcmd=spawn":
-            said = {}
+            fields = {}
         else:
             name, _, value = line.partition("=")
-            said[name] = value
+            fields[name] = value
     if not programs:
         raise ValueError("a spawn of nothing")
     return programs
 
 
-def _spawned(said: Mapping[str, str]) -> Spawned:
-    count = int(said.get("nprocs", "1"))
-    if count < 1 or not said.get("execname"):
+def _spawned(fields: Mapping[str, str]) -> Spawned:
+    count = int(fields.get("nprocs", "1"))
+    if count < 1 or not fields.get("execname"):
         raise ValueError("a spawn of nothing")
-    info = _pairs(said, "info", said.get("info_num", "0"))
-    name = said["execname"]
+    info = _pairs(fields, "info", fields.get("info_num", "0"))
+    name = fields["execname"]
     if "path" in info:
         name = f"{info['path']}/{name}"
-    args = [said.get(f"arg{place}", "") for place in range(1, int(said.get("argcnt", "0")) + 1)]
+    args = [fields.get(f"arg{index}", "") for index in range(1, int(fields.get("argcnt", "0")) + 1)]
     options = [arg for arg in args[:1] if arg == "-u"]
     rest = args[len(options) :]
     python = bool(re.fullmatch(r"python[0-9.]*", name.rpartition("/")[2])) and bool(rest)
     python = python and ((rest[0] == "-m" and len(rest) > 1) or not rest[0].startswith("-"))
     argv = [name, "-u", *rest] if python else [name, *args]
-    return Spawned(argv, count, info.get("wdir", ""), python, _pairs(said, "preput", said.get("preput_num", "0")))
+    return Spawned(argv, count, info.get("wdir", ""), python, _pairs(fields, "preput", fields.get("preput_num", "0")))
 
 
-def _pairs(said: Mapping[str, str], what: str, count: str) -> dict[str, str]:
-    return {said[f"{what}_key_{place}"]: said.get(f"{what}_val_{place}", "") for place in range(int(count))}
+def _pairs(fields: Mapping[str, str], prefix: str, count: str) -> dict[str, str]:
+    return {fields[f"{prefix}_key_{at}"]: fields.get(f"{prefix}_val_{at}", "") for at in range(int(count))}

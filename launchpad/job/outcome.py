@@ -15,15 +15,15 @@ NOT_STARTED = 2
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a job was ended before its ranks had all left with 0."""
+    """Why a job was stopped before all of its ranks had exited with 0."""
 
     kind: CauseKind
-    rank: int = -1  # failure, start: the first failed rank
-    node: int = -1  # lost: which one, by its place in the plan
+    rank: int = -1  # failure, start: the rank that failed first
+    node: int = -1  # lost: the node's index in the plan
     code: int = 0  # failure: its exit code, -n for signal n; peer: the other launchpad's exit code
-    signum: int = 0  # signal: what reached the head
-    seconds: float = 0.0  # stall: for how long nothing was written
-    text: str = ""  # start, lost, peer, console: what was said about it; failure: what the rank did, if not just leave
+    signum: int = 0  # signal: the one that the head received
+    seconds: float = 0.0  # stall: how long there was no progress
+    text: str = ""  # start, lost, peer, console: the reason; failure: what the rank did, if it did not just exit
 
     @property
     def exit_code(self) -> int:
@@ -46,7 +46,7 @@ class Cause:
 
 
 def signal_name(signum: int) -> str:
-    """SIGTERM for 15; real-time signals have no names in Python: "signal 40"."""
+    """SIGTERM for 15. Python has no names for most real-time signals: "signal 40"."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -54,7 +54,7 @@ def signal_name(signum: int) -> str:
 
 
 def exit_in_words(code: int) -> str:
-    """An exit code as people read it: "exit code 7", "killed by SIGSEGV (Segmentation fault)"."""
+    """An exit code in words: "exit code 7", "killed by SIGSEGV (Segmentation fault)"."""
     if code >= 0:
         return f"exit code {code}"
     meaning = signal.strsignal(-code)
@@ -62,7 +62,7 @@ def exit_in_words(code: int) -> str:
 
 
 def ranks_in_words(ranks: list[int]) -> str:
-    """Ranks as people list them: "rank 3", "ranks 0-2, 4"."""
+    """A list of ranks in words: "rank 3", "ranks 0-2, 4"."""
     ordered = sorted(ranks)
     runs: list[list[int]] = []
     for rank in ordered:

@@ -1,27 +1,26 @@
-"""From what was asked for and what the nodes have to what is run: every rank's node, command line and environment."""
+"""Turns the job's spec and the nodes' resources into a plan: every rank's node, command line and environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from launchpad.commands import Start
 from launchpad.errors import UsageError
-from launchpad.events import AgentReady
 from launchpad.job.spec import JobSpec
+from launchpad.protocol.commands import Start
+from launchpad.protocol.events import AgentReady
 
-# Descriptors of an agent: three for each rank (stdout, stderr, exec status), and some of its own. Ranks that wait to be
-# forked have four (both ends of stdout and stderr).
+# Descriptors of an agent: three per rank (stdout, stderr, exec status), and some of its own. A rank that waits to be
+# forked needs four (both ends of stdout and stderr).
 FILES_PER_RANK = 3
 FILES_OF_AGENT = 32
 FILES_FOR_MPI = 2  # both ends of a rank's PMI connection
 
-# Addresses at which the agent of a single node holds the port.
+# Addresses at which the agent of a single node reserves the port.
 LOOPBACK = ("127.0.0.1", "localhost")
 
-# torchrun's contract (2.13: torch/distributed/elastic/agent/server/local_elastic_agent.py), which a user's --env may
-# not break.
+# torchrun's contract (2.13: torch/distributed/elastic/agent/server/local_elastic_agent.py). --env can't override it.
 CONTRACT = frozenset(
     (
         "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE "
@@ -31,25 +30,25 @@ CONTRACT = frozenset(
 )
 
 
-class Elsewhere(NamedTuple):
-    """The ranks of a world that other launchpads start, each on its node (`--nnodes`, `--node-rank`)."""
+class RankOffset(NamedTuple):
+    """How many ranks of the world other launchpads start on their own nodes (`--nnodes`, `--node-rank`)."""
 
-    before: int = 0  # on nodes with a smaller node rank
+    before: int = 0  # on nodes with a lower node rank
     after: int = 0
 
 
-class Place(NamedTuple):
-    """One of several nodes that are started from here, or one that is not this machine."""
+class NodePlacement(NamedTuple):
+    """One of several nodes that are started from here, or a node that is not this machine."""
 
     name: str  # as the user gave it
     nproc: int | str  # a number of ranks, or auto, cpu, gpu
     python: str  # the ranks' interpreter there
     cwd: str  # the ranks' working folder there
-    interface: str = ""  # by which the nodes reach each other; "" for one node
+    interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
 
 
 class Master(NamedTuple):
-    """Where several nodes meet: what all of them were seen to reach."""
+    """The rendezvous of several nodes: an address and port that all of them could reach."""
 
     address: str
     port: int
@@ -62,7 +61,7 @@ class RankPlan:
     rank: int
     local_rank: int
     argv: tuple[str, ...]
-    environ: Mapping[str, str]  # its part of the contract
+    environ: Mapping[str, str]  # its variables of the contract
 
 
 @dataclass(frozen=True)
@@ -72,29 +71,31 @@ class NodePlan:
     index: int
     name: str  # as the user gave it, or its own
     cwd: str
-    defaults: Mapping[str, str]  # for every rank, where the node's environment leaves them unset
+    defaults: Mapping[str, str]  # for every rank, if unset in the node's environment
     ranks: tuple[RankPlan, ...]
-    store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" where rank 0 is to serve it
-    interface: str = ""  # by which the nodes reach each other; "" for one node
+    store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
+    interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole job: what `--dry-run` prints and what is run."""
+    """The whole job: the value that `--dry-run` prints is the one that is run."""
 
     run_id: str
     nodes: tuple[NodePlan, ...]
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
-    elsewhere: Elsewhere = Elsewhere()
-    preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; none: they are executed
-    mpi: bool = False  # the ranks are an MPI_COMM_WORLD
+    offset: RankOffset = RankOffset()
+    preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; empty: they are exec'd
+    mpi: bool = False  # the ranks form an MPI_COMM_WORLD
     python: bool = False  # they are Python programs
-    watched: bool = False  # they will be asked again and again where they are (--stall-timeout)
+    calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
+    hooks: bool = True  # Python ranks run code of ours
+    watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
 
     @property
     def world_size(self) -> int:
-        """How many ranks the world has, here and elsewhere."""
-        return self.elsewhere.before + len(self.ranks) + self.elsewhere.after
+        """The number of ranks in the world, here and elsewhere."""
+        return self.offset.before + len(self.ranks) + self.offset.after
 
     @property
     def ranks(self) -> list[RankPlan]:
@@ -106,15 +107,22 @@ class Plan:
     ) -> Start:
         """The command that starts the node's ranks, for the first time (attempt 0) or again.
 
-        `sends_input`: rank 0 gets the head's standard input in frames.
+        `sends_input`: rank 0 receives the head's standard input in frames.
         """
         count = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        hooked = self.python and self.hooks
         return Start(
             cwd=node.cwd,
             environ=dict(self.environ),
             defaults=dict(node.defaults),
             ranks=[
-                {"rank": r.rank, "argv": list(r.argv), "environ": {**r.environ, **count}, "python": self.python}
+                {
+                    "rank": r.rank,
+                    "argv": list(r.argv),
+                    "environ": {**r.environ, **count},
+                    "python": hooked,
+                    "calls": self.calls,
+                }
                 for r in node.ranks
             ],
             preload=list(self.preload),
@@ -124,10 +132,11 @@ class Plan:
             sends_input=sends_input and node.ranks[0].rank == 0,
             terminal=list(terminal),
             watched=self.watched,
+            hooks=self.hooks,
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The plan for machines: as it is run, the values of the user's own variables masked."""
+        """The plan for machines, exactly as it is run, but without the values of the user's own variables."""
         return {
             "run_id": self.run_id,
             "world_size": self.world_size,
@@ -159,24 +168,21 @@ def make_plan(
     spec: JobSpec,
     nodes: Sequence[AgentReady],
     run_id: str,
-    elsewhere: Elsewhere = Elsewhere(),
-    places: Sequence[Place] = (),
+    offset: RankOffset = RankOffset(),
+    places: Sequence[NodePlacement] = (),
     master: Master | None = None,
 ) -> Plan:
-    """Lay the ranks out over the nodes. Raises UsageError where a node can't hold them.
+    """Lay out the ranks over the nodes. Raises UsageError if a node can't hold its ranks.
 
-    `places` says for each node what is its own, where it was named by the user; `master` is given for several nodes.
+    `places` has an entry for each node if the user named the nodes; `master` is given for several nodes.
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
-        raise UsageError(f"--env {name}: {name} is launchpad's to set, from the ranks' places; leave it out")
-    places = places or [Place(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
+        raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
+    places = places or [NodePlacement(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
-        raise UsageError(
-            f"--master-port {spec.world.master_port}: another program listens there on {places[0].name}; end it, "
-            "give another port, or leave the option out to get a free one"
-        )
-    world = elsewhere.before + sum(counts) + elsewhere.after
+        raise port_taken(spec.world.master_port, places[0].name)
+    world = offset.before + sum(counts) + offset.after
     address, port = master or (spec.world.master_addr, spec.world.master_port or nodes[0].port)
     job = {
         "ROLE_NAME": spec.role,
@@ -188,17 +194,17 @@ def make_plan(
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
-        # True would make every rank a client, at whatever address. A forked rank asks launchpad for the store of this
-        # one address (nursery/store.py); everywhere else rank 0 hosts it.
+        # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
+        # one address (rank/store.py); at any other address rank 0 hosts the store.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
     }
-    held = master is not None or (spec.world.nnodes == 1 and address in LOOPBACK and port == nodes[0].port)
+    reserved = master is not None or (spec.world.nnodes == 1 and address in LOOPBACK and port == nodes[0].port)
     planned = []
-    first = elsewhere.before
+    first = offset.before
     for index, (node, place, count) in enumerate(zip(nodes, places, counts, strict=True)):
-        wanted = FILES_PER_RANK + bool(spec.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
-        _check_limits(node, place.name, count, wanted)
+        files = FILES_PER_RANK + bool(spec.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
+        _check_limits(node, place.name, count, files)
         group = {**job, "GROUP_RANK": str(spec.world.node_rank + index), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
         if spec.backend == "mpi":
@@ -216,20 +222,38 @@ def make_plan(
             **_interfaces(place.interface),
         }
         unset = {name: value for name, value in defaults.items() if name not in spec.environ}
-        store = ("use" if index else "serve") if held and spec.preload else ""
+        store = ("use" if index else "serve") if reserved and spec.preload else ""
         planned.append(
             NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store, place.interface)
         )
         first += count
-    is_mpi, is_python, watched = spec.backend == "mpi", spec.target.kind != "program", spec.stall_timeout is not None
-    return Plan(run_id, tuple(planned), dict(spec.environ), elsewhere, spec.preload, is_mpi, is_python, watched)
+    return Plan(
+        run_id,
+        tuple(planned),
+        dict(spec.environ),
+        offset,
+        spec.preload,
+        mpi=spec.backend == "mpi",
+        python=spec.target.kind != "program",
+        calls="" if spec.target.kind not in ("function", "pickled") else spec.target.kind,
+        hooks=spec.hooks,
+        watched=spec.stall_timeout is not None,
+    )
+
+
+def port_taken(port: int, name: str) -> UsageError:
+    """The error for a --master-port that the first node can't hold. `name` is the node's."""
+    return UsageError(
+        f"--master-port {port}: another program listens there on {name}; end it, give another port, or leave the "
+        "option out to get a free one"
+    )
 
 
 def _interfaces(name: str) -> dict[str, str]:
-    """Have gloo, NCCL and tensorpipe use the interface by which the nodes were seen to reach each other."""
+    """Make gloo, NCCL and tensorpipe use the interface that the nodes reached each other by."""
     if not name:
         return {}
-    # NCCL takes a name for the beginning of one (eth1 for eth10 too) unless "=" stands before it.
+    # NCCL treats a name as a prefix (eth1 matches eth10) unless it starts with "=".
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "TP_SOCKET_IFNAME": name}
 
 
@@ -247,7 +271,7 @@ def _rank_plan(
 
 
 def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
-    """The one GPU that a rank sees under --virtual-local-rank: the one at its place in the node's list."""
+    """The one GPU that a rank sees under --virtual-local-rank: the entry at its local rank in the node's list."""
     listed = spec.environ.get("CUDA_VISIBLE_DEVICES", node.visible_devices)
     if listed is None:
         return str(local_rank)
@@ -260,9 +284,9 @@ def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
     return devices[local_rank]
 
 
-def rank_count(asked: int | str, node: AgentReady, name: str) -> int:
-    """How many ranks the node gets: `auto` is a rank per GPU where there are GPUs, else one per usable core."""
-    match asked:
+def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
+    """How many ranks the node gets: `auto` means one per GPU, or one per usable core if there are no GPUs."""
+    match requested:
         case "cpu":
             return node.cores
         case "gpu":
@@ -274,7 +298,7 @@ def rank_count(asked: int | str, node: AgentReady, name: str) -> int:
             return node.gpus
         case "auto":
             return node.gpus or node.cores
-    return int(asked)
+    return int(requested)
 
 
 def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:
@@ -282,11 +306,11 @@ def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> Non
     if files > node.open_files:
         most = max(0, (node.open_files - FILES_OF_AGENT) // per_rank)
         raise UsageError(
-            f"--nproc {count} needs {files} open files, and the limit on {name} is {node.open_files}: "
-            f"raise it (ulimit -Hn) or start at most {most}"
+            f"--nproc {count} needs {files} open files, but the limit on {name} is {node.open_files}: "
+            f"raise it (ulimit -Hn) or start at most {most} ranks"
         )
     if count >= node.processes:
         raise UsageError(
-            f"--nproc {count} can't be had where {name} allows {node.processes} processes in all: "
-            "start fewer, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
+            f"--nproc {count} is too many: {name} allows {node.processes} processes in all; "
+            "start fewer ranks, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
         )

@@ -1,4 +1,4 @@
-"""What the user asked for, as frozen values. Building one probes nothing and starts nothing."""
+"""What the user asked for, as frozen values. Creating one probes nothing and starts nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launchpad.errors import UsageError
-from launchpad.job.world import World
+from launchpad.job.world import WorldSpec
 
 Kind = Literal["script", "module", "program", "function", "pickled"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
@@ -18,42 +18,38 @@ class Target:
     """The program that every rank runs."""
 
     kind: Kind
-    # A path, a dotted module name, a program's name or path, FILE.py:NAME or MODULE:NAME; for a function that is sent
-    # pickled a name to be shown.
+    # A path, a dotted module name, a program's name or path, FILE.py:NAME or MODULE:NAME; for a pickled function, a
+    # name to show.
     name: str
     args: tuple[str, ...] = ()
 
     def argv(self, python: str, local_rank: int) -> tuple[str, ...]:
         """The command line, with `${local_rank}` in the arguments replaced, as torchrun does.
 
-        Python runs unbuffered (-u), as under torchrun: a killed rank's last words are not lost.
+        Python runs unbuffered (-u), as under torchrun, so that the last output of a killed rank is not lost.
         """
         args = (arg.replace("${local_rank}", str(local_rank)) for arg in self.args)
         match self.kind:
-            case "script":
+            case "script" | "function" | "pickled":  # rank/program.py calls functions
                 return (python, "-u", self.name, *args)
             case "module":
                 return (python, "-u", "-m", self.name, *args)
-            case "function":  # what these two stand for is known to nursery/program.py, and to no interpreter
-                return (python, "-u", "--call", self.name, *args)
-            case "pickled":
-                return (python, "-u", "--pickled", self.name)
             case "program":
                 return (self.name, *args)
 
 
 @dataclass(frozen=True)
 class StreamMap:
-    """Which streams of which local ranks: torchrun's `3` (all ranks, both streams) or `0:3,1:2` (by local rank).
+    """A choice of streams by local rank: torchrun's `3` (both streams of all ranks) or `0:3,1:2`.
 
-    The numbers are 0 none, 1 stdout, 2 stderr, 3 both.
+    0 means neither, 1 stdout, 2 stderr, 3 both.
     """
 
     everywhere: int = 0
     by_local_rank: Mapping[int, int] = field(default_factory=dict)
 
     def has(self, local_rank: int, stream: int) -> bool:
-        """Whether the stream (1 stdout, 2 stderr) of that local rank is meant."""
+        """Whether the stream (1 stdout, 2 stderr) of this local rank is chosen."""
         return bool(self.by_local_rank.get(local_rank, self.everywhere) & stream)
 
     def __bool__(self) -> bool:
@@ -61,7 +57,7 @@ class StreamMap:
 
     @classmethod
     def parse(cls, text: str, option: str) -> StreamMap:
-        """Read an option's value. Raises UsageError that names the option and the part that is wrong."""
+        """Parse an option's value. Raises UsageError that names the option and the wrong part."""
         if text in ("0", "1", "2", "3"):
             return cls(everywhere=int(text))
         chosen: dict[int, int] = {}
@@ -70,16 +66,16 @@ class StreamMap:
             if not (colon and rank.isdecimal() and streams in ("0", "1", "2", "3")):
                 raise UsageError(
                     f"{option} {text}: {part.strip()!r} is not LOCAL_RANK:STREAMS; write 3 for all ranks or 0:3,1:2 "
-                    "for some, with 0 none, 1 stdout, 2 stderr, 3 both"
+                    "for some (0 neither, 1 stdout, 2 stderr, 3 both)"
                 )
             if int(rank) in chosen:
-                raise UsageError(f"{option} {text}: local rank {int(rank)} stands there twice; keep one")
+                raise UsageError(f"{option} {text}: local rank {int(rank)} is given twice; keep one")
             chosen[int(rank)] = int(streams)
         return cls(by_local_rank=chosen)
 
 
 def split_filters(text: str) -> tuple[str, ...]:
-    """torchrun's list of filters: separated by commas, where two commas stand for one."""
+    """torchrun's list of filters: separated by commas; a double comma stands for a literal one."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
@@ -91,21 +87,22 @@ class JobSpec:
     nproc: int | Literal["auto", "cpu", "gpu"] = 1
     python: str = "python3"
     cwd: str = "."
-    environ: Mapping[str, str] = field(default_factory=dict)  # what --env and --env-file gave
+    environ: Mapping[str, str] = field(default_factory=dict)  # from --env and --env-file
     log_dir: str | None = None
     redirects: StreamMap = field(default_factory=StreamMap)  # to files only
     tee: StreamMap = field(default_factory=StreamMap)  # to files and the console
     filters: Mapping[int, tuple[str, ...]] = field(
         default_factory=dict
-    )  # by stream: lines with these also go elsewhere
+    )  # by stream: lines that contain one of these are also written to a filtered file
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
     timeout: float | None = None  # seconds, for the whole job
     stall_timeout: float | None = None  # seconds without output or progress of any rank
-    max_restarts: int = 0  # how often all ranks are started again after one has failed
-    world: World = World()
+    max_restarts: int = 0  # how many times all ranks are restarted after a failure
+    world: WorldSpec = WorldSpec()
     role: str = "default"  # ROLE_NAME
-    torch: bool = False  # whether the target imports torch, as far as its sources say
-    preload: tuple[str, ...] = ()  # modules that are imported once for all ranks of a node; none: ranks are executed
-    virtual_local_rank: bool = False  # every rank sees one GPU, its own, and LOCAL_RANK 0
-    backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks are also an MPI_COMM_WORLD
+    torch: bool = False  # whether the target imports torch, as far as its sources tell
+    preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
+    hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
+    virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
+    backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD

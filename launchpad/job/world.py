@@ -1,4 +1,4 @@
-"""Which world this launchpad's ranks belong to: torchrun's --nnodes, --node-rank, --master-* and --rdzv-* resolved."""
+"""The world that this launchpad's ranks belong to, from torchrun's --nnodes, --node-rank, --master-* and --rdzv-*."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from launchpad.errors import UsageError
 
-# torchrun's port for a world of several nodes (static rendezvous).
+# torchrun's port for static rendezvous over several nodes.
 DEFAULT_PORT = 29500
-# torchrun's join timeout, in seconds, where --rdzv-conf gives none.
+# torchrun's default join timeout, in seconds.
 JOIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class World:
-    """Where rank 0 is, and which part of the world is ours."""
+class WorldSpec:
+    """Where rank 0 is, and which node of the world this is."""
 
     nnodes: int = 1
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 0  # 0: a free one
-    run_id: str = ""  # "": one is made up
+    run_id: str = ""  # "": one is generated
     join_seconds: float = JOIN_SECONDS
 
 
@@ -35,11 +35,11 @@ def resolve_world(
     rdzv_endpoint: str,
     rdzv_id: str,
     rdzv_conf: str,
-) -> World:
-    """What torchrun would make of these. Raises UsageError for what we can't honour, with what to use instead."""
+) -> WorldSpec:
+    """Interpret these as torchrun does. Raises UsageError for what is not supported, with what to use instead."""
     conf = _parse_conf(rdzv_conf)
     if standalone:
-        return World()
+        return WorldSpec()
     nodes = _parse_nnodes(nnodes)
     run_id = "" if rdzv_id == "none" else rdzv_id
     if rdzv_endpoint and not (master_addr or master_port):
@@ -48,23 +48,23 @@ def resolve_world(
     if nodes == 1:
         if node_rank:
             raise UsageError(f"--node-rank {node_rank}: with one node the only node rank is 0; give --nnodes")
-        return World(1, 0, _bare(master_addr or "127.0.0.1"), master_port or 0, run_id)
+        return WorldSpec(1, 0, _bare(master_addr or "127.0.0.1"), master_port or 0, run_id)
     if rdzv_backend not in ("static", "c10d"):
         raise UsageError(
-            f"--rdzv-backend {rdzv_backend} is not supported over several nodes; leave it out, and give each node "
+            f"--rdzv-backend {rdzv_backend} is not supported for several nodes; leave it out, and give each node "
             "--node-rank, --master-addr and --master-port"
         )
     if node_rank is None:
         raise UsageError(
-            f"--nnodes {nodes}: which node is this? Give each its --node-rank (0 to {nodes - 1}): nodes are not "
-            "numbered by arrival, as c10d does"
+            f"--nnodes {nodes}: which node is this? Give each its --node-rank (0 to {nodes - 1}): unlike c10d, "
+            "launchpad does not number nodes by arrival"
         )
     if not 0 <= node_rank < nodes:
-        raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} node ranks go from 0 to {nodes - 1}")
+        raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} it must be from 0 to {nodes - 1}")
     if not master_addr:
-        raise UsageError(f"--nnodes {nodes}: give --master-addr, the address of node rank 0 that all nodes reach")
+        raise UsageError(f"--nnodes {nodes}: give --master-addr, an address of node rank 0 that all nodes can reach")
     seconds = float(conf.get("join_timeout", conf.get("timeout", JOIN_SECONDS)))
-    return World(nodes, node_rank, _bare(master_addr), master_port or DEFAULT_PORT, run_id or "none", seconds)
+    return WorldSpec(nodes, node_rank, _bare(master_addr), master_port or DEFAULT_PORT, run_id or "none", seconds)
 
 
 def _parse_nnodes(text: str) -> int:
@@ -72,7 +72,7 @@ def _parse_nnodes(text: str) -> int:
     if not (least.isdecimal() and (most or least).isdecimal() and int(least) > 0):
         raise UsageError(f"--nnodes {text}: give the number of nodes, like 2")
     if most and int(most) != int(least):
-        raise UsageError(f"--nnodes {text}: a world that grows and shrinks is not supported; give one number of nodes")
+        raise UsageError(f"--nnodes {text}: a varying number of nodes is not supported; give a single number")
     return int(least)
 
 
@@ -81,7 +81,7 @@ def _parse_endpoint(text: str) -> tuple[str, int | None]:
     if not colon or text.endswith("]"):
         return text, None
     if not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise UsageError(f"--rdzv-endpoint {text}: write HOST:PORT, an IPv6 address as [::1]:PORT")
+        raise UsageError(f"--rdzv-endpoint {text}: write HOST:PORT, or [::1]:PORT for an IPv6 address")
     return host, int(port) or None
 
 
@@ -96,10 +96,10 @@ def _parse_conf(text: str) -> dict[str, str]:
         try:
             float(found.get(name, "0"))
         except ValueError:
-            raise UsageError(f"--rdzv-conf {text}: {name} is a number of seconds") from None
+            raise UsageError(f"--rdzv-conf {text}: {name} must be a number of seconds") from None
     return found
 
 
 def _bare(address: str) -> str:
-    """[::1] without its brackets."""
+    """An IPv6 address without its brackets."""
     return address[1:-1] if address.startswith("[") and address.endswith("]") else address

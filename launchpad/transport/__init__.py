@@ -1,7 +1,7 @@
-"""Links: how frames reach a node's agent, and come back.
+"""Links: how frames travel between the head and a node's agent.
 
-A Link has four operations, the same ones for every transport: `send` never blocks the caller; `messages` yields
-what the agent says, blocking, until the link ends; `close` hangs up and waits for the agent, `abandon` does not wait.
+Every transport has the same four operations: `send` never blocks the caller; `messages` yields the agent's events and
+blocks between them, until the link ends; `close` hangs up and waits for the agent; `abandon` hangs up without waiting.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from launchpad.commands import Command
+from launchpad.protocol.commands import Command
 
 
 class Link(Protocol):
     """The head's end of the connection to one agent."""
 
-    name: str  # of the node, as the user gave it; "" for the machine that the head runs on, if nobody named it
-    remote: bool  # whether the link can fall silent without ending
+    name: str  # the node's name, as the user gave it; "" for the head's own machine if the user didn't name it
+    remote: bool  # whether the link can go silent without ending
 
     def send(self, command: Command) -> None:
-        """Queue a command. A link that has ended takes it and forgets it: `messages` tells of the end."""
+        """Queue a command. A link that has ended silently drops it; `messages` reports the end."""
 
     def messages(self) -> Iterator[Any]:
-        """The agent's events, until its end hangs up. Raises WireError for bytes that are not frames."""
+        """The agent's events, until it hangs up. Raises WireError for bytes that are not frames."""
 
     def close(self) -> None:
-        """Hang up, and wait until the agent has ended; without a Finish before, it kills its ranks."""
+        """Hang up and wait until the agent has exited. Unless it got a Finish first, it kills its ranks."""
 
     def abandon(self) -> None:
-        """Hang up on an agent that does not answer, and don't wait for it."""
+        """Hang up on an agent that doesn't answer, without waiting for it."""
 
 
 @runtime_checkable
 class Delivering(Protocol):
-    """A Link that needs no thread to be read: instead of `messages` it is told whom to call."""
+    """A Link that needs no reader thread: it calls back instead of offering `messages`."""
 
     def deliver(self, take: Callable[[Any], None]) -> None:
-        """Give each of the agent's events to `take`, from any thread but one at a time; None at the link's end."""
+        """Pass each of the agent's events to `take`, from any thread but one at a time; None when the link ends."""

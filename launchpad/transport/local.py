@@ -1,8 +1,7 @@
-"""The local node: guard and agent as child processes, frames over two pipes."""
+"""The Link to the local node: guard and agent as child processes, frames over two pipes."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import signal
@@ -12,36 +11,32 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from launchpad import wire
-from launchpad.commands import Command
+from launchpad import linux
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Command
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
 
-# How much output may lie between agent and head: what the link holds, a control frame has to wait for.
-PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 20
 
-# Guard and agent end by themselves, at the latest after guard.STUCK_AGENT and processes.SWEEP_SECONDS.
+# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
 GUARD_EXIT_SECONDS = 20.0
 
 
 class LocalLink:
-    """A Link to an agent on this machine; making one starts the guard, and the agent waits for its Hello."""
+    """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello."""
 
     name = ""
     remote = False
 
     def __init__(self) -> None:
-        """Rank 0 will read our standard input, unless it is a terminal that others are using."""
-        stdin_fd = _stdin_to_pass_on()
+        """Rank 0 will read our stdin, unless that is a terminal in which we are in the background."""
+        stdin_fd = _stdin_for_rank_0()
         commands_in, commands_out = os.pipe()
         events_in, events_out = os.pipe()
-        try:
-            fcntl.fcntl(events_out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:  # the user's share of pipe memory is used up: the default does
-            pass
+        linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
         argv = [sys.executable, "-I", "-S", _AGENT]
-        # dup2 in the child makes copies that survive exec; 3 and up are the child's to close.
+        # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
         actions = [(os.POSIX_SPAWN_DUP2, commands_in, 0), (os.POSIX_SPAWN_DUP2, events_out, 1)]
         passed = -1
         if stdin_fd is not None:
@@ -54,8 +49,8 @@ class LocalLink:
             argv,
             {name: value for name, value in os.environ.items() if name},
             file_actions=actions,
-            setsid=True,  # a terminal's signals go to its session; the head decides what they mean for the ranks
-            # Both may come to us blocked or ignored, and guard and agent live by them.
+            setsid=True,  # out of reach of the terminal's signals; the head decides what they mean for the ranks
+            # We may have been started with SIGCHLD blocked or ignored, and guard and agent depend on it.
             setsigmask=mask - {signal.SIGCHLD},
             setsigdef=[signal.SIGCHLD],
         )
@@ -69,26 +64,24 @@ class LocalLink:
         self._writer.start()
 
     def send(self, command: Command) -> None:
-        """Queue a command for the writer thread: an agent that does not read must not stop the head."""
+        """Queue a command for the writer thread: an agent that doesn't read must not block the head."""
         self._outbox.put(wire.encode(command))
 
     def _write(self) -> None:
         while (frame := self._outbox.get()) is not None:
-            view = memoryview(frame)
             try:
-                while view:
-                    view = view[os.write(self._out, view) :]
-            except OSError:  # the agent is gone; the reading side tells
+                linux.write_all(self._out, frame)
+            except OSError:  # the agent is gone; the reader reports it
                 return
 
     def messages(self) -> Iterator[Any]:
-        """The agent's events until end-of-file."""
+        """The agent's events, until end-of-file."""
         decoder = wire.Decoder()
         while data := os.read(self._in, READ_BYTES):
             yield from decoder.feed(data)
 
     def close(self) -> None:
-        """Hang up, if that is still to be done; wait for the guard, which ends by itself once its agent has."""
+        """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
         if self._pid == 0:
             return
         self._outbox.put(None)
@@ -102,16 +95,16 @@ class LocalLink:
                     os.waitpid(self._pid, 0)
                     break
                 time.sleep(0.001)
-        except ChildProcessError:  # somebody else in this process waits for all children
+        except ChildProcessError:  # other code in this process reaps all children
             pass
         self._pid = 0
         os.close(self._in)
 
     def abandon(self) -> None:
-        """Its guard is on this machine, and ends: there is nothing to be done before `close`."""
+        """A no-op: the guard is on this machine and will exit, so `close` is enough."""
 
 
-def _stdin_to_pass_on() -> int | None:
+def _stdin_for_rank_0() -> int | None:
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             return None

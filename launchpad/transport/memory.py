@@ -1,4 +1,4 @@
-"""The in-process twin of a link: the other end is a Python object, and frames are encoded as on a real one."""
+"""An in-process Link for tests and simulations: a Python object plays the agent, and frames are really encoded."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from launchpad import wire
-from launchpad.commands import Command
-from launchpad.events import Event
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Command
+from launchpad.protocol.events import Event
 
 
 class MemoryLink:
-    """A Link whose agent is the caller: `say` plays the agent's part, `heard` is what the head has asked."""
+    """A Link whose agent is the caller: `say` plays the agent's part, `heard` holds the head's commands."""
 
     def __init__(self, name: str = "", *, remote: bool = False) -> None:
         self.name = name
@@ -22,7 +22,7 @@ class MemoryLink:
         self.heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def send(self, command: Command) -> None:
-        """Take a command from the head."""
+        """Receive a command from the head."""
         for message in self._decoder.feed(wire.encode(command)):
             self.heard.put(message)
 
@@ -35,7 +35,7 @@ class MemoryLink:
         self._frames.put(None)
 
     def messages(self) -> Iterator[Any]:
-        """What was said, until the agent's side hangs up."""
+        """The reported events, until the agent's side hangs up."""
         decoder = wire.Decoder()
         while (frame := self._frames.get()) is not None:
             yield from decoder.feed(frame)
@@ -45,15 +45,15 @@ class MemoryLink:
         self.hang_up()
 
     def abandon(self) -> None:
-        """The same."""
+        """Same as `close`."""
         self.hang_up()
 
 
 class DirectLink(MemoryLink):
-    """The same with no thread between agent and head, for thousands of them. Nothing may be said before the Hello."""
+    """A MemoryLink without a reader thread, for thousands of agents. Nothing may be said before the Hello."""
 
     def deliver(self, take: Callable[[Any], None]) -> None:
-        """Give each event to `take` in the thread that says it; None at the end."""
+        """Pass each event to `take`, in the thread that says it; None at the end."""
         self._take = take
         self._said = wire.Decoder()
 

@@ -22,16 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launchpad.cli.observers import planned
-from launchpad.commands import Finish, Hello, Ping, Signal, Start
-from launchpad.events import STDOUT, AgentReady, Output, Pong, RankExited, RankStarted
-from launchpad.head.gathering import Gathering
+from launchpad.console.console import Console
+from launchpad.console.summary import Summary
+from launchpad.head.bringup import BringUp
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Master, Place, make_plan
+from launchpad.job.plan import Master, NodePlacement, make_plan
 from launchpad.job.spec import JobSpec, Target
-from launchpad.report.console import Console
-from launchpad.report.summary import Summary
+from launchpad.protocol.commands import Finish, Hello, Ping, Signal, Start
+from launchpad.protocol.events import STDOUT, AgentReady, Output, Pong, RankExited, RankStarted
+from launchpad.runner.observers import planned
 from launchpad.transport.memory import DirectLink
 
 FAILED = 1  # this rank fails
@@ -105,12 +105,12 @@ def lead(count: int, say: Callable[[str], None]) -> tuple[int, Cause | None]:
         (wall, cpu), (before, cpu_before) = marks[-1], marks[-2]
         say(f"{what}: {wall - before:.3f} s, CPU {cpu - cpu_before:.3f} s")
 
-    head = Gathering()
+    head = BringUp()
     spec = JobSpec(Target("program", "/bin/true"), nproc=1)
     ready = head.connect(agents.links, count_gpus=False, silence=60.0)
     head.measure_clocks()
     mark("greet")
-    places = [Place(link.name, 1, sys.executable, "/", "eth0") for link in agents.links]
+    places = [NodePlacement(link.name, 1, sys.executable, "/", "eth0") for link in agents.links]
     plan = make_plan(spec, ready, "scale", places=places, master=Master("192.0.2.1", 29500))
     mark("plan")
     console = Console(spec, plan, {}, head.post)

@@ -1,6 +1,6 @@
-"""DDP, FSDP 1 and 2, a device mesh and DTensor: each must leave the weights that one process with the whole batch gets.
+"""DDP, FSDP 1 and 2, a device mesh and DTensor: each must give the same weights as one process with the whole batch.
 
-Run by each rank; the argument is the module whose `install()` makes the backend "mpi" known.
+Run by each rank; the argument is the module whose `install()` registers the backend "mpi".
 """
 
 import importlib
@@ -55,7 +55,7 @@ def main():
 
     agree("DDP", train(DistributedDataParallel(model(), bucket_cap_mb=0.001), part).parameters(), want)
 
-    def averaged(_, bucket):  # a hook of the user's, with a future of ours
+    def averaged(_, bucket):  # a user's hook, with our future
         work = dist.all_reduce(bucket.buffer().div_(size), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 

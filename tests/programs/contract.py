@@ -1,11 +1,11 @@
-"""Every collective on every dtype and shape, waited for and not, in the world and in a part of it, against arithmetic.
+"""Check every collective on every dtype and shape, sync and async, in the world and in a subgroup, against arithmetic.
 
     contract.py BACKEND DEVICE [all]
 
-A world of 1 or 2 tries all pairs of a dtype and a shape, one of 3, 4 or 5 some, unless told to try all.
+A world of 1 or 2 ranks tries all pairs of dtype and shape; a larger one tries some of them, or all with `all`.
 
 The last rank, which is in every group, prints one JSON object: {"checked": {OPERATION: COUNT}, "skipped": {OPERATION: WHY:
-COUNT}, "refused": [[OPERATION, WHY, DTYPES, SHAPES, COUNT] …], "wrong": [LINE …]}, the last of all ranks.
+COUNT}, "refused": [[OPERATION, WHY, DTYPES, SHAPES, COUNT] …], "wrong": [LINE …]}. "wrong" has the lines of all ranks.
 """
 import functools, json, sys
 from collections import Counter
@@ -40,19 +40,19 @@ PEERS = ("send_recv", "recv_any", "batch")
 
 
 def skip(name, case):
-    """Why a case is not tried, "" where it is. What all ranks refuse alike is tried; of this one would be left waiting."""
+    """Why a case is skipped; "" if it isn't. Refusals on all ranks are tried; here, some rank would be left waiting."""
     if name in PEERS and case.size == 1:
         return "there is no other rank"
     if BACKEND != "mpi" and case.shape in STRIDED and name in PEERS and (case.is_async or name == "batch"):
         return f"{BACKEND} refuses strided tensors in isend and irecv"
     if BACKEND == "gloo" and name == "recv_any" and case.shape in EMPTY:
-        return "gloo can't receive an empty tensor from just any rank"
+        return "gloo can't receive an empty tensor from any rank"
     if BACKEND == "nccl" and name == "recv_any":
-        return "NCCL can't receive from just any rank"
+        return "NCCL can't receive from any rank"
     return ""
 
 
-@functools.cache  # all operations ask for the same ones, and making them takes longer than moving them
+@functools.cache  # all operations use the same values, and computing them takes longer than moving them
 def values(dtype, dims, offset):
     numbers = torch.arange(int(torch.Size(dims).numel())).reshape(dims)
     numbers = ((numbers * 7 + offset) % 11 < 5).to(torch.int64)
@@ -63,7 +63,7 @@ def values(dtype, dims, offset):
 
 
 class Case:
-    """One operation's circumstances. Ranks are the group's."""
+    """The setting of one operation. Ranks are the group's."""
 
     def __init__(self, group, dtype, shape, is_async, op="sum"):
         self.group, self.dtype, self.shape, self.is_async, self.op = group, dtype, shape, is_async, op
@@ -72,7 +72,7 @@ class Case:
         self.wrong = ""
 
     def lay_out(self, tensor):
-        """The tensor, on the device, laid out in memory as the shape's name says."""
+        """The tensor on the device, with the memory layout that the shape's name says."""
         tensor = tensor.to(DEVICE)
         if self.shape == "transposed" or (self.shape == "mixed" and self.rank % 2):
             return tensor.transpose(0, 1).contiguous().transpose(0, 1)
@@ -81,7 +81,7 @@ class Case:
         return tensor
 
     def plain(self, rank, salt=0, rows=1):
-        """The values of a rank, such that sums and products are exact: 1 and 2, or true and false; `rows` times as long."""
+        """A rank's values, times `rows`: 1 and 2, or true and false, so that sums and products are exact."""
         dims = (rows * self.dims[0], *self.dims[1:]) if self.dims else (rows,) * (rows > 1)
         return values(self.dtype, dims, (rank * 5 + salt * 3) % 11).clone()
 
@@ -98,7 +98,7 @@ class Case:
         name, dtype = self.op, self.dtype
         if dtype == torch.bool:
             name = {"sum": "bor", "product": "band", "min": "band", "max": "bor"}.get(name, name)
-        elif not dtype.is_complex:  # torch can't calculate in all of them
+        elif not dtype.is_complex:  # torch has no arithmetic for some of them
             wide = torch.float32 if dtype.is_floating_point else torch.int64
             tensors = [tensor.to(wide) for tensor in tensors]
         step = {
@@ -123,10 +123,10 @@ class Case:
         if self.is_async:
             work.wait()
         else:
-            assert work is None, "a work object, although it was waited for"
+            assert work is None, "a sync operation returned a work object"
 
     def expect(self, got, wanted):
-        """Note what is wrong. No error: the operation's other steps have to follow on this rank too."""
+        """Record a wrong result. It isn't raised, as this rank must go on with the operation's other steps."""
         got, wanted = got.cpu().resolve_neg().contiguous(), wanted.contiguous()
         if (got.dtype, got.shape) != (wanted.dtype, wanted.shape):
             self.wrong = f"{got.dtype} {got.shape} for {wanted.dtype} {wanted.shape}"
@@ -229,7 +229,7 @@ def all_to_all_uneven(case):
 
 
 def send_recv(case):
-    """From each rank to the next, the even ones first."""
+    """Send from each rank to the next; even ranks send first."""
     to, origin = (case.rank + 1) % case.size, (case.rank - 1) % case.size
     tensor, got = case.value(case.rank), case.blank()
     if case.is_async:
@@ -246,7 +246,7 @@ def send_recv(case):
 
 
 def recv_any(case):
-    """Rank 0 takes from all, in the order in which they come."""
+    """Rank 0 receives from all ranks, in order of arrival."""
     if case.rank:
         dist.send(case.value(case.rank), group=case.group, group_dst=0, tag=3)
     senders = set()
@@ -261,7 +261,7 @@ def recv_any(case):
         case.expect(got, case.plain(sender))
         senders.add(sender)
     assert senders == set(range(1, case.size) if case.rank == 0 else ()), senders
-    dist.barrier(group=case.group)  # the next case's are not to be taken for these
+    dist.barrier(group=case.group)  # otherwise messages of the next case might arrive here
 
 
 def batch(case):
@@ -306,13 +306,13 @@ def coalesced(case):
 
 
 def future(case):
-    """What an operation's future is told after it."""
+    """The value of an operation's future."""
     done = dist.all_reduce(torch.ones(2, device=DEVICE), group=case.group, async_op=True).get_future()
     case.expect(done.then(lambda done: done.value()[0] * 2).wait(), torch.full((2,), 2.0 * case.size))
 
 
 def in_place(case):
-    """A rank's own part is a part of the whole, as FSDP has it."""
+    """A rank's own part is a view of the whole, as in FSDP."""
     part = slice(2 * case.rank, 2 * case.rank + 2)
     whole = torch.zeros(2 * case.size, device=DEVICE)
     whole[part] = case.rank
@@ -330,7 +330,7 @@ def premul_sum(case):
 
 
 def negative(case):
-    """Torch keeps the sign of a conjugate's imaginary part as a flag beside the memory."""
+    """Torch keeps the sign of a conjugate's imaginary part as a flag, not in memory."""
     tensor = torch.tensor([1 + 2j * (case.rank + 1)], device=DEVICE).conj().imag
     dist.broadcast(tensor, group_src=case.size - 1, group=case.group)
     case.expect(tensor, torch.tensor([-2.0 * case.size]))
@@ -398,18 +398,18 @@ def main():
             else:
                 checked[name] += 1
                 if case.wrong:
-                    told = f"{name} {name_of(case.dtype)} {case.shape} async={case.is_async}"
-                    wrong.append(f"rank {case.rank} of {case.size}: {told}: {case.wrong}")
+                    label = f"{name} {name_of(case.dtype)} {case.shape} async={case.is_async}"
+                    wrong.append(f"rank {case.rank} of {case.size}: {label}: {case.wrong}")
     found = {
         "checked": checked,
         "skipped": skipped,
         "refused": [[*key, sorted(dtypes), sorted(shapes), count] for key, (dtypes, shapes, count) in sorted(refused.items())],
     }
-    told = [None] * size
-    dist.all_gather_object(told, (found, wrong))
+    gathered = [None] * size
+    dist.all_gather_object(gathered, (found, wrong))
     if rank == size - 1:
-        assert all(one == found for one, _ in told[1:]), "the ranks don't agree on what was refused"
-        print(json.dumps({**found, "wrong": [line for _, lines in told for line in lines]}), flush=True)
+        assert all(one == found for one, _ in gathered[1:]), "the ranks don't agree on what was refused"
+        print(json.dumps({**found, "wrong": [line for _, lines in gathered for line in lines]}), flush=True)
     dist.destroy_process_group()
 
 

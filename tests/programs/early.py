@@ -1,4 +1,4 @@
-"""The interface of torch 0.1 to 1.x, as programs of that time use it: early.py BACKEND WHAT. Each rank says it is done."""
+"""The API of torch 0.1 to 1.x, used as programs of that time do: early.py BACKEND WHAT. Each rank prints "done"."""
 import os
 import sys
 import time
@@ -8,7 +8,7 @@ import torch
 from launchpad import collectives as dist
 
 BACKEND, WHAT = sys.argv[1:3]
-PAIRS = 2  # tensors on each rank, as if it had so many GPUs
+PAIRS = 2  # tensors on each rank, as if it had that many GPUs
 
 
 def said(call):
@@ -19,7 +19,7 @@ def said(call):
 
 
 def noted(call):
-    """What a call returns, and the notes that it makes."""
+    """A call's result and its warnings."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         result = call()
@@ -47,11 +47,11 @@ def names():
 
 
 def lists():
-    """The list is given on one rank, which need not be named there."""
+    """One rank passes the list; it doesn't have to name itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = torch.full((2,), float(rank))
     last = size - 1
-    # As of old: the others name the rank, which itself does not.
+    # The old way: the others name the root, the root doesn't.
     if rank == last:
         parts = [torch.empty(2) for _ in range(size)]
         dist.gather(mine, gather_list=parts)
@@ -61,13 +61,13 @@ def lists():
         dist.gather(mine, dst=last)
         dist.scatter(mine, src=last)
     assert mine.tolist() == [10.0 + rank] * 2
-    # Nobody names it: rank 0.
+    # No rank names it: the root is rank 0.
     parts = [torch.empty(2) for _ in range(size)] if rank == 0 else None
     dist.gather(mine, gather_list=parts)
     assert rank or torch.stack(parts).sum() == 2 * sum(10.0 + r for r in range(size))
     dist.scatter(mine, scatter_list=parts)
     assert mine.tolist() == [10.0 + rank] * 2
-    # All of them do.
+    # All ranks name it.
     parts = [torch.empty(2) for _ in range(size)] if rank == 1 else None
     dist.gather(mine, dst=1, gather_list=parts)
     dist.scatter(mine, src=1, scatter_list=parts)
@@ -88,9 +88,9 @@ def requests():
     first, second = dist.isend(torch.full((3,), float(rank)), right), dist.irecv(coming, src=left)
     while not (first.is_completed() and second.is_completed()):
         time.sleep(0.001)
-    assert second.wait() and first.wait() and second.wait(), "a second wait is answered too"
+    assert second.wait() and first.wait() and second.wait(), "a second wait works too"
     assert coming.tolist() == [left] * 3
-    # Nothing is on its way: it says so, and takes it when it comes.
+    # Nothing has been sent yet: the receive reports that, and completes later.
     late = dist.irecv(coming, left)
     for _ in range(100):
         assert not late.is_completed()
@@ -157,10 +157,10 @@ def multigpu():
     dist.all_reduce_multigpu(tensors, group=group)
     assert rank not in (0, size - 1) or torch.equal(tensors[0], sum(ours(0)) + sum(ours(size - 1)))
     assert rank in (0, size - 1) or torch.equal(tensors[0], ours(rank)[0])
-    assert said(lambda: dist.all_reduce_multigpu([])).startswith("ValueError: all_reduce_multigpu: a list of tensors of")
+    assert said(lambda: dist.all_reduce_multigpu([])).startswith("ValueError: all_reduce_multigpu: the tensors in a list")
     assert "AVG, PRODUCT" in said(lambda: dist.all_reduce_multigpu(ours(rank), dist.ReduceOp.PREMUL_SUM))
     assert f"2 lists of {2 * size} tensors" in said(lambda: dist.all_gather_multigpu([[]], ours(rank)))
-    assert "take SUM" in said(lambda: dist.all_reduce_multigpu([torch.ones(1).int()], dist.ReduceOp.AVG))
+    assert "use SUM" in said(lambda: dist.all_reduce_multigpu([torch.ones(1).int()], dist.ReduceOp.AVG))
 
 
 def run(rank, size):
@@ -173,7 +173,7 @@ def run(rank, size):
 if WHAT == "function":
     where = dist.world_of(os.environ)
     rank, size = map(int, sys.argv[3:]) if sys.argv[3:] else where[:2]
-    # Twice where the launcher serves the store. Elsewhere a rank that comes again may still find the first group's.
+    # Twice if the launcher serves the store. Otherwise a rank may still find the first group's store.
     for _ in range(1 if sys.argv[3:] else 2):
         assert dist.init_process(rank, size, run, BACKEND) == size
         assert not dist.is_initialized()
@@ -189,7 +189,7 @@ elif WHAT == "tcp":
     assert [note[1] for note in notes] == ['backend="tcp"'] and dist.get_backend() == "gloo", notes
     dist.destroy_process_group()
 else:
-    assert said(lambda: dist._register_stream(None)).startswith("RuntimeError: _register_stream: no group")
+    assert said(lambda: dist._register_stream(None)).startswith("RuntimeError: _register_stream: there is no process group")
     dist.init_process_group(BACKEND)
     for part in (names, lists, requests, multigpu):
         part()

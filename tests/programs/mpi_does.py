@@ -1,4 +1,4 @@
-"""Joins the MPI world, says which shared memory it has, and does what it is told: mpi_does.py WHAT [RANK]."""
+"""Join the MPI world, print the names of its shared memory, and do WHAT: mpi_does.py WHAT [RANK]."""
 import os
 import signal
 import sys
@@ -16,7 +16,7 @@ with open("/proc/self/maps") as maps:
     names = {line.split("/dev/shm/")[1].split()[0] for line in maps if "/dev/shm/" in line}
 if rank == 0:
     print(" ".join(["shm", *sorted(names)]), flush=True)
-if what in ("abort", "raise", "exit", "kill"):  # not before it has said so
+if what in ("abort", "raise", "exit", "kill"):  # only after rank 0 has printed them
     world.barrier()
 
 if what == "sum":

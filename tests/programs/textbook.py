@@ -1,7 +1,7 @@
-"""Tries each algorithm of launchpad.collectives.algorithms against plain arithmetic: textbook.py BACKEND.
+"""Check each algorithm of launchpad.collectives.algorithms against plain arithmetic: textbook.py BACKEND.
 
-In groups of 1 rank to all, each dtype and shape, plainly, and by way of `Watched`, which finds buffers that are touched
-in flight. Rank 0 prints how many cases were right; a wrong one is an error.
+It covers groups of 1 to all ranks and each dtype and shape, both directly and through `Watched`, which detects buffers
+that are touched in flight. The last rank prints how many cases were right; a wrong one is an error.
 """
 import sys
 from functools import cache
@@ -27,17 +27,17 @@ SHAPES = {
     "mixed": lambda: torch.empty(2, 3, 4).permute(2, 0, 1)[:, :, ::2],
     "large": lambda: torch.empty(20_011),
 }
-GAP = 3  # what lies between the elements of a strided tensor
+GAP = 3  # the value between the elements of a strided tensor
 
 
 class Watched:
-    """torch's batch_isend_irecv, which hands over what was received at `wait` and no sooner.
+    """torch's batch_isend_irecv, but received data is only delivered in `wait`.
 
-    Until then there is something else in the tensor, which must not be changed either, and what is being sent must not
-    be. So a read too early gives a wrong result, and a write too early an error here.
+    Until then the receive buffer holds junk. Neither it nor the send buffer may change. So reading too early gives a
+    wrong result, and writing too early an error here.
     """
 
-    under_way = 0
+    in_flight = 0
 
     def __init__(self, start):
         self.start = start
@@ -48,7 +48,7 @@ class Watched:
             own, receives = operation.tensor, operation.op is td.irecv
             if receives:
                 junk(own)
-            kept, Watched.under_way = own.clone(), Watched.under_way + 1
+            kept, Watched.in_flight = own.clone(), Watched.in_flight + 1
             there = torch.empty_like(own) if receives else kept
             other = td.P2POp(operation.op, there, group=operation.group, group_peer=operation.group_peer)
             works.append(Watch(self.start([other]), own, kept, there if receives else None))
@@ -65,7 +65,7 @@ class Watch:
         assert same(self.own, self.kept), "a buffer was written to in flight"
         if self.arriving is not None:
             self.own.copy_(self.arriving)
-        Watched.under_way -= 1
+        Watched.in_flight -= 1
 
 
 def junk(tensor):
@@ -73,12 +73,12 @@ def junk(tensor):
 
 
 def same(one, other):
-    """Bit by bit, as junk may be no number."""
+    """Compare bits, as junk may be NaN."""
     return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
 
 
 def room(dtype, shape):
-    """A tensor without a value, and all of the memory that it lies in."""
+    """An unset tensor, and the whole memory that it is a view of."""
     like = SHAPES[shape]()
     whole = torch.full((like.untyped_storage().nbytes() // 4,), GAP).to(dtype)
     return whole.as_strided(like.shape, like.stride(), like.storage_offset()), whole
@@ -86,13 +86,13 @@ def room(dtype, shape):
 
 @cache
 def number(rank, shape):
-    """What the rank's tensor holds, in int64; sums of eight are exact in every dtype."""
+    """The rank's values, in int64; sums of eight ranks are exact in every dtype."""
     tensor = SHAPES[shape]()
     return ((torch.arange(tensor.numel()) * 7 + rank * 3) % 5).reshape(tensor.shape)
 
 
 def value(rank, dtype, shape):
-    """A rank's tensor, and all of the memory that it lies in."""
+    """A rank's tensor, and the whole memory that it is a view of."""
     tensor, whole = room(dtype, shape)
     tensor.copy_(of(number(rank, shape), dtype))
     return tensor, whole
@@ -110,7 +110,7 @@ def sum_of(ranks, dtype, shape):
 def check(found, whole, wanted, what):
     assert same(found, wanted), f"{what}: {found} is not {wanted}"
     found.copy_(torch.full((), GAP).to(found.dtype))
-    assert same(whole, torch.full(whole.shape, GAP).to(whole.dtype)), f"{what}: it wrote beside the tensor"
+    assert same(whole, torch.full(whole.shape, GAP).to(whole.dtype)), f"{what}: it wrote outside the tensor"
 
 
 def ring(ranks, group, dtype, shape, me):
@@ -119,7 +119,7 @@ def ring(ranks, group, dtype, shape, me):
     recv, whole = room(dtype, shape)
     algorithms.ring_all_reduce(send, recv, group)
     check(recv, whole, sum_of(ranks, dtype, shape), "ring_all_reduce")
-    assert same(send, value(me, dtype, shape)[0]), "ring_all_reduce changed what it sends"
+    assert same(send, value(me, dtype, shape)[0]), "ring_all_reduce changed its input"
     both, whole = value(me, dtype, shape)
     algorithms.ring_all_reduce(both, both, group)
     check(both, whole, sum_of(ranks, dtype, shape), "ring_all_reduce in place")
@@ -158,7 +158,7 @@ COPIES = {"tree_broadcast": broadcast, "bruck_all_gather": gather}
 
 
 def every_case(ranks, group, me, part, of):
-    """A part of all pairs of a dtype and a shape, one `of` so many; each dtype and each shape is in it."""
+    """Run one `of` so many parts of all pairs of dtype and shape; it includes each dtype and each shape."""
     count = 0
     for (row, dtype), (column, shape) in product(enumerate(DTYPES), enumerate(SHAPES)):
         if (row + column) % of != part % of:
@@ -167,24 +167,24 @@ def every_case(ranks, group, me, part, of):
             if "float8" in dtype and name in SUMS:
                 continue  # torch has no addition for it
             case(ranks, group, getattr(torch, dtype), shape, me)
-            assert Watched.under_way == 0, f"{name} left something under way"
+            assert Watched.in_flight == 0, f"{name} left something in flight"
             count += 1
     return count
 
 
 def same_bits(ranks, group):
-    """Sums of floating-point numbers, whose order matters, are the same on all ranks."""
+    """Floating-point sums, which depend on the order, are identical on all ranks."""
     for name in ("chunked_ring_all_reduce", "recursive_doubling_all_reduce"):
         torch.manual_seed(dist.get_rank())
         tensor = torch.randn(101)
         getattr(algorithms, name)(tensor, group)
-        everybodys = [torch.empty(101) for _ in ranks]
-        algorithms.bruck_all_gather(everybodys, tensor, group)
-        assert all(same(one, everybodys[0]) for one in everybodys), name
+        gathered = [torch.empty(101) for _ in ranks]
+        algorithms.bruck_all_gather(gathered, tensor, group)
+        assert all(same(one, gathered[0]) for one in gathered), name
 
 
 def careless(send, recv, group=None):
-    """A ring that adds to what it is sending."""
+    """A ring that modifies its send buffer too early."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     total, coming = send.clone(), torch.empty_like(send)
     works = td.batch_isend_irecv(
@@ -196,7 +196,7 @@ def careless(send, recv, group=None):
 
 
 def hasty(send, recv, group=None):
-    """A ring that adds what has not come."""
+    """A ring that reads its receive buffer too early."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     recv.copy_(send)
     coming = torch.empty_like(send)
@@ -228,10 +228,10 @@ dist.init_process_group(sys.argv[1])
 me, size = dist.get_rank(), dist.get_world_size()
 plain, counted = td.batch_isend_irecv, 0
 for count in range(1, size + 1):
-    ranks = tuple(range(size - count, size))  # not the first ones: a rank's place in the group is another than in the world
+    ranks = tuple(range(size - count, size))  # not the first ranks, so that ranks in the group differ from those in the world
     group = None if count == size else dist.new_group(list(ranks))
     if me not in ranks:
-        algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # nothing, at once
+        algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # returns at once
         continue
     parts = 1 if count < 4 else 3 if count < 6 else 6
     counted += every_case(ranks, group, me, count, parts)
@@ -254,7 +254,7 @@ if size > 1:
             print(line)
     td.batch_isend_irecv = Watched(plain)
     assert said(lambda: careless(torch.ones(3), torch.zeros(3))) == "AssertionError: a buffer was written to in flight"
-    Watched.under_way = 0
+    Watched.in_flight = 0
     recv = torch.zeros(3)
     hasty(torch.ones(3), recv)
     assert recv.tolist() != [2.0] * 3

@@ -1,12 +1,12 @@
-"""What launchpad.collectives does besides moving tensors: together.py WHAT [ARGUMENT]. Each rank prints what it found."""
+"""What launchpad.collectives does besides moving tensors: together.py WHAT …. Each rank prints what it found.
+
+WHAT is a function's name, or NAME=ARGUMENT,….
+"""
 import os, sys
 from datetime import timedelta
 
 import torch
 from launchpad import collectives as dist
-
-WHAT = sys.argv[1]
-
 
 def told(*words):
     """A line that no other rank's can end up in."""
@@ -34,11 +34,11 @@ def unnamed():
     dist.destroy_process_group()
 
 
-def method():
+def method(url, given=""):
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    places = {"rank": rank, "world_size": size} if sys.argv[3:] else {}
-    dist.init_process_group("gloo", init_method=sys.argv[2], group_name="any", **places)
-    told("rank", dist.get_rank(), "sum", add())
+    places = {"rank": rank, "world_size": size} if given else {}
+    dist.init_process_group("gloo", init_method=url, group_name="any", **places)
+    told("at", url, given, "rank", dist.get_rank(), "sum", add())
     dist.destroy_process_group()
 
 
@@ -149,4 +149,6 @@ def futures():
     dist.destroy_process_group()
 
 
-globals()[WHAT]()
+for word in sys.argv[1:]:
+    name, _, given = word.partition("=")
+    globals()[name](*given.split(",") if given else ())

@@ -1,4 +1,4 @@
-"""A process group as torch asks it about itself: its communicator, name, time-out and death."""
+"""The base of the MPI process group: its communicator, name, timeout and lifetime."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from mpi4py import MPI
 from torch.distributed import DistBackendError, ProcessGroup
 
-from launchpad.collectives.mpi import world
+from launchpad.collectives.mpi import lifetime
 from launchpad.collectives.mpi.recorder import Ring
 from launchpad.collectives.mpi.work import Bundle, Work
 
 DEAD = "group {name} is dead: {reason}"
 DESTROYED = "it was destroyed"
-NO_RANK = "{what}: there is no rank {rank} in group {name}, which has {size}"
+NO_RANK = "{what}: there is no rank {rank} in group {name}, which has {size} ranks"
 
 TAGS = 32768
-"""Tags that every MPI has."""
+"""The number of tags that every MPI supports."""
 
-FEW = 32
-"""Works under way at which nobody looks for those that have ended and were forgotten."""
+SWEEP_ABOVE = 32
+"""Works in flight above which completed ones that nobody waits on are swept."""
 
 
 class Base(ProcessGroup):
-    """Torch's ProcessGroup over a communicator of its own."""
+    """Torch's ProcessGroup over its own communicator."""
 
     def __init__(self, comm: MPI.Intracomm, timeout: timedelta) -> None:
-        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # the form that can be subclassed
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # the overload for subclasses
         self._comm = comm
         self._rank = comm.rank
         self._size = comm.size
@@ -37,21 +37,21 @@ class Base(ProcessGroup):
         self._death: str | None = None
         self._kept: list[object] = []
         self._pending: set[Work] = set()
-        self._crowd = FEW
-        self._together: list[Work] | None = None
+        self._sweep_above = SWEEP_ABOVE
+        self._coalescing: list[Work] | None = None
         self.recorded = Ring(self)
         self.timeout = timeout.total_seconds()
 
     @classmethod
     def create(cls, ranks: Sequence[int], timeout: timedelta) -> Self:
-        """The world where `ranks` is empty; else a group of them, which only they call for."""
-        comm = world.join()
+        """A group of `ranks`, which only they call; the world if `ranks` is empty."""
+        comm = lifetime.join()
         if not ranks:
             return cls(comm.Dup(), timeout)
-        # The tag keeps apart the groups that several threads make at once.
+        # The tag separates groups that several threads create at the same time.
         return cls(comm.Create_group(comm.Get_group().Incl(ranks), tag=hash(tuple(ranks)) % TAGS), timeout)
 
-    # The names in camel case are called from C++.
+    # The camelCase methods are called from C++.
 
     def getBackendName(self) -> str:
         return "mpi"
@@ -79,26 +79,26 @@ class Base(ProcessGroup):
         self.timeout = timeout.total_seconds()
 
     def die(self, reason: str, keep: object = None) -> None:
-        """No operation can follow one that was given up: the ranks no longer agree on which is next."""
+        """Refuse all further operations: after an abandoned one, the ranks no longer agree on which is next."""
         self._death = self._death or reason
         self._kept.append(keep)
-        world.Ending.reason = reason
+        lifetime.Failure.reason = reason
 
     def hold(self, work: Work) -> None:
-        """Keep it, and so its tensors, until it has ended, also where the program forgets it."""
+        """Keep the work and its tensors alive until it is done, even if the program drops it."""
         self._pending.add(work)
-        if self._together is not None:
-            self._together.append(work)
-        if len(self._pending) > self._crowd:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        if len(self._pending) > self._sweep_above:
             self._sweep()
-            self._crowd = max(FEW, 2 * len(self._pending))
+            self._sweep_above = max(SWEEP_ABOVE, 2 * len(self._pending))
 
     def _start_coalescing(self, _device: torch.device) -> None:
-        """What is begun from here on is one operation to torch."""
-        self._together = []
+        """To torch, all operations from here to `_end_coalescing` are one."""
+        self._coalescing = []
 
     def _end_coalescing(self, _device: torch.device) -> Work:
-        works, self._together = self._together or [], None
+        works, self._coalescing = self._coalescing or [], None
         return Bundle(self, "coalesced operations", None, works, [])
 
     def drop(self, work: Work) -> None:

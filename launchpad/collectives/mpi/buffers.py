@@ -1,4 +1,4 @@
-"""Tensors as memory that MPI can read and write: their own where it serves, else a copy on the host."""
+"""Tensors as buffers for MPI: their own memory if MPI can use it, else a copy on the host."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from mpi4py import MPI
 
 Message = list[Any]
-"""What mpi4py takes for a buffer: memory, count (or counts and displacements), datatype."""
+"""What mpi4py accepts as a buffer: memory, count (or counts and displacements), datatype."""
 
 
-def serves(tensor: torch.Tensor) -> bool:
+def is_usable(tensor: torch.Tensor) -> bool:
     """Whether MPI can use the tensor's own memory."""
     dense = tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()
     return dense and not tensor.is_neg() and not tensor.is_conj()
 
 
 def loaded(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values in memory that MPI can use."""
-    if serves(tensor):
+    """The tensor's values, in memory that MPI can use."""
+    if is_usable(tensor):
         return tensor
     check_dense(tensor)
     return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous()
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for what will become the tensor's values: its own, else uninitialised."""
-    if serves(tensor):
+    """Memory in which the tensor's new values can arrive: its own, or an uninitialised buffer."""
+    if is_usable(tensor):
         return tensor
     check_dense(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -36,21 +36,21 @@ def room(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_dense(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
-        raise ValueError(f"mpi carries dense tensors only, not {tensor.layout}")
+        raise ValueError(f"mpi: tensors must be dense, not {tensor.layout}")
 
 
 def stored(tensor: torch.Tensor, host: torch.Tensor) -> Callable[[], object] | None:
-    """What gives the tensor the values that will arrive in `host`; None where they arrive in its own memory."""
+    """A function that copies what arrives in `host` to the tensor; None if it arrives in the tensor's own memory."""
     return None if host is tensor else lambda: tensor.detach().copy_(host)
 
 
 def flat_room(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One piece of memory for all of them, one after the other."""
+    """One uninitialised buffer with room for all of them, in order."""
     return torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype if tensors else torch.uint8)
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Their values one after the other, in memory of its own."""
+    """A new buffer with the values of all of them, in order."""
     return torch.cat([loaded(t).reshape(-1) for t in tensors]) if tensors else torch.empty(0)
 
 
@@ -60,21 +60,21 @@ def store_all(tensors: Sequence[torch.Tensor], host: torch.Tensor) -> None:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether they share memory: MPI refuses a buffer that is sent from and received into at once."""
+    """Whether they share memory: MPI refuses to send from and receive into the same buffer at once."""
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 def typed(host: torch.Tensor, datatype: MPI.Datatype, ranks: int = 1) -> Message:
-    """To reduce it; `ranks` share it evenly."""
+    """A buffer to reduce, split evenly among `ranks`."""
     return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), host.numel() // ranks, datatype]
 
 
 def raw(host: torch.Tensor, ranks: int = 1) -> Message:
-    """To move it as it is, whatever its dtype; `ranks` share it evenly."""
+    """A buffer to move byte by byte, whatever its dtype, split evenly among `ranks`."""
     return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), host.nbytes // ranks, MPI.BYTE]
 
 
 def parts(host: torch.Tensor, counts: Iterable[int]) -> Message:
-    """To move parts of it that hold so many elements each, one after the other."""
+    """A buffer to move in parts; `counts` are the numbers of elements in each, in order."""
     sizes = [count * host.itemsize for count in counts]
     return [MPI.buffer.fromaddress(host.data_ptr(), host.nbytes), (sizes, None), MPI.BYTE]

@@ -1,6 +1,6 @@
-"""Torch's operations as nonblocking ones of an MPI communicator, which MPI matches in the order of their calls."""
+"""Torch's operations as nonblocking MPI operations, which MPI matches across ranks by the order of their calls."""
 
-# Torch's stubs declare overloads for short cuts that torch itself never takes.
+# Torch's stubs declare convenience overloads that torch itself never calls.
 # mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SCATTER = ScatterOptions()
 MONITOR = TAGS - 1
 """The tag of monitored_barrier's messages."""
 
-ABSENT = "monitored_barrier on rank {rank} of group {name}: rank {ranks} did not come within {seconds:g} s"
+MISSING = "monitored_barrier on rank {rank} of group {name}: rank {ranks} did not arrive within {seconds:g} s"
 
 
-class Group(Base):
-    """Torch's operations."""
+class MpiGroup(Base):
+    """Torch's operations over MPI."""
 
-    # One tensor to or from everyone.
+    # One tensor on each rank.
 
     def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions = BROADCAST) -> Work:
         tensor, root = one("broadcast", tensors), opts.rootRank
@@ -83,13 +83,13 @@ class Group(Base):
     def barrier(self, opts: BarrierOptions = BARRIER) -> Work:
         return Work(self, "barrier", opts, self._live().Ibarrier(), [], None)
 
-    # Everyone's to everyone.
+    # From all ranks to all ranks.
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions = ALLGATHER) -> Work:
         check_whole("all_gather_into_tensor", output, input, self._size)
         host = buffers.room(output)
         if host is not output or buffers.overlap(host, input):
-            # FSDP's input is a part of its output.
+            # FSDP's input is a slice of its output.
             host.detach().view(-1)[self._rank * input.numel() :][: input.numel()].copy_(input.detach().reshape(-1))
             source, sent = host, MPI.IN_PLACE
         else:
@@ -143,7 +143,7 @@ class Group(Base):
         source, host = buffers.loaded(input), buffers.room(output)
         if buffers.overlap(source, host):
             source = source.clone()
-        # Always with counts: MPI can't match a rank that gives them with one that doesn't.
+        # Always with counts: MPI can't match a rank that passes counts with one that doesn't.
         request = self._live().Ialltoallv(buffers.parts(source, sent), buffers.parts(host, received))
         return Work(self, "all_to_all_single", opts, request, [output], (source, host), buffers.stored(output, host))
 
@@ -158,7 +158,7 @@ class Group(Base):
             self, "all_to_all", opts, request, outputs, (source, host), lambda: buffers.store_all(outputs, host)
         )
 
-    # One rank's pieces from or to the others.
+    # Between one rank and all others.
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions = GATHER) -> Work:
         own, root = one("gather", inputs), opts.rootRank
@@ -185,7 +185,7 @@ class Group(Base):
         request = self._live().Iscatterv(sent, buffers.raw(host), root)
         return Work(self, "scatter", opts, request, outputs, (source, host), buffers.stored(own, host))
 
-    # Several at once, as FSDP and functional collectives have it.
+    # Several operations at once, for FSDP and functional collectives.
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions = ALLREDUCE_COALESCED) -> Work:
         works = [self.allreduce([tensor], opts) for tensor in tensors]
@@ -209,7 +209,7 @@ class Group(Base):
         works = [self.reduce_scatter_single(own, whole, opts) for own, whole in zip(outputs, inputs, strict=True)]
         return Bundle(self, "reduce_scatter_tensor_coalesced", opts, works, outputs)
 
-    # From one rank to another.
+    # Point-to-point.
 
     def send(self, tensors: list[Tensor], rank: int, tag: int) -> Work:
         self._check_rank("send", rank)
@@ -229,9 +229,9 @@ class Group(Base):
         return Receive(self, what, self._live().Irecv(buffers.raw(host), rank, tag), host, tensor)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Rank 0 says who is missing; torch.distributed.monitored_barrier itself asks no other backend than gloo."""
+        """A barrier in which rank 0 names the missing ranks. torch's own monitored_barrier supports gloo only."""
         seconds = self.timeout if timeout is None else timeout.total_seconds()
-        end = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         nothing = torch.empty(0)
         others = range(1, self._size) if self._rank == 0 else [0]
         missing = []
@@ -239,19 +239,19 @@ class Group(Base):
             self.send([nothing], 0, MONITOR).wait(timedelta(seconds=seconds))
         for work, rank in [(self.recv([nothing], rank, MONITOR), rank) for rank in others]:
             try:
-                work.wait(timedelta(seconds=max(0.001, end - time.monotonic())))
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
             except DistBackendError:
                 missing.append(rank)
                 if not wait_all_ranks:
                     break
         if missing:
             ranks = ", ".join(map(str, missing))
-            raise DistBackendError(ABSENT.format(rank=self._rank, name=self.label, ranks=ranks, seconds=seconds))
+            raise DistBackendError(MISSING.format(rank=self._rank, name=self.label, ranks=ranks, seconds=seconds))
         if self._rank == 0:
             for rank in others:
                 self.send([nothing], rank, MONITOR).wait(timedelta(seconds=seconds))
 
-    # The names before torch 2.13.
+    # These methods' names before torch 2.13.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single

@@ -1,38 +1,49 @@
-"""The last operations of each group, for whoever asks where the ranks are: `launchpad stacks`, a stall.
+"""Record the last operations of each group, for `launchpad stacks` and stall reports.
 
-Torch's flight recorder does this for its own groups. A record is made when an operation begins and holds no tensor and
-no frame, which would keep them alive.
+Torch's flight recorder does this for torch's own groups. A record is made when an operation starts; it holds no tensor
+and no frame, as it would keep them alive.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import ref
 
-if TYPE_CHECKING:
-    from launchpad.collectives.mpi.base import Base
-    from launchpad.collectives.mpi.work import Work
-
 KEPT = 64
-"""Operations of a group."""
+"""How many operations to keep per group."""
 
-_groups: list[ref[Base]] = []
 
-_library: dict[str, bool] = {}  # by file
+class RecordedGroup(Protocol):
+    """A process group whose operations are recorded."""
+
+    recorded: Ring
+
+    def getGroupName(self) -> str: ...
+
+
+class RecordedWork(Protocol):
+    """What a record needs to know of an operation."""
+
+    _done: bool
+
+
+_groups: list[ref[RecordedGroup]] = []
+
+_library: dict[str, bool] = {}  # whether a file belongs to a library, by path
 
 
 class Ring:
-    """One group's operations. Collectives and messages between two ranks are counted apart."""
+    """One group's last operations. Collectives and point-to-point messages are numbered separately."""
 
-    def __init__(self, group: Base) -> None:
+    def __init__(self, group: RecordedGroup) -> None:
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
         self._collectives = self._messages = 0
-        _groups[:] = [one for one in _groups if one() is not None] + [ref(group)]
+        _groups[:] = [known for known in _groups if known() is not None] + [ref(group)]
 
-    def add(self, work: Work, what: str, tensors: Any) -> None:
-        """An operation begins; `tensors`: what it works on, lists of them."""
+    def add(self, work: RecordedWork, what: str, tensors: Any) -> None:
+        """Record the start of an operation on `tensors`, which may be nested lists."""
         message = what[:4] in ("send", "recv")
         if message:
             self._messages = number = self._messages + 1
@@ -42,13 +53,13 @@ class Ring:
             tensors = tensors[0]
         size, dtype = (None, None) if type(tensors) is list else (tensors.shape, tensors.dtype)
         code = (frame := sys._getframe(2)).f_code
-        # Not by the code itself, whose hash takes long.
+        # Keyed by path, as hashing a code object is slow.
         while (_library.get(code.co_filename) or _is_library(code.co_filename)) and (back := frame.f_back):
             code = (frame := back).f_code
         self._entries.append((number, message, what, size, dtype, ref(work), code, frame.f_lineno))
 
-    def told(self, name: str) -> list[dict[str, Any]]:
-        """As nursery/answering.py tells it."""
+    def entries(self, name: str) -> list[dict[str, Any]]:
+        """The operations, in the form that rank/stack_server.py sends."""
         found = []
         for number, message, what, size, dtype, reference, code, line in tuple(self._entries):
             work = reference()
@@ -76,12 +87,12 @@ def _is_library(path: str) -> bool:
 
 
 def entries(everything: bool) -> list[dict[str, Any]]:
-    """Of all groups; without `everything` the last of each, and those under way."""
+    """The operations of all groups; without `everything`, only the last of each group and those in flight."""
     found = []
     for reference in _groups:
         group = reference()
         if group is None:
             continue
-        told = group.recorded.told(group.getGroupName())
-        found += told if everything else [entry for entry in told if not entry["done"]] + told[-1:]
+        recorded = group.recorded.entries(group.getGroupName())
+        found += recorded if everything else [entry for entry in recorded if not entry["done"]] + recorded[-1:]
     return found

@@ -1,4 +1,4 @@
-"""Torch's ReduceOp and dtype in MPI's terms: the operation, the type on the wire, what is done before and after."""
+"""Translate torch's ReduceOp and dtype to MPI: the operation, the wire type, the steps before and after."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ INTEGERS = {
     torch.uint64: MPI.UINT64_T,
 }
 INDIVISIBLE = {torch.uint16, torch.uint32, torch.uint64}
-"""By torch itself."""
+"""Torch can't divide these."""
 
 FLOATS = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
 COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX}
 WIRE = {**INTEGERS, **FLOATS, **COMPLEX, torch.bool: MPI.C_BOOL}
 
-# No MPI sums these, so they travel in the next wider type, and are rounded once.
+# No MPI sums these, so they are sent in the next wider type and rounded once.
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 Operations = dict[ReduceOp.RedOpType, MPI.Op]
@@ -46,7 +46,7 @@ BITS: Operations = {ReduceOp.BAND: MPI.BAND, ReduceOp.BOR: MPI.BOR, ReduceOp.BXO
 
 SCALED: int = ReduceOp.PREMUL_SUM.value
 
-# As NCCL has it: what is left of a sum of truths is whether any was true.
+# As in NCCL: a sum of bools says whether any was true.
 LOGICAL: Operations = {
     ReduceOp.SUM: MPI.LOR,
     ReduceOp.MAX: MPI.LOR,
@@ -59,7 +59,7 @@ LOGICAL: Operations = {
 
 
 def operations(dtype: torch.dtype) -> Operations:
-    """The reductions that have a meaning for values of this wire type."""
+    """The reductions that are defined for this wire type."""
     if dtype == torch.bool:
         return LOGICAL
     if dtype in INTEGERS:
@@ -73,13 +73,13 @@ class Reduction:
     op: MPI.Op
     datatype: MPI.Datatype
     dtype: torch.dtype
-    """On the wire."""
+    """The wire type."""
     average: bool
     factor: float | torch.Tensor | None = None
-    """What each rank multiplies its own values with first (PREMUL_SUM)."""
+    """By which each rank first multiplies its own values (PREMUL_SUM)."""
 
     def load(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the reduction, in memory that MPI can use."""
+        """This rank's contribution, in memory that MPI can use."""
         if self.factor is not None:
             tensor = tensor.detach() * self.factor
         if tensor.dtype != self.dtype:
@@ -95,7 +95,7 @@ class Reduction:
         return buffers.typed(host, self.datatype, ranks)
 
     def stored(self, tensor: torch.Tensor, host: torch.Tensor, ranks: int) -> Callable[[], object] | None:
-        """What gives the tensor the result that will arrive in `host`; None where nothing is to be done."""
+        """A function that stores the result that arrives in `host` in the tensor; None if nothing has to be done."""
         if not self.average:
             return buffers.stored(tensor, host)
         rounding = None if host.is_floating_point() or host.is_complex() else "trunc"
@@ -114,7 +114,7 @@ def plain(number: int, dtype: torch.dtype) -> Reduction:
 
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction:
-    """For the ReduceOp `op`, whose stub lacks what is used here."""
-    number = int(op.op)  # hashed and compared ten times as fast as the enumeration's members
+    """The reduction for the ReduceOp `op`; typed Any because torch's stub lacks what is used here."""
+    number = int(op.op)  # hashes and compares ten times as fast as the enum member
     found = plain(number, dtype)
     return replace(found, factor=op.__getstate__()[1]) if number == SCALED else found

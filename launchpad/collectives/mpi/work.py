@@ -1,4 +1,4 @@
-"""An operation under way. Who waits for it moves it on; where torch waits in C++, for a future, a thread does."""
+"""An operation in flight. Whoever waits on it drives its progress; a thread does so when torch waits on a future."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi4py import MPI
 from torch import Tensor
@@ -18,27 +18,42 @@ from torch.futures import Future
 from launchpad.collectives.mpi import buffers
 
 if TYPE_CHECKING:
-    from launchpad.collectives.mpi.base import Base
+    from launchpad.collectives.mpi.recorder import Ring
 
 NO_TIMEOUT = timedelta(0)
-"""Torch's word for: the group's own; its options say less than nothing for the same."""
+"""Torch's value for the group's own timeout; in torch's options, negative values mean the same."""
 
 TESTS = 8
-"""Of a request, between two offers of the processor to others."""
+"""Tests of a request between two calls of sched_yield."""
 
-PATIENCE = 0.05
-"""Seconds of waiting after which a processor is given up for a moment now and then."""
+SPIN_SECONDS = 0.05
+"""How long a wait spins before it also sleeps now and then."""
 
-HASTE = 30
-"""Polls in vain after which the thread leaves the processor to others."""
+SPIN_POLLS = 30
+"""Fruitless polls after which the progress thread sleeps instead of yielding."""
 
 TIMED_OUT = "{what} on group {name}, rank {rank} of {size}: not all ranks took part within {seconds:g} s"
 
 SHORT = "recv from rank {source}: the message has {got} bytes, the tensor {room}"
 
 
+class Owner(Protocol):
+    """What a work needs from its process group."""
+
+    recorded: Ring
+    timeout: float  # seconds
+
+    @property
+    def label(self) -> str: ...
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def hold(self, work: Work) -> None: ...
+    def drop(self, work: Work) -> None: ...
+    def die(self, reason: str, keep: object = None) -> None: ...
+
+
 class Work(TorchWork):
-    """One operation: its MPI request, and what is to be done with what arrives."""
+    """One operation: its MPI request, and what to do when it completes."""
 
     _done = False
     _error: Exception | None = None
@@ -46,7 +61,7 @@ class Work(TorchWork):
 
     def __init__(
         self,
-        group: Base,
+        group: Owner,
         what: str,
         opts: Any,
         request: MPI.Request,
@@ -61,7 +76,7 @@ class Work(TorchWork):
         self._request = request
         self._outputs = outputs
         self._keep = keep
-        """The memory that MPI reads or writes meanwhile; a request holds only its address."""
+        """The memory that MPI reads or writes in the meantime; the request holds only its address."""
         self._arrived = arrived
         self._lock = threading.Lock()
         group.hold(self)
@@ -69,15 +84,15 @@ class Work(TorchWork):
 
     @property
     def limit(self) -> float:
-        """Seconds that it may take where `wait` says nothing else."""
+        """The timeout in seconds, unless `wait` overrides it."""
         timeout = NO_TIMEOUT if self._opts is None else self._opts.timeout
         return timeout.total_seconds() if timeout > NO_TIMEOUT else self._group.timeout
 
     def poll(self, tests: int = 1) -> bool:
-        """Move it on, unless another thread does; whether it has ended."""
+        """Drive its progress, unless another thread is doing so. Returns whether it is done."""
         if self._done:
             return True
-        # MPI forbids two threads to test one request.
+        # MPI forbids two threads from testing the same request.
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -105,7 +120,7 @@ class Work(TorchWork):
         return self._request.Test()
 
     def _end(self) -> Future[Any] | None:
-        """To be called with the lock held; what is to be settled without it, as callbacks may wait for other works."""
+        """Call with the lock held. Settle the returned future without it: its callbacks may wait on other works."""
         self._done = True
         self._group.drop(self)
         self._arrived = self._keep = None
@@ -120,7 +135,7 @@ class Work(TorchWork):
             future.set_exception(self._error)
 
     def expire(self, seconds: float) -> None:
-        """Give it up. MPI may still write to its buffers, so the group keeps them, and the group is dead."""
+        """Abandon it. MPI may still write to its buffers, so the group, now dead, keeps them."""
         with self._lock:
             if self._done:
                 return
@@ -134,7 +149,7 @@ class Work(TorchWork):
         self._settle(future)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        # Most operations end here: a look at the clock and at the options takes longer than they do.
+        # Most operations end here: reading the clock and the options would take longer than they do.
         if not self._done and not self.poll(TESTS):
             self._wait(timeout.total_seconds() if timeout > NO_TIMEOUT else self.limit)
         if self._error is not None:
@@ -150,8 +165,8 @@ class Work(TorchWork):
             if waited > limit:
                 self.expire(limit)
             polls += 1
-            # Not at every poll: large messages pass in pieces, a test each.
-            if waited > PATIENCE and polls % 2 == 0:
+            # Not after every poll: large messages move in pieces, one per test.
+            if waited > SPIN_SECONDS and polls % 2 == 0:
                 time.sleep(50e-6)
 
     def get_future(self) -> Future[Any]:
@@ -163,7 +178,7 @@ class Work(TorchWork):
         if done:
             self._settle(self._future)
         elif MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            self.wait()  # no thread may: without one there is nobody else
+            self.wait()  # this MPI allows no other thread, so nothing else would drive it
         else:
             progress.watch(self, self.limit)
         return self._future
@@ -192,10 +207,10 @@ class Work(TorchWork):
 
 
 class Receive(Work):
-    """A receive, which knows afterwards from whom, and that the message filled the tensor."""
+    """A receive. It records the sender, and checks that the message filled the tensor."""
 
-    def __init__(self, group: Base, what: str, request: MPI.Request, host: Tensor, tensor: Tensor) -> None:
-        # First, as any thread may test the work from when the group holds it.
+    def __init__(self, group: Owner, what: str, request: MPI.Request, host: Tensor, tensor: Tensor) -> None:
+        # First, as any thread may test the work once the group holds it.
         self._status = MPI.Status()
         super().__init__(group, what, None, request, [tensor], host, lambda: self._check(host, tensor))
 
@@ -214,14 +229,14 @@ class Receive(Work):
 
 
 class Bundle(Work):
-    """Several works as one."""
+    """Several works as a single one."""
 
-    def __init__(self, group: Base, what: str, opts: Any, works: Sequence[Work], outputs: Any) -> None:
+    def __init__(self, group: Owner, what: str, opts: Any, works: Sequence[Work], outputs: Any) -> None:
         self._works = works
         super().__init__(group, what, opts, MPI.REQUEST_NULL, outputs, works)
 
     def _test(self) -> bool:
-        if not all([work.poll() for work in self._works]):  # noqa: C419 - each is to move on
+        if not all([work.poll() for work in self._works]):  # noqa: C419 - poll all of them
             return False
         for work in self._works:
             work.wait()
@@ -229,7 +244,7 @@ class Bundle(Work):
 
 
 class Progress:
-    """The thread that moves on the works which somebody waits for by their futures; started with the first."""
+    """The thread that drives works whose futures are waited on; started with the first such work."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -246,7 +261,7 @@ class Progress:
             self._changed.notify()
 
     def stop(self) -> None:
-        """MPI can't be finalised while a thread is in it."""
+        """Stop the thread: MPI can't be finalised while a thread is inside it."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -267,9 +282,9 @@ class Progress:
                 with self._changed:
                     self._works = [entry for entry in self._works if id(entry[0]) not in ended]
                 continue
-            # The processor may be the one that computes the next gradients, so it is soon given up.
+            # This core may be needed to compute the next gradients, so don't spin for long.
             idle += 1
-            if idle < HASTE:
+            if idle < SPIN_POLLS:
                 os.sched_yield()
             else:
                 time.sleep(100e-6)

@@ -1,4 +1,4 @@
-"""Nodes that are reached over SSH."""
+"""The transport to nodes over SSH."""
 
 import importlib
 import sys
@@ -6,8 +6,8 @@ import types
 from typing import Any
 
 
-class _Late(types.ModuleType):
-    """Stands in for a module until something of it is used."""
+class _LazyModule(types.ModuleType):
+    """Stands in for a module until one of its names is used."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(self.__name__) is self:
@@ -15,5 +15,6 @@ class _Late(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-# paramiko runs the command of `Match exec` with it and nothing else, and it takes a third of paramiko's own import.
-sys.modules.setdefault("invoke", _Late("invoke"))
+# paramiko imports invoke for `Match exec` in its ssh_config parser, which we don't use. It would take a third of
+# paramiko's import time.
+sys.modules.setdefault("invoke", _LazyModule("invoke"))

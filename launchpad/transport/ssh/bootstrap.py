@@ -1,9 +1,9 @@
-"""Runs on a node where nothing is installed: unpacks what was sent, unless it is there already, and becomes the guard.
+"""Run on a node with nothing installed: unpack the bundle, unless it is there already, and become the guard.
 
-It is sent as text, the first line on the link, and executed by any Python (`transport/ssh/parcel.py` says how); so it
-imports nothing of ours, and even a Python 3.6 can say that it is too old. The second line is the parcel's hash and
-size. It answers with MARK and one of: HAVE; NEED, and then the parcel follows; or why it can't go on. A shell's
-greeting may stand before the mark.
+This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
+So it imports nothing of ours, and even Python 3.6 can run it to say that it is too old. The second line is the bundle's
+hash and size. The answer is MARK and then HAVE, or NEED, after which the bundle follows, or a sentence that says what
+went wrong. A shell's greeting may come before the mark.
 """
 
 import io
@@ -15,18 +15,18 @@ MARK = b"\0launchpad "
 HAVE = b"have"
 NEED = b"need"
 
-# The parcel's own package: an installed launchpad is another one.
+# The package name inside the bundle. It differs from that of an installed launchpad.
 PACKAGE = "launchpad_node"
 
-# Beside it: a folder with what a rank may import under launchpad's own name (agent/starter.py).
+# The directory next to it, with what a rank may import under launchpad's own name (agent/ranks/starter.py).
 FOR_RANKS = "for_ranks"
 
-# What nobody has used for so long is of an older version.
+# Bundles that were not used for this long belong to an old version.
 _KEPT_SECONDS = 30 * 86400
 
 
 def main(stdin: io.FileIO) -> None:
-    """Read the second line from `stdin`, a raw file; never returns."""
+    """Read the second line from `stdin`, a raw file. Never returns."""
     digest, size = stdin.readline().decode().split()
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
@@ -46,7 +46,7 @@ def main(stdin: io.FileIO) -> None:
                 break
             unpacking = _make_unpacking(base)
             if not data:
-                os.rmdir(unpacking)  # it could be made; who is told so may be gone by now
+                os.rmdir(unpacking)  # it was only a test; nothing must be left if the head is gone by now
                 _say(NEED)
                 data = _receive(stdin, int(size), digest)
                 os.mkdir(unpacking, 0o700)
@@ -56,10 +56,10 @@ def main(stdin: io.FileIO) -> None:
         except OSError as error:
             tried.append(f"{base}: {error.strerror or error}")
     else:
-        reason = f"no folder can be made for the agent ({'; '.join(tried)}); make room, or a home folder"
+        reason = f"can't store the agent ({'; '.join(tried)}); free some space, or provide a writable home directory"
         if not data:
             _refuse(reason)
-        os.write(2, reason.encode("utf-8", "replace"))  # our answer has been given: frames are expected from here on
+        os.write(2, reason.encode("utf-8", "replace"))  # we have already answered; the head now expects frames
         os._exit(1)
     sys.path.insert(0, folder)
     guard = __import__(PACKAGE + ".agent.guard", fromlist=["main"])
@@ -69,7 +69,7 @@ def main(stdin: io.FileIO) -> None:
 def _say(word: bytes) -> None:
     try:
         os.write(1, MARK + word + b"\n")
-    except OSError:  # nobody listens any more
+    except OSError:  # the head is gone
         os._exit(1)
 
 
@@ -79,7 +79,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _bases() -> Iterator[str]:
-    """Folders to keep it in: the user's cache; else one of our own where everybody may make one."""
+    """Directories for the bundle: in the user's cache, else in a place where anyone may create one."""
     home = os.path.expanduser("~")
     yield os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "launchpad")
     for shared in ("/var/tmp", "/tmp", "/dev/shm"):
@@ -87,7 +87,7 @@ def _bases() -> Iterator[str]:
 
 
 def _make_private(folder: str) -> None:
-    """Make it, or find it ours and closed to others: what lies there is going to be run."""
+    """Create the directory, or check that it is ours and closed to others: we are going to run what is in it."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     try:
         os.mkdir(folder, 0o700)
@@ -95,14 +95,14 @@ def _make_private(folder: str) -> None:
         pass
     facts = os.lstat(folder)
     if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:
-        raise OSError("not a folder that only you can enter")
+        raise OSError("not a directory that only you can enter")
 
 
 def _keep(folder: str) -> None:
-    """It is used: see _forget_old."""
+    """Mark the bundle as used, for _forget_old."""
     try:
         os.utime(folder)
-    except OSError:  # a home that can only be read
+    except OSError:  # a read-only home
         pass
 
 
@@ -125,7 +125,7 @@ def _receive(stdin: io.FileIO, size: int, digest: str) -> bytes:
             os._exit(1)
         data += piece
     if hashlib.sha256(data).hexdigest() != digest:
-        os.write(2, b"what was received is not what was sent\n")
+        os.write(2, b"the bundle arrived damaged: its hash is wrong\n")
         os._exit(1)
     return data
 
@@ -135,12 +135,12 @@ def _unpack(data: bytes, unpacking: str, folder: str) -> None:
     import zipfile
 
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as parcel:
-            parcel.extractall(unpacking)
+        with zipfile.ZipFile(io.BytesIO(data)) as bundle:
+            bundle.extractall(unpacking)
         os.rename(unpacking, folder)
     except OSError:
         shutil.rmtree(unpacking, ignore_errors=True)
-        if not os.path.isdir(folder):  # or another launchpad was faster
+        if not os.path.isdir(folder):  # unless another launchpad was faster
             raise
 
 
@@ -153,5 +153,5 @@ def _forget_old(base: str) -> None:
         try:
             if name.startswith(("agent-", "unpacking-")) and time.time() - os.stat(path).st_mtime > _KEPT_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # gone by now
+        except OSError:  # already gone
             pass

@@ -1,35 +1,35 @@
-"""What the user's ssh_config says about a host: as much of it as it takes to connect.
+"""What ssh's configuration says about a host. ssh reads it itself: `ssh -G` prints the settings that it would use.
 
-As ssh does: ~/.ssh/config, then /etc/ssh/ssh_config, the first value found counts; a file that --ssh-config names
-replaces both. StrictHostKeyChecking is not read: launchpad has one way of its own to accept a new host key.
+So Include, Match and CanonicalizeHostname mean what they mean to ssh. Where ssh expands tokens only as it connects, it
+prints them, and they are expanded here. StrictHostKeyChecking is not used: launchpad has its own way to accept a new
+host key.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import re
 import socket
-import subprocess
-from collections.abc import Mapping
+import threading
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import paramiko
-
-from launchpad.errors import UsageError
-from launchpad.transport.ssh import include
-from launchpad.transport.ssh.include import words
+from launchpad.errors import ConnectError, UsageError
+from launchpad.transport.ssh.query import Query
 
 SYSTEM_FOLDER = "/etc/ssh"
 CONNECT_SECONDS = 10.0
 DEFAULT_PORT = 22
-MATCH_EXEC_SECONDS = 30.0
 
 # OpenSSH's valid_hostname and valid_ruser refuse these: %h and %r go into ProxyCommand, which a shell runs.
 _UNSAFE = re.compile(r"""^-|['`"$;&<>|(){}\s\x00-\x1f\x7f]""")
-_DURATION = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+# These would make a host's name a user, a URL or an escape.
+_NO_HOST = re.compile(r"[@/\\]|^$")
+
+# With no IdentityFile ssh prints those it tries by default, some of which only some versions have.
+_DEFAULT_IDENTITIES = {"~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519"}
 
 
 class Hop(NamedTuple):
@@ -64,124 +64,121 @@ class Destination:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-class _Parser(paramiko.SSHConfig):
-    # paramiko would expand tokens before it knows all values, and not all tokens: values are left as they are.
-    TOKENS_BY_CONFIG_KEY: dict[str, list[str]] = {}  # noqa: RUF012
-
-    def _does_match(self, matches: list[dict[str, Any]], host: str, *args: Any) -> bool:
-        # paramiko has Invoke run `Match exec`, which reads our standard input meanwhile; and it asks the DNS for this
-        # machine's full name before, in case a token needs it.
-        others = [match for match in matches if match["type"] != "exec"]
-        if (others or not matches) and not super()._does_match(others, host, *args):  # type: ignore[misc]
-            return False
-        commands = [match for match in matches if match["type"] == "exec"]
-        reader = _Reader(host, _local_user(), args[-1])
-        return all(_succeeds(reader.expand(match["param"], variables=False)) != match["negate"] for match in commands)
-
-
 class SshConfig:
-    """The configuration files, read once."""
+    """Asks ssh about hosts, once about each. Threads may share one."""
 
     def __init__(self, file: str | None = None) -> None:
-        """`file`: what --ssh-config names. Raises UsageError that names the file, and the line where one is wrong."""
-        home = os.path.expanduser("~/.ssh")
-        if file is not None:
-            if not os.path.isfile(file):
-                raise UsageError(f"--ssh-config {file}: no such file; name one in the format of ~/.ssh/config")
-            self._text = include.read(file, home)
-            return
-        self._text = ""
-        for folder, name in ((home, "config"), (SYSTEM_FOLDER, "ssh_config")):
-            path = os.path.join(folder, name)
-            if os.path.exists(path):
-                self._text += "Match all\n" + include.read(path, folder)
+        """`file`: what --ssh-config names, instead of ssh's own files. Raises UsageError where there is none."""
+        if file is not None and not os.path.isfile(file):
+            raise UsageError(f"--ssh-config {file}: no such file; name one in the format of ~/.ssh/config")
+        self._file = os.path.abspath(file) if file is not None else ""
+        self._lock = threading.Lock()
+        self._asked: dict[Hop, Query | None] = {}
+        self._closed = False
+
+    def ask(self, host: str, user: str = "", port: int = 0) -> None:
+        """Start what `lookup` waits for. Raises UsageError."""
+        self._query(Hop(host, user, port))
 
     def lookup(self, host: str, user: str = "", port: int = 0) -> Destination:
         """How to connect to `host`; a `user` and a `port` given here win. Raises UsageError."""
-        for what, text in (("host", host), ("user", user)):
-            if _UNSAFE.search(text) or (what == "host" and (not text or "\\" in text)):
+        query = self._query(Hop(host, user, port))
+        answer = query.answer() if query else f"user {user}\nport {port or ''}\n"
+        return _Reader(host, answer).destination()
+
+    def close(self) -> None:
+        """End what is still being asked."""
+        with self._lock:
+            self._closed = True
+            queries = [query for query in self._asked.values() if query]
+        for query in queries:
+            query.give_up()
+
+    def _query(self, hop: Hop) -> Query | None:
+        """Ask ssh; None where ssh can't be asked and there is no configuration either."""
+        for what, text in (("host", hop.host), ("user", hop.user)):
+            if _UNSAFE.search(text) or (what == "host" and _NO_HOST.search(text)):
                 raise UsageError(f"{text!r} is no {what} name that ssh takes; correct it")
-        local = _local_user()
-        given = (f"user {user}\n" if user else "") + (f"port {port}\n" if port else "")
+        with self._lock:
+            if self._closed:
+                raise ConnectError("protocol", hop.host, "given up; the run is ending")
+            if hop not in self._asked:
+                self._asked[hop] = self._begin(hop)
+            return self._asked[hop]
+
+    def _begin(self, hop: Hop) -> Query | None:
         try:
-            options = _Parser.from_text(given + self._text).lookup(host)
-        except KeyError as error:  # paramiko reads CanonicalDomains without asking whether it is there
-            raise UsageError(f"ssh's configuration of {host} lacks {error}") from None
-        except (paramiko.SSHException, ImportError, ValueError) as error:
-            raise UsageError(f"ssh's configuration of {host}: {error}") from None
-        return _Reader(host, local, options).destination()
+            pwd.getpwuid(os.getuid())
+            return Query(hop.host, self._options(hop))
+        except KeyError:
+            problem, mend = f"which knows no user with the id {os.getuid()}", "add one to /etc/passwd"
+        except OSError as error:
+            problem, mend = f"which can't be run here ({error.strerror})", "install openssh-client"
+        files = [self._file] if self._file else [f"{home()}/.ssh/config", f"{SYSTEM_FOLDER}/ssh_config"]
+        found = next(filter(os.path.exists, files), None)
+        if found:
+            raise UsageError(f"{found} is read by ssh, {problem}; {mend}, or remove the file")
+        return None
+
+    def _options(self, hop: Hop) -> list[str]:
+        file = ["-F", self._file] if self._file else []
+        user = ["-l", hop.user] if hop.user else []
+        return [*file, *user, *(["-p", str(hop.port)] if hop.port else [])]
 
 
 class _Reader:
-    """Turns paramiko's strings into a Destination."""
+    """Makes a Destination of ssh's answer. What ssh doesn't say has its default."""
 
-    def __init__(self, host: str, local: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, host: str, answer: str) -> None:
         self._host = host
-        self._options = options
-        self._tokens = {"%": "%", "h": host, "n": host}
-        named = self._first("hostname")  # paramiko puts the host itself here, whose % is no token: fe80::1%eth0
-        address = host if named in ("", host) else self.expand(named, variables=False)
-        user = self._first("user") or local
-        self._port = self._number("port", DEFAULT_PORT)
-        self._alias = self._first("hostkeyalias")
+        self._values: dict[str, list[str]] = {}
+        for line in answer.split("\n"):
+            keyword, _, value = line.partition(" ")
+            self._values.setdefault(keyword.lower(), []).append(value)
+        local = _local_user()
         name = socket.gethostname()
-        self._tokens |= {
-            "h": address,
+        self._port = int(self._first("port") or DEFAULT_PORT)
+        self._tokens = {
+            "%": "%",
+            "h": self._first("hostname") or host,
+            "n": host,
             "p": str(self._port),
-            "r": user,
+            "r": self._first("user") or local,
             "u": local,
-            "d": os.path.expanduser("~"),
+            "d": home(),
             "i": str(os.getuid()),
             "l": name,
             "L": name.partition(".")[0],
-            "k": self._alias or host,
+            "k": self._first("hostkeyalias") or host,
         }
 
     def destination(self) -> Destination:
-        jump, command = self._proxy()
         return Destination(
             name=self._host,
             address=self._tokens["h"],
             user=self._tokens["r"],
             port=self._port,
             identity_files=self._identity_files(),
-            identities_only=self._first("identitiesonly").lower() in ("yes", "true"),
+            identities_only=self._first("identitiesonly") == "yes",
             identity_agent=self._agent(),
-            proxy_jump=jump,
-            proxy_command=command,
-            known_hosts_files=self._files("userknownhostsfile", "~/.ssh/known_hosts", "~/.ssh/known_hosts2"),
+            proxy_jump=tuple(self._hop(part) for part in self._expand(self._first("proxyjump")).split(",") if part),
+            proxy_command=self._expand(self._first("proxycommand")),
+            known_hosts_files=self._files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
             global_known_hosts_files=self._files(
-                "globalknownhostsfile", f"{SYSTEM_FOLDER}/ssh_known_hosts", f"{SYSTEM_FOLDER}/ssh_known_hosts2"
+                "globalknownhostsfile", f"{SYSTEM_FOLDER}/ssh_known_hosts {SYSTEM_FOLDER}/ssh_known_hosts2"
             ),
-            host_key_alias=self._alias,
-            connect_timeout=self._seconds("connecttimeout", CONNECT_SECONDS),
+            host_key_alias=self._first("hostkeyalias"),
+            connect_timeout=float(self._first("connecttimeout").replace("none", "") or 0) or CONNECT_SECONDS,
         )
 
-    def _words(self, keyword: str) -> list[str]:
-        return words(self._options.get(keyword) or "")
-
     def _first(self, keyword: str) -> str:
-        return next(iter(self._words(keyword)), "")
+        return self._values.get(keyword, [""])[0]
 
-    def _fail(self, keyword: str, value: str, mend: str) -> UsageError:
-        return UsageError(f"ssh's configuration of {self._host}: {keyword} {value}: {mend}")
+    def _fail(self, value: str, mend: str) -> UsageError:
+        return UsageError(f"ssh's configuration of {self._host}: {value}: {mend}")
 
-    def _number(self, keyword: str, default: int) -> int:
-        value = self._first(keyword)
-        if value and not (value.isdecimal() and 0 < int(value) < 65536):
-            raise self._fail(keyword, value, "not a port; give one from 1 to 65535")
-        return int(value) if value else default
-
-    def _seconds(self, keyword: str, default: float) -> float:
-        value = self._first(keyword)
-        if value.lower() in ("", "none", "0"):
-            return default
-        if not re.fullmatch(f"(?:{_DURATION.pattern})+", value, re.IGNORECASE):
-            raise self._fail(keyword, value, "not a time; write seconds, or 1m30s")
-        return float(sum(int(number) * _SECONDS[unit.lower()] for number, unit in _DURATION.findall(value)))
-
-    def expand(self, text: str, *, variables: bool = True) -> str:
-        """Tokens, and where OpenSSH takes them ${VARIABLES} too."""
+    def _expand(self, text: str, *, variables: bool = False) -> str:
+        """Tokens, and ${VARIABLES} in what may have them: paths."""
 
         def replace(found: re.Match[str]) -> str:
             token, variable = found[1], found[2]
@@ -189,26 +186,32 @@ class _Reader:
                 if not variables:
                     return found[0]
                 if variable not in os.environ:
-                    raise self._fail("value", text, f"{variable} is not set; set it, or write the path out")
+                    raise self._fail(text, f"{variable} is not set; set it, or write the path out")
                 return os.environ[variable]
             if token not in self._tokens:
-                raise self._fail("value", text, f"launchpad doesn't know the token %{token}; write its value out")
+                raise self._fail(text, f"launchpad doesn't know the token %{token}; write its value out")
             return self._tokens[token]
 
         return re.sub(r"%(.?)|\$\{(\w+)\}", replace, text)
 
     def _path(self, text: str) -> str:
-        return os.path.expanduser(self.expand(text))
+        return _at_home(self._expand(text, variables=True))
 
-    def _files(self, keyword: str, *defaults: str) -> tuple[str, ...]:
-        return tuple(self._path(word) for word in self._words(keyword) or defaults if word.lower() != "none")
+    def _files(self, keyword: str, default: str) -> tuple[str, ...]:
+        """Files that ssh prints on one line, without the quotes that a name with a space had."""
+        names: list[str] = []
+        for word in (self._first(keyword) or default).split(" "):
+            if names and not word.startswith(("/", "~")) and not os.path.exists(word):
+                names[-1] += f" {word}"
+            else:
+                names.append(word)
+        return tuple(_at_home(name) for name in names if name.lower() != "none")
 
     def _identity_files(self) -> tuple[str, ...] | None:
-        values = self._options.get("identityfile")
-        if not values:
+        names = self._values.get("identityfile", [])
+        if not names or set(names) >= _DEFAULT_IDENTITIES:
             return None
-        named = [" ".join(words(value)) for value in values]
-        return tuple(dict.fromkeys(self._path(name) for name in named if name and name.lower() != "none"))
+        return tuple(dict.fromkeys(self._path(name) for name in names if name.lower() != "none"))
 
     def _agent(self) -> str:
         value = self._first("identityagent") or "SSH_AUTH_SOCK"
@@ -220,43 +223,31 @@ class _Reader:
             return os.environ.get(value[1:], "")
         return self._path(value)
 
-    def _proxy(self) -> tuple[tuple[Hop, ...], str]:
-        """ProxyJump and ProxyCommand: as for ssh the first of them to be set counts, `none` too."""
-        for keyword in self._options:
-            if keyword == "proxyjump":
-                value = self.expand(self._first(keyword), variables=False)
-                if value.lower() == "none":
-                    return (), ""
-                return tuple(self._hop(part) for part in value.split(",")), ""
-            if keyword == "proxycommand":
-                command = self._options[keyword] or ""  # paramiko makes `none` None
-                return (), self.expand(command, variables=False)
-        return (), ""
-
     def _hop(self, text: str) -> Hop:
-        rest = text.strip().removeprefix("ssh://").rstrip("/")
-        user, _, rest = rest.rpartition("@")
+        user, _, rest = text.rpartition("@")
         found = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?", rest)
         if found is None:
-            raise self._fail("proxyjump", text, "not a jump host; write USER@HOST:PORT, several with commas")
+            raise self._fail(f"ProxyJump {text}", "not a jump host; write USER@HOST:PORT, several with commas")
         return Hop(found[1] or found[3], user, int(found[2] or found[4] or 0))
 
 
-def _succeeds(command: str) -> bool:
-    """Run a `Match exec` as ssh does."""
-    argv = [os.environ.get("SHELL") or "/bin/sh", "-c", command]
-    quiet = subprocess.DEVNULL
+def home() -> str:
+    """Where ssh looks for ~: not in HOME."""
     try:
-        return subprocess.run(argv, stdin=quiet, stdout=quiet, timeout=MATCH_EXEC_SECONDS).returncode == 0
-    except OSError as error:
-        raise UsageError(
-            f"Match exec {command!r}: {argv[0]}: {error.strerror}; set SHELL to one that is there"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"Match exec {command!r} takes more than {MATCH_EXEC_SECONDS:g} s; mend it") from None
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return os.path.expanduser("~")
+
+
+def _at_home(path: str) -> str:
+    return f"{home()}{path[1:]}" if path == "~" or path.startswith("~/") else os.path.expanduser(path)
 
 
 def _local_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        pass
     try:
         return getpass.getuser()
     except (KeyError, OSError):

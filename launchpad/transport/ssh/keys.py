@@ -1,4 +1,4 @@
-"""Private keys: which a host is offered and in which order, and the one prompt for a passphrase."""
+"""Private keys: which ones to offer a host, in which order, and the prompt for a passphrase."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 import paramiko
 from paramiko.agent import AgentSSH
 
-from launchpad.transport.ssh.config import Destination
+from launchpad.transport.ssh.config import Destination, home
 
 Ask = Callable[[str], str | None]
 
-# The types that paramiko signs with; an agent signs with any.
+# The types that paramiko can sign with. An agent can sign with any type.
 DEFAULT_NAMES = ("id_ed25519", "id_ecdsa", "id_rsa")
-# As ssh's NumberOfPasswordPrompts.
+# Like ssh's NumberOfPasswordPrompts.
 PROMPTS = 3
-# An agent may be waiting for its owner to touch a token.
+# An agent may be waiting for the user to touch a token.
 AGENT_SECONDS = 60.0
 
 _CLASSES: dict[str, type[paramiko.PKey]] = {
@@ -40,30 +40,30 @@ _SIGN_RESPONSE = 14
 
 @dataclass(frozen=True)
 class Offer:
-    """A key as a host is offered it."""
+    """A key to offer a host."""
 
     label: str
     key: paramiko.PKey
 
 
 @dataclass
-class _File:
-    """A private key file, as far as it can be read without its passphrase."""
+class _KeyFile:
+    """A private key file: what can be read of it, and the key once it is unlocked."""
 
     path: str
     text: str = ""
-    blob: bytes = b""  # the public key, where known
+    blob: bytes = b""  # the public key, if known
     key: paramiko.PKey | None = None
     encrypted: bool = False
     problem: str = ""
     locked: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Agent(AgentSSH):
-    """A connection to an ssh agent that threads may share."""
+class KeyAgent(AgentSSH):
+    """A thread-safe connection to an ssh agent."""
 
     def __init__(self, path: str) -> None:
-        """Raises OSError or SSHException where nothing at `path` speaks the agent's language."""
+        """Raises OSError or SSHException if there is no agent at `path`."""
         super().__init__()
         self._turn = threading.Lock()
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,8 +78,8 @@ class Agent(AgentSSH):
     def _send_message(self, msg: Any) -> Any:
         with self._turn:
             kind, answer = super()._send_message(msg)  # type: ignore[misc]
-        # An agent that won't sign (its owner said no) would raise in the transport's thread and end the connection; an
-        # empty signature is only refused, and the next key has its turn.
+        # If the agent won't sign (the user said no), paramiko would raise in the transport's thread and end the
+        # connection. An empty signature is merely rejected, and the next key is tried.
         if bytes(msg)[:1] == _SIGN_REQUEST and kind != _SIGN_RESPONSE:
             refusal = paramiko.Message()
             refusal.add_string(b"")
@@ -93,30 +93,30 @@ class Agent(AgentSSH):
 
 
 class Keyring:
-    """All keys of the user, shared by the threads of all hosts: each file is read, and asked about, once."""
+    """All of the user's keys, shared by all hosts' threads: each file is read once, and its passphrase asked once."""
 
     def __init__(self, ask: Ask | None) -> None:
-        """`ask` puts a question to the user, None for no answer; without it an encrypted key is not used."""
+        """`ask` prompts the user and returns None for no answer; without it, encrypted keys are not used."""
         self._ask = ask
         self._lock = threading.Lock()
         self._asking = threading.Lock()
-        self._files: dict[str, _File] = {}
-        self._agents: dict[str, Agent | str] = {}
+        self._files: dict[str, _KeyFile] = {}
+        self._agents: dict[str, KeyAgent | str] = {}
 
     def offers(self, destination: Destination, notes: list[str]) -> Iterator[Offer]:
-        """The keys in the order to try them, each once; into `notes` goes why one was left out.
+        """The keys in the order to try them, each once. The reasons for omitting keys are added to `notes`.
 
-        As ssh, but a file that the configuration names comes before the agent's other keys, which may be more than the
-        host's MaxAuthTries; and a key that needs a passphrase comes last.
+        The order is ssh's, with two exceptions: files named in the configuration come before the agent's other keys,
+        which may exceed the host's MaxAuthTries; and keys that need a passphrase come last.
         """
         paths = destination.identity_files
         if paths is None:
-            paths = tuple(os.path.join(os.path.expanduser("~/.ssh"), name) for name in DEFAULT_NAMES)
+            paths = tuple(os.path.join(home(), ".ssh", name) for name in DEFAULT_NAMES)
         files = [self._file(path) for path in paths if destination.identity_files or os.path.exists(path)]
-        held = self._held(destination.identity_agent, notes)
+        from_agent = self._agent_keys(destination.identity_agent, notes)
         wanted = {file.blob for file in files if file.blob}
-        chosen = [offer for offer in held if offer.key.asbytes() in wanted]
-        others = [] if destination.identities_only else [offer for offer in held if offer not in chosen]
+        chosen = [offer for offer in from_agent if offer.key.asbytes() in wanted]
+        others = [] if destination.identities_only else [offer for offer in from_agent if offer not in chosen]
         plain = [offer for file in files if file.key for offer in _with_certificate(file.path, file.key)]
         offered: set[bytes] = set()
         for offer in [*chosen, *plain, *others] if destination.identity_files else [*chosen, *others, *plain]:
@@ -124,7 +124,7 @@ class Keyring:
                 offered.add(_blob(offer.key))
                 yield offer
         for file in files:
-            if file.encrypted and file.blob not in offered:  # by now another host's thread may have unlocked it
+            if file.encrypted and file.blob not in offered:  # another host's thread may have unlocked it by now
                 key = self._unlock(file, notes)
                 if key is not None and key.asbytes() not in offered:
                     offered.add(key.asbytes())
@@ -133,39 +133,39 @@ class Keyring:
                 notes.append(file.problem)
 
     def close(self) -> None:
-        """Hang up on the agents."""
+        """Disconnect from the agents."""
         with self._lock:
             agents, self._agents = self._agents, {}
         for agent in agents.values():
-            if isinstance(agent, Agent):
+            if isinstance(agent, KeyAgent):
                 agent.close()
 
-    def _held(self, path: str, notes: list[str]) -> list[Offer]:
+    def _agent_keys(self, path: str, notes: list[str]) -> list[Offer]:
         if not path:
             return []
         with self._lock:
             if path not in self._agents:
                 try:
-                    self._agents[path] = Agent(path)
+                    self._agents[path] = KeyAgent(path)
                 except (OSError, EOFError, paramiko.SSHException) as error:
-                    self._agents[path] = f"the agent at {path} does not answer ({error})"
+                    self._agents[path] = f"the agent at {path} doesn't answer ({error})"
             agent = self._agents[path]
         if isinstance(agent, str):
             notes.append(agent)
             return []
         return [Offer(f"agent key {key.comment or key.get_name()}", key) for key in agent.get_keys()]
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> _KeyFile:
         with self._lock:
             if path not in self._files:
                 self._files[path] = _read(path)
             return self._files[path]
 
-    def _unlock(self, file: _File, notes: list[str]) -> paramiko.PKey | None:
-        """Ask for the passphrase, for all hosts at once; what came of it holds for the rest of the run."""
+    def _unlock(self, file: _KeyFile, notes: list[str]) -> paramiko.PKey | None:
+        """Ask for the passphrase, once for all hosts; the outcome holds for the rest of the run."""
         with self._asking:
             if file.key is None and not file.problem:
-                file.problem = f"{shown(file.path)} needs a passphrase; ssh-add it"
+                file.problem = f"{shown(file.path)} needs a passphrase; add it with ssh-add"
                 prompt = f"Enter passphrase for key '{file.path}': "
                 for _ in range(PROMPTS):
                     answer = self._ask(prompt) if self._ask else None
@@ -175,17 +175,17 @@ class Keyring:
                     if file.key is not None:
                         file.problem = ""
                         break
-                    file.problem = f"{shown(file.path)}: wrong passphrase; ssh-add it"
-                    prompt = f"Wrong. Enter passphrase for key '{file.path}': "
+                    file.problem = f"{shown(file.path)}: wrong passphrase; add it with ssh-add"
+                    prompt = f"Wrong passphrase. Enter passphrase for key '{file.path}': "
         if file.problem:
             notes.append(file.problem)
         return file.key
 
 
 def shown(path: str) -> str:
-    """A path as the user would write it."""
-    home = os.path.expanduser("~")
-    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") else path
+    """A path as the user would write it, with ~."""
+    folder = home()
+    return f"~{path[len(folder) :]}" if path.startswith(f"{folder}/") else path
 
 
 def _blob(key: paramiko.PKey) -> bytes:
@@ -194,37 +194,37 @@ def _blob(key: paramiko.PKey) -> bytes:
 
 
 def _with_certificate(path: str, key: paramiko.PKey) -> Iterator[Offer]:
-    """The key, and before it the certificate that lies beside it."""
+    """The key, preceded by the certificate next to it, if there is one."""
     certificate = f"{path}-cert.pub"
     if os.path.isfile(certificate):
         certified = copy.copy(key)
         try:
             certified.load_certificate(certificate)
             yield Offer(shown(certificate), certified)
-        except (OSError, ValueError, paramiko.SSHException):  # not one of this key
+        except (OSError, ValueError, paramiko.SSHException):  # not a certificate of this key
             pass
     yield Offer(shown(path), key)
 
 
-def _read(path: str) -> _File:
-    file = _File(path)
+def _read(path: str) -> _KeyFile:
+    file = _KeyFile(path)
     name = shown(path)
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             file.text = stream.read()
             status = os.fstat(stream.fileno())
     except OSError as error:
-        file.blob = _public(f"{path}.pub")  # the agent may hold the private half
+        file.blob = _public(f"{path}.pub")  # the agent may have the private key
         file.problem = f"{name}: {error.strerror}"
         return file
     file.blob = _public(path) or _public(f"{path}.pub")
     if "PRIVATE KEY" not in file.text:
         file.problem = "" if file.blob else f"{name} is not a private key"
         return file
-    # As ssh: only its owner's files are judged, others are root's or an administrator's business.
+    # Like ssh, only check the user's own files; others are the administrator's business.
     if status.st_uid == os.geteuid() and status.st_mode & 0o077:
         mode = f"{status.st_mode & 0o777:04o}"
-        file.problem = f"{name} can be read by others ({mode}), so it is not used; chmod 600 {name}"
+        file.problem = f"{name} is readable by others ({mode}), so it is not used; chmod 600 {name}"
         return file
     try:
         cipher, file.blob = _header(file.text) or ("", file.blob)
@@ -234,7 +234,7 @@ def _read(path: str) -> _File:
     except (ValueError, paramiko.SSHException):
         pass
     if file.key is None and not file.encrypted:
-        file.problem = f"{name} has a format that paramiko can't read; ssh-keygen -p -f {name} rewrites it"
+        file.problem = f"{name} has a format that paramiko can't read; rewrite it with ssh-keygen -p -f {name}"
     return file
 
 
@@ -250,7 +250,7 @@ def _public(path: str) -> bytes:
 
 
 def _header(text: str) -> tuple[str, bytes] | None:
-    """Of OpenSSH's own format: the cipher and the public key, which stand there in clear."""
+    """The cipher and the public key of a file in OpenSSH's format, where they are in the clear."""
     found = re.search(r"BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END", text, re.DOTALL)
     if found is None:
         return None
@@ -262,19 +262,19 @@ def _header(text: str) -> tuple[str, bytes] | None:
         return None
     message = paramiko.Message(data[len(_MAGIC) :])
     cipher = message.get_text()
-    message.get_text()  # how the passphrase becomes a key
-    message.get_binary()  # with which salt
-    message.get_int()  # how many keys: always one
+    message.get_text()  # the key derivation function
+    message.get_binary()  # its salt and rounds
+    message.get_int()  # the number of keys: always one
     return cipher, message.get_binary()
 
 
 def _load(text: str, blob: bytes, passphrase: str | None) -> paramiko.PKey | None:
-    """The private key; None with a wrong passphrase, or for a type or a format that paramiko doesn't know."""
+    """The private key; None if the passphrase is wrong, or if paramiko doesn't know the type or format."""
     kind = paramiko.Message(blob).get_text() if blob else ""
     classes = [found for name, found in _CLASSES.items() if kind.startswith(name)] if kind else _CLASSES.values()
     for known in classes:
         try:
             return known.from_private_key(io.StringIO(text), passphrase)
-        except Exception:  # a wrong passphrase leaves noise, at which paramiko raises whatever it may
+        except Exception:  # a wrong passphrase decrypts to noise, on which paramiko may raise anything
             continue
     return None

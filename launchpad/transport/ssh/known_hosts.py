@@ -1,7 +1,7 @@
-"""Host keys: which are known for a host, and what to do about one that is not.
+"""Host keys: which ones are known for a host, and what to do about one that isn't.
 
-The files are read here and not by paramiko, whose loader raises at @cert-authority, knows no @revoked and no wildcards,
-and can't tell which line a key stands on.
+We parse the files ourselves, as paramiko's loader raises on @cert-authority, doesn't support @revoked or wildcards, and
+doesn't say which line a key is on.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ class Entry(NamedTuple):
     """A line of a known_hosts file."""
 
     place: str  # FILE:LINE
-    marker: str  # empty, @revoked or @cert-authority
+    marker: str  # "", @revoked or @cert-authority
     hosts: str
     key_type: str
     blob: bytes
 
 
 class KnownHosts:
-    """All known_hosts files; each is read once. Threads may share one."""
+    """All known_hosts files, each read once. Thread-safe."""
 
     def __init__(self, *, accept_new: bool = False) -> None:
-        """`accept_new`: a host of which no key is known yet is taken, and remembered."""
+        """`accept_new`: accept and store the key of a host without a known key."""
         self._accept_new = accept_new
         self._lock = threading.Lock()
         self._files: dict[str, list[Entry]] = {}
 
     def key_types(self, destination: Destination) -> tuple[str, ...]:
-        """The types of the keys that are known for the host: those to ask it for."""
+        """The types of the host's known keys, to ask it for one of those."""
         with self._lock:
             found = self._known(destination)
         return tuple(dict.fromkeys(entry.key_type for entry in found))
 
     def check(self, destination: Destination, key: paramiko.PKey) -> None:
-        """Raises ConnectError unless the host is known by this key, or is new and may be accepted."""
+        """Raises ConnectError unless the host is known by this key, or is new and new ones are accepted."""
         with self._lock:
             self._check(destination, key.get_name(), key.asbytes())
 
     def _check(self, destination: Destination, key_type: str, blob: bytes) -> None:
         name = lookup_name(destination)
-        said = f"{destination.place} shows the {_short(key_type)} key {fingerprint(blob)}"
+        shown = f"{destination.place} presents the {_short(key_type)} key {fingerprint(blob)}"
         plain = [] if destination.host_key_alias else [destination.address.lower()]
         for entry in self._matching(destination, [name, *plain], "@revoked"):
             if entry.blob == blob:
-                raise _error(destination, f"{said}, which {entry.place} revokes: do not trust it; give it a new one")
+                raise _error(
+                    destination, f"{shown}, which is revoked at {entry.place}: don't trust it; the host needs a new key"
+                )
         known = self._known(destination)
         if any(entry.blob == blob for entry in known):
             return
@@ -70,10 +72,11 @@ class KnownHosts:
             old = next((entry for entry in known if entry.key_type == key_type), known[0])
             raise _error(
                 destination,
-                f"{said}, but {old.place} knows it by the {_short(old.key_type)} key {fingerprint(old.blob)}; someone "
-                f"may be listening in. If the key was changed on purpose: {_forget(old, name)}, then accept the new",
+                f"{shown}, but {old.place} has the {_short(old.key_type)} key {fingerprint(old.blob)}; someone may be "
+                f"intercepting the connection. If the key was changed on purpose, run {_forget(old, name)} and accept "
+                "the new one",
             )
-        # As ssh does: a host on an odd port may be known by the same key without the port.
+        # Like ssh: a host on a nonstandard port may be known by the same key without the port.
         if any(entry.blob == blob for entry in self._matching(destination, plain, "")):
             return
         authority = next(iter(self._matching(destination, [name], "@cert-authority")), None)
@@ -82,9 +85,9 @@ class KnownHosts:
             return
         hint = ""
         if authority:
-            hint = f" ({authority.place} has a certificate authority for it, but launchpad checks plain keys only)"
+            hint = f" ({authority.place} names a certificate authority for it, but launchpad supports only plain keys)"
         raise _error(
-            destination, f"{said}, which no known_hosts file has{hint}; compare it with the host's own (ssh-keygen "
+            destination, f"{shown}, which is in no known_hosts file{hint}; compare it with the host's own (ssh-keygen "
             f"-lf /etc/ssh/ssh_host_{_short(key_type)}_key.pub there), then {_accept(destination, key_type, name)}"
         )  # fmt: skip
 
@@ -114,13 +117,13 @@ class KnownHosts:
                 file.write(line.encode())
         except OSError as error:
             raise _error(
-                destination, f"its key can't be written to {path}: {error.strerror}; make that file writable"
+                destination, f"can't write its key to {path}: {error.strerror}; make that file writable"
             ) from None
         self._files.pop(path, None)
 
 
 def lookup_name(destination: Destination) -> str:
-    """The name that a host has in known_hosts: an alias as it stands, else the address, with a port that is not 22."""
+    """A host's name in known_hosts: its alias, else its address, plus the port if it isn't 22."""
     if destination.host_key_alias:
         return destination.host_key_alias.lower()
     address = destination.address.lower()
@@ -136,7 +139,7 @@ def _read(path: str) -> Iterator[Entry]:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
-    except OSError:  # as for ssh: a file that isn't there knows no host
+    except OSError:  # like ssh, treat an unreadable file as empty
         return
     for number, line in enumerate(lines, 1):
         fields = line.split()
@@ -151,7 +154,7 @@ def _read(path: str) -> Iterator[Entry]:
 
 
 def _matches(name: str, hosts: str) -> bool:
-    """Whether a line's host field means the host: a hash, or patterns of which none that is negated may match."""
+    """Whether a line's host field matches the name: it is a hash, or patterns, of which no negated one may match."""
     if hosts.startswith("|1|"):
         try:
             salt, digest = (base64.b64decode(part) for part in hosts[3:].split("|"))
@@ -160,7 +163,7 @@ def _matches(name: str, hosts: str) -> bool:
         return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
     found = False
     for pattern in hosts.lower().split(","):
-        # OpenSSH's patterns have * and ? only; fnmatch would take the brackets of [host]:port for a set.
+        # OpenSSH's patterns have only * and ?; fnmatch would take the brackets of [host]:port for a character set.
         bare = pattern.removeprefix("!").replace("[", "[[]")
         if fnmatch.fnmatchcase(name, bare):
             if pattern.startswith("!"):
@@ -170,21 +173,21 @@ def _matches(name: str, hosts: str) -> bool:
 
 
 def _short(key_type: str) -> str:
-    """The type as ssh's file names have it: ed25519, ecdsa, rsa."""
+    """The type as in the names of ssh's key files: ed25519, ecdsa, rsa."""
     return key_type.removeprefix("ssh-").partition("-")[0]
 
 
 def _accept(destination: Destination, key_type: str, name: str) -> str:
-    """The command that would put the key where it is looked for."""
+    """How to accept the key."""
     if not destination.known_hosts_files:
         return "name a file for it with UserKnownHostsFile"
     file = shlex.quote(destination.known_hosts_files[0])
-    if destination.proxy_jump or destination.proxy_command:  # ssh-keyscan goes straight there
-        return f"ssh {destination.name} once, or give --accept-new-host-keys"
+    if destination.proxy_jump or destination.proxy_command:  # ssh-keyscan can't use a proxy
+        return f"run ssh {destination.name} once, or pass --accept-new-host-keys"
     scan = f"ssh-keyscan -t {_short(key_type)} -p {destination.port} {destination.address}"
     if destination.host_key_alias:
         scan += f" | sed 's/^[^ ]*/{name}/'"
-    return f"{scan} >> {file}, or give --accept-new-host-keys"
+    return f"run {scan} >> {file}, or pass --accept-new-host-keys"
 
 
 def _forget(entry: Entry, name: str) -> str:

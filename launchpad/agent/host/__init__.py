@@ -1,0 +1,1 @@
+"""The node: its resources, processes and files."""

@@ -1,0 +1,133 @@
+"""Collects what a multi-node job needs to know about this node: interpreter, torch, folder, identity, addresses."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+import struct
+import sys
+import time
+
+from ... import linux
+from ...protocol.commands import Probe
+from ...protocol.events import NodeFacts
+
+# Interfaces of containers and virtual machines, which rarely lead to other machines.
+_VIRTUAL = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
+
+# Prints the versions of Python, torch and launchpad (empty for none) that a rank would import, without importing them.
+_VERSIONS = """
+import importlib.util, os, re, sys
+print(*sys.version_info[:3], sep=".")
+for name, file in (("torch", "version.py"), ("launchpad", "_version.py")):
+    spec = importlib.util.find_spec(name)
+    path = os.path.join(os.path.dirname(spec.origin), file) if spec and spec.origin else os.devnull
+    found = re.search("__version__ = [^0-9]*([^'\\"]*)", open(path).read())
+    print(found[1] if found else "")
+"""
+
+
+def probe(command: Probe) -> NodeFacts:
+    """Answer the head's Probe."""
+    problem = _problem(command.cwd)
+    version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
+    if not problem and (command.torch or command.python):
+        version, torch, launchpad = _versions(command) or (version, torch, launchpad)
+    return NodeFacts(
+        time=time.monotonic_ns(),
+        python=command.python or sys.executable,
+        version=version,
+        torch=torch if command.torch else "",
+        launchpad=launchpad if command.torch else "",
+        problem=problem,
+        machine=_machine(),
+        addresses=addresses(),
+    )
+
+
+def _versions(command: Probe) -> tuple[str, str, str] | None:
+    """The versions of Python, torch and launchpad, from the ranks' interpreter; None if it prints none."""
+    import subprocess
+
+    argv = [command.python or sys.executable, "-c", _VERSIONS]
+    environ = {name: value for name, value in {**os.environ, **command.environ}.items() if name}
+    try:
+        output = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, cwd=command.cwd, env=environ
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version, torch, launchpad, *_ = [*output.split("\n"), "", "", ""]
+    return (version, torch, launchpad) if version else None
+
+
+def _problem(cwd: str) -> str:
+    try:
+        os.listdir(os.path.join(cwd, ""))
+    except PermissionError:
+        return "" if os.access(cwd, os.X_OK) else f"no permission to enter the folder {cwd}"
+    except NotADirectoryError:
+        return f"{cwd} is not a folder"
+    except OSError:
+        return f"there is no folder {cwd}"
+    return ""
+
+
+def _machine() -> str:
+    """The kernel's boot id and the process's namespaces; "" if /proc doesn't show all of them.
+
+    Loopback addresses other than 127.0.0.1 count as separate machines: a user who names 127.0.0.2 and 127.0.0.3 as
+    hosts wants several nodes on one machine.
+    """
+    try:
+        parts = [linux.boot_id(), *map(linux.namespace, ("net", "pid", "mnt"))]
+    except OSError:
+        return ""
+    server = _ssh_address()
+    if server.startswith("127.") and server != "127.0.0.1":
+        parts.append(server)
+    return " ".join(parts)
+
+
+def _ssh_address() -> str:
+    """The address that the head's ssh connected to; "" without ssh."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def addresses() -> list[list[str]]:
+    """This machine's addresses with their interfaces: the one that ssh connected to first, loopback last."""
+    found = _ipv4() + _ipv6()
+    server = _ssh_address()
+    return sorted(found, key=lambda one: (linux.is_loopback(one[0]), one[0] != server, one[1].startswith(_VIRTUAL)))
+
+
+def _ipv4() -> list[list[str]]:
+    """From SIOCGIFCONF (netdevice(7)), which fills an array of struct ifreq: a name and a socket address each."""
+    size = 40 if struct.calcsize("P") == 8 else 32
+    buffer = array.array("B", bytes(size * 512))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        length = struct.unpack("iP", fcntl.ioctl(any_socket, 0x8912, request))[0]
+    entries = [buffer[start : start + size].tobytes() for start in range(0, length, size)]
+    found = [[socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0")[0].decode()] for entry in entries]
+    server = _ssh_address()
+    if server.startswith("127.") and server not in [address for address, _ in found]:
+        found += [[server, interface] for address, interface in found if address == "127.0.0.1"]
+    return found
+
+
+def _ipv6() -> list[list[str]]:
+    """Addresses of global scope and ::1, from /proc/net/if_inet6: address, index, prefix, scope, flags, name."""
+    found = []
+    try:
+        with open("/proc/net/if_inet6") as file:
+            for line in file:
+                digits, _, _, scope, _, interface = line.split()
+                if scope in ("00", "10"):
+                    found.append([socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), interface])
+    except OSError:  # a kernel without IPv6
+        pass
+    return found

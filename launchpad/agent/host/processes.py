@@ -1,0 +1,198 @@
+"""Process control on Linux: subreaper, parent-death signal, children, and the sweep that kills all descendants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from ... import linux
+from . import procfs
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+# The sweep gives up after this long: a process in uninterruptible sleep can't be killed.
+SWEEP_SECONDS = 10.0
+
+# Helpers of Python and torch that exit as soon as the last process that could use them is gone. The cleaners among them
+# remove the shared memory and semaphores of processes that died: killed too early, they would leave those in /dev/shm.
+_CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
+_HELPERS = (*_CLEANERS, "multiprocessing.forkserver")
+HELPER_SECONDS = 2.0
+
+# Command lines are shown up to this length.
+_NAME_LENGTH = 60
+
+# Kinds of programs.
+PYTHON, SHELL, CLEANER, OTHER = "python", "shell", "cleaner", "other"
+
+_SHELLS = frozenset("sh bash rbash dash ash busybox zsh ksh ksh93 mksh fish tcsh csh".split())
+
+
+def become_subreaper() -> None:
+    """Become the parent of every orphaned descendant, even one that called setsid or forked twice."""
+    linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that forked it ends. Call it in the child."""
+    linux.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the prctl
+        os._exit(1)
+
+
+def wakeup_on_exit() -> int:
+    """A descriptor that becomes readable when a child exits, for a process that polls other descriptors too."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+def children() -> list[int]:
+    """This process's children, including zombies; none if /proc can't show them."""
+    if not linux.shows_our_pids():  # pids of another namespace belong to other processes here
+        return []
+    try:
+        return procfs.children("self")
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
+        return _children_by_scan()
+
+
+def _children_by_scan() -> list[int]:
+    me = os.getpid()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parent = linux.stat(name)[1]
+            except OSError:
+                continue
+            if int(parent) == me:
+                found.append(int(name))
+    return found
+
+
+def name_of(pid: int) -> str:
+    """The command line of a process; "" if it is gone or exiting."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a child is a zombie; False if /proc hides it."""
+    try:
+        return linux.stat(pid)[0] in "ZX"
+    except OSError:
+        return False
+
+
+class Process(NamedTuple):
+    """A process in a rank's process group, as /proc shows it."""
+
+    parent: int
+    kind: str
+    ignored: int  # the mask of ignored signals; the lowest bit is signal 1
+
+    def ignores(self, signum: int) -> bool:
+        """Whether it ignores this signal."""
+        return bool(self.ignored >> (signum - 1) & 1)
+
+
+def kind_of(pid: int) -> str:
+    """The kind of program that a process runs."""
+    name = procfs.executable(pid)
+    if name in _SHELLS:
+        return SHELL
+    if name.startswith(("python", "pypy")):
+        return CLEANER if _is_one_of(_CLEANERS, name_of(pid)) else PYTHON
+    return CLEANER if _is_one_of(_CLEANERS, name) else OTHER
+
+
+def _is_one_of(helpers: Collection[str], name: str) -> bool:
+    return any(helper in name for helper in helpers)
+
+
+def groups(leaders: Collection[int]) -> dict[int, dict[int, Process]]:
+    """The live processes of these process groups, by pid; groups without any are left out."""
+    found: dict[int, dict[int, Process]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            state, parent, group = linux.stat(name)[:3]
+        except (OSError, ValueError):  # it has just gone
+            continue
+        if int(group) in leaders and state not in "ZX":
+            pid = int(name)
+            ignored = int(procfs.status(pid).get("SigIgn", "0"), 16)
+            found.setdefault(int(group), {})[pid] = Process(int(parent), kind_of(pid), ignored)
+    return found
+
+
+def has_group(leader: int) -> bool:
+    """Whether a process group has any processes, including zombies."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def reap(watched: int) -> int | None:
+    """Reap all dead children; return the exit code of `watched` (-n for signal n) if it was among them."""
+    result = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return result
+        if pid == 0:
+            return result
+        if pid == watched:
+            result = os.waitstatus_to_exitcode(status)
+
+
+def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
+    """Kill all descendants. A victim's children become ours, as we are a subreaper, so this takes several rounds.
+
+    `own` are killed but not listed, `spared` are left alone. Returns "PID NAME" of each process killed, without those
+    that were already dying of an earlier signal. Gives up after SWEEP_SECONDS on processes that can't be killed: those
+    in uninterruptible sleep.
+    """
+    start = time.monotonic()
+    pause = 0.0005
+    killed: dict[int, str] = {}
+    while True:
+        reap_children()
+        left = [pid for pid in children() if pid not in spared]
+        waited = time.monotonic() - start
+        if not left or waited > SWEEP_SECONDS:
+            return [f"{pid} {_shortened(name)}" for pid, name in killed.items()]
+        for pid in left:
+            name = name_of(pid)
+            exits_by_itself = _is_one_of(_HELPERS, name) and waited < HELPER_SECONDS
+            if exits_by_itself or is_zombie(pid):
+                continue
+            if name and pid not in own and not procfs.is_dying(pid):
+                killed[pid] = name
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[:_NAME_LENGTH] + "…"

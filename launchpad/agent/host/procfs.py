@@ -1,0 +1,133 @@
+"""Reads /proc: a process's state, the resources that it and its descendants use, the signals that it catches.
+
+/proc may hide a live process (hidepid, another user's) or lack a file (gVisor): then the answer is "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ... import linux
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+# A flag in /proc/PID/stat (linux/sched.h): the process is exiting, and may have closed its files already.
+_PF_EXITING = 0x4
+
+# `use` looks at no more than this many processes.
+_MAX_PROCESSES = 200
+
+
+def status(process: int | str) -> dict[str, str]:
+    """The lines of /proc/PROCESS/status; empty if the process is gone or hidden."""
+    try:
+        with open(f"/proc/{process}/status", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def state(pid: int) -> str:
+    """The main thread's state, a letter as in proc(5); "X" if the process is gone or exiting, "" if unknown."""
+    try:
+        fields = linux.stat(pid)
+    except OSError:
+        return "X" if linux.is_gone(pid) else ""
+    return "X" if int(fields[6]) & _PF_EXITING else fields[0]
+
+
+def executable(pid: int) -> str:
+    """The base name of the process's executable; "" if the process is gone or another user's."""
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return ""
+
+
+def is_dying(pid: int) -> bool:
+    """Whether the process is gone, or is dying of a signal and has just not been scheduled yet.
+
+    On a fatal signal, the kernel queues SIGKILL to each thread of the process; a thread that takes it begins to exit.
+    """
+    return has_signal(status(pid), "SigPnd", signal.SIGKILL) or state(pid) in ("Z", "X")
+
+
+def children(process: int | str) -> list[int]:
+    """The process's children, including zombies. Raises OSError."""
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{process}/task"):
+        try:
+            with open(f"/proc/{process}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+        except ProcessLookupError:  # the thread has ended
+            continue
+    return found
+
+
+def has_signal(fields: dict[str, str], field: str, signum: int) -> bool:
+    """Whether a signal is set in a mask of `status`: SigCgt, SigBlk, ShdPnd …"""
+    return bool(int(fields.get(field, "0"), 16) >> (signum - 1) & 1)
+
+
+def wchan(pid: int) -> str:
+    """The kernel function that the main thread sleeps in; "" if it doesn't sleep or the kernel hides it."""
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            name = file.read()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def maps(pid: int, name: str) -> bool:
+    """Whether the process has mapped a file whose path contains `name`."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as file:
+            return any(name in line for line in file)
+    except OSError:
+        return False
+
+
+def descriptor(pid: int, target: str) -> str:
+    """The path under /proc of the process's descriptor that links to `target`; "" if it has none."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            try:
+                if os.readlink(f"{folder}/{name}") == target:
+                    return f"{folder}/{name}"
+            except OSError:  # it has just been closed
+                continue
+    except OSError:
+        pass
+    return ""
+
+
+def use(pid: int) -> tuple[float, bool, int]:
+    """What a process and its descendants use: CPU seconds, whether a thread is runnable, bytes read and written.
+
+    Seconds and bytes are -1 if /proc doesn't show them for every process.
+    """
+    seconds, busy, moved = 0.0, False, 0
+    todo, visited = [pid], 0
+    while todo and visited < _MAX_PROCESSES:
+        process = todo.pop()
+        visited += 1
+        try:
+            fields = linux.stat(process)
+            # utime and stime, then the same of children that have been waited for.
+            seconds += sum(int(fields[index]) for index in (11, 12, 13, 14)) / _TICKS
+            for task in os.listdir(f"/proc/{process}/task"):
+                try:
+                    busy = busy or linux.stat(f"{process}/task/{task}")[0] == "R"
+                except OSError:  # the thread has ended
+                    continue
+            todo += children(process)
+            with open(f"/proc/{process}/io") as file:
+                moved += sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
+        except OSError:
+            if not linux.is_gone(process):
+                return -1.0, busy, -1
+    return seconds, busy, moved

@@ -1,0 +1,129 @@
+"""Counts what this node offers: usable cores, visible GPUs, limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+_UNLIMITED = 1 << 31
+
+
+def usable_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
+    """Cores that this process may actually use, at least 1: CPU affinity, then the cgroups' quota, rounded down."""
+    cores = float(len(os.sched_getaffinity(0)))
+    for folder in cgroup_folders("cpu", cgroups, membership):
+        version_1 = _numbers(f"{folder}/cpu.cfs_quota_us", 1) + _numbers(f"{folder}/cpu.cfs_period_us", 1)
+        quota, period = _numbers(f"{folder}/cpu.max") or version_1 or (0, 0)
+        if quota > 0 and period > 0:
+            cores = min(cores, quota / period)
+    return max(1, int(cores))
+
+
+def process_limit(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
+    """The process limit: the least of the user's (root has none), the cgroups' pids.max and the kernel's pid_max."""
+    limits: list[int] = []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
+        limits.append(soft)
+    for folder in cgroup_folders("pids", cgroups, membership):
+        limits += _numbers(f"{folder}/pids.max", 1)
+    limits += _numbers("/proc/sys/kernel/pid_max", 1)
+    return min(limits, default=_UNLIMITED)
+
+
+def open_file_limit() -> int:
+    """The hard limit of open files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _UNLIMITED if hard == resource.RLIM_INFINITY else hard
+
+
+def cgroup_folders(controller: str, cgroups: str, membership: str) -> list[str]:
+    """This process's cgroup for the controller and its ancestors, in cgroup v2 (one tree) and v1 (a tree each)."""
+    folders = []
+    try:
+        with open(membership, errors="surrogateescape") as file:
+            lines = [line.split(":", 2) for line in file.read().splitlines()]
+    except OSError:
+        return []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = f"{cgroups}/{controller}" if controllers else cgroups
+        parts = [part for part in path.split("/") if part]
+        # In a container the path may be the host's, and its own cgroup the root: missing folders are skipped.
+        folders += ["/".join([root, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+    return folders
+
+
+def _numbers(path: str, count: int = 2) -> tuple[int, ...]:
+    """The file's first `count` numbers; () if there is no such file or it says "max"."""
+    try:
+        with open(path) as file:
+            return tuple(int(word) for word in file.read().split()[:count])
+    except (OSError, ValueError):
+        return ()
+
+
+def visible_gpus() -> int:
+    """How many GPUs a rank would see, counted without torch and without a CUDA context."""
+    return _visible(_installed_gpus(), os.environ)
+
+
+def _visible(installed: int, environ: os._Environ[str] | dict[str, str]) -> int:
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if name in environ:
+            return _listed(environ[name], installed)
+    return installed
+
+
+def _listed(value: str, installed: int) -> int:
+    """How many devices a *_VISIBLE_DEVICES list names. As in CUDA, the first invalid entry ends the list."""
+    count = 0
+    for entry in value.split(","):
+        entry = entry.strip()
+        if entry.isdigit():
+            if int(entry) >= installed:
+                break
+        elif not entry.startswith(("GPU-", "MIG-")):
+            break
+        count += 1
+    return count if installed else 0
+
+
+def _installed_gpus() -> int:
+    return _nvml_count() or _nvidia_device_files() or _amd_count()
+
+
+def _nvml_count() -> int:
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_uint(0)
+    if nvml.nvmlInit_v2() != 0:
+        return 0
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0
+    nvml.nvmlShutdown()
+    return 0 if failed else count.value
+
+
+def _nvidia_device_files() -> int:
+    try:
+        return sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir("/dev"))
+    except OSError:
+        return 0
+
+
+def _amd_count() -> int:
+    """GPUs in the kernel driver's topology, which also lists CPUs, with no SIMD units."""
+    count = 0
+    topology = "/sys/class/kfd/kfd/topology/nodes"
+    try:
+        for node in os.listdir(topology):
+            with open(f"{topology}/{node}/properties") as file:
+                count += any(line.startswith("simd_count ") and line.split()[1] != "0" for line in file)
+    except OSError:
+        return 0
+    return count

@@ -1,0 +1,353 @@
+"""The agent: starts, watches, drains and kills the ranks of its node. It has no policy of its own: the head decides.
+
+One thread, one loop: wait for commands, children and output (poll.py), then send events and output (outbox.py).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import linux
+from ..protocol import wire
+from ..protocol.commands import (
+    BarrierOut,
+    Call,
+    Credit,
+    DumpStacks,
+    FileChunk,
+    Finish,
+    Hello,
+    Listen,
+    MpiReply,
+    MpiWorld,
+    Ping,
+    Probe,
+    Reach,
+    Signal,
+    Start,
+    StartMore,
+    StdinData,
+    Sync,
+)
+from ..protocol.commands import HoldPort as HoldPort
+from ..protocol.events import (
+    RESULT,
+    AgentFailed,
+    AgentReady,
+    ChunksTaken,
+    Crashed,
+    Drained,
+    Event,
+    NoMpi,
+    OrphansKilled,
+    Pong,
+    PortHeld,
+    RankExited,
+    RankRaised,
+    StartFailed,
+    Suspended,
+)
+from .host import oom, processes, resources
+from .outbox import Outbox, OutputStream
+from .poll import Poll
+from .ranks import rank, rundir
+from .ranks.signals import Signals
+from .ranks.starter import Starter
+from .stacks.debug_channel import DebugChannel
+
+if TYPE_CHECKING:
+    from .host.synced_folder import SyncedFolder
+    from .mpi.node_worlds import NodeWorlds
+    from .net.reachability import Reachability
+    from .stacks.dump import StackDumper
+
+# An error file is read up to this size: it holds a traceback, not a log.
+ERROR_FILE_BYTES = 256 << 10
+
+# The head says Hello once it has reached all hosts; until then it may be asking the user for passwords.
+HELLO_SECONDS = 600.0
+
+# How long a failing agent tries to send the reason to a head that does not read.
+FLUSH_SECONDS = 2.0
+
+
+class Agent:
+    """Serves one link: commands come from `link_in`, events leave through `link_out`."""
+
+    def __init__(self, link_in: int, link_out: int, stdin_fd: int | None, folder: str) -> None:
+        self._link_in = link_in
+        self._link_out = link_out
+        self._rundir = folder
+        self._decoder = wire.Decoder()
+        self._ranks: dict[int, rank.Rank] = {}  # by pid, until reaped
+        self._signals = Signals(self._ranks, self._report_exit)
+        self._poll = Poll()
+        self._outbox = Outbox(link_out, self._poll)
+        self._finishing = False  # all ranks are gone; the rest of their output is being sent
+        self._leaving = False  # exit once that is done
+        self._head_gone = False
+        self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started)
+        self._reachability: Reachability | None = None
+        self._synced: SyncedFolder | None = None
+        self._mpi: NodeWorlds | None = None
+        self._debug_channel: DebugChannel | None = None
+        self._stack_dumper: StackDumper | None = None
+        self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
+        self._last_heard = time.monotonic()
+        self._suspended = False  # the head is stopped, and silent until it is continued
+
+    def run(self) -> int:
+        """Serve until the head says to leave or is gone. Returns the process's exit code."""
+        processes.become_subreaper()
+        guard = os.getppid()
+        self._poll.watch(processes.wakeup_on_exit(), self._on_child)
+        self._raise_file_limit()
+        self._memory_kills = oom.kills()
+        os.set_blocking(self._link_in, False)
+        os.set_blocking(self._link_out, False)
+        self._poll.watch(self._link_in, self._on_link_in)
+        try:
+            self._serve()
+        except Exception as error:
+            from .failing import failure_of
+
+            self._outbox.say(failure_of(error))
+            self._outbox.flush(FLUSH_SECONDS)
+        if self._head_gone:  # the head, or the guard, which held the link open
+            reason = "its agent lost contact with the head" if os.getppid() == guard else "its guard was killed"
+            self._outbox.say(AgentFailed(time.monotonic_ns(), reason))
+            self._outbox.pump()
+        if self._synced:
+            self._synced.close()
+        if not linux.shows_our_pids():  # the sweep can't find them
+            for started in self._ranks.values():
+                started.signal(signal.SIGKILL)
+        processes.sweep(self._reap)
+        if self._mpi:
+            self._mpi.close()
+        rundir.remove(self._rundir)
+        return 0
+
+    def _serve(self) -> None:
+        while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
+            self._poll.wait(self._patience())
+            if self._stack_dumper:
+                self._stack_dumper.pump()
+            self._outbox.pump()
+            if self._finishing and not self._leaving and self._outbox.drained:
+                self._finishing = False
+                self._outbox.say(Drained(time.monotonic_ns()))
+                self._outbox.pump()
+
+    def _patience(self) -> float:
+        """Seconds to wait for events, -1 without limit. Also checks whether the head has been silent for too long."""
+        own = self._outbox.patience
+        if self._stack_dumper and self._stack_dumper.patience >= 0:
+            own = min(own, self._stack_dumper.patience) if own >= 0 else self._stack_dumper.patience
+        if not self._heartbeat_timeout or self._suspended:
+            return own
+        left = self._last_heard + self._heartbeat_timeout - time.monotonic()
+        if left <= 0 and not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
+            self._head_gone = True
+        return max(0.0, left if own < 0 else min(own, left))
+
+    def _raise_file_limit(self) -> None:
+        _, hard = self._file_limit
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            pass
+
+    # Commands.
+
+    def _on_link_in(self, fd: int) -> None:
+        data = linux.read_now(fd, 1 << 16)
+        if data is None:
+            return
+        if not data:
+            self._head_gone = True
+        self._last_heard = time.monotonic()
+        for command in self._decoder.feed(data):
+            self._on_command(command)
+
+    def _on_command(self, command: Any) -> None:
+        match command:
+            case Hello():
+                self._on_hello(command)
+            case Probe():
+                from .host.probe import probe
+
+                facts = probe(command)
+                self._starter.brings_launchpad = command.torch and not facts.launchpad
+                self._outbox.say(facts)
+            case Sync():
+                from .host.synced_folder import SyncedFolder
+
+                self._synced = SyncedFolder(command)
+                self._say_all(self._synced.begin())
+            case FileChunk() if self._synced:
+                self._say_all(self._synced.take(command))
+            case Call(data):
+                rundir.add_to_call(self._rundir, data)
+                self._starter.has_call = True
+                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
+            case Listen() | Reach():
+                self._check_reachability(command)
+            case HoldPort(address, port):
+                self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
+            case Ping(at):
+                self._outbox.say(Pong(time.monotonic_ns(), at))
+            case Start():
+                if self._reachability:
+                    self._reachability.close()
+                self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
+                self._starter.start(command, self._reap, self._debug_channel.path)
+            case Signal(signum):
+                self._signals.send(signum)
+                self._starter.signal(signum)
+                if signum == signal.SIGSTOP:
+                    self._outbox.say(Suspended(time.monotonic_ns()))
+                if signum in (signal.SIGSTOP, signal.SIGCONT):
+                    self._suspended = signum == signal.SIGSTOP
+            case StdinData(data):
+                self._starter.take_input(data)
+            case Credit(number, stream, size):
+                self._outbox.credit(number, stream, size)
+            case MpiWorld():
+                self._add_mpi_world(command)
+            case BarrierOut() if self._mpi:
+                self._mpi.barrier_out(command)
+            case StartMore(ranks):
+                self._starter.start_more(ranks)
+            case MpiReply(number, line) if self._mpi:
+                self._mpi.reply(number, line)
+            case Finish(leave):
+                self._finish(leave)
+            case DumpStacks() if self._debug_channel:
+                from .stacks.dump import StackDumper
+
+                self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
+                self._stack_dumper.begin(command, self._ranks.values())
+
+    def _say_all(self, events: list[Event]) -> None:
+        for event in events:
+            self._outbox.say(event)
+
+    def _check_reachability(self, command: Listen | Reach) -> None:
+        from .net.reachability import Reachability
+
+        self._reachability = self._reachability or Reachability(self._poll, self._outbox)
+        if isinstance(command, Listen):
+            self._reachability.listen(command)
+        else:
+            self._reachability.reach(command)
+
+    def _add_mpi_world(self, world: MpiWorld) -> None:
+        from .mpi.node_worlds import NodeWorlds
+
+        self._mpi = self._starter.mpi = self._mpi or NodeWorlds(self._poll, self._outbox, self._rundir)
+        self._mpi.add(world)
+
+    def _on_hello(self, hello: Hello) -> None:
+        self._heartbeat_timeout = hello.silence
+        self._outbox.say(
+            AgentReady(
+                time=time.monotonic_ns(),
+                wall=time.time(),
+                pid=os.getpid(),
+                hostname=socket.gethostname(),
+                cores=resources.usable_cores(),
+                gpus=resources.visible_gpus() if hello.count_gpus else -1,
+                visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+                open_files=resources.open_file_limit(),
+                processes=resources.process_limit(),
+                port=self._starter.hold_port(hello.port),
+            )
+        )
+
+    def _on_started(self, started: rank.Rank) -> None:
+        self._ranks[started.pid] = started
+        if started.status_fd is not None:
+            self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
+
+    def _finish(self, leave: bool) -> None:
+        """All ranks are gone: kill what they left behind, then send the rest of their output."""
+        self._finishing = True
+        self._leaving = leave
+        self._signals.release()
+        spared, own = self._starter.finish(leave), self._starter.own
+        if self._stack_dumper:
+            self._stack_dumper.end()
+            own |= self._stack_dumper.own
+        killed = processes.sweep(self._reap, own, spared)
+        if killed:
+            self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
+        if self._mpi:
+            if leave and self._mpi.unused:
+                self._outbox.say(NoMpi(time.monotonic_ns()))
+            self._mpi.close()
+        self._outbox.drain()
+
+    # Children.
+
+    def _on_child(self, fd: int) -> None:
+        os.read(fd, 4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid not in self._ranks:
+                self._starter.hear()  # it may have been forked just now
+            started = self._ranks.pop(pid, None)
+            if started is None:
+                self._starter.exited(pid)
+            else:
+                self._on_exit(started, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+        self._signals.recheck()
+
+    def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
+        now = time.monotonic_ns()
+        if started.status_fd is not None:
+            self._on_status(started.status_fd, started)
+        before, self._memory_kills = self._memory_kills, oom.kills() if code else self._memory_kills
+        memory_killed: bool | None = False
+        if code == -signal.SIGKILL:
+            memory_killed = None if before is None or self._memory_kills is None else self._memory_kills > before
+        error = rundir.take_error_file(self._rundir, started.rank, ERROR_FILE_BYTES)
+        if error:
+            self._outbox.say(RankRaised(now, started.rank, error))
+        for raised in rundir.take_exceptions(self._rundir, started.rank):
+            self._outbox.say(raised)
+        crash = rundir.take_crash(self._rundir, started.rank)
+        if crash:
+            self._outbox.say(Crashed(now, started.rank, crash))
+        if self._mpi:
+            self._mpi.exited(started.rank, code)
+        self._signals.exited(started.pid, RankExited(now, started.rank, code, peak_memory, memory_killed))
+
+    def _report_exit(self, exited: RankExited) -> None:
+        self._outbox.say(exited)
+        result = rundir.open_result(self._rundir, exited.rank) if self._starter.has_call else -1
+        if result >= 0:
+            self._outbox.send_file(OutputStream(exited.rank, RESULT, result, self._starter.window))
+
+    def _on_status(self, fd: int, started: rank.Rank) -> None:
+        reason = os.read(fd, 4096)
+        self._poll.unwatch(fd)
+        os.close(fd)
+        started.status_fd = None  # the descriptor number may be reused
+        if reason:
+            self._outbox.say(StartFailed(time.monotonic_ns(), started.rank, reason.decode("utf-8", "surrogateescape")))

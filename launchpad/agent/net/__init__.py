@@ -1,0 +1,1 @@
+"""Ports and addresses of this node."""

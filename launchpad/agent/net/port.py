@@ -1,0 +1,93 @@
+"""The job's rendezvous port: reserved from the start, and listened on when a rank asks for the store."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ... import linux
+
+BACKLOG = 4096  # the kernel caps it at net.core.somaxconn
+
+ADDRESS = "127.0.0.1"
+
+
+class Port:
+    """A reserved port: bound but not listening. With SO_REUSEADDR, rank 0 can still listen on it, and no one else."""
+
+    def __init__(self, wanted: int, address: str = ADDRESS) -> None:
+        """`wanted`: 0 for any free port. `number` is the port, or -1 if the wanted one is in use."""
+        self.address = address
+        self._socket: socket.socket | None = None
+        try:
+            first = _bound(wanted, address)
+            self.number: int = first.getsockname()[1]
+            # A socket keeps its port after it stops listening only if it was bound to it by number.
+            self._socket = _bound(self.number, address) if wanted == 0 else first
+            if wanted == 0:
+                first.close()
+        except OSError:
+            self.number = -1
+
+    def listen(self) -> bool:
+        """Start to listen. Returns False if another process listens there by now."""
+        assert self._socket is not None
+        try:
+            self._socket.listen(BACKLOG)
+        except OSError:
+            return False
+        return True
+
+    def stop_listening(self) -> None:
+        """Go back to only reserving the port. Copies of this socket in other processes stop listening too."""
+        assert self._socket is not None
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it was not listening
+            pass
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Release the port."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bound(number: int, address: str) -> socket.socket:
+    made = socket.socket(linux.address_family(address))
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, number))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Bell:
+    """A Unix socket in the job's private directory, on which a forked rank asks for the store."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises OSError if the socket can't be created."""
+        self.path = os.path.join(folder, "store")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        linux.by_short_path(self.path, self._socket.bind)
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
+        self.fileno = self._socket.fileno
+
+    def answer(self, yes: bool) -> None:
+        """Answer one rank that has rung."""
+        try:
+            caller, _ = self._socket.accept()
+        except OSError:
+            return
+        with caller:
+            try:
+                caller.send(b"y" if yes else b"n")
+            except OSError:  # the rank is gone
+                pass

@@ -1,0 +1,108 @@
+"""Finds out which of a node's addresses the others can reach: the node listens, and the others try all at once.
+
+Each side proves itself with a secret from the head: several machines may have an address like 172.17.0.1, so whatever
+answers there need not be the right node.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from functools import partial
+
+from ... import linux
+from ...protocol.commands import Listen, Reach
+from ...protocol.events import Listening, Reached
+from ..host.probe import addresses
+from ..outbox import Outbox
+from ..poll import Poll
+
+_BACKLOG = 4096
+
+
+class Reachability:
+    """One node's part in the check. Nothing here blocks."""
+
+    def __init__(self, poll: Poll, outbox: Outbox) -> None:
+        self._poll = poll
+        self._outbox = outbox
+        self._sockets: dict[int, socket.socket] = {}
+
+    def listen(self, command: Listen) -> None:
+        """Listen on each address, and report the ports."""
+        ports = []
+        for address in command.addresses:
+            try:
+                listener = socket.socket(linux.address_family(address), socket.SOCK_STREAM)
+                listener.bind((address, 0))
+                listener.listen(_BACKLOG)
+            except OSError:
+                ports.append(-1)
+                continue
+            ports.append(listener.getsockname()[1])
+            self._watch(listener, partial(self._accept, listener, command), select.EPOLLIN)
+        self._outbox.say(Listening(time.monotonic_ns(), ports))
+
+    def _accept(self, listener: socket.socket, command: Listen, _: int) -> None:
+        try:
+            peer, _address = listener.accept()
+        except OSError:  # it has hung up already
+            return
+        self._watch(peer, partial(self._reply, peer, command), select.EPOLLIN)
+
+    def _reply(self, peer: socket.socket, command: Listen, _: int) -> None:
+        try:
+            if peer.recv(len(command.ask)) == command.ask.encode():
+                peer.send(command.answer.encode())
+        except OSError:
+            pass
+        self._close(peer)
+
+    def reach(self, command: Reach) -> None:
+        """Connect to all of these, and report each that gives the right answer."""
+        for address, port in command.places:
+            try:
+                peer = socket.socket(linux.address_family(address), socket.SOCK_STREAM)
+                peer.setblocking(False)
+                peer.connect_ex((address, port))
+            except OSError:
+                continue
+            self._watch(peer, partial(self._connected, peer, address, command), select.EPOLLOUT)
+
+    def _connected(self, peer: socket.socket, address: str, command: Reach, _: int) -> None:
+        try:
+            peer.send(command.ask.encode())
+        except OSError:
+            self._close(peer)
+            return
+        self._poll.unwatch(peer.fileno())
+        self._watch(peer, partial(self._answered, peer, address, command), select.EPOLLIN)
+
+    def _answered(self, peer: socket.socket, address: str, command: Reach, _: int) -> None:
+        try:
+            right = peer.recv(len(command.answer)) == command.answer.encode()
+            own = peer.getsockname()[0]
+        except OSError:
+            right = False
+        if right:
+            interface = next((name for one, name in addresses() if one == own), "lo" if own.startswith("127.") else "")
+            self._outbox.say(Reached(time.monotonic_ns(), address, interface))
+        self._close(peer)
+
+    def close(self) -> None:
+        """Stop listening, and give up pending attempts."""
+        for one in list(self._sockets.values()):
+            self._close(one)
+
+    def _watch(self, one: socket.socket, handler: partial[None], events: int) -> None:
+        one.setblocking(False)
+        os.set_inheritable(one.fileno(), False)
+        self._sockets[one.fileno()] = one
+        self._poll.watch(one.fileno(), handler, events)
+
+    def _close(self, one: socket.socket) -> None:
+        self._poll.unwatch(one.fileno())
+        del self._sockets[one.fileno()]
+        one.close()

@@ -1,0 +1,1 @@
+"""The ranks' processes: starting them, feeding their standard input, signalling them."""

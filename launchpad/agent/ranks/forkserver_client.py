@@ -1,0 +1,162 @@
+"""The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from ... import linux
+from .. import PACKAGE
+from . import rank
+
+MAIN = os.path.join(PACKAGE, "forkserver", "__main__.py")
+# Every rank has to repeat what the imports print, so that must not be more than a terminal buffers.
+PRINTED_BYTES = 3000
+
+STORE = -1  # stands in for a rank number
+
+# Descriptors per request: the kernel allows 253 (SCM_MAX_FD), one of which carries the request itself.
+_MAX_DESCRIPTORS = 240
+
+
+class ForkOrder(NamedTuple):
+    """A process to fork."""
+
+    number: int  # the rank, or STORE
+    request: dict[str, Any]
+    fds: tuple[int, ...]  # for the process; they must stay open until it has been forked
+
+
+class Forkserver:
+    """A process that imports the modules, then forks. `state`: importing, ready, off."""
+
+    def __init__(self, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> None:
+        """`argv` is a rank's whole command line; the forkserver uses the same interpreter. Raises OSError."""
+        self.state = "importing"
+        self.why_off = ""
+        self._orders: list[ForkOrder] = []
+        self._in_flight: set[int] = set()  # numbers of requested processes
+        self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Pipes, like those of the ranks: what Python detects about its standard streams at startup stays valid.
+        null, null_writer = os.pipe()
+        os.close(null_writer)
+        outlets = rank.open_outlets([])._replace(rank_link=far_end.fileno())
+        self.printed = {outlets.stdout: b"", outlets.stderr: b""}
+        self._streams = (outlets.stdout, outlets.stderr)
+        try:
+            command = [argv[0], "-u", MAIN, *argv[2:]]
+            self.process = rank.start(-1, command, environ, cwd, null, outlets, files)
+        finally:
+            _close((null, outlets.rank_stdout, outlets.rank_stderr))
+            far_end.close()
+        assert self.process.status_fd is not None
+        os.close(self.process.status_fd)  # if exec fails here, it fails for the ranks too, and they report it
+
+    @property
+    def pid(self) -> int:
+        """The pid of its process."""
+        return self.process.pid
+
+    def prepare(self, modules: Sequence[str], calls: str) -> None:
+        """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
+        self._send({"preload": list(modules), "calls": calls}, ())
+
+    def order(self, orders: Sequence[ForkOrder]) -> None:
+        """Queue processes to be forked."""
+        self._orders += orders
+        self._next()
+
+    def cancel_orders(self) -> Collection[int]:
+        """Drop the queue; returns the numbers of processes whose requests are already in flight."""
+        self._orders.clear()
+        return self._in_flight
+
+    def read_printed(self, fd: int) -> bool:
+        """Read what the forkserver has printed; False at end-of-file."""
+        data = linux.read_now(fd, 1 << 16)
+        if data is None:
+            return True
+        if self.state != "importing":
+            return bool(data)
+        self.printed[fd] = (self.printed[fd] + data)[: PRINTED_BYTES + 1]
+        return bool(data)
+
+    def print_again(self, outlets: rank.Outlets) -> None:
+        """Repeat in a rank's pipes what the imports printed."""
+        for fd, to in zip(self._streams, (outlets.rank_stdout, outlets.rank_stderr), strict=True):
+            if self.printed[fd]:
+                os.write(to, self.printed[fd])
+
+    def hear(self, forked: Callable[[int, int], None], failed: Callable[[int, str], None]) -> bool:
+        """Read the replies that have arrived; False once the forkserver is gone."""
+        while True:
+            try:
+                data = self.link.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                data = b""
+            if not data:
+                return False
+            kind, *words = json.loads(data)
+            if kind == "ready":
+                self._ready(words[0])
+                continue
+            if kind == "forked":
+                self._in_flight.discard(words[0])
+                forked(*words)
+                continue
+            unforked, self._in_flight = self._in_flight, set()
+            for number in sorted(unforked):
+                failed(number, words[0])
+            self._next()
+
+    def _ready(self, why_off: str) -> None:
+        for fd in self._streams:
+            while self.read_printed(fd) and len(self.printed[fd]) <= PRINTED_BYTES:
+                if not _readable(fd):
+                    break
+            if len(self.printed[fd]) > PRINTED_BYTES:
+                why_off = why_off or "the imports print too much"
+        self.why_off = why_off
+        self.state = "off" if why_off else "ready"
+        self._next()
+
+    def _next(self) -> None:
+        """Send the queue in as few requests as possible: each request costs one extra process."""
+        if self.state != "ready" or self._in_flight or not self._orders:
+            return
+        share = len(self._orders[0].fds)
+        batch = [order for order in self._orders[: _MAX_DESCRIPTORS // share] if len(order.fds) == share]
+        self._orders = self._orders[len(batch) :]
+        self._in_flight = {order.number for order in batch}
+        processes = [{"number": order.number, **order.request} for order in batch]
+        self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
+
+    def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        # The request goes in a memfd: a command line may exceed the socket's message size.
+        memfd = os.memfd_create("launchpad-request")
+        try:
+            os.write(memfd, json.dumps(request).encode())
+            os.lseek(memfd, 0, os.SEEK_SET)
+            rights = array.array("i", [memfd, *fds])
+            self.link.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except OSError:  # it is gone; its exit will be noticed
+            pass
+        finally:
+            os.close(memfd)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _readable(fd: int) -> bool:
+    import select
+
+    return bool(select.select([fd], [], [], 0)[0])

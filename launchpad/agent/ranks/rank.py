@@ -1,0 +1,119 @@
+"""One rank's process: starts it in its own session, with pipes for its output, and signals its process group."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+from typing import NamedTuple
+
+from ... import linux
+from ..host import processes
+
+
+class Rank:
+    """A started rank."""
+
+    def __init__(self, rank: int, pid: int, status_fd: int | None) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.status_fd = status_fd  # EOF: the exec succeeded; bytes: why it failed; None: a forked rank
+
+    def signal(self, signum: int) -> None:
+        """Signal the rank's process group. Only for a rank that was not reaped: its pid can't have been reused."""
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:  # it has not called setsid yet
+            try:
+                os.kill(self.pid, signum)
+            except ProcessLookupError:
+                pass
+        except PermissionError:  # the whole group runs as another user (sudo)
+            pass
+
+
+class Outlets(NamedTuple):
+    """Both ends of a rank's output: the agent's and the rank's."""
+
+    stdout: int
+    stderr: int
+    rank_stdout: int
+    rank_stderr: int
+    rank_link: int = -1  # becomes the rank's descriptor 3; -1 for none
+
+
+def open_outlets(terminal: list[int]) -> Outlets:
+    """Two pipes; if `terminal` is [rows, columns], stdout is a pseudo-terminal of that size instead.
+
+    Line editing (readline, and so breakpoint()) works only if standard input and output are both terminals.
+    """
+    stdout, rank_stdout = _open_terminal(*terminal) if terminal else _open_pipe()
+    stderr, rank_stderr = _open_pipe()
+    return Outlets(stdout, stderr, rank_stdout, rank_stderr)
+
+
+def _open_pipe() -> tuple[int, int]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    linux.widen_pipe(writer)
+    return reader, writer
+
+
+def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
+    import struct
+    import termios
+
+    try:
+        reader, writer = os.openpty()
+    except OSError:  # no /dev/pts, or none left
+        return _open_pipe()
+    os.set_blocking(reader, False)
+    attributes = termios.tcgetattr(writer)
+    attributes[1] &= ~termios.OPOST  # keep newlines as they were written
+    termios.tcsetattr(writer, termios.TCSANOW, attributes)
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return reader, writer
+
+
+def start(
+    rank: int,
+    argv: list[str],
+    environ: dict[str, str],
+    cwd: str,
+    stdin: int,
+    outlets: Outlets,
+    files: tuple[int, int],
+) -> Rank:
+    """Fork and execute `argv`. The child reports errors through the rank's status descriptor.
+
+    `stdin` becomes the rank's standard input; `files` is its limit of open files (soft, hard).
+    """
+    status_fd, status_writer = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        step = "start"
+        try:
+            os.setsid()
+            processes.die_with_parent(parent)
+            for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
+                os.dup2(fd, number)
+            if outlets.rank_link >= 0:  # overwrites the agent's descriptor 3, which isn't needed below
+                os.dup2(outlets.rank_link, 3)
+                os.set_inheritable(3, True)
+            resource.setrlimit(resource.RLIMIT_NOFILE, files)
+            # Python ignores these two from the start; other programs expect the defaults.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            step = f"enter {cwd}"
+            os.chdir(cwd)
+            step = f"execute {argv[0]}"
+            os.execvpe(argv[0], argv, environ)
+        except BaseException as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            os.write(status_writer, f"can't {step}: {reason}".encode("utf-8", "surrogateescape"))
+        finally:
+            os._exit(127)
+    os.close(status_writer)
+    return Rank(rank, pid, status_fd)

@@ -1,0 +1,127 @@
+"""The job's private folder on a node: the ranks' error files, the function that they call, its results."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from ... import linux
+from ...protocol.events import ExceptionRaised
+
+# A rank's exceptions, and its crash report, are read up to this many characters.
+_MAX_CHARACTERS = 1 << 20
+
+
+def create() -> str:
+    """Create a folder that only this user can enter, in the first parent that allows it."""
+    tried = []
+    for parent in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):
+        if not parent or not os.path.isabs(parent):
+            continue
+        path = os.path.join(parent, f"launchpad-{os.getpid()}-{os.urandom(6).hex()}")
+        try:
+            os.mkdir(path, 0o700)
+        except OSError as error:
+            tried.append(f"{parent}: {error.strerror}")
+        else:
+            return path
+    raise OSError(f"can't create a temporary folder ({'; '.join(tried)}): set TMPDIR to a writable folder")
+
+
+def error_file(folder: str, rank: int) -> str:
+    """The path where a rank reports its own failure (`TORCHELASTIC_ERROR_FILE`)."""
+    return os.path.join(folder, f"{rank}.error.json")
+
+
+def take_error_file(folder: str, rank: int, limit: int) -> str:
+    """Read up to `limit` characters of the rank's error file, and remove it."""
+    return _take(error_file(folder, rank), limit)
+
+
+def _take(path: str, limit: int) -> str:
+    """Read a file that a rank wrote, and remove it; "" if there is none."""
+    try:
+        # Without O_NONBLOCK, a named pipe in its place would block us.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), errors="replace") as file:
+            text = file.read(limit) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
+        os.unlink(path)
+    except OSError:
+        return ""
+    return text
+
+
+def call_files(folder: str, rank: int) -> dict[str, str]:
+    """Where a rank finds the function to call, and where it leaves the outcome (rank/call.py)."""
+    return {
+        "LAUNCHPAD_CALL": os.path.join(folder, "call"),
+        "LAUNCHPAD_RESULT": os.path.join(folder, f"{rank}.result"),
+    }
+
+
+def add_to_call(folder: str, data: bytes) -> None:
+    """Append bytes to the pickled call. Raises OSError if there is no room for them."""
+    path = call_files(folder, 0)["LAUNCHPAD_CALL"]
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        linux.write_all(fd, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)
+
+
+def open_result(folder: str, rank: int) -> int:
+    """Open and unlink the rank's result; returns its descriptor, -1 if the rank left none."""
+    path = call_files(folder, rank)["LAUNCHPAD_RESULT"]
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        os.unlink(path)
+    except OSError:
+        return -1
+    return fd
+
+
+def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised]:
+    """Read and remove the uncaught exceptions of the rank: those of its program, its threads and its children."""
+    found = []
+    for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
+        try:
+            fields = json.loads(line)
+            event = ExceptionRaised(fields["time"], rank, fields["pid"], fields["thread"], fields["traceback"])
+        except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
+            continue
+        if all(map(isinstance, event, (int, int, int, str, dict))):
+            found.append(event)
+    return found
+
+
+def take_crash(folder: str, rank: int) -> str:
+    """Read and remove the rank's faulthandler report, with the source line added to each frame."""
+    text = _take(os.path.join(folder, f"{rank}.crash"), _MAX_CHARACTERS)
+    if not text:
+        return ""
+    import linecache
+
+    lines = []
+    for line in text.splitlines():
+        lines.append(line)
+        head, _, rest = line.partition('", line ')
+        number = rest.split(" ", 1)[0]
+        if head.startswith('  File "') and number.isdecimal():
+            source = linecache.getline(head[8:], int(number)).strip()
+            lines += [f"    {source}"] if source else []
+    return "\n".join(lines)
+
+
+def remove(folder: str) -> None:
+    """Remove the folder. Agent and guard both do; for the second one it is a no-op."""
+    try:
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                remove(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(folder)
+    except OSError:
+        pass

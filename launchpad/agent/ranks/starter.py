@@ -1,0 +1,349 @@
+"""Starts the node's ranks: forks them from the forkserver if there are modules to preload, else executes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...protocol.commands import Start
+from ...protocol.events import STDERR, STDOUT, NotForked, RankExited, RankStarted, StartFailed
+from .. import PACKAGE
+from ..net import port
+from ..outbox import Outbox, OutputStream
+from ..poll import Poll
+from . import forkserver_client, rank, rundir
+
+if TYPE_CHECKING:
+    from ..mpi.node_worlds import NodeWorlds
+    from .stdin_pipe import StdinPipe
+
+_EXECUTED = os.path.join(PACKAGE, "rank", "executed.py")
+
+# These end a rank that has not been forked yet, as they would end an interpreter that is importing torch.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+# Next to the agent's package if that was sent to this node (transport/ssh/bundle.py).
+_FOR_RANKS = os.path.join(os.path.dirname(PACKAGE), "for_ranks")
+
+
+class Starter:
+    """Owns the forkserver, the store's process and the port. `begun` is called with each rank once it has a process."""
+
+    def __init__(
+        self,
+        poll: Poll,
+        outbox: Outbox,
+        folder: str,
+        stdin_fd: int | None,
+        files: tuple[int, int],
+        begun: Callable[[rank.Rank], None],
+    ) -> None:
+        self._poll = poll
+        self._outbox = outbox
+        self._folder = folder
+        self._stdin_fd = stdin_fd
+        self._files = files
+        self._begun = begun
+        self._forkserver: forkserver_client.Forkserver | None = None
+        self._port: port.Port | None = None
+        self._store = 0  # the pid of the store's process
+        self._asked_for_store = False
+        self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
+        self._input: StdinPipe | None = None
+        self.has_call = False  # the function for the ranks is in the job's folder
+        self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
+        self.mpi: NodeWorlds | None = None
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._cancelled = 0  # a signal that came while a rank was being forked
+
+    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> int:
+        """Hold this rendezvous port and release any other. Returns its number, or -1 if it is taken."""
+        if self._port is not None:
+            self._port.close()
+        self._port = port.Port(wanted, address)
+        return self._port.number
+
+    def start(self, start: Start, reap: Callable[[], None], stacks: str) -> None:
+        """Start the ranks. `reap` is called after each, so that exits are reported in order.
+
+        `stacks`: the socket over which ranks report their stacks.
+        """
+        self._start = start
+        self._stacks = stacks
+        self._shared = {**os.environ, **start.environ}
+        self._shared.pop("", None)  # some shells export an empty name, which exec rejects
+        for name, value in start.defaults.items():
+            self._shared.setdefault(name, value)
+        if self.brings_launchpad and start.hooks and os.path.isdir(_FOR_RANKS):
+            paths = [self._shared.get("PYTHONPATH", ""), _FOR_RANKS]
+            self._shared["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if self.mpi is not None:
+            self.mpi.prepare(self._shared)
+        self._failure = ""
+        self._cancelled = 0
+        if start.sends_input and self._input is None:
+            from .stdin_pipe import StdinPipe
+
+            self._input = StdinPipe(self._poll, self._outbox)
+            self._stdin_fd = self._input.reader
+        if start.preload and self._forkserver is None:
+            self._open_forkserver()
+        for entry in start.ranks:
+            if self._forkserver is not None and self._forkserver.state != "off":
+                self._prepare(entry)
+            else:
+                self._execute(entry)
+                reap()
+        if self._forkserver is not None and self._forkserver.state == "ready":
+            self._order_all()
+
+    def start_more(self, ranks: list[dict[str, Any]]) -> None:
+        """Execute additional ranks."""
+        for entry in ranks:
+            self._execute(entry)
+
+    @property
+    def window(self) -> int:
+        """How many bytes of a rank's stream may be in flight."""
+        return self._start.window
+
+    def take_input(self, data: bytes) -> None:
+        """Pass on bytes from the head's standard input."""
+        if self._input is not None:
+            self._input.take(data)
+
+    # Executed ranks.
+
+    def _execute(self, entry: dict[str, Any], outlets: rank.Outlets | None = None) -> None:
+        number = entry["rank"]
+        environ = {**self._shared, **self._own_environ(entry)}
+        if entry.get("python"):
+            environ |= self._for_hooks(entry)
+        if not self._failure:
+            try:
+                outlets = outlets or self._open_outlets(number)
+                try:
+                    argv = self._command(entry)
+                    cwd = entry.get("cwd", self._start.cwd)
+                    begun = rank.start(number, argv, environ, cwd, self._stdin(number), outlets, self._files)
+                except OSError:
+                    _close(outlets.stdout, outlets.stderr)
+                    raise
+                finally:
+                    _close_far_ends(outlets)
+                self._open_streams(begun, outlets)
+                return
+            except OSError as error:
+                self._failure = f"its process can't be created: {error.strerror}"
+        elif outlets is not None:
+            _close(*outlets)
+        self._outbox.say(StartFailed(time.monotonic_ns(), number, self._failure))
+
+    def _open_outlets(self, number: int) -> rank.Outlets:
+        outlets = rank.open_outlets(self._terminal(number))
+        if self.mpi is None or not self.mpi.has(number):
+            return outlets
+        try:
+            return outlets._replace(rank_link=self.mpi.open(number))
+        except OSError:
+            _close(*outlets)
+            raise
+
+    def _command(self, entry: dict[str, Any]) -> list[str]:
+        argv: list[str] = entry["argv"]
+        return [argv[0], "-u", _EXECUTED, *argv[2:]] if entry.get("python") else argv
+
+    def _for_hooks(self, entry: dict[str, Any]) -> dict[str, str]:
+        """Variables for rank/executed.py, which removes them from the environment."""
+        return {
+            "LAUNCHPAD_STACKS": self._stacks,
+            "LAUNCHPAD_WATCHED": "1" if self._start.watched else "",
+            "LAUNCHPAD_IN_MPI": "1" if self._in_mpi(entry) else "",
+            "LAUNCHPAD_CALLS": entry.get("calls", ""),
+        }
+
+    def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
+        own = {**rundir.call_files(self._folder, entry["rank"])} if self.has_call else {}
+        own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
+        return own | {"PMI_FD": "3"} if self._in_mpi(entry) else own
+
+    def _in_mpi(self, entry: dict[str, Any]) -> bool:
+        return self.mpi is not None and self.mpi.has(entry["rank"])
+
+    def _terminal(self, number: int) -> list[int]:
+        return self._start.terminal if self._stdin(number) != self._null else []
+
+    def _stdin(self, number: int) -> int:
+        return self._null if number != self._start.stdin_rank or self._stdin_fd is None else self._stdin_fd
+
+    def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
+        self._begun(begun)
+        self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
+        for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):
+            self._outbox.open(OutputStream(begun.rank, stream, fd, self._start.window))
+
+    # Forked ranks.
+
+    def _open_forkserver(self) -> None:
+        try:
+            self._bell = port.Bell(self._folder)
+        except OSError as error:
+            reason = f"the socket over which they request torch's store can't be created ({error.strerror})"
+            self._outbox.say(NotForked(time.monotonic_ns(), reason))
+            return
+        try:
+            opened = forkserver_client.Forkserver(
+                self._start.ranks[0]["argv"], self._shared, self._start.cwd, self._files
+            )
+        except OSError:  # executing the ranks will fail likewise, and report it
+            return
+        self._forkserver = opened
+        self._poll.watch(opened.link.fileno(), lambda _: self.hear())
+        for fd in opened.printed:
+            self._poll.watch(fd, self._on_printed)
+        self._poll.watch(self._bell.fileno(), lambda _: self._on_bell())
+        opened.prepare(self._start.preload, self._start.ranks[0]["calls"])
+
+    def _on_printed(self, fd: int) -> None:
+        assert self._forkserver is not None
+        if not self._forkserver.read_printed(fd):
+            self._poll.unwatch(fd)
+
+    def _prepare(self, entry: dict[str, Any]) -> None:
+        number = entry["rank"]
+        try:
+            self._waiting[number] = (entry, self._open_outlets(number))
+        except OSError as error:
+            reason = f"its pipes can't be created: {error.strerror}"
+            self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
+
+    def _order_all(self) -> None:
+        assert self._forkserver is not None
+        orders = []
+        for number, (entry, outlets) in self._waiting.items():
+            self._forkserver.print_again(outlets)
+            environ = self._own_environ(entry)
+            bell = self._bell.path if self._start.store == "serve" else ""
+            request = {
+                "argv": entry["argv"],
+                "calls": entry["calls"],
+                "environ": environ,
+                "agent": os.getpid(),
+                "stacks": [self._stacks, self._start.watched],
+                "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
+            }
+            fds = (self._stdin(number), *(fd for fd in outlets[2:] if fd >= 0))
+            orders.append(forkserver_client.ForkOrder(number, request, fds))
+        self._forkserver.order(orders)
+
+    def hear(self) -> None:
+        """Handle messages from the forkserver."""
+        if self._forkserver is None:
+            return
+        before = self._forkserver.state
+        if not self._forkserver.hear(self._forked, self._failed):
+            self._poll.unwatch(self._forkserver.link.fileno())
+        if before == "importing" and self._forkserver.state == "ready":
+            self._order_all()
+        elif before == "importing" and self._forkserver.state == "off":
+            self._turn_off(self._forkserver.why_off)
+
+    def _forked(self, number: int, pid: int) -> None:
+        if number == forkserver_client.STORE:
+            self._store = pid
+            return
+        _, outlets = self._waiting.pop(number)
+        _close_far_ends(outlets)
+        begun = rank.Rank(number, pid, None)
+        self._open_streams(begun, outlets)
+        if self._cancelled:
+            begun.signal(self._cancelled)
+
+    def _failed(self, number: int, reason: str) -> None:
+        if number == forkserver_client.STORE:
+            return
+        _close(*self._waiting.pop(number)[1])
+        self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
+
+    def _turn_off(self, reason: str) -> None:
+        """Stop forking: execute the waiting ranks and all later ones."""
+        opened = self._forkserver
+        assert opened is not None
+        opened.state = "off"
+        self._end_forkserver()
+        opened.cancel_orders()
+        if self._waiting:
+            self._outbox.say(NotForked(time.monotonic_ns(), reason))
+        waiting, self._waiting = self._waiting, {}
+        for entry, outlets in waiting.values():
+            self._execute(entry, outlets)
+
+    def _on_bell(self) -> None:
+        """A rank requests the store. The first time, listen on its port and fork its process."""
+        assert self._forkserver is not None
+        assert self._port is not None
+        if not self._asked_for_store and self._forkserver.state == "ready" and self._port.listen():
+            self._asked_for_store = True
+            shared = self._start.ranks[0]["environ"]["GROUP_WORLD_SIZE"] != "1"
+            address = [self._port.address, self._port.number, os.getpid(), shared]
+            self._forkserver.order(
+                [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
+            )
+        self._bell.answer(self._asked_for_store)
+
+    # Signals and exits.
+
+    def signal(self, signum: int) -> None:
+        """Apply a signal to ranks that have no process yet."""
+        if signum in _ENDING and self._waiting:
+            self._cancelled = signum
+            in_flight = self._forkserver.cancel_orders() if self._forkserver else ()
+            for number in [number for number in self._waiting if number not in in_flight]:
+                _close(*self._waiting.pop(number)[1])
+                self._outbox.say(RankExited(time.monotonic_ns(), number, -signum, 0, False))
+        elif signum in (signal.SIGSTOP, signal.SIGCONT) and self._forkserver is not None and self._forkserver.pid:
+            self._forkserver.process.signal(signum)
+
+    def exited(self, pid: int) -> None:
+        """A child that is not a rank has exited."""
+        if self._forkserver is not None and pid == self._forkserver.pid:
+            self._forkserver.process.pid = 0
+            self.hear()
+            if self._forkserver.state != "off":
+                self._turn_off("the forkserver died")
+        elif pid == self._store:
+            self._store = 0
+
+    def finish(self, leave: bool) -> set[int]:
+        """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
+        self.hear()
+        if self._store:
+            os.kill(self._store, signal.SIGKILL)
+        if self._asked_for_store and self._port:
+            self._port.stop_listening()
+            self._asked_for_store = False
+        if leave:
+            self._end_forkserver()
+        return {self._forkserver.pid} if self._forkserver is not None and self._forkserver.pid and not leave else set()
+
+    @property
+    def own(self) -> set[int]:
+        """The pids of our own processes, which are not reported."""
+        return {pid for pid in (self._store, self._forkserver.pid if self._forkserver else 0) if pid}
+
+    def _end_forkserver(self) -> None:
+        if self._forkserver is not None and self._forkserver.pid:
+            self._forkserver.process.signal(signal.SIGKILL)
+
+
+def _close_far_ends(outlets: rank.Outlets) -> None:
+    _close(outlets.rank_stdout, outlets.rank_stderr, outlets.rank_link)
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)

@@ -1,0 +1,1 @@
+"""Dumps the ranks' stacks from outside, without stopping the ranks."""

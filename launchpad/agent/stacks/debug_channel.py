@@ -1,0 +1,94 @@
+"""The debug channel: the agent's Unix socket, over which it queries ranks for their stacks and collectives."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+from ... import linux
+from ..poll import Poll
+
+_BACKLOG = 1024
+_MAX_BYTES = 1 << 18  # of a compressed answer
+_MAX_UNPACKED = 8 << 20
+
+
+class DebugChannel:
+    """Each rank connects once and is queried over that connection; the kernel vouches for its pid."""
+
+    def __init__(self, poll: Poll, folder: str) -> None:
+        """Listen in the job's private folder. If that fails, `path` is "" and no rank connects."""
+        self.path = ""
+        self._poll = poll
+        self._answers: dict[int, dict[str, Any]] = {}  # by pid: the last answer
+        self._connections: dict[int, socket.socket] = {}  # by pid
+        self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = os.path.join(folder, "answers")
+        try:
+            linux.by_short_path(path, self._socket.bind)
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            return
+        self.path = path
+        self._socket.setblocking(False)
+        poll.watch(self._socket.fileno(), lambda _: self._accept())
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        self._disconnect(pid)
+        self._connections[pid] = connection
+        self._poll.watch(connection.fileno(), lambda _: self._receive(pid))
+
+    def _receive(self, pid: int) -> None:
+        data = linux.read_now(self._connections[pid].fileno(), _MAX_BYTES)
+        if data is None:
+            return
+        self._unanswered.pop(pid, None)
+        if not data:
+            self._disconnect(pid)
+            return
+        import zlib  # late: loading the library would delay the start of the ranks
+
+        try:
+            answer = json.loads(zlib.decompressobj().decompress(data, _MAX_UNPACKED))
+        except (ValueError, zlib.error, RecursionError):
+            return
+        if isinstance(answer, dict):
+            self._answers[pid] = answer
+
+    def _disconnect(self, pid: int) -> None:
+        self._unanswered.pop(pid, None)
+        connection = self._connections.pop(pid, None)
+        if connection is not None:
+            self._poll.unwatch(connection.fileno())
+            connection.close()
+
+    def ask(self, pid: int, number: int, *, everything: bool) -> bool:
+        """Send a rank question `number`; False if it can't be asked."""
+        self._answers.pop(pid, None)
+        try:
+            self._connections[pid].send(json.dumps({"number": number, "all": everything}).encode())
+        except (KeyError, OSError):
+            return False
+        self._unanswered.setdefault(pid, number)
+        return True
+
+    def unanswered(self, pid: int) -> int:
+        """The first question since the rank's last answer; 0 if none is open, or the rank can't be asked."""
+        return self._unanswered.get(pid, 0)
+
+    def answer(self, pid: int, number: int) -> dict[str, Any] | None:
+        """A rank's answer to question `number`; {} if it can't be asked, None if it has not answered yet."""
+        if pid not in self._connections:
+            return {}
+        answer = self._answers.get(pid, {})
+        return answer if answer.get("number") == number else {} if answer.get("number") == -1 else None

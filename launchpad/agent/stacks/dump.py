@@ -1,0 +1,301 @@
+"""Collects the stacks of this node's ranks without stopping them or blocking the agent.
+
+A rank (rank/stack_server.py) answers over its socket, or writes its stacks when it gets the signal. The signal would
+kill any other process, so it is sent only to single ranks that have our file open and catch the signal according to
+/proc, never to a process group.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ...protocol.commands import DumpStacks
+from ...protocol.events import NO_HANDLER, SILENT, StackDump
+from ...protocol.stacks import is_library
+from ...rank.stack_server import FILE, signal_number
+from .. import PACKAGE
+from ..host import procfs
+from ..outbox import Outbox
+from ..poll import Poll
+from ..ranks.rank import Rank
+from . import spy
+from .debug_channel import DebugChannel
+
+SIGNAL = signal_number()
+_MEMFD = f"/memfd:{FILE} (deleted)"
+
+# A rank that has not answered by then is reported without stacks: it is stopped, or stuck in the kernel.
+ANSWER_SECONDS = 2.0
+# A rank that has not answered by then is sent the signal: C code is holding the GIL.
+SOCKET_SECONDS = 0.4
+
+# Interval between checks for written stacks, first and longest.
+_FIRST_LOOK = 0.002
+_LAST_LOOK = 0.05
+
+_MOST_BYTES = 1 << 20
+_MOST_FRAMES = 100
+_MOST_SOURCE = 4 << 20
+
+NO_PYTHON = "no stacks: not a Python rank, or one without hooks"
+
+_OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("rank", "forkserver"))
+_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+class _PendingRank:
+    """A rank whose stacks were requested."""
+
+    def __init__(self, rank: int, pid: int) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.why = ""
+        self.signalled = False
+        self.file = ""
+        self.blocked: set[str] = set()  # threads that had the signal blocked beforehand
+        self.threads: list[Any] = []
+        self.native = ""
+
+
+class StackDumper:
+    """Handles one request at a time; a new one replaces the old."""
+
+    def __init__(self, poll: Poll, outbox: Outbox, channel: DebugChannel) -> None:
+        self._poll = poll
+        self._outbox = outbox
+        self._channel = channel
+        self._question = DumpStacks(0, False, False, False)
+        self._pending: list[_PendingRank] = []
+        self._begun = self._look = 0.0
+        self._pause = _FIRST_LOOK
+        self._ranks: Iterable[Rank] = ()  # those running now
+        self._native: list[_PendingRank] = []  # ranks waiting for their native frames
+        self._spy: spy.Spy | None = None
+        self.own: set[int] = set()  # pids of py-spy, which are not orphans of a rank
+
+    def begin(self, question: DumpStacks, ranks: Iterable[Rank]) -> None:
+        """Ask the ranks; `ranks` is a live view of those that are running."""
+        self.end()
+        self._ranks = ranks
+        self._question = question
+        self._pending = [_PendingRank(rank.rank, rank.pid) for rank in ranks]
+        self._begun = time.monotonic()
+        self._pause, self._look = _FIRST_LOOK, self._begun
+        for target in self._pending:
+            self._channel.ask(target.pid, question.number, everything=question.everything)
+        self.pump()
+
+    def _signal(self, target: _PendingRank) -> None:
+        pid = target.pid
+        target.signalled = True
+        target.file = procfs.descriptor(pid, _MEMFD)
+        if not target.file:
+            target.why = NO_PYTHON
+        elif not procfs.has_signal(procfs.status(pid), "SigCgt", SIGNAL):
+            target.why = NO_HANDLER
+        else:
+            target.blocked = _blocked(pid)
+            try:
+                os.truncate(target.file, 0)
+                os.kill(pid, SIGNAL)
+            except OSError as error:
+                target.why = f"its stacks can't be requested: {error.strerror}"
+
+    def _has_answered(self, target: _PendingRank, now: float) -> bool:
+        """Take the rank's answer, if any. Returns whether it is complete."""
+        if target.signalled:
+            if not target.why and _written(target):
+                target.threads = _read(target)
+                target.why = "" if target.threads else SILENT
+                return True
+            return bool(target.why)
+        said = self._channel.answer(target.pid, self._question.number)
+        if said and said.get("threads"):
+            target.threads = _with_sources(said["threads"], target.pid)
+            return True
+        if said is None and now < self._begun + SOCKET_SECONDS:
+            return False
+        if not self._question.insists:  # a routine check must not interrupt a rank with a signal
+            target.why = SILENT
+            return True
+        self._signal(target)
+        return bool(target.why)
+
+    @property
+    def patience(self) -> float:
+        """Seconds until `pump` has to be called; -1 for never."""
+        due = ([self._look] if self._pending else []) + ([self._spy.deadline] if self._spy else [])
+        return max(0.0, min(due) - time.monotonic()) if due else -1
+
+    def pump(self) -> None:
+        """Report the ranks that have answered."""
+        now = time.monotonic()
+        if self._spy:
+            self._spy.pump(now)
+        if not self._pending or now < self._look:
+            return
+        late = now >= self._begun + ANSWER_SECONDS
+        for target in list(self._pending):
+            if not self._has_answered(target, now):
+                if not late:
+                    continue
+                target.why = SILENT
+            self._pending.remove(target)
+            if self._question.native:
+                self._native.append(target)
+            else:
+                self._report(target)
+        self._pause = min(2 * self._pause, _LAST_LOOK)
+        self._look = now + self._pause
+        self._spy_on_next()
+
+    def _report(self, target: _PendingRank) -> None:
+        pid = target.pid
+        seconds, busy, moved = procfs.use(pid)
+        said = self._channel.answer(pid, self._question.number) or {}
+        known: dict[str, Any] = {
+            name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said
+        }
+        unanswered = self._channel.unanswered(pid)
+        if unanswered:
+            known["unanswered"] = unanswered
+        if procfs.maps(pid, "/mpi4py/"):
+            known["mpi"] = True
+        state = procfs.state(pid)
+        beats = said.get("beats", -1)
+        self._outbox.say(
+            StackDump(
+                *(time.monotonic_ns(), target.rank, self._question.number, pid, target.why, target.threads, state),
+                *(procfs.wchan(pid), seconds, busy, moved, beats if type(beats) is int else -1, known, target.native),
+            )
+        )
+
+    # Native frames: one rank at a time, because each takes a second of CPU time.
+
+    def _spy_on_next(self) -> None:
+        while self._native and self._spy is None:
+            target = self._native.pop(0)
+            command = spy.find()
+            if command is None:
+                target.native = "py-spy is not installed on this node (pip install py-spy)"
+            elif target.pid not in [rank.pid for rank in self._ranks]:  # the pid may have been reused
+                target.native = "it has exited"
+            else:
+                try:
+                    self._spy = spy.Spy(self._poll, command, target.pid, functools.partial(self._spied, target))
+                    self.own.add(self._spy.pid)
+                    return
+                except OSError as error:
+                    target.native = f"{command} can't be started: {error.strerror}"
+            self._report(target)
+
+    def _spied(self, target: _PendingRank, said: str) -> None:
+        self._spy = None
+        target.native = said
+        self._report(target)
+        self._spy_on_next()
+
+    def end(self) -> None:
+        """Drop the request: the ranks are gone, or there is a newer one."""
+        self._pending, self._native = [], []
+        if self._spy:
+            self._spy.end()
+            self._spy = None
+
+
+def _blocked(pid: int) -> set[str]:
+    """The threads that have the signal blocked, including one that is in our handler."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return set()
+    return {task for task in tasks if procfs.has_signal(procfs.status(f"{pid}/task/{task}"), "SigBlk", SIGNAL)}
+
+
+def _written(target: _PendingRank) -> bool:
+    """Whether the handler has finished. It has started if the file is not empty."""
+    try:
+        if os.stat(target.file).st_size == 0:
+            return False
+    except OSError:  # the rank is gone
+        return True
+    pending = procfs.has_signal(procfs.status(target.pid), "ShdPnd", SIGNAL)
+    return not pending and _blocked(target.pid) <= target.blocked
+
+
+def _read(target: _PendingRank) -> list[Any]:
+    try:
+        with open(target.file, "rb") as file:
+            text = file.read(_MOST_BYTES).decode(errors="replace")
+        os.truncate(target.file, 0)
+    except OSError:
+        return []
+    return parse(text, _Sources(f"/proc/{target.pid}/cwd").line)
+
+
+def _with_sources(threads: list[Any], pid: int) -> list[Any]:
+    """The threads that a rank reported, with the source line of each frame."""
+    sources = _Sources(f"/proc/{pid}/cwd")
+    try:
+        for thread in threads:
+            for frame in thread["frames"]:
+                frame.append("" if is_library(frame[0]) else sources.line(frame[0], frame[1]))
+    except (LookupError, TypeError, AttributeError):  # malformed: the program can send anything
+        return []
+    return threads
+
+
+def parse(text: str, line_of: Callable[[str, int], str]) -> list[Any]:
+    """Parse faulthandler's text into threads. It prints the main thread last; we put it first."""
+    threads: list[Any] = []
+    for line in text.splitlines():
+        head = _THREAD.match(line)
+        if head:
+            threads.append({"name": head[2] or head[1], "frames": []})
+            continue
+        frame = _FRAME.match(line)
+        if frame and threads and len(threads[-1]["frames"]) < _MOST_FRAMES:
+            path, number = _unescaped(frame[1]), int(frame[2]) if frame[2].isdigit() else 0
+            if path.startswith(_OURS):
+                if frame[3] == "_answer":  # our own thread, which serves the socket
+                    threads.pop()
+                continue
+            source = "" if is_library(path) else line_of(path, number)
+            threads[-1]["frames"].append([path, number, _unescaped(frame[3]), source])
+    return threads[-1:] + threads[:-1]
+
+
+def _unescaped(text: str) -> str:
+    """Undo faulthandler's escapes of non-ASCII characters: \\xNN, \\uNNNN and \\UNNNNNNNN."""
+    return re.sub(r"\\(?:x(..)|u(....)|U(........))", lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
+
+
+class _Sources:
+    """Source lines for the frames of stacks."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder  # that paths are relative to
+        self._lines: dict[str, list[str]] = {}
+
+    def line(self, path: str, number: int) -> str:
+        if path not in self._lines:
+            self._lines[path] = self._load(path)
+        lines = self._lines[path]
+        return lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
+
+    def _load(self, path: str) -> list[str]:
+        try:
+            fd = os.open(os.path.join(self._folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, encoding="utf-8", errors="replace") as file:
+                found = os.fstat(fd)
+                regular = stat.S_ISREG(found.st_mode) and found.st_size < _MOST_SOURCE
+                return file.read().splitlines() if regular else []
+        except (OSError, ValueError):
+            return []

@@ -1,0 +1,118 @@
+"""Packs the call for the ranks: the function, its arguments, and what the ranks need to unpickle them.
+
+Functions of `__main__`, lambdas and closures are pickled by value. Functions of modules are pickled by reference, and
+the ranks import the modules with the caller's import path. A module that is not importable is pickled by value too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from typing import Any
+
+from launchpad.errors import UnpicklableError, UsageError
+from launchpad.rank import pickling
+
+# Enough for a notebook cell or a script. Tracebacks from other machines show no source lines of larger files.
+_LINES = 20_000
+
+
+def pack(function: Callable[..., Any], arguments: Sequence[Any], backend: str | None, cwd: str) -> int:
+    """Write the call to a memfd and return its descriptor. `cwd`: the ranks' working directory, or its original here.
+
+    Raises UnpicklableError, which names the part that can't be pickled.
+    """
+    if not callable(function):
+        raise UsageError(f"launchpad.run needs a function to call on each rank, but {function!r:.80} is not callable")
+    about = {
+        "python": list(sys.version_info[:2]),
+        "path": [_relative(path, cwd) for path in _own_path()],
+        "sources": _sources(function),
+        "backend": backend,
+        "name": name_of(function),
+    }
+    import cloudpickle
+
+    by_value = _unimportable(function)
+    fd = os.memfd_create("launchpad-call")
+    try:
+        if by_value is not None:
+            cloudpickle.register_pickle_by_value(by_value)
+        pickling.dump(about, fd)
+        pickling.dump((function, tuple(arguments)), fd)
+    except OSError as error:
+        os.close(fd)
+        raise UsageError(f"no memory for the function and its arguments: {error.strerror}") from None
+    except Exception:
+        os.close(fd)
+        for value, name in [(function, f"the function {name_of(function)}"), *_named(arguments)]:
+            if "is changed by being pickled" not in (why := pickling.why_not(value, name)):
+                remedy = "create it inside the function, or pass what it is created from"
+                raise UnpicklableError(f"{why}; {remedy}") from None
+        raise
+    finally:
+        if by_value is not None:
+            cloudpickle.unregister_pickle_by_value(by_value)
+    return fd
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The function's name for messages and process listings."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _named(arguments: Sequence[Any]) -> list[tuple[Any, str]]:
+    return [(value, f"argument {place}") for place, value in enumerate(arguments, start=1)]
+
+
+def _own_path() -> list[str]:
+    """The caller's import path without the interpreter's own entries: the script's folder, PYTHONPATH …"""
+    usual = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
+    roots = [os.path.join(one, "lib") for one in (sys.prefix, sys.base_prefix)]
+    found = []
+    for path in sys.path:
+        path = os.path.abspath(path)
+        real = os.path.realpath(path)
+        if real not in usual and not any(real.startswith(os.path.join(os.path.realpath(one), "")) for one in roots):
+            found.append(path)
+    return found
+
+
+def _relative(path: str, cwd: str) -> str:
+    """A path below the working directory, relative to it: the ranks' working directory may be a copy elsewhere."""
+    inside = path == cwd or path.startswith(os.path.join(cwd, ""))
+    return os.path.relpath(path, cwd) if inside else path
+
+
+def _sources(function: Callable[..., Any]) -> dict[str, list[str]]:
+    """The lines of the function's file if the ranks may not have it: a notebook cell, or `__main__`."""
+    code = getattr(function, "__code__", None)
+    if code is None or function.__module__ != "__main__":
+        return {}
+    lines = linecache.getlines(code.co_filename, getattr(function, "__globals__", None))
+    return {code.co_filename: lines} if 0 < len(lines) <= _LINES else {}
+
+
+def _unimportable(function: Callable[..., Any]) -> types.ModuleType | None:
+    """The function's module if it can't be imported: pytest's importlib mode, exec'd files, notebook magic."""
+    name = getattr(function, "__module__", None) or ""
+    module = sys.modules.get(name)
+    if module is None or name == "__main__" or name in sys.builtin_module_names:
+        return None
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        try:
+            spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        except (ImportError, ValueError):
+            return module
+        if spec is None:
+            return module if getattr(sys.modules.get(parts[0]), "__file__", None) else None
+        path = spec.submodule_search_locations
+    return None

@@ -1,0 +1,283 @@
+"""`launchpad.run`: does for a function, in the caller's process, what the command does for a program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from launchpad import linux
+from launchpad.api.delivery import deliver
+from launchpad.api.packing import name_of, pack
+from launchpad.api.results import ResultCollector, Results
+from launchpad.api.screen import Screen
+from launchpad.errors import JobTimeout, NodeError, UsageError
+from launchpad.head.bringup import BringUp
+from launchpad.head.supervisor import Supervisor
+from launchpad.head.sync import list_files
+from launchpad.job.environment import forwarded
+from launchpad.job.hosts import Host, Nproc
+from launchpad.job.outcome import Cause
+from launchpad.job.plan import Plan, make_plan
+from launchpad.job.spec import JobSpec, Target
+from launchpad.protocol.events import JobOver, StopRequested
+from launchpad.runner.connect import read_hosts
+from launchpad.runner.imports import NOT_FORKED, TORCH
+from launchpad.runner.nodes import LocalAgent, bring_up, open_links
+from launchpad.runner.observers import Observers, waited
+from launchpad.runner.options import HostOptions
+from launchpad.transport import Link
+
+Group = Literal["auto", "gloo", "nccl", "mpi"]
+
+
+def run(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    nproc: int | Literal["auto", "cpu", "gpu"] | None = None,
+    hosts: str | Sequence[str] | None = None,
+    backend: Group | None = "auto",
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    wdir: str | None = None,
+    sync: bool = False,
+    ssh_config: str | None = None,
+) -> Results:
+    """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
+
+        def mean(x):
+            dist.all_reduce(x)
+            return x / dist.get_world_size()
+
+        results = launchpad.run(mean, torch.arange(3.0), nproc=4)
+
+    Without `args`, a function that takes (rank, size) gets them. Each rank is a process of its own, with the process
+    group initialized: `backend` is "gloo", "nccl" or "mpi"; "auto" means nccl if each rank has a GPU (and gloo for CPU
+    tensors), else gloo; with None there is no group, and torch is not needed. What ranks print goes to the caller's
+    sys.stdout, each line with its rank. No `if __name__ == "__main__"` is needed.
+
+    `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync` and `ssh_config` are options of
+    `launchpad run`. The ranks run in the caller's interpreter; other hosts use the one at that path, else python3.
+
+    The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
+    by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
+
+    Raises the exception of the rank that failed first, after the other ranks are stopped; its `__cause__` has the
+    traceback in the rank. Raises RankError for a rank that died, exited without returning, or raised an exception that
+    can't be unpickled here; JobTimeout; UnpicklableError, which names the part; UsageError; NodeError for hosts that
+    can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
+    """
+    _check(backend, timeout)
+    cwd = os.path.abspath(wdir or os.getcwd())
+    listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
+    options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
+    nodes = read_hosts(options, nproc)
+    far = not all(host.here for host in nodes)
+    spec = JobSpec(
+        target=Target("pickled", name_of(fn)),
+        nproc=nproc or 1,
+        python=sys.executable,
+        cwd=cwd,
+        environ={
+            **(forwarded(os.environ) if far else {}),
+            **{name: str(value) for name, value in (env or {}).items()},
+        },
+        timeout=timeout,
+        torch=False,
+        preload=_preload(backend, {**os.environ, **(env or {})}),
+        backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
+    )
+    call = pack(fn, args, "" if backend == "auto" else backend, cwd)
+    try:
+        job = _Job(spec, nodes, options, nproc, call)
+        with _interrupts(job.interrupt):
+            job.thread.start()
+            job.screen.show()
+            job.thread.join()
+        try:
+            return job.outcome()
+        finally:
+            job.close()
+    finally:
+        os.close(call)
+
+
+def _check(backend: str | None, timeout: float | None) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UsageError(
+            "launchpad.run was called in a rank (TORCHELASTIC_RUN_ID is set), so each rank would start ranks: call it "
+            "in a process that no launcher has started; if a module calls it on import, move it into a function"
+        )
+    if backend is not None and backend not in get_args(Group):
+        raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+
+
+def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The modules to import once per node: torch, unless no rank will need it."""
+    needed = backend is not None or "torch" in sys.modules
+    return TORCH if needed and not any(environ.get(name) for name in NOT_FORKED) else ()
+
+
+@contextlib.contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Make Ctrl-C call `stop` instead of raising wherever the main thread happens to be."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
+        signal.SIG_IGN,
+        None,
+    ):
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Job:
+    """The head in a thread of its own, so that the caller's thread can write the ranks' output and receive Ctrl-C."""
+
+    def __init__(
+        self, spec: JobSpec, hosts: Sequence[Host], options: HostOptions, nproc: Nproc | None, call: int
+    ) -> None:
+        self._spec = spec
+        self._hosts = hosts
+        self._options = options
+        self._nproc = nproc
+        self._call = call
+        self._bringup = BringUp()
+        self.screen = Screen(sys.stdout, sys.stderr, self._bringup.post)
+        self.thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
+        self._closing = contextlib.ExitStack()  # the links
+        self._abandon: Callable[[], None] | None = None  # while connecting to hosts
+        self._interrupted = False
+        self._error: BaseException | None = None
+        self._collector: ResultCollector | None = None
+        self._cause: Cause | None = None
+        self._report = ""
+        self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
+
+    def interrupt(self) -> None:
+        """Stop the ranks on Ctrl-C; kill them on the second."""
+        self._interrupted = True
+        self._bringup.post(StopRequested(time.monotonic_ns(), signal.SIGINT))
+        if self._abandon is not None:
+            self._abandon()
+
+    def outcome(self) -> Results:
+        """Return the results, or raise the exception that says why there are none."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        if self._error is not None:
+            raise self._error
+        assert self._collector is not None
+        cause = self._cause
+        if cause is None:
+            return self._collector.results()
+        match cause.kind:
+            case "failure":
+                raise self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, self._report)
+            case "timeout":
+                raise JobTimeout(self._report.replace("--timeout ", "timeout="))
+            case "console" if self.screen.failure is not None:
+                raise self.screen.failure
+            case "lost":
+                raise NodeError(self._report)
+        raise UsageError(self._report)
+
+    def close(self) -> None:
+        """Release what was collected."""
+        if self._collector is not None:
+            self._collector.close()
+
+    def _run(self) -> None:
+        try:
+            with self._closing:
+                self._supervise()
+        except SystemExit:  # asked to stop before the ranks were started
+            self._interrupted = True
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.screen.close()
+
+    def _supervise(self) -> None:
+        spec, bringup = self._spec, self._bringup
+        files = list_files(spec.cwd) if self._options.sync else ()
+        links = self._links()
+        brought = bring_up(bringup, spec, self._hosts, links, files, self._options, self._nproc, quiet=True)
+        plan = make_plan(spec, brought.facts, os.urandom(4).hex(), places=brought.places, master=brought.master)
+        self._collector = ResultCollector(plan)
+        plan = self._with_files(plan, [link.remote for link in links])
+        deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
+        self.screen.open(plan)
+        self._conduct(plan)
+
+    def _conduct(self, plan: Plan) -> None:
+        """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
+        spec, post = self._spec, self._bringup.post
+        assert self._collector is not None
+        observers = Observers(os.urandom(4).hex(), spec, plan, post, self.screen.say)
+        sinks = observers.begin([self._collector, self.screen])
+        code = 1
+        try:
+            code, self._cause = Supervisor(self._bringup).run(
+                plan, sinks, grace=None, timeout=spec.timeout, waited=waited
+            )
+            if self._cause is not None:
+                verdict, lines = observers.conclude()
+                self._report = "\n".join(lines)
+                if verdict.cause is not None and verdict.cause.rank >= 0:
+                    self._blamed = verdict.cause.rank
+        finally:
+            observers.end()
+            observers.journal.on(JobOver(time.monotonic_ns(), code))
+            observers.journal.close()
+
+    def _links(self) -> list[Link]:
+        local = LocalAgent()
+        self._closing.callback(local.close)
+        python = self._spec.python
+        try:
+            links, _ = open_links(
+                self._hosts,
+                local,
+                self._closing,
+                self._options,
+                python,
+                exact=False,
+                quiet=True,
+                dialling=self._dialling,
+            )
+        finally:
+            self._abandon = None
+        return links
+
+    def _dialling(self, abandon: Callable[[], None]) -> None:
+        self._abandon = abandon
+        if self._interrupted:
+            abandon()
+
+    def _with_files(self, plan: Plan, remote: Sequence[bool]) -> Plan:
+        """The plan, with the paths of our memfds in the environment of this machine's ranks."""
+        assert self._collector is not None
+        call = linux.path_of(self._call)
+        nodes = list(plan.nodes)
+        for place, node in enumerate(nodes):
+            if remote[place]:
+                continue
+            ranks = []
+            for rank in node.ranks:
+                own = {"LAUNCHPAD_CALL": call, "LAUNCHPAD_RESULT": self._collector.path(rank.rank)}
+                ranks.append(dataclasses.replace(rank, environ={**rank.environ, **own}))
+            nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
+        return dataclasses.replace(plan, nodes=tuple(nodes))

@@ -1,0 +1,180 @@
+"""Job files on the command line: a file's settings become defaults; several jobs run one after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from launchpad.cli.options import GroupedOption
+from launchpad.console.console import say_on_stderr
+from launchpad.console.terminal import can_draw, drawn, plain_table
+from launchpad.errors import UsageError
+from launchpad.job.jobfile import Settings, choose, parse_jobs
+from launchpad.protocol.events import STDERR
+
+# These belong on the command line: they concern one invocation rather than the job.
+_NOT_IN_FILES = {"config", "job", "dry-run", "json", "hosts", "hostfile", "add-to-reports", "help"}
+
+# After a job that was stopped by one of these, the next one is not started.
+_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+
+
+class JobResult(NamedTuple):
+    """The outcome of one job of a file."""
+
+    name: str
+    code: int
+    seconds: float
+
+
+def read_job_file(path: str, command: click.Command) -> dict[str, Settings]:
+    """The file's jobs. Raises UsageError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"--config {path}: {reason}; give a job file (TOML)") from None
+    return parse_jobs(text, path, _options(command).keys())
+
+
+def with_job(ctx: click.Context, found: dict[str, Settings], name: str) -> dict[str, Any]:
+    """The command's options, parsed again with the job's settings as defaults. Raises UsageError."""
+    path = str(ctx.params["config"])
+    target = _apply(choose(found, name, path), path, ctx)
+    args = list(ctx.meta["args"])
+    ctx.params.clear()
+    ctx.command.parse_args(ctx, args)
+    return {**ctx.params, "target": ctx.params["target"] or target}
+
+
+def _apply(settings: Settings, path: str, ctx: click.Context) -> tuple[str, ...]:
+    """Make the settings the defaults of the options. Returns the words of the target."""
+    options = _options(ctx.command)
+    defaults: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "target":
+            continue
+        option = options[name]
+        if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
+            raise UsageError(f"{path}: {name}: {'write true or false' if option.is_flag else 'write a single value'}")
+        if option.multiple and isinstance(value, str):
+            value = [value]
+        try:
+            option.type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            raise UsageError(f"{path}: {name}: {error.message}") from None
+        if option.name is not None and option.expose_value:
+            defaults[option.name] = value
+    ctx.default_map = defaults
+    target = settings.get("target", [])
+    if isinstance(target, bool):
+        raise UsageError(f"{path}: target: write the script, or a list of the script and its arguments")
+    return (target,) if isinstance(target, str) else tuple(target)
+
+
+def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:
+    """The value of each option that was set (for variables, their names only), and where it came from."""
+    found = {}
+    for parameter in ctx.command.params:
+        if (
+            not isinstance(parameter, GroupedOption)
+            or parameter.name is None
+            or parameter.name in ("dry_run", "as_json", "add_to_reports")
+        ):
+            continue
+        source = {
+            ParameterSource.COMMANDLINE: "the command line",
+            ParameterSource.ENVIRONMENT: str(parameter.envvar),
+            ParameterSource.DEFAULT_MAP: str(path),
+        }.get(ctx.get_parameter_source(parameter.name) or ParameterSource.DEFAULT)
+        if source is not None:
+            value = ctx.params.get(parameter.name)
+            if parameter.name == "env":
+                value = ", ".join(text.partition("=")[0] for text in value or ())
+            found[_name(parameter)] = (_in_words(value), source)
+    return found
+
+
+def run_all(names: list[str], args: list[str]) -> int:
+    """Run `launchpad run --job NAME ARGS` for each; show how they ended. Returns the first failure's code, or 0."""
+    results: list[JobResult] = []
+    for name in names:
+        say_on_stderr(f"job {name}")
+        start = time.monotonic()
+        adds = ["--add-to-reports"] if results else []
+        code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *adds, *args])
+        results.append(JobResult(name, code, time.monotonic() - start))
+        if code in _INTERRUPTED:
+            break
+    _show(names, results)
+    return next((result.code for result in results if result.code != 0), 0)
+
+
+def _show(names: Sequence[str], results: Sequence[JobResult]) -> None:
+    """Show the closing table; names without a result were not run."""
+    lines = [
+        (one.name, f"{one.seconds:.1f} s", "passed" if one.code == 0 else f"failed, exit code {one.code}")
+        for one in results
+    ]
+    lines += [(name, "", "not run") for name in names[len(results) :]]
+    if can_draw(STDERR, os.environ):
+        _draw(lines)
+        return
+    width = max(map(len, names))
+    for name, seconds, outcome in lines:
+        say_on_stderr(f"{name:<{width}}  {seconds:>9}  {outcome}")
+
+
+def _draw(lines: Sequence[tuple[str, str, str]]) -> None:
+    from rich.text import Text
+
+    table = plain_table()
+    table.add_column("job", overflow="fold")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    styles = {"passed": "green", "not run": "yellow"}
+    for name, seconds, outcome in lines:
+        table.add_row(Text(name), seconds, Text(outcome, styles.get(outcome, "bold red")))
+    os.write(STDERR, drawn(table, STDERR, os.environ))
+
+
+def _run_one(argv: list[str]) -> int:
+    # The job is in our process group, so Ctrl-C reaches it directly. Signals sent only to us are forwarded.
+    process = subprocess.Popen(argv)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda number, _: process.send_signal(number))
+    while True:
+        try:
+            code = process.wait(timeout=1)
+        except subprocess.TimeoutExpired:  # lets a signal that came just before the wait be forwarded
+            continue
+        return code if code >= 0 else 128 - code
+
+
+def _options(command: click.Command) -> dict[str, click.Option]:
+    found: dict[str, click.Option] = {}
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            found |= {name[2:]: parameter for name in parameter.opts if name.startswith("--")}
+    return {name: option for name, option in found.items() if name not in _NOT_IN_FILES}
+
+
+def _name(parameter: click.Parameter) -> str:
+    return next(name[2:] for name in parameter.opts if name.startswith("--"))
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, frozenset | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""What the user sees while a job runs: the ranks' output, and launchpad's own messages."""

@@ -1,0 +1,204 @@
+"""The console: writes the ranks' lines to stdout and stderr, and the launcher's own messages to stderr."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from launchpad.console import live
+from launchpad.console.lines import Device, LineStream
+from launchpad.console.writer import Target, Writer
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
+from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, StopRequested
+
+# Easy to distinguish, also for most people who can't distinguish red from green.
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+# How long a hurried exit waits for stderr to accept the report.
+LAST_WORDS_SECONDS = 0.5
+
+
+class Console:
+    """A sink. Its writer threads send events to the loop through `post`."""
+
+    def __init__(
+        self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None], *, shows: bool = True
+    ) -> None:
+        """`shows`: whether to show the ranks' output, or only messages about the job."""
+        self._post = post
+        shared = _same_device(STDOUT, STDERR)
+        self._devices: dict[int, Device] = {}
+        self._writers: dict[int, Writer] = {}
+        self._streams: dict[tuple[int, int], LineStream] = {}
+        self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
+        ranks = plan.ranks
+        for fd in (STDOUT, STDERR):
+            if fd == STDERR and shared:
+                self._devices[fd] = self._devices[STDOUT]
+                self._writers[fd] = self._writers[STDOUT]
+            else:
+                self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
+                self._writers[fd] = Writer(post, self._failed)
+        self._spec = spec
+        self._shows = shows
+        self._label = labels(plan)
+        self.margin = len(self._label(0, ranks[0].rank)) + 1  # the width of a prefix, in columns
+        for place, node in enumerate(plan.nodes):
+            for rank in node.ranks:
+                self._open(rank.rank, rank.local_rank, self._label(place, rank.rank))
+
+    def _open(self, rank: int, local_rank: int, label: str) -> None:
+        spec = self._spec
+        hidden = spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks
+        if hidden or not self._shows:
+            return
+        for stream in (STDOUT, STDERR):
+            if spec.redirects.has(local_rank, stream) and not spec.tee.has(local_rank, stream):
+                continue
+            prefix = f"{label} "
+            if self._colour[stream]:
+                # The reset in front undoes the attributes that an earlier line may have left on.
+                prefix = f"\x1b[0;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m "
+            self._streams[rank, stream] = LineStream(stream, prefix.encode(), len(label) + 1)
+
+    def on(self, event: Any) -> bool:
+        """Show an event. Returns True if its bytes went to a writer."""
+        if type(event) is RanksSpawned:
+            for rank in event.ranks:
+                self._open(rank, rank, self._label(event.node, rank))
+        if type(event) is not Output:
+            return False
+        stream = self._streams.get((event.rank, event.stream))
+        if stream is None:
+            return False
+        pieces = self._devices[event.stream].feed(stream, event.data, time.monotonic())
+        if pieces:
+            self._writers[event.stream].put(pieces, event)
+        return bool(pieces)
+
+    def print(self, text: str) -> None:
+        """Show a text as it is, for a machine that reads the log; on stderr, as stdout is for the ranks' output."""
+        self._writers[STDERR].put(self._devices[STDERR].note(_encoded(text), STDERR))
+
+    def say(self, text: str, *, bad: bool = False) -> None:
+        """Show a message of the launcher's own, with a prefix on each line."""
+        for line in text.splitlines():
+            shown = message_line(line, self._colour[STDERR], bad)
+            pieces = self._devices[STDERR].note(_encoded(shown), STDERR)
+            self._writers[STDERR].put(pieces)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the next unfinished line is due."""
+        return min((d.deadline for d in self._devices.values() if d.deadline is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Show the unfinished lines that are due."""
+        for fd, device in self._devices.items():
+            pieces = device.tick(now)
+            if pieces:
+                self._writers[fd].put(pieces)
+
+    def flush(self) -> None:
+        """End the lines that the ranks left unfinished."""
+        for fd, device in self._devices.items():
+            pieces = device.close([s for s in self._streams.values() if self._devices[s.fd] is device])
+            if pieces:
+                self._writers[fd].put(pieces)
+
+    def say_and_leave(self, text: str) -> None:
+        """Show a last message while output waits for a reader that may never read it."""
+        if self._writers[STDERR] is not self._writers[STDOUT]:
+            self.say(text, bad=True)
+            self._writers[STDERR].close(LAST_WORDS_SECONDS)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self.flush()
+        for writer in {id(w): w for w in self._writers.values()}.values():
+            writer.close()
+
+    def _failed(self, fd: Target, error: OSError) -> None:
+        if fd != STDOUT and self._writers[STDOUT] is not self._writers[STDERR]:
+            return
+        if error.errno == errno.EIO and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            # The terminal is gone, and SIGHUP is about to arrive: end the same way, whichever we see first.
+            self._post(StopRequested(time.monotonic_ns(), signal.SIGHUP))
+        else:
+            self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
+
+
+def labels(plan: Plan) -> Callable[[int, int], str]:
+    """The label of a node's rank, padded to the same length for all: [3], or [name 3] with several nodes."""
+    digits = len(str(plan.world_size - 1))
+    longest = max(len(node.name) for node in plan.nodes)
+    several = len(plan.nodes) > 1
+    names = [f"{node.name:<{longest}} " if several else "" for node in plan.nodes]
+    return lambda place, rank: f"[{names[place]}{rank:>{digits}}]"
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate, from the JSON of an error file
+        return text.encode(errors="backslashreplace")
+
+
+def say_on_stderr(text: str) -> None:
+    """Show a message of the launcher's own before there is a console."""
+    with live.aside:
+        os.write(
+            STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad=False) + "\n").encode(errors="replace")
+        )
+
+
+def message_line(line: str, colour: bool, bad: bool) -> str:
+    """A line of the launcher's own, as it appears on stderr."""
+    if not colour:
+        return f"launchpad: {line}"
+    return f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m {line}"
+
+
+def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether to use colour: only on a terminal that is not dumb, and unless NO_COLOR is set (https://no-color.org)."""
+    return os.isatty(fd) and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[int]:
+    """[rows, columns] that our terminal leaves for a rank's text; [] unless stdin and stdout are both a terminal."""
+    if not (os.isatty(0) and os.isatty(STDOUT)) or environ.get("TERM") == "dumb":
+        return []
+    size = os.get_terminal_size(STDOUT)
+    return [size.lines, max(20, size.columns - prefix_columns)] if size.columns else []
+
+
+def terminal_modes() -> list[Any] | None:
+    """Our terminal's settings (echo, line mode …) for `restore_terminal`; None if we are not in its foreground."""
+    try:
+        return termios.tcgetattr(0) if os.tcgetpgrp(0) == os.getpgrp() else None
+    except (OSError, termios.error):
+        return None
+
+
+def restore_terminal(modes: list[Any] | None) -> None:
+    """Undo the settings of a rank that was killed at a prompt (readline, a debugger)."""
+    if modes is not None and terminal_modes() is not None:
+        termios.tcsetattr(0, termios.TCSANOW, modes)
+
+
+def _columns(fd: int) -> int | None:
+    """The width of a terminal that can redraw a line; None for anything else."""
+    if not os.isatty(fd) or os.environ.get("TERM") == "dumb":
+        return None
+    return os.get_terminal_size(fd).columns or 80
+
+
+def _same_device(first: int, second: int) -> bool:
+    one, two = os.fstat(first), os.fstat(second)
+    return (one.st_dev, one.st_ino, one.st_rdev) == (two.st_dev, two.st_ino, two.st_rdev)

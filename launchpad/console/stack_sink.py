@@ -1,0 +1,80 @@
+"""A sink for the ranks' stacks: shows them, sends them to whoever asked, and keeps them in the job's folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launchpad.job.plan import Plan
+from launchpad.protocol.events import RanksHeld, StacksTaken
+
+
+class StackSink:
+    """The sink."""
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        folder: str,
+        plan: Plan,
+        answer: Callable[[int, str], None],
+        note: Callable[[RanksHeld], None],
+    ) -> None:
+        """`say` shows text; `folder` is where full stacks are kept, unless it is ""; `answer` responds to a request.
+
+        `note` is told where the ranks were when the job hung or timed out.
+        """
+        self._note = note
+        self._say = say
+        self._folder = folder
+        self._answer = answer
+        several = len(plan.nodes) > 1
+        self._nodes = {rank.rank: node.name for node in plan.nodes for rank in node.ranks} if several else {}
+        self._cwd = plan.nodes[0].cwd
+        self._count = 0
+
+    def on(self, event: Any) -> bool:
+        """Handle stacks that were taken."""
+        if type(event) is not StacksTaken:
+            return False
+        from launchpad.diagnosis.stack_summary import full, held, merged  # few jobs need it
+
+        if event.why == "failure":  # shown at the end
+            self._note(held(event, self._cwd, self._nodes))
+            return False
+        text = merged(event, self._cwd, self._nodes)
+        whole = full(event, self._cwd, self._nodes)
+        if event.asker:
+            self._answer(event.asker, f"{text}\n\n{whole}" if event.full else text)
+            return False
+        self._say(text)
+        if event.why != "asked":
+            self._note(held(event, self._cwd, self._nodes))
+        if self._folder:
+            self._keep(whole)
+        return False
+
+    def _keep(self, text: str) -> None:
+        self._count += 1
+        path = os.path.join(self._folder, f"stacks_{self._count}.txt")
+        try:
+            with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
+                file.write(f"{time.strftime('%F %T')}\n{text}\n")
+        except OSError as error:
+            self._say(f"{path}: {error.strerror}")
+        else:
+            self._say(f"all stacks: {path}")
+
+    deadline = None
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

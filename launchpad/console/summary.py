@@ -1,0 +1,97 @@
+"""Reports on a job: notes while it runs and stops, and the verdict at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from launchpad.diagnosis.history import History
+from launchpad.job.outcome import ranks_in_words, signal_name
+from launchpad.protocol.events import LogFailed, NoMpi, NotForked, OrphansKilled, PhaseChanged, RanksSpawned, Restarted
+
+if TYPE_CHECKING:  # a job that succeeds needs no verdict
+    from launchpad.diagnosis.verdict import Verdict
+
+
+def not_forked(reason: str) -> str:
+    """The note that ranks are executed although they should have been forked."""
+    return f"ranks can't be forked, so each imports everything itself: {reason}"
+
+
+class Summary:
+    """A sink that collects the job's history; `report` puts it into words."""
+
+    def __init__(self, say: Callable[[str], None], quiet: bool) -> None:
+        """`say` shows a note; `quiet` suppresses the notes."""
+        self._say = say if not quiet else lambda _: None
+        self.history = History()
+        self.earlier: list[str] = []  # a line for each earlier attempt
+        self._stopping = False
+        self.deadline: float | None = None
+
+    def tick(self, now: float) -> None:  # noqa: ARG002
+        """Import what the verdict needs while the agents of a failed job exit, because that takes milliseconds."""
+        self.deadline = None
+        import launchpad.diagnosis.verdict_text  # noqa: F401
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def on(self, event: Any) -> bool:
+        """Record what the report will need, and say what the user should know now."""
+        match event:
+            case NotForked(_, reason):
+                self._say(not_forked(reason))
+            case NoMpi():
+                self._say(
+                    "no rank called MPI_Init of MPICH (pip install mpich) or Intel MPI; with any other MPI, each rank "
+                    "is a world of its own"
+                )
+            case RanksSpawned():
+                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
+            case LogFailed(_, path, reason):
+                self._say(f"{path}: {reason}; the rank's output is missing there from now on")
+            case OrphansKilled(_, processes):
+                count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+                self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
+            case PhaseChanged():
+                self._phase(event)
+            case Restarted():
+                self._restarted(event)
+        self.history.on(event)
+        return False
+
+    def _phase(self, event: PhaseChanged) -> None:
+        if event.phase == "over" and event.cause:
+            self.deadline = 0.0
+        if event.phase != "stopping":
+            return
+        name = signal_name(event.signum)
+        if self._stopping and event.ranks:
+            self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
+        elif event.cause == "signal" and event.ranks:
+            self._say(
+                f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
+                + (" to exit; Ctrl-C kills them at once" if name == "SIGINT" else " to exit")
+            )
+        self._stopping = True
+
+    def _restarted(self, event: Restarted) -> None:
+        from launchpad.diagnosis.verdict_text import summarize
+
+        failure = summarize(self.history, self.verdict())
+        self._say(f"failed: {failure}; restarting all ranks (restart {event.attempt} of {event.most})")
+        self.earlier.append(failure)
+        self._stopping = False
+
+    def verdict(self) -> Verdict:
+        """The verdict on the current attempt."""
+        from launchpad.diagnosis.verdict import verdict_on
+
+        return verdict_on(self.history)
+
+    def report(self, verdict: Verdict) -> list[str]:
+        """The report on the job: the cause first, then what it did to the other ranks."""
+        from launchpad.diagnosis.verdict_text import describe
+
+        return describe(self.history, verdict, self.earlier)

@@ -1,0 +1,85 @@
+"""A thread that writes output, so that a slow reader blocks nothing else."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable, Sequence
+
+from launchpad.console import live
+from launchpad.console.open_files import OpenFiles
+from launchpad.protocol.events import Output, Written
+
+Target = int | str  # a descriptor, or the path of a file to append to
+
+# The most pieces that are written with one system call (IOV_MAX is 1024).
+_MOST_PIECES = 64
+
+
+class Writer:
+    """Writes pieces in order. The backlog is bounded, because credit is given only for what has been written."""
+
+    def __init__(self, report: Callable[[Written], None], failed: Callable[[Target, OSError], None]) -> None:
+        """`report` is called for each written Output, and `failed` once for each target that can't be written to."""
+        self._report = report
+        self._failed = failed
+        self._queue: queue.SimpleQueue[tuple[Sequence[tuple[Target, bytes]], Output | None] | None]
+        self._queue = queue.SimpleQueue()
+        self._files = OpenFiles()
+        self._dead: set[Target] = set()
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def put(self, pieces: Sequence[tuple[Target, bytes]], output: Output | None = None) -> None:
+        """Queue (target, bytes) pieces; when they are written, `output` is reported."""
+        self._queue.put((pieces, output))
+
+    def close(self, seconds: float | None = None) -> None:
+        """Wait until everything is written, at most `seconds`. The default is no limit: a paused reader may resume."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            pieces, output = item
+            start = 0
+            while start < len(pieces):
+                target = pieces[start][0]
+                end = start + 1
+                while end < len(pieces) and pieces[end][0] == target and end - start < _MOST_PIECES:
+                    end += 1
+                if target not in self._dead:
+                    self._write(target, [memoryview(data) for _, data in pieces[start:end] if data])
+                start = end
+            if output is not None:
+                self._report(Written(output))
+        self._files.close_all()
+
+    def _write(self, target: Target, views: list[memoryview]) -> None:
+        if isinstance(target, str) or not (live.is_shown() and views and os.isatty(target)):
+            self._write_all(target, views)
+            return
+        with live.aside:
+            live.wrote(views[-1][-1])
+            self._write_all(target, views)
+
+    def _write_all(self, target: Target, views: list[memoryview]) -> None:
+        while views:
+            try:
+                fd = self._files.descriptor(target) if isinstance(target, str) else target
+                written = os.writev(fd, views)
+            except BlockingIOError:  # another process that shares the descriptor has made it non-blocking
+                poll = select.poll()
+                poll.register(fd, select.POLLOUT)
+                poll.poll()
+                continue
+            except OSError as error:
+                self._dead.add(target)
+                self._failed(target, error)
+                return
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if views:
+                views[0] = views[0][written:]

@@ -1,0 +1,1 @@
+"""Who failed first and why, and who holds up whom, in words and as JSON. Pure."""

@@ -1,0 +1,225 @@
+"""Sorts the failures of an attempt: of its own accord, secondary to another failure, or stopped by us. Pure."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Literal, NamedTuple
+
+from launchpad.diagnosis import secondary, tracebacks
+from launchpad.diagnosis.history import History, RankHistory
+from launchpad.diagnosis.secondary import Strength
+from launchpad.diagnosis.tracebacks import Traceback
+from launchpad.job.outcome import exit_in_words
+from launchpad.protocol.events import RankExited
+
+What = Literal["exception", "exit", "signal", "memory", "mpi", "thread", "start", "lost", "hang"]
+
+# The agent dates an exit when it reaps the process, so exits this close together (ns) can't be ordered.
+EXIT_BLUR_NS = 1_000_000
+
+# A rank that dies of something else within this time (ns) of being told to stop failed of its own accord.
+COINCIDENCE_NS = 1_000_000_000
+
+# How much of a rank's last error output is searched for the reason of its end.
+LAST_BYTES = 2048
+
+
+class Candidate(NamedTuple):
+    """A rank's failure, or the loss of a node."""
+
+    kind: What
+    rank: int = -1
+    node: int = 0
+    time: int = 0
+    blur: int = 0  # ns by which the time of an exit is uncertain
+    code: int = 0  # the rank's exit code, -n for signal n
+    traceback: Traceback | None = None
+    text: str = ""  # what it did, for start, lost, mpi and hang
+    thread: str = ""
+    crash: str = ""  # faulthandler's report
+    memory: int = 0  # the peak resident set size, in bytes
+    finished: bool = False  # its program had already finished
+    secondary: Strength = ""
+    symptom: str = ""  # the line of its last output that makes it a secondary failure
+
+    @property
+    def short(self) -> str:
+        """The reason, in a few words."""
+        if self.traceback is not None:
+            return self.traceback.roots[0].title
+        return self.symptom or self.text or exit_in_words(self.code)
+
+    def is_like(self, other: Candidate) -> bool:
+        """Whether both failed in the same way: at the same place, with the same exception type, signal or exit code."""
+        if self.traceback is None or other.traceback is None:
+            return self.traceback is other.traceback and (self.kind, self.code) == (other.kind, other.code)
+        here, there = self.traceback.place, other.traceback.place
+        same = here == there if here is None or there is None else here[:3] == there[:3]
+        return same and self.traceback.type == other.traceback.type
+
+
+class Candidates:
+    """The candidates of an attempt, by category."""
+
+    def __init__(self) -> None:
+        self.own: list[Candidate] = []
+        self.secondary_failures: list[Candidate] = []
+        self.threads: list[Candidate] = []  # in order of time
+        self.finished: list[tuple[int, int]] = []  # (time, rank) of those whose program finished
+        self.stuck: list[Candidate] = []  # raised, and had not exited when they were stopped
+        self.failed_later: list[int] = []  # after we told them to stop
+
+
+def candidates_in(history: History) -> Candidates:
+    """All candidates of the current attempt."""
+    found = Candidates()
+    for node, loss in history.lost.items():
+        found.own.append(Candidate("lost", node=node, time=loss.time, text=loss.reason))
+    for one in history.ranks.values():
+        # By its node's clock, something that happened before the stop may seem to have happened a little after it.
+        stopping = history.stop.time + history.doubts.get(one.node, 0) if history.stop else None
+        _classify(one, history, stopping, found)
+    found.threads.sort(key=lambda candidate: candidate.time)
+    return found
+
+
+def _classify(one: RankHistory, history: History, stopping: int | None, found: Candidates) -> None:
+    code = one.exited.code if one.exited else 0
+    main = None
+    finished = False
+    for raised in one.raised:
+        traceback = tracebacks.from_event(raised.traceback)
+        if traceback is None or (one.pid and raised.pid != one.pid):  # a child process raised it; the rank went on
+            continue
+        candidate = Candidate(
+            "exception", one.rank, one.node, raised.time, code=code, traceback=traceback, crash=one.crash
+        )
+        if raised.thread:
+            if stopping is None or raised.time <= stopping:
+                found.threads.append(candidate._replace(kind="thread", thread=raised.thread))
+        elif traceback.type == "SystemExit" and traceback.message == "0":
+            found.finished.append((raised.time, one.rank))
+            finished = True
+        else:
+            main = candidate
+    if one.not_started:
+        found.own.append(Candidate("start", one.rank, one.node, one.not_started.time, text=one.not_started.reason))
+        return
+    if one.failed:
+        failed = Candidate("mpi", one.rank, one.node, one.failed.time, code=one.failed.code, text=one.failed.reason)
+        found.own.append(failed._replace(traceback=main.traceback if main else None))
+        return
+    if one.exited is None:
+        if main is not None and main.traceback is not None and main.traceback.kind != "SystemExit":
+            found.stuck.append(main)
+        return
+    if code == 0:
+        if stopping is None or one.exited.time <= stopping:
+            found.finished.append((one.exited.time, one.rank))
+        return
+    if main is not None and stopping is not None and main.time > stopping:
+        if code > 0 and not _is_secondary(main):
+            found.failed_later.append(one.rank)
+        return
+    if main is not None and code < 0 and _sent(history, -code) and not _stopped_for_failure(history):
+        found.stuck.append(main)  # it was exiting when we stopped it
+        return
+    if main is not None:
+        _add(main, found)
+        return
+    _add_exit(one, history, stopping, found, finished)
+
+
+def _add_exit(one: RankHistory, history: History, stopping: int | None, found: Candidates, finished: bool) -> None:
+    assert one.exited is not None
+    end = one.exited
+    if _stopped_by_us(one, end, history):
+        return
+    if stopping is not None and end.time > stopping:
+        coincidence = end.time <= stopping + COINCIDENCE_NS
+        not_by_us = end.memory_killed or (end.code < 0 and not _sent(history, -end.code))
+        if not (coincidence and not_by_us and _stopped_for_failure(history)):
+            if end.code > 0 or not_by_us:
+                found.failed_later.append(one.rank)
+            return
+    tail = tracebacks.without_prefixes(one.tail[-LAST_BYTES:].decode(errors="replace"))
+    traceback = _recorded(one.recorded)
+    if traceback is None and end.code > 0:
+        traceback = tracebacks.from_text(one.tail.decode(errors="replace"))
+    kind: What = "memory" if end.memory_killed else "signal" if end.code < 0 else "exit"
+    if traceback is not None and kind == "exit":
+        kind = "exception"
+    symptom = ""
+    if traceback is None and end.code not in (-signal.SIGKILL, -signal.SIGSEGV):
+        symptom = secondary.symptom_in(tail)
+    candidate = Candidate(
+        kind,
+        one.rank,
+        one.node,
+        end.time,
+        blur=EXIT_BLUR_NS,
+        code=end.code,
+        traceback=traceback,
+        crash=one.crash or (one.tail.decode(errors="replace") if "Fatal Python error:" in tail else ""),
+        memory=end.memory,
+        finished=finished,
+        secondary=secondary.secondary_in(symptom) if symptom else "",
+        symptom=symptom,
+    )
+    _add(candidate, found)
+
+
+def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:
+    """Whether it was running when we stopped the ranks, and died of a signal that we sent.
+
+    By its node's clock it may seem to have died a little before.
+    """
+    stop = history.stop
+    if stop is None or one.rank not in stop.ranks or end.time <= stop.time - history.doubts.get(one.node, 0):
+        return False
+    return end.code < 0 and _sent(history, -end.code)
+
+
+def _add(candidate: Candidate, found: Candidates) -> None:
+    strength = candidate.secondary or (secondary.secondary_kind(candidate.traceback) if candidate.traceback else "")
+    if strength:
+        found.secondary_failures.append(candidate._replace(secondary=strength))
+    else:
+        found.own.append(candidate)
+
+
+def _is_secondary(candidate: Candidate) -> bool:
+    return bool(candidate.traceback and secondary.secondary_kind(candidate.traceback))
+
+
+def _sent(history: History, signum: int) -> bool:
+    return any(one == signum for _, one in history.sent)
+
+
+def _stopped_for_failure(history: History) -> bool:
+    return history.stop is not None and history.stop.cause == "failure"
+
+
+def _recorded(error: str) -> Traceback | None:
+    """The contents of an error file, as torch's @record writes it; None if there is nothing in it.
+
+    {"message": {"message": "Type: text", "extraInfo": {"py_callstack": "…", "timestamp": "…"}}}, or with a plain
+    string for the outer "message".
+    """
+    try:
+        message = json.loads(error)["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    text = message
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+        found = tracebacks.from_text(stack) if isinstance(stack, str) else None
+        if found is not None:
+            return found
+        text = stack or message.get("message")
+    if not isinstance(text, str) or not text.strip():
+        return None
+    kind, colon, rest = text.partition(": ")
+    return Traceback(kind, rest) if colon and kind.isidentifier() else Traceback("", text)

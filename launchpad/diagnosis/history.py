@@ -1,0 +1,165 @@
+"""Folds a job's events into what is known about its current attempt, which the verdict is based on. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+from launchpad.protocol.events import (
+    STDERR,
+    ClockSeen,
+    ConsoleClosed,
+    Crashed,
+    ExceptionRaised,
+    JobOver,
+    JobPlanned,
+    NodeLost,
+    Output,
+    PeerFailed,
+    PhaseChanged,
+    RankExited,
+    RankFailed,
+    RankRaised,
+    RanksHeld,
+    RanksSpawned,
+    RankStarted,
+    Restarted,
+    Stalled,
+    StartFailed,
+    StopRequested,
+)
+
+# How much of each rank's last error output is kept.
+TAIL_BYTES = 8192
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RankHistory:
+    """One rank in this attempt."""
+
+    def __init__(self, rank: int, node: int = 0) -> None:
+        self.rank = rank
+        self.node = node
+        self.pid = 0
+        self.started = 0
+        self.exited: RankExited | None = None
+        self.failed: RankFailed | None = None
+        self.not_started: StartFailed | None = None
+        self.raised: list[ExceptionRaised] = []
+        self.recorded = ""  # the contents of its error file
+        self.crash = ""  # faulthandler's report
+        self.tail = b""  # of its stderr
+
+
+class History:
+    """Everything that is known. Times are in ns of the head's monotonic clock."""
+
+    def __init__(self, events: Iterable[Any] = ()) -> None:
+        self.planned = JobPlanned(0, 0.0, "", 0, "", [], "", [], {}, 0.0, "")
+        self.ranks: dict[int, RankHistory] = {}
+        self.names: dict[int, str] = {}
+        self.doubts: dict[int, int] = {}  # by node: the uncertainty of its clock, in ns
+        self.attempt = 0
+        self.over: JobOver | None = None
+        self.ended = False  # its ranks are gone
+        self._reset()
+        for event in events:
+            self.on(event)
+
+    def _reset(self) -> None:
+        """Reset what belongs to one attempt."""
+        self.started = 0
+        self.lost: dict[int, NodeLost] = {}
+        self.stop: PhaseChanged | None = None
+        self.kind = ""  # what ended it: the cause in a PhaseChanged
+        self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
+        self.signum = 0  # the first signal that told us to stop
+        self.peer: PeerFailed | None = None
+        self.console = ""
+        self.held: RanksHeld | None = None
+        self.stalled = 0.0  # seconds
+        self.ranks = {
+            rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
+        }
+
+    @property
+    def several(self) -> bool:
+        """Whether the job has more than one node."""
+        return len(self.planned.nodes) > 1
+
+    def node_name(self, node: int) -> str:
+        """The node's name, as the user gave it."""
+        return str(self.planned.nodes[node][0]) if 0 <= node < len(self.planned.nodes) else f"node {node}"
+
+    def name(self, rank: int) -> str:
+        """The rank in words, with its host if there are several nodes."""
+        if rank in self.names:
+            return self.names[rank]
+        return f"rank {rank} on {self.node_name(self.of(rank).node)}" if self.several else f"rank {rank}"
+
+    def of(self, rank: int) -> RankHistory:
+        """What is known about the rank."""
+        return self.ranks.setdefault(rank, RankHistory(rank))
+
+    def on(self, event: Any) -> None:
+        """Add an event."""
+        match event:
+            case Output(_, rank, stream, data):
+                if stream == STDERR:
+                    one = self.of(rank)
+                    one.tail = (one.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+            case JobPlanned():
+                self.planned = event
+                self._reset()
+            case RankStarted(at, rank, pid):
+                self.started = self.started or at
+                self.of(rank).started, self.of(rank).pid = at, pid
+            case RankExited():
+                self.of(event.rank).exited = event
+            case ExceptionRaised():
+                self.of(event.rank).raised.append(event)
+            case Crashed():
+                self.of(event.rank).crash = event.stack
+            case RankRaised(_, rank, error):
+                self.of(rank).recorded = error
+            case RankFailed():
+                one = self.of(event.rank)
+                one.failed = one.failed or event
+            case StartFailed():
+                self.of(event.rank).not_started = event
+            case RanksSpawned():
+                for rank in event.ranks:
+                    self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
+                    self.of(rank).node = event.node
+            case NodeLost():
+                self.lost.setdefault(event.node, event)
+            case ClockSeen(_, node, doubt):
+                self.doubts[node] = doubt
+            case StopRequested(_, signum) if signum in _STOPS:
+                self.signum = self.signum or signum
+            case PeerFailed():
+                self.peer = self.peer or event
+            case ConsoleClosed(_, reason):
+                self.console = reason
+            case RanksHeld():
+                self.held = event
+            case Stalled(_, seconds):
+                self.stalled = seconds
+            case PhaseChanged():
+                self._phase(event)
+            case Restarted():
+                self.attempt = event.attempt
+                self._reset()
+            case JobOver():
+                self.over = event
+
+    def _phase(self, event: PhaseChanged) -> None:
+        if event.phase == "over":
+            self.ended = True
+        if event.cause and self.stop is None:
+            self.stop = event
+        self.kind = event.cause or self.kind
+        if event.signum:
+            self.sent.append((event.time, event.signum))

@@ -1,0 +1,167 @@
+"""Summarises where the ranks are: one line per place, with the ranks that hold up the others first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
+from launchpad.job.outcome import ranks_in_words
+from launchpad.protocol.events import NO_HANDLER, RanksHeld, StackDump, StacksTaken
+from launchpad.protocol.stacks import Where, is_library, main_frames, where
+
+# What fits on a screen: groups of ranks, stacks, and lines per stack.
+MOST_GROUPS = 8
+MOST_STACKS = 3
+MOST_LINES = 10
+
+_WHY = {
+    "asked": "where the ranks are:",
+    "timeout": "the job has timed out; where the ranks are:",
+    "stall": "the job is hanging; where the ranks are:",
+}
+
+_STATES = {
+    "": "in an unknown state (/proc is hidden)",
+    "R": "running",
+    "S": "sleeping",
+    "D": "blocked in the kernel (uninterruptible)",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+
+
+class RankGroup(NamedTuple):
+    """Ranks at the same place."""
+
+    where: Where
+    outside: str  # what a rank without stacks does, as seen from outside
+    ranks: list[int]
+    example: StackDump
+
+
+def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
+    """Which ranks the others wait for, and where all of them are."""
+    different, ranks = _differences(taken, cwd)
+    groups = [group for group in grouped(taken.dumps, ranks) if not _is_exiting(group, taken.why)]
+    # The ranks that failed were waiting. Of the others, those that do not wait are the ones they waited for.
+    if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
+        ranks = groups[0].ranks
+    lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
+    return RanksHeld(taken.time, taken.why, ranks, lines)
+
+
+def _differences(taken: StacksTaken, cwd: str) -> tuple[list[Mismatch], list[int]]:
+    """The mismatches in the ranks' collectives, and the ranks of the first one that shows which ranks are wrong."""
+    different = mismatches(taken.dumps, cwd)
+    return different, next((one.ranks for one in different if one.ranks), [])
+
+
+def _is_exiting(group: RankGroup, why: str) -> bool:
+    """Whether these ranks are dead, or no longer in the user's code."""
+    if group.outside:
+        return group.example.state in ("Z", "X") or (why == "failure" and group.example.why == NO_HANDLER)
+    return not group.where.file or is_library(group.where.file)
+
+
+def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
+    """The summary: where the ranks are, mismatched collectives, and the main thread's stack of the first groups."""
+    different, behind = _differences(taken, cwd)
+    groups = grouped(taken.dumps, behind)
+    lines = [_WHY.get(taken.why, _WHY["asked"])]
+    lines += [f"  {_sentence(group, cwd, nodes)}" for group in groups[:MOST_GROUPS]]
+    if len(groups) > MOST_GROUPS:
+        more = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
+        places = len(groups) - MOST_GROUPS
+        lines.append(f"  {ranks_in_words(more)}: in {places} other place{'s' if places > 1 else ''}")
+    silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps})
+    if silent:
+        lines.append(f"  no answer from {_subject(silent, nodes)}: not started yet, just exited, or unreachable")
+    if not taken.ranks:
+        lines.append("  no rank is running")
+    lines += [f"  {one.sentence}" for one in different]
+    for group in [group for group in groups if main_frames(group.example)][:MOST_STACKS]:
+        also = group.ranks[1:]
+        lines.append(f"  rank {group.ranks[0]}" + (f" (and {len(also)} more)" if also else "") + ":")
+        lines += [f"    {line}" for line in _short(main_frames(group.example), cwd)]
+        helpers = len(group.example.threads) - 1
+        if helpers:
+            lines.append(f"    (and {helpers} other thread{'s' if helpers > 1 else ''})")
+    return "\n".join(lines)
+
+
+def grouped(dumps: Sequence[StackDump], first: Sequence[int] = ()) -> list[RankGroup]:
+    """Group ranks by place. `first` come first, then ranks that do not wait, then small groups before large ones."""
+    found: dict[tuple[Any, ...], RankGroup] = {}
+    for one in dumps:
+        place = where(main_frames(one), bool(one.collectives.get("mpi")))
+        if place.waits_in:
+            place = place._replace(innermost="")  # ranks in the same wait may be at different steps of it
+        outside = "" if one.threads else _from_outside(one)
+        group = found.setdefault((place, outside), RankGroup(place, outside, [], one))
+        group.ranks.append(one.rank)
+
+    def order(group: RankGroup) -> tuple[bool, bool, int, list[int]]:
+        return not set(first) & set(group.ranks), bool(group.where.waits_in), len(group.ranks), group.ranks
+
+    return sorted(found.values(), key=order)
+
+
+def _from_outside(one: StackDump) -> str:
+    state = _STATES.get(one.state, one.state)
+    kernel = f" in {one.wchan}" if one.wchan else ""
+    return f"{state}{kernel} ({one.why})"
+
+
+def _subject(ranks: list[int], nodes: Mapping[int, str]) -> str:
+    names = sorted({nodes[rank] for rank in ranks if rank in nodes})
+    return ranks_in_words(ranks) + (f" on {names[0]}" if len(names) == 1 else "")
+
+
+def _sentence(group: RankGroup, cwd: str, nodes: Mapping[int, str]) -> str:
+    subject = _subject(group.ranks, nodes)
+    one = len(group.ranks) == 1
+    place = group.where
+    if group.outside:
+        return f"{subject} {'is' if one else 'are'} {group.outside}"
+    if not place.file:
+        return f"{subject} {'is' if one else 'are'} not in the program: not begun yet, or already finished"
+    at = f"{short_path(place.file, cwd)}:{place.line}"
+    if place.waits_in:
+        return f"{subject} {'waits' if one else 'wait'} in {place.waits_in} at {at}"
+    inside = f" (in {place.innermost})" if place.innermost else ""
+    text = f": {place.text}" if place.text else ""
+    return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}"
+
+
+def _short(frames: Sequence[Sequence[Any]], cwd: str) -> list[str]:
+    lines = [_line(frame, cwd) for frame in frames]
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[: MOST_LINES - 2], f"… ({len(lines) - MOST_LINES + 1} frames)", lines[-1]]
+
+
+def _line(frame: Sequence[Any], cwd: str) -> str:
+    path, line, function, text = frame
+    return f"{short_path(path, cwd)}:{line} in {function}" + (f": {text}" if text else "")
+
+
+def full(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
+    """All stacks: every thread of every rank, and the rank's last collectives."""
+    lines: list[str] = []
+    for one in taken.dumps:
+        if lines:
+            lines.append("")
+        lines.append(f"{_subject([one.rank], nodes)}, pid {one.pid}: " + (_from_outside(one) if one.why else ""))
+        for number, thread in enumerate(one.threads):
+            lines.append(f"  thread {thread['name']}" + (" (main)" if number == 0 else ""))
+            lines += [f"    {_line(frame, cwd)}" for frame in thread["frames"]]
+        for entry in one.collectives.get("entries", ())[-10:]:
+            done = "" if entry["done"] else ", in progress"
+            number, what = entry["number"], entry["what"]
+            lines.append(f"  group {entry['group']} collective {number}: {what} {entry['sizes']}{done}")
+        if one.native:
+            lines += ["  by py-spy:", *(f"    {line}" for line in one.native.splitlines())]
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+"""Reads exceptions, as the rank recorded them or from its last output, and shows them. Pure.
+
+They are shown as Python shows them, but only with the program's own frames: those of the standard library, of installed
+packages and of launchers are left out, unless there are no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from launchpad.protocol.stacks import RANK_CODE
+
+# How much of an exception is shown: the innermost of the program's own frames, and the first lines of its message.
+SHOWN_FRAMES = 4
+SHOWN_MESSAGE = 6
+SHOWN_WIDTH = 300
+
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
+
+_NOT_OWN = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python\d|/lib-dynload/|^<(frozen|string>$|__array)|/launchpad/(rank|forkserver|agent|head)/"
+)
+_FRAME = re.compile(r'^ *(?:\| *)?File "(?P<file>.+?)", line (?P<line>\d+)(?:,? in (?P<function>.+))?$')
+_TITLE = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+_HEADER = "Traceback (most recent call last):"
+# torch's excepthook starts each line with the rank.
+_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+# What torch adds before and after the messages of its C++ code.
+_C_PLACE = re.compile(r"\[[^\] ]+\.(?:cc|cpp|h|hpp|cu):\d+\] ?")
+_ADVICE = re.compile(r"\.? ?This is typically caused by a remote worker.*|\n?Exception raised from .*", re.DOTALL)
+# How DataLoader and torch.multiprocessing.spawn forward an exception of a child process.
+_FORWARDED = re.compile(
+    r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
+)
+
+
+class Frame(NamedTuple):
+    """A place in the code."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+
+    @property
+    def own(self) -> bool:
+        """Whether it is in the program, not in a library or the interpreter."""
+        return not _NOT_OWN.search(self.file)
+
+    @property
+    def lines(self) -> list[str]:
+        """The frame as in a traceback."""
+        where = f'  File "{self.file}", line {self.line}' + (f", in {self.function}" if self.function else "")
+        return [where, f"    {self.source}"] if self.source else [where]
+
+
+class Traceback(NamedTuple):
+    """An exception."""
+
+    type: str  # with its module, except for built-in types and the program's own
+    message: str = ""
+    frames: tuple[Frame, ...] = ()  # the innermost last
+    before: Traceback | None = None  # its cause or context
+    is_cause: bool = False  # whether `before` is the cause
+    group: tuple[Traceback, ...] = ()
+    notes: tuple[str, ...] = ()
+    inside: str = ""  # the child process that `before` was forwarded from
+
+    @property
+    def kind(self) -> str:
+        """The type's name without its module."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def roots(self) -> list[Traceback]:
+        """The original exception: the end of the chain, or of each chain in a group."""
+        if self.before is not None:
+            return self.before.roots
+        return [root for one in self.group for root in one.roots] or [self]
+
+    @property
+    def place(self) -> Frame | None:
+        """Where it happened: in the program's own code as close to the root as possible, else in any code."""
+        chain: list[Traceback] = []
+        link: Traceback | None = self
+        while link is not None:
+            chain.insert(0, link)
+            link = link.before
+        chain = [one for link in chain for one in (*link.group, link)]
+        for link in chain:
+            for frame in reversed(link.frames):
+                if frame.own:
+                    return frame
+        return next((link.frames[-1] for link in chain if link.frames), None)
+
+    @property
+    def title(self) -> str:
+        """`Type: message`, with the first line of the message."""
+        if self.inside and self.before is not None:
+            return f"{self.before.title}, in {self.inside}"
+        first = next((line.strip() for line in _plain(self.message).splitlines() if line.strip()), "")
+        return _cut(": ".join(filter(None, (self.type, first))))
+
+    @property
+    def lines(self) -> list[str]:
+        """The exception as Python shows it, with the program's own frames only."""
+        found: list[str] = []
+        if self.before is not None:
+            found += [*self.before.lines, "", _CAUSE if self.is_cause else _CONTEXT, ""]
+        shown = [frame for frame in self.frames if frame.own] or list(self.frames[-1:])
+        if shown:
+            found.append(_HEADER)
+            if len(shown) > SHOWN_FRAMES:
+                found.append(f"  … ({len(shown) - SHOWN_FRAMES} outer frames)")
+            for frame in shown[-SHOWN_FRAMES:]:
+                found += frame.lines
+            inside = self.frames[-1]
+            if inside is not shown[-1] and not inside.file.startswith("<"):
+                found.append(f'  … and from there into "{inside.file}", line {inside.line}, in {inside.function}')
+        text = [line for line in _plain(self.message).rstrip().splitlines() if line.strip()] or [""]
+        more = [f"… ({len(text) - SHOWN_MESSAGE} more lines)"] if len(text) > SHOWN_MESSAGE else []
+        text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
+        found.append(": ".join(filter(None, (self.type, text[0]))))
+        found += [*text[1:], *self.notes[:SHOWN_MESSAGE]]
+        for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
+            found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
+        return found
+
+
+def _plain(message: str) -> str:
+    """A message of torch's C++ code without its location and without the advice to look elsewhere."""
+    return _ADVICE.sub("", _C_PLACE.sub("", message))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= SHOWN_WIDTH else line[: SHOWN_WIDTH - 2] + " …"
+
+
+def without_prefixes(text: str) -> str:
+    """Output without the prefixes that torch adds to the lines of a traceback."""
+    return _PREFIX.sub("", text)
+
+
+def from_event(recorded: dict[str, Any]) -> Traceback | None:
+    """The traceback in an ExceptionRaised; None if it is malformed."""
+    try:
+        return _unwrap(_from_event(recorded))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+def _from_event(recorded: dict[str, Any]) -> Traceback:
+    before = recorded.get("cause") or recorded.get("context")
+    return Traceback(
+        str(recorded["type"]),
+        str(recorded["message"]),
+        tuple(Frame(str(f), int(n), str(i), str(s)) for f, n, i, s in recorded["frames"]),
+        _from_event(before) if before else None,
+        bool(recorded.get("cause")),
+        tuple(_from_event(one) for one in recorded.get("group", ())),
+        tuple(str(note) for note in recorded.get("notes", ())),
+    )
+
+
+def _unwrap(traceback: Traceback) -> Traceback:
+    """If the message holds a child process's exception as text, make that the cause."""
+    found = _FORWARDED.search(traceback.message)
+    if found is None or traceback.before is not None:
+        return traceback
+    inner = from_text(traceback.message[found.end() :], headless=True)
+    if inner is None:
+        return traceback
+    head = traceback.message[: found.start()].strip() or found[0].strip("- :\n")
+    process = re.search(r"DataLoader worker process \d+|[Pp]rocess \d+", head)
+    inside = process[0] if process else "another process"
+    return traceback._replace(
+        message=head,
+        before=inner,
+        is_cause=True,
+        inside=inside[0].lower() + inside[1:] if inside.startswith("P") else inside,
+    )
+
+
+def from_text(text: str, *, headless: bool = False) -> Traceback | None:
+    """The last traceback in the output, with its causes; None if there is none.
+
+    `headless`: the first line of the traceback is missing.
+    """
+    lines = without_prefixes(text).splitlines()
+    if headless:
+        lines.insert(0, _HEADER)
+    found: Traceback | None = None
+    link = ""  # the line that joins it to the traceback before
+    at = 0
+    while at < len(lines):
+        line = lines[at].strip()
+        if line in (_CAUSE, _CONTEXT):
+            link = line
+        elif line == _HEADER or line.endswith(_HEADER):
+            one, end = _read(lines, at + 1)
+            if one is not None:
+                found = one._replace(before=found if link else None, is_cause=link == _CAUSE)
+                link = ""
+                at = end
+                continue
+        at += 1
+    return found
+
+
+def _read(lines: Sequence[str], at: int) -> tuple[Traceback | None, int]:
+    """One traceback, read from the line after its first, and the line where it ends."""
+    frames: list[Frame] = []
+    while at < len(lines):
+        line = lines[at]
+        match = _FRAME.match(line)
+        if match:
+            source = lines[at + 1].strip() if at + 1 < len(lines) and lines[at + 1].startswith("    ") else ""
+            frames.append(Frame(match["file"], int(match["line"]), match["function"] or "", source))
+        elif line.strip() == _HEADER:
+            pass
+        elif line and not line[0].isspace() and line[0] != "|":
+            title = _TITLE.match(line)
+            if title is None or not frames:
+                return None, at
+            message = [title["text"] or ""]
+            at += 1
+            while at < len(lines) and lines[at] and lines[at].strip() not in (_CAUSE, _CONTEXT, _HEADER):
+                message.append(lines[at])
+                at += 1
+            return Traceback(title["type"], "\n".join(message).strip(), tuple(frames)), at
+        at += 1
+    return None, at
+
+
+def crash_frames(stack: str) -> list[Frame]:
+    """The frames of the thread that crashed, from faulthandler's report, the innermost first."""
+    found: list[Frame] = []
+    inside = False
+    lines = stack.splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith("Current thread"):
+            inside, found = True, []  # keep the last of several crashes
+        elif inside and (match := _FRAME.match(line)):
+            after = lines[at + 1] if at + 1 < len(lines) else ""
+            source = after.strip() if after.startswith("    ") else ""
+            if not any(part in match["file"] for part in RANK_CODE):
+                found.append(Frame(match["file"], int(match["line"]), match["function"] or "", source))
+        elif inside and not line.startswith("    "):
+            inside = False
+    return found

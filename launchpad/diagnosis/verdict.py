@@ -1,0 +1,185 @@
+"""The verdict: which rank failed first, why, and what that did to the others. Pure; it needs only the job's events.
+
+candidates.py sorts the failures. This module finds the first one:
+
+- A rank that died because another was gone (secondary.py) is a victim if another rank failed of its own accord before
+  it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
+- If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
+  a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
+  which a thread had died. Otherwise the first victim is reported, as a victim.
+- Two failures so close in time that clocks or the kernel can't order them are both named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
+from launchpad.diagnosis.history import History
+from launchpad.job.outcome import NODE_LOST, NOT_STARTED, TIMED_OUT, CauseKind
+
+# The cause that stopped the job; or none, running, cut off, unknown; or what only the events tell: early, waited, held.
+Kind = Literal[CauseKind, "none", "running", "cut off", "unknown", "early", "waited", "held"]
+
+# We may notice an exit this much later (ns) than its peers do.
+LATE_NS = 1_000_000_000
+
+
+class Victim(NamedTuple):
+    """A rank that died because another did."""
+
+    rank: int
+    why: str
+
+
+class Verdict(NamedTuple):
+    """How a job ended, and why. Lists of ranks are sorted; after a failure, none of them holds the cause."""
+
+    kind: Kind
+    exit_code: int
+    cause: Candidate | None = None  # for failure, early, waited, start; lost: its node and text
+    close: tuple[int, ...] = ()  # ranks that may have failed first, as far as the clocks tell
+    apart: int = 0  # ns between the cause and the last of these
+    doubt: int = 0  # ns that would have been needed to order them
+    early: tuple[int, ...] = ()  # ranks that exited with 0 while the others waited for them
+    alike: tuple[int, ...] = ()  # ranks that failed of their own accord in the same way
+    victims: tuple[Victim, ...] = ()
+    stopped: tuple[int, ...] = ()
+    failed_too: tuple[int, ...] = ()
+    threads: tuple[Candidate, ...] = ()  # threads that had died earlier, in ranks that went on
+    lost: tuple[int, ...] = ()  # nodes, besides the cause
+    running: tuple[int, ...] = ()  # ranks that are still running
+
+
+def judge(events: Iterable[Any]) -> Verdict:
+    """The verdict on a job, or on the part of it that is recorded; if it was restarted, on the last attempt."""
+    return verdict_on(History(events))
+
+
+def verdict_on(history: History) -> Verdict:
+    """The verdict on the current attempt."""
+    found = candidates_in(history)
+    kind = history.kind
+    if not kind and history.ended and history.signum:  # the signal came while only output was left to drain
+        kind = "signal"
+    if kind in ("failure", "start", "lost") or (not kind and (found.own or found.secondary_failures or history.lost)):
+        return _failure(history, found)
+    running = tuple(rank for rank, one in history.ranks.items() if one.started and one.exited is None)
+    stopped = tuple(sorted(history.stop.ranks)) if history.stop else ()
+    lost = tuple(history.lost)
+    common: dict[str, Any] = {"threads": tuple(found.threads), "lost": lost, "running": running, "stopped": stopped}
+    # The others waited because this rank raised and could not exit.
+    failed = [one for one in found.own + found.stuck if one.kind != "lost"]
+    hung = min(failed, key=lambda one: one.time, default=None)
+    match kind:
+        case "timeout" | "stall":
+            return Verdict(kind, TIMED_OUT, hung or _holder(history), **common)
+        case "signal":
+            return Verdict("signal", 128 + history.signum, hung, **common)
+        case "console":
+            return Verdict("console", 141, **common)
+        case "peer":
+            return Verdict("peer", history.peer.code if history.peer else 1, **common)
+    if history.ended:
+        return Verdict("none", 0, **common)
+    return Verdict("running", 0, hung, **common)
+
+
+def _failure(history: History, found: Candidates) -> Verdict:
+    own, secondary_failures, threads = found.own, found.secondary_failures, found.threads
+    first_secondary = min((one.time for one in secondary_failures), default=None)
+    if own and first_secondary is not None:
+        strong = [one for one in secondary_failures if one.secondary != "weak"]
+        # A broken pipe with no failure before it may well be a failure of its own.
+        if not strong and min(one.time for one in own) > first_secondary + LATE_NS:
+            own, secondary_failures = [*own, *secondary_failures], []
+    weak = [one for one in secondary_failures if one.secondary == "weak"]
+    if not own and 0 < len(weak) < len(secondary_failures):
+        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
+    own = sorted(own, key=lambda one: one.time)
+    early: tuple[int, ...] = ()
+    if own:
+        kind: Kind = {"start": "start", "lost": "lost"}.get(own[0].kind, "failure")  # type: ignore[assignment]
+        cause = own[0]
+    elif secondary_failures:
+        cause = min(secondary_failures, key=lambda one: one.time)
+        before = [one for one in threads if one.time < cause.time]
+        holder = _holder(history)
+        # We see a process exit a little after its connections close.
+        exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
+        if exited_before and cause.secondary != "weak":
+            kind, early = "early", tuple(exited_before)
+        elif holder is not None and holder.rank not in {one.rank for one in secondary_failures}:
+            kind, cause = "held", holder
+        elif before and cause.secondary != "weak":
+            kind, cause = "failure", before[0]
+        else:
+            kind = "failure" if cause.secondary == "weak" else "waited"
+    else:  # the record doesn't say what ended the job
+        return Verdict("cut off", 1, lost=tuple(history.lost))
+    close, apart, doubt = _too_close(history, own)
+    alike = tuple(one.rank for one in own[1:] if one.is_like(cause) and one.rank not in close)
+    gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
+    known = {cause.rank, *close, *alike, *early}
+    victims = tuple(
+        Victim(one.rank, one.short)
+        for one in sorted(secondary_failures, key=lambda one: one.rank)
+        if one.rank not in known
+    )
+    known |= {one.rank for one in victims}
+    stopped = tuple(rank for rank in sorted(history.stop.ranks if history.stop else ()) if rank not in known | gone)
+    known |= set(stopped)
+    failed_too = sorted({one.rank for one in own} | set(found.failed_later))
+    return Verdict(
+        kind,
+        _exit_code(history, cause, secondary_failures),
+        cause,
+        close,
+        apart,
+        doubt,
+        early,
+        alike,
+        victims,
+        stopped,
+        tuple(rank for rank in failed_too if rank not in known | gone and rank >= 0),
+        tuple(one for one in threads if one is not cause),
+        tuple(node for node in history.lost if not (kind == "lost" and node == cause.node)),
+    )
+
+
+def _holder(history: History) -> Candidate | None:
+    """The rank that the others wait for, by their stacks."""
+    held = history.held
+    if held is None or not held.ranks:
+        return None
+    rank = held.ranks[0]
+    return Candidate("hang", rank, history.of(rank).node, held.time, text=held.lines[0])
+
+
+def _too_close(history: History, own: list[Candidate]) -> tuple[tuple[int, ...], int, int]:
+    """Ranks that may have failed first as well, how far apart they are, and the least time that can be ordered (ns)."""
+    close, apart, needed = [], 0, 0
+    for one in own[1:]:
+        if own[0].kind in ("lost", "start") or one.kind in ("lost", "start") or one.rank == own[0].rank:
+            continue
+        clocks = 0 if one.node == own[0].node else history.doubts.get(one.node, 0) + history.doubts.get(own[0].node, 0)
+        doubt = clocks + one.blur + own[0].blur
+        if one.time - own[0].time < doubt:
+            close.append(one.rank)
+            apart, needed = max(apart, one.time - own[0].time), max(needed, doubt)
+    return tuple(sorted(close)), apart, needed
+
+
+def _exit_code(history: History, cause: Candidate, secondary_failures: list[Candidate]) -> int:
+    """The exit code of the rank that failed first, or of the first victim if that rank exited with 0."""
+    if cause.kind == "lost":
+        return NODE_LOST
+    if cause.kind == "start":
+        return NOT_STARTED
+    code = cause.code
+    if code == 0 and secondary_failures:
+        code = min(secondary_failures, key=lambda one: one.time).code
+    if code == 0 and history.over:
+        return history.over.code
+    return code if code > 0 else 128 - code if code < 0 else 1

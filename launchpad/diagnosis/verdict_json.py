@@ -1,0 +1,79 @@
+"""The verdict as JSON: verdict.json, and `launchpad why --json`. Pure.
+
+kind        failure | early | waited | held | start | lost | timeout | stall | signal | console | peer |
+            running | cut off | unknown | none
+exit_code   launchpad's; null where the record was cut off
+rank, node, host, pid, time (seconds since 1970), after (seconds since the ranks' start)   of the cause; null for none
+how         exception | exit | signal | memory | mpi | thread | start | lost | hang
+code        the rank's exit code, -n for signal n
+type, message, file, line, function   of the exception, or of the crash; in the program's own code if possible
+close, early, alike, stopped, failed_too   ranks
+victims     [{"rank", "why"}]; for early also first_victim, whose time, exception and place these are
+history     a line for each earlier attempt
+text        what was shown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis.candidates import Candidate
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.tracebacks import Frame
+from launchpad.diagnosis.verdict import Verdict
+from launchpad.diagnosis.verdict_text import wall
+
+
+def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str] = ()) -> dict[str, Any]:
+    """The verdict as a JSON object; `lines` is the text, and `earlier` has a line for each earlier attempt."""
+    cause = verdict.cause
+    found: dict[str, Any] = {
+        "job": history.planned.job,
+        "kind": verdict.kind,
+        "exit_code": None if verdict.kind == "cut off" else verdict.exit_code,
+        **dict.fromkeys("rank node host pid time after how code type message file line function".split()),
+        "attempt": history.attempt,
+        "close": list(verdict.close),
+        "early": list(verdict.early),
+        "alike": list(verdict.alike),
+        "victims": [{"rank": one.rank, "why": one.why} for one in verdict.victims],
+        "stopped": list(verdict.stopped),
+        "failed_too": list(verdict.failed_too),
+        "lost": [history.node_name(node) for node in verdict.lost],
+        "running": list(verdict.running),
+        "history": list(earlier),
+        "text": lines,
+    }
+    if cause is None:
+        return found
+    found |= {
+        "node": cause.node,
+        "host": history.node_name(cause.node),
+        "time": wall(history, cause.time),
+        "after": (cause.time - history.started) / 1e9 if history.started else None,
+        "how": cause.kind,
+    }
+    if cause.rank >= 0:
+        found |= {"rank": cause.rank, "pid": history.of(cause.rank).pid, "code": cause.code}
+    if verdict.early:
+        early = history.of(verdict.early[0])
+        found |= {"rank": early.rank, "pid": early.pid, "code": 0, "first_victim": cause.rank}
+        found |= {"node": early.node, "host": history.node_name(early.node)}
+    if cause.traceback is not None:
+        found |= {"type": cause.traceback.type, "message": cause.traceback.message}
+    elif cause.text:
+        found["message"] = cause.text
+    place = place_of(cause)
+    if place is not None:
+        found |= {"file": place.file, "line": place.line, "function": place.function}
+    return found
+
+
+def place_of(cause: Candidate) -> Frame | None:
+    """Where the program failed, if that is known."""
+    frames = tracebacks.crash_frames(cause.crash)
+    if cause.traceback is None and frames:
+        return next((frame for frame in frames if frame.own), frames[0])
+    return cause.traceback.place if cause.traceback else None

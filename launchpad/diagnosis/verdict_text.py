@@ -1,0 +1,244 @@
+"""The verdict in words: the cause first, with the rank's own lines of code, then what it did to the others. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Sequence
+
+from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis.candidates import Candidate
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import Verdict
+from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
+
+# The most lines of evidence; the whole report then fits on a screen.
+MOST_LINES = 20
+
+# An address as gloo writes it: [127.0.0.1]:20115.
+_ADDRESS = re.compile(r" ?\[[0-9a-fA-F.:%\w]*\]:\d+")
+
+# The job is over, but there is no JobOver in its record.
+CUT_OFF = "the record is incomplete: launchpad was killed, or could not write the rest"
+
+# How many earlier attempts are listed.
+MOST_ATTEMPTS = 5
+
+
+def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) -> list[str]:
+    """The report on a job; `earlier` has a line for each earlier attempt."""
+    lines = _cause(history, verdict)
+    lines += [_loss(history, node) for node in verdict.lost]
+    if verdict.close:
+        lines.append(_also_first(history, verdict))
+    if verdict.alike:
+        lines.append(f"failed in the same way: {ranks_in_words(list(verdict.alike))}")
+    lines += _threads(verdict)
+    if verdict.victims:
+        lines.append(f"failed because of it: {_victims(verdict)}")
+    if verdict.stopped:
+        lines.append(f"stopped because of it: {ranks_in_words(list(verdict.stopped))}")
+    if verdict.failed_too:
+        lines.append(f"failed too: {ranks_in_words(list(verdict.failed_too))}")
+    if earlier:
+        attempts = "attempt" if len(earlier) == 1 else "attempts"
+        if len(earlier) > MOST_ATTEMPTS:
+            attempts += f" (the last {MOST_ATTEMPTS} of {len(earlier)})"
+        lines.append(f"earlier {attempts}: {'; '.join(earlier[-MOST_ATTEMPTS:])}")
+    return lines
+
+
+def summarize(history: History, verdict: Verdict) -> str:
+    """An attempt's failure in a few words, for the list of earlier attempts."""
+    cause = verdict.cause
+    if cause is None:
+        return "cut off"
+    if cause.kind == "lost":
+        return f"{history.node_name(cause.node)} was lost ({cause.text})"
+    if cause.kind == "hang":
+        return f"{history.name(cause.rank)} held up the others ({cause.text})"
+    after = (cause.time - history.started) / 1e9
+    how = cause.traceback.title if cause.kind == "exception" and cause.traceback else ""
+    how = "" if how.startswith("SystemExit") else how
+    return f"{history.name(cause.rank)}, {cause.text or how or exit_in_words(cause.code)} after {after:.2f} s"
+
+
+def _cause(history: History, verdict: Verdict) -> list[str]:
+    cause = verdict.cause
+    match verdict.kind:
+        case "failure":
+            assert cause is not None
+            lines = [f"{history.name(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
+            return [*lines, "where the other ranks were then:", *held] if (held := _held(history)) else lines
+        case "early":
+            assert cause is not None
+            early = ranks_in_words(list(verdict.early))
+            it = "it" if len(verdict.early) == 1 else "them"
+            first = f"{early} exited with code 0 while others still waited for {it}; "
+            first += f"then {history.name(cause.rank)} failed: {_how(history, cause)}"
+            return [first, *_evidence(history, cause)]
+        case "waited":
+            assert cause is not None
+            what = "lost its connection to" if cause.secondary == "peer" else "timed out waiting for"
+            first = f"{history.name(cause.rank)} {what} another rank, and no rank had failed before: "
+            return [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
+        case "held":
+            assert cause is not None
+            assert history.held is not None
+            first = f"{history.name(cause.rank)} held up the others, which gave up waiting for it: {cause.text}"
+            return [first, *(f"    {line}" for line in history.held.lines[1:])]
+        case "start":
+            assert cause is not None
+            return [f"{history.name(cause.rank)} could not be started: {cause.text}"]
+        case "lost":
+            assert cause is not None
+            return [_loss(history, cause.node)]
+        case "peer":
+            return [f"the job failed on another node: {history.peer.reason if history.peer else ''}"]
+        case "timeout":
+            lines = [f"the job was stopped: it ran longer than --timeout {history.planned.timeout:g} s"]
+            lines += _held(history)
+        case "stall":
+            lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
+            lines += _held(history)
+        case "signal":
+            lines = [f"the job was stopped by {signal_name(history.signum)}"]
+        case "console":
+            return [f"the job was stopped: standard output can't be written to ({history.console})"]
+        case "cut off":
+            return [CUT_OFF]
+        case "unknown":
+            where = f"process {history.planned.pid} on {history.planned.host or 'an unknown host'}"
+            return [f"the job may still be running: its record has no end; look for launchpad, {where}"]
+        case "running":
+            running = f": {ranks_in_words(list(verdict.running))}" if verdict.running else ""
+            lines = [f"the job is running{running}"]
+        case "none":
+            return ["every rank exited with code 0"]
+    if cause is not None and cause.kind != "hang":
+        before = "" if verdict.kind == "running" else "before that, "
+        lines.append(f"{before}{history.name(cause.rank)} {_hung(history, cause)}:")
+        lines += _evidence(history, cause)
+    return lines
+
+
+def _hung(history: History, cause: Candidate) -> str:
+    """What a rank did before the job was stopped for another reason."""
+    if cause.kind == "start":
+        return f"could not be started: {cause.text}"
+    if cause.traceback is not None and cause.code <= 0:
+        return f"raised {cause.short}{_at(cause)} and did not exit"
+    return f"failed: {_how(history, cause)}"
+
+
+def _held(history: History) -> list[str]:
+    return [f"    {line}" for line in history.held.lines] if history.held else []
+
+
+def _how(history: History, cause: Candidate) -> str:
+    code, traceback = cause.code, cause.traceback
+    ended, end = history.of(cause.rank).exited, exit_in_words(code)
+    if cause.kind == "mpi":
+        how, end = cause.text, ""
+    elif cause.kind == "thread" and traceback is not None:
+        how, end = f"its thread {cause.thread!r} died, and the rank went on without it: {traceback.title}", ""
+    elif cause.kind == "exception" and traceback is not None and traceback.kind != "SystemExit":
+        how = traceback.title
+    else:
+        how, end = end, ""
+    if cause.kind == "memory":
+        how += f", by the kernel's OOM killer; it used {cause.memory / 2**20:.0f} MiB"
+    elif code == -signal.SIGKILL and cause.kind == "signal" and ended is not None and ended.memory_killed is False:
+        how += "; the kernel's OOM-kill counters did not rise, so a process sent the signal"
+    if cause.finished:
+        how += ", after its program had finished"
+    pid = history.of(cause.rank).pid
+    date = time.strftime("%H:%M:%S", time.localtime(wall(history, cause.time)))
+    after = f"{(cause.time - history.started) / 1e9:.2f} s after the start"
+    return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, date)))})"
+
+
+def wall(history: History, at: int) -> float:
+    """An event's time in seconds since 1970."""
+    return history.planned.wall + (at - history.planned.time) / 1e9
+
+
+def _evidence(history: History, cause: Candidate) -> list[str]:
+    lines: list[str] = []
+    traceback = cause.traceback
+    output = history.of(cause.rank).tail.decode(errors="replace")
+    if cause.crash:
+        frames = tracebacks.crash_frames(cause.crash)
+        own = [frame for frame in frames if frame.own] or frames[:1]
+        lines += ["It crashed here (most recent call last):"] if own else []
+        lines += [line for frame in reversed(own[: tracebacks.SHOWN_FRAMES]) for line in frame.lines]
+        if frames and not frames[0].own and own:
+            lines.append(f'  … and from there into "{frames[0].file}", line {frames[0].line}, in {frames[0].function}')
+        output = output.partition("Fatal Python error:")[0]
+    if traceback is not None and traceback.kind == "SystemExit":
+        if traceback.before is not None:
+            lines += traceback.before.lines
+        lines = [*_last_lines(output), *lines]
+        place = traceback.place
+        if place is not None and traceback.frames and not traceback.before:
+            lines += ["It exited here:", *place.lines]
+    elif traceback is not None:
+        lines += traceback.lines
+    else:
+        lines += _last_lines(output)
+    if len(lines) > MOST_LINES:
+        half = MOST_LINES // 2
+        lines = [*lines[: half - 1], f"… ({len(lines) - MOST_LINES + 1} lines omitted)", *lines[-half:]]
+    return [f"    {line}".rstrip() for line in lines]
+
+
+def _last_lines(text: str) -> list[str]:
+    lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").rstrip().split("\n") if line]
+    if len(lines) > MOST_LINES:
+        lines = [f"… ({len(lines) - MOST_LINES + 1} earlier lines)", *lines[-MOST_LINES + 1 :]]
+    return lines
+
+
+def _at(one: Candidate) -> str:
+    place = one.traceback.place if one.traceback else None
+    return f" at {place.file}:{place.line}" if place else ""
+
+
+def _also_first(history: History, verdict: Verdict) -> str:
+    assert verdict.cause is not None
+    nodes = {history.of(rank).node for rank in (verdict.cause.rank, *verdict.close)}
+    what = "exits" if len(nodes) == 1 else "events on different nodes"
+    return (
+        f"or {ranks_in_words(list(verdict.close))}: failed within {verdict.apart / 1e6:.2g} ms of it, and {what} "
+        f"less than {verdict.doubt / 1e6:.2g} ms apart can't be ordered"
+    )
+
+
+def _threads(verdict: Verdict) -> list[str]:
+    by_reason: dict[str, list[int]] = {}
+    for one in verdict.threads:
+        by_reason.setdefault(f"thread {one.thread!r}: {one.short}{_at(one)}", []).append(one.rank)
+    return [f"{ranks_in_words(ranks)} had already lost {why}" for why, ranks in by_reason.items()]
+
+
+def _victims(verdict: Verdict) -> str:
+    by_reason: dict[str, list[int]] = {}
+    for one in verdict.victims:
+        by_reason.setdefault(_common(one.why), []).append(one.rank)
+    return "; ".join(f"{ranks_in_words(ranks)} ({why})" for why, ranks in by_reason.items())
+
+
+def _common(why: str) -> str:
+    """A reason without what differs from rank to rank: addresses."""
+    short = _ADDRESS.sub("", why).strip()
+    return short if len(short) <= 120 else short[:118] + " …"
+
+
+def _loss(history: History, node: int) -> str:
+    loss = history.lost[node]
+    trace = "; the traceback is in events.jsonl" if loss.trace and history.planned.logs else ""
+    if not history.several:
+        return f"the job's node was lost: {loss.reason}; its ranks were killed{trace}"
+    ranks = history.planned.nodes[node][1]
+    return f"{history.node_name(node)} was lost: {loss.reason}; it was running {ranks_in_words(ranks)}{trace}"

@@ -1,0 +1,161 @@
+"""The forkserver's loop: imports what the ranks need, reports whether forking is sound, forks ranks on request.
+
+A request from the agent is a list of descriptors: a file with the request as JSON, then each rank's stdin, stdout and
+stderr, or the socket on which to serve the store. Replies are JSON lists: first ["ready", why not or ""]; for each fork
+request ["forked", number, pid] per process, then ["done", why the others were not forked].
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import weakref
+from typing import Any
+
+from ..rank import become, mpi_init, own_process, program, stack_server, store
+from . import watched
+
+LINK = 3
+MOST_DESCRIPTORS = 253  # SCM_MAX_FD
+
+Request = dict[str, Any]
+
+
+def main() -> None:
+    """Serve the agent. `_serve` returns only in a new process: a rank, or the store."""
+    os.set_inheritable(LINK, False)
+    link = socket.socket(fileno=LINK)
+    request, _ = _receive(link)
+    program.put_first_on_path(sys.argv[1:], request["calls"])  # so that imports find the same modules as in the ranks
+    _say(link, "ready", _preload(request["preload"]))
+    heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds_interrupt:  # a rank that has not started must not show a traceback of ours
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    request, fds = _serve(link)
+    if "serve" in request:
+        store.serve(fds[0], request["serve"])
+    else:
+        become.become(request, fds)
+        if heeds_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        program.run(request["argv"], request["calls"])
+
+
+def _preload(names: list[str]) -> str:
+    """Import the modules. Returns why forking this process is unsound, "" if it is sound."""
+    if own_process.is_free_threaded():
+        return "this Python is free-threaded, which is not known to be safe after a fork"
+    if why_not := watched.by():
+        return why_not
+    if not all(name.startswith("torch") for name in names):
+        mpi_init.hold()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # the ranks will hit it too, and show it in full
+            return f"importing {name} here failed ({type(error).__name__})"
+    if "torch" in names:
+        store.install()
+        stack_server.install()
+        _keep_library()
+    gc.collect()
+    gc.freeze()  # or garbage collection in the ranks would write to every page, and unshare it
+    if why_not := watched.by():  # an import may have started it
+        return why_not
+    try:
+        gpu, threads = own_process.holds_gpu(), own_process.threads()
+    except OSError:
+        return "/proc doesn't show whether an import opened the GPU or started a thread"
+    if gpu:
+        return "an import opened the GPU, which a forked process can't use"
+    if threads > 1:
+        # OpenBLAS stops its threads at a fork, for good.
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        if own_process.threads() > 1:
+            return "an import started a thread, which a forked process would not have"
+    return ""
+
+
+def _keep_library() -> None:
+    """Keep torch from unregistering its operators when a rank exits, which would unshare 6,800 pages."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
+
+
+def _serve(link: socket.socket) -> tuple[Request, list[int]]:
+    """Fork for each request. Returns only in the new processes, with what each has to do and its descriptors."""
+    while True:
+        request, fds = _receive(link)
+        share = len(fds) // len(request["processes"])
+        born, go = os.pipe()
+        try:
+            middle = os.fork()
+        except OSError as error:
+            _say(link, "done", _no_process(error))
+            _close(born, go, *fds)
+            continue
+        if middle == 0:
+            os.close(go)
+            middle = os.getpid()
+            for place, wanted in enumerate(request["processes"]):
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    _say(link, "done", _no_process(error))
+                    os._exit(1)
+                if pid:
+                    _say(link, "forked", wanted["number"], pid)
+                    continue
+                # By the time the forkserver says go, the process in the middle is gone and the agent is our parent.
+                if os.read(born, 1) != b"g" or os.getppid() == middle:
+                    os._exit(1)
+                os.close(born)
+                link.close()
+                own = fds[place * share : (place + 1) * share]
+                _close(*(fd for fd in fds if fd not in own))
+                return wanted, own
+            os._exit(0)
+        _, status = os.waitpid(middle, 0)
+        if not os.WIFSIGNALED(status):
+            os.write(go, b"g" * len(request["processes"]))
+        if status == 0:
+            _say(link, "done", "")
+        elif os.WIFSIGNALED(status):
+            _say(link, "done", f"signal {os.WTERMSIG(status)} killed it during the fork")
+        _close(born, go, *fds)
+
+
+def _no_process(error: OSError) -> str:
+    return f"its process can't be created: {error.strerror}"
+
+
+def _receive(link: socket.socket) -> tuple[Request, list[int]]:
+    fds = array.array("i")
+    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * fds.itemsize))
+    if not data:
+        os._exit(0)  # the agent is gone
+    for _, _, payload in ancillary:
+        fds.frombytes(payload)
+    with open(fds[0]) as file:
+        request = json.load(file)
+    return request, list(fds[1:])
+
+
+def _say(link: socket.socket, *words: object) -> None:
+    link.send(json.dumps(words).encode())
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)

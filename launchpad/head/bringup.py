@@ -1,0 +1,150 @@
+"""Brings up the nodes before the job runs: greets the agents, queries them, and waits until they are ready."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from launchpad._version import __version__
+from launchpad.errors import NodeError
+from launchpad.head.nodes import Nodes
+from launchpad.job.plan import RankOffset
+from launchpad.protocol.commands import Command, Hello, Ping
+from launchpad.protocol.events import AgentFailed, AgentReady, LinkClosed, PeerFailed, Pong, StopRequested, Suspended
+from launchpad.transport import Link
+
+if TYPE_CHECKING:  # sockets and HMAC, for a world of several launchpads only
+    from launchpad.head.rendezvous import Rendezvous
+
+# If other nodes take longer than this, tell the user what we are waiting for.
+TELL_SECONDS = 3.0
+
+# A node that has not answered after this long never will.
+READY_SECONDS = 30.0
+
+
+class BringUp:
+    """The nodes, and the inbox into which all threads put (node, event); -1 stands for the head itself."""
+
+    nodes: Nodes
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self.early: list[StopRequested] = []  # signals for ranks that have not started yet
+        self.awaited: tuple[int, ...] = ()  # nodes that have not answered yet; other threads may read it
+        self._stood_still = 0.0  # seconds
+        self._unheard: list[tuple[int, Any]] = []  # events that arrived while we waited for a different answer
+
+    def clock(self) -> float:
+        """The time in seconds, for deadlines. It stops while the head is suspended (Ctrl-Z)."""
+        return time.monotonic() - self._stood_still
+
+    def post(self, event: Any) -> None:
+        """Put one of the head's own events into the inbox, from any thread."""
+        self.inbox.put((-1, event))
+
+    def connect(
+        self, links: Sequence[Link], *, count_gpus: bool, port: int = 0, silence: float = 0.0
+    ) -> list[AgentReady]:
+        """Greet the nodes and return their facts. Raises NodeError if one does not answer.
+
+        The first node holds `port`. `silence`: seconds without a heartbeat after which a remote node is considered
+        lost by the head, and the head by a remote node.
+        """
+        self.nodes = Nodes(links, self.inbox.put, silence)
+        self.nodes.read()
+        hellos = {
+            node: Hello(__version__, count_gpus, 0 if node else port, silence if link.remote else 0.0)
+            for node, link in enumerate(links)
+        }
+        ready = self.ask(hellos, AgentReady, READY_SECONDS)
+        for node, facts in enumerate(ready):
+            if not 0 <= facts.wall < 1e11:
+                reason = f"the agent's clock is wrong: it says {facts.wall:g} s since 1970"
+                raise NodeError(self._of(node, reason))
+        return ready
+
+    def ask(self, commands: Mapping[int, Command], answer: type, seconds: float) -> list[Any]:
+        """Send each node its command and return the answers in node order. Raises NodeError."""
+        for node, command in commands.items():
+            self.nodes.send(node, command)
+        answers: dict[int, Any] = {}
+        later = []
+        deadline = self.clock() + seconds
+        while self._await(commands.keys() - answers.keys()):
+            heard = self.hear(deadline)
+            if heard is None:
+                raise NodeError(self._of(self.awaited[0], f"no answer from the agent within {seconds:g} s"))
+            if type(heard[1]) is answer:
+                answers[heard[0]] = heard[1]
+            else:
+                later.append(heard)
+        self._unheard += later
+        return [answers[node] for node in sorted(answers)]
+
+    def _await(self, nodes: Set[int]) -> bool:
+        self.awaited = tuple(sorted(nodes))
+        return bool(nodes)
+
+    def measure_clocks(self) -> None:
+        """Ping the remote nodes to learn their clocks. Raises NodeError."""
+        self.ask({node: Ping(time.monotonic_ns()) for node in self.nodes.remote}, Pong, READY_SECONDS)
+
+    def hear(self, deadline: float) -> tuple[int, Any] | None:
+        """The next event before the job runs; None at the deadline (by `clock`). Raises NodeError if an agent ended."""
+        if self._unheard:
+            return self._unheard.pop(0)
+        while True:
+            now = time.monotonic()
+            if self.nodes.deadline is not None and self.nodes.deadline <= now:  # even if the inbox is never empty
+                # Send heartbeats, but lose nobody: a node may be silent because it is looking for its torch.
+                self.nodes.tick(now)
+            due, left = self.nodes.deadline, deadline - self.clock()
+            try:
+                node, event = self.inbox.get(timeout=max(0.0, left if due is None else min(left, due - now)))
+            except queue.Empty:
+                if self.clock() >= deadline:
+                    return None
+                continue
+            match event:
+                case AgentFailed(_, reason, trace):  # no record exists yet to keep the traceback
+                    text = f"the agent ended before any rank was started: {reason}"
+                    raise NodeError(self._of(node, f"{text}\n{trace}".rstrip()))
+                case LinkClosed():
+                    raise NodeError(self._of(node, "the agent ended before any rank was started"))
+                case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    raise SystemExit(128 + signum)
+                case StopRequested(_, signal.SIGTSTP):
+                    self.nodes.suspend()
+                case Suspended():
+                    if self.nodes.suspended(node):
+                        self._stood_still += self.nodes.stand_still()
+                case StopRequested():
+                    self.early.append(event)
+                case _:
+                    return node, event
+
+    def _of(self, node: int, text: str) -> str:
+        name = self.nodes.name(node)
+        return f"{name}: {text}" if name else text
+
+    def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> RankOffset:
+        """Meet the launchpads of the other nodes. Raises NodeError if not all of them join in time."""
+        threading.Thread(target=rendezvous.join, args=(nproc, self.post), name="rendezvous", daemon=True).start()
+        deadline = self.clock() + rendezvous.seconds
+        tell_at = self.clock() + TELL_SECONDS
+        while True:
+            heard = self.hear(min(deadline, tell_at))
+            if heard is None:
+                if self.clock() >= deadline:
+                    raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s")
+                say(rendezvous.waiting())
+                tell_at = deadline
+            elif isinstance(heard[1], RankOffset):
+                return heard[1]
+            elif isinstance(heard[1], PeerFailed):
+                raise NodeError(heard[1].reason)

@@ -1,0 +1,157 @@
+"""The head's view of an attempt's MPI worlds: barriers across nodes, keys, published names, spawns. Pure."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launchpad.job.mpi import Seat, process_mapping, spawned_programs
+from launchpad.job.mpi import environ as mpi_environ
+from launchpad.job.plan import Plan
+from launchpad.protocol.commands import BarrierOut, Command, MpiReply, MpiWorld
+from launchpad.protocol.events import NO_INIT, BarrierIn, MpiRequest, RankExited, RankFailed
+
+
+class _Barriers:
+    """One world's barriers and keys. If two nodes put the same key, the later one wins."""
+
+    def __init__(self, nodes: Sequence[int], sizes: Sequence[int]) -> None:
+        """`nodes`: the nodes' indices; `sizes`: how many ranks each has; both in the order of the MPI ranks."""
+        self._node_of = [node for node, size in zip(nodes, sizes, strict=True) for _ in range(size)]
+        self._missing: dict[str, set[int]] = {}  # nodes that have not yet arrived, by barrier
+        self._puts: list[tuple[int, dict[str, str]]] = []  # the node and what it put, in order
+        self._sent = dict.fromkeys(nodes, 0)  # how many of the puts each node has been sent
+        self._silent = set(nodes)  # nodes that have not entered any barrier
+
+    def enter(self, node: int, event: BarrierIn) -> list[tuple[int, Command]]:
+        if event.keys:
+            self._puts.append((node, event.keys))
+        self._silent.discard(node)
+        expected = {self._node_of[rank] for rank in event.members} if event.members else set(self._sent)
+        missing = self._missing.setdefault(event.group, set(expected))
+        missing.discard(node)
+        if missing:
+            return []
+        del self._missing[event.group]
+        return [(to, BarrierOut(event.world, event.group, self._new_keys(to))) for to in sorted(expected)]
+
+    def _new_keys(self, node: int) -> dict[str, str]:
+        start, self._sent[node] = self._sent[node], len(self._puts)
+        return {key: value for by, keys in self._puts[start:] if by != node for key, value in keys.items()}
+
+    def waits_for(self, node: int) -> bool:
+        """Whether other nodes wait for this one at its first barrier, which is in MPI_Init."""
+        return node in self._silent and any(node in missing for missing in self._missing.values())
+
+    def has(self, event: BarrierIn, node: int) -> bool:
+        """Whether the node and the barrier's members belong to this world."""
+        return node in self._sent and all(0 <= rank < len(self._node_of) for rank in event.members)
+
+
+class MpiWorlds:
+    """The job's own world, the worlds spawned from it, and the published names."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        """`name`: unique to this job and attempt."""
+        self._plan = plan
+        self._name = name
+        self._worlds = [_Barriers(range(len(plan.nodes)), [len(node.ranks) for node in plan.nodes])]
+        self._alive = [{rank.rank for rank in node.ranks} for node in plan.nodes]
+        self._next_rank = len(plan.ranks)
+        self._published: dict[str, str] = {}
+
+    def begin(self, index: int) -> MpiWorld:
+        """What the node at this index must know before its ranks start."""
+        node = self._plan.nodes[index]
+        return MpiWorld(
+            number=0,
+            name=self._name,
+            size=len(self._plan.ranks),
+            first=node.ranks[0].rank,
+            ranks=[rank.rank for rank in node.ranks],
+            programs=[0] * len(node.ranks),
+            mapping=process_mapping([len(node.ranks) for node in self._plan.nodes]),
+            keys={},
+            interface=node.interface,
+        )
+
+    def makes_sense(self, node: int, event: BarrierIn) -> bool:
+        """Whether this node can have sent this."""
+        return 0 <= event.world < len(self._worlds) and self._worlds[event.world].has(event, node)
+
+    def on(self, node: int, event: Any) -> list[tuple[int, Command]]:
+        """The replies to a node's event: pairs of a node and a command."""
+        match event:
+            case BarrierIn():
+                return self._worlds[event.world].enter(node, event)
+            case MpiRequest(_, rank, lines):
+                return [(node, MpiReply(rank, self._name_service(lines[0])))]
+        return []
+
+    def left(self, node: int, event: RankExited) -> None:
+        """A rank has exited."""
+        self._alive[node].discard(event.rank)
+
+    def absent(self) -> RankFailed | None:
+        """The failure of a node whose ranks have all exited while the others wait for it in MPI_Init; None if none.
+
+        If only some of a node's ranks are missing, its agent reports it.
+        """
+        for node, alive in enumerate(self._alive):
+            if not alive and self._worlds[0].waits_for(node):
+                return RankFailed(time.monotonic_ns(), self._plan.nodes[node].ranks[0].rank, 1, NO_INIT)
+        return None
+
+    def spawn(self, request: MpiRequest, attempt: int) -> tuple[MpiWorld, list[dict[str, Any]]]:
+        """The world that a rank asks for, on the first node, and its ranks. Raises ValueError for a bad request."""
+        programs = spawned_programs(request.lines)
+        size = sum(program.nproc for program in programs)
+        node = self._plan.nodes[0]
+        number, first = len(self._worlds), self._next_rank
+        entries: list[dict[str, Any]] = []
+        for which, program in enumerate(programs):
+            for _ in range(program.nproc):
+                rank = len(entries)
+                seat = Seat(rank, size, rank, size, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
+                own = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": attempt}
+                own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
+                environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}
+                environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
+                cwd = os.path.join(node.cwd, program.cwd)
+                entry = {"rank": first + rank, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
+                entry["python"] = program.python and self._plan.hooks
+                entries.append(entry)
+        self._next_rank += size
+        self._worlds.append(_Barriers([0], [size]))
+        world = MpiWorld(
+            number=number,
+            name=f"{self._name}-{number}",
+            size=size,
+            first=0,
+            ranks=[entry["rank"] for entry in entries],
+            programs=[entry["program"] for entry in entries],
+            mapping=process_mapping([size]),
+            keys=programs[0].keys,
+            interface=node.interface,
+        )
+        return world, entries
+
+    def _name_service(self, line: str) -> str:
+        """Answer publish_name, lookup_name and unpublish_name like Hydra (mpiexec/pmiserv_publish.c)."""
+        fields = dict(word.partition("=")[::2] for word in line.split(" "))
+        verb = fields["cmd"].removesuffix("_name")
+        service = fields.get("service", "")
+        failed = f"cmd={verb}_result rc=1 msg="
+        if verb == "publish":
+            if service in self._published:
+                return failed + "key_already_present"
+            self._published[service] = fields.get("port", "")
+        elif service not in self._published:
+            return failed + "service_not_found"
+        elif verb == "lookup":
+            return f"cmd=lookup_result rc=0 port={self._published[service]}"
+        else:
+            del self._published[service]
+        return f"cmd={verb}_result rc=0"

@@ -1,0 +1,152 @@
+"""Checks that the nodes are different machines with compatible software, and finds the address at which they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from launchpad import linux
+from launchpad._version import __version__
+from launchpad.errors import NodeError, UsageError, failed_hosts
+from launchpad.head.bringup import BringUp
+from launchpad.job.plan import Master, port_taken
+from launchpad.protocol.commands import HoldPort, Listen, Probe, Reach
+from launchpad.protocol.events import Listening, NodeFacts, PortHeld, Reached
+
+# Probing for torch starts a Python on the node, which may have to be loaded over a network.
+PROBE_SECONDS = 60.0
+
+# An address that does not answer within this time is behind a firewall.
+REACH_SECONDS = 5.0
+
+# Once all nodes reach one address, how long to wait for a better one.
+BETTER_SECONDS = 0.2
+
+
+def probe_nodes(
+    bringup: BringUp,
+    folders: Sequence[str],
+    pythons: Sequence[str],
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    torch: bool,
+) -> list[NodeFacts]:
+    """Probe each node's folder and interpreter ("": the agent's own), with the ranks' `environ`.
+
+    Raises NodeError with a line for each node that can't take part.
+    """
+    count = len(folders)
+    probes = {
+        node: Probe(folder, torch, python, dict(environ))
+        for node, (folder, python) in enumerate(zip(folders, pythons, strict=True))
+    }
+    found: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
+    names = [bringup.nodes.name(node) for node in range(count)]
+    for _ in range(2):  # the first answer may be late: it waits for the probe, or for an import
+        bringup.measure_clocks()
+    if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
+        raise NodeError(
+            failed_hosts(bad, count, "give --wdir a folder that exists on all hosts, or copy this one with --sync")
+        )
+    check_machines(names, found)
+    check_versions(names, found, torch=torch)
+    installed = {name: one.launchpad for name, one in zip(names, found, strict=True) if one.launchpad}
+    if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
+        say(f"ranks import the launchpad installed on {', '.join(other)}, not this one ({__version__})")
+    return found
+
+
+def check_machines(names: Sequence[str], found: Sequence[NodeFacts]) -> None:
+    """Raise UsageError if two names refer to one machine: their ranks would share GPUs and cores."""
+    seen: dict[str, str] = {}
+    for name, one in zip(names, found, strict=True):
+        if not one.machine:
+            continue
+        if one.machine in seen:
+            raise UsageError(
+                f"{seen[one.machine]} and {name} are one machine; name it once, with the ranks of both: "
+                f"{seen[one.machine]}:N"
+            )
+        seen[one.machine] = name
+
+
+def check_versions(names: Sequence[str], found: Sequence[NodeFacts], *, torch: bool) -> None:
+    """Raise NodeError if the nodes have different versions of torch or Python (X.Y): ranks would fail or hang."""
+    by_name = dict(zip(names, found, strict=True))
+    interpreters = {name: one.python for name, one in by_name.items()}
+    _check_same("Python", {name: ".".join(one.version.split(".")[:2]) for name, one in by_name.items()}, interpreters)
+    if torch:
+        _check_same("torch", {name: one.torch or "none" for name, one in by_name.items()}, interpreters)
+
+
+def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, str]) -> None:
+    first = next(iter(versions))
+    if bad := {
+        name: f"wrong {what}: {version} ({pythons[name]}), but {first} has {versions[first]} ({pythons[first]})"
+        for name, version in versions.items()
+        if version != versions[first]
+    }:
+        raise NodeError(failed_hosts(bad, len(versions), f"install the same {what}, or choose one with --python"))
+
+
+def find_master(
+    bringup: BringUp, found: Sequence[NodeFacts], wanted: str, port: int, prefer: str
+) -> tuple[Master, list[str]]:
+    """Find an address of node 0 that every other node can reach, and hold the rendezvous port there.
+
+    `wanted`: the only acceptable address, "" for any; `prefer`: the address to try first, if node 0 has it. Returns
+    also the interface through which each node reaches it. Raises NodeError if there is no such address.
+    """
+    own = {address: interface for address, interface, *_ in found[0].addresses}
+    candidates = [_number(wanted)] if wanted else sorted(own, key=lambda address: address != prefer)
+    ask, answer = os.urandom(16).hex(), os.urandom(16).hex()
+    (listening,) = bringup.ask({0: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
+    places = [[address, at] for address, at in zip(candidates, listening.ports, strict=True) if at > 0]
+    if not places:
+        raise NodeError(f"--master-addr {wanted}: {bringup.nodes.name(0)} has no such address; it has {', '.join(own)}")
+    others = range(1, len(found))
+    for node in others:
+        bringup.nodes.send(node, Reach(places, ask, answer))
+    reached: dict[int, dict[str, str]] = {node: {} for node in others}
+    left = {address: len(others) for address, _ in places}  # how many nodes have not reached it yet
+    deadline = bringup.clock() + REACH_SECONDS
+    while (heard := bringup.hear(deadline)) is not None:
+        node, event = heard
+        if isinstance(event, Reached) and event.address in left:
+            left[event.address] -= event.address not in reached[node]
+            reached[node][event.address] = event.interface
+            common = [address for address, _ in places if not left[address]]
+            if common and common[0] == places[0][0]:
+                break
+            if common:
+                deadline = min(deadline, bringup.clock() + BETTER_SECONDS)
+    common = [address for address, _ in places if not left[address]]
+    if not common:
+        raise NodeError(_unreached(bringup, reached, [address for address, _ in places]))
+    address = common[0]
+    (held,) = bringup.ask({0: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
+    if held.port < 0:
+        raise port_taken(port, bringup.nodes.name(0))
+    return Master(address, held.port), [own.get(address, ""), *(reached[node][address] for node in others)]
+
+
+def _number(name: str) -> str:
+    try:
+        return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        raise UsageError(f"--master-addr {name}: no such host; give an address of the first host") from None
+
+
+def _unreached(bringup: BringUp, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
+    """The nodes that reach no address of node 0; if each reaches one, but no common one, which one each reaches."""
+    first = bringup.nodes.name(0)
+    cut_off = [node for node, by in reached.items() if not by] or list(reached)
+    bad = {
+        bringup.nodes.name(node): f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}"
+        for node in cut_off
+    }
+    outward = [address for address in addresses if not linux.is_loopback(address)] or addresses
+    remedy = f"{first} has the addresses {', '.join(outward)}; open one between the hosts"
+    return failed_hosts(bad, len(reached) + 1, remedy)

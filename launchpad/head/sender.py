@@ -1,0 +1,81 @@
+"""Sends nodes data that is too large for one frame: in pieces, to all nodes at once, with a window for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from launchpad.errors import NodeError
+from launchpad.head.bringup import BringUp
+from launchpad.protocol.commands import Call, FileChunk
+from launchpad.protocol.events import ChunksTaken
+
+# The most bytes in flight to a node, and the most in one piece.
+WINDOW_BYTES = 4 << 20
+PIECE_BYTES = 256 << 10
+
+# A node that accepts nothing for this long is stuck.
+STUCK_SECONDS = 60.0
+
+
+class Window:
+    """One node's pieces, and how many of their bytes are in flight."""
+
+    def __init__(self, pieces: Iterator[FileChunk | Call]) -> None:
+        self._pieces = pieces
+        self._next = next(pieces, None)
+        self._in_flight = 0
+
+    def open(self) -> Iterator[FileChunk | Call]:
+        """The pieces that fit into the window now."""
+        while self._next is not None and self._in_flight < WINDOW_BYTES:
+            self._in_flight += len(self._next.data)
+            yield self._next
+            self._next = next(self._pieces, None)
+
+    def taken(self, size: int) -> None:
+        """The node has accepted `size` bytes."""
+        self._in_flight -= size
+
+    @property
+    def done(self) -> bool:
+        """Whether the node has accepted everything."""
+        return self._next is None and self._in_flight <= 0
+
+
+def send(
+    bringup: BringUp,
+    pieces: Mapping[int, Iterator[FileChunk | Call]],
+    what: str,
+    *,
+    until: type | None = None,
+    taken: Callable[[int, int], None] = lambda *_: None,
+) -> dict[int, Any]:
+    """Send each node its pieces, until it has accepted them all or, if `until` is given, has sent that event.
+
+    Returns each node's `until` event. `taken` gets a node and the number of bytes that it has newly accepted; `what`
+    names the data in messages. Raises NodeError if no node accepts anything any more.
+    """
+    windows = {node: Window(one) for node, one in pieces.items()}
+    ended: dict[int, Any] = {}
+    deadline = bringup.clock() + STUCK_SECONDS  # other events don't extend it
+    while True:
+        left = [node for node, window in windows.items() if node not in ended and (until or not window.done)]
+        if not left:
+            return ended
+        for node in left:
+            for piece in windows[node].open():
+                bringup.nodes.send(node, piece)
+        heard = bringup.hear(deadline)
+        if heard is None:
+            names = ", ".join(map(bringup.nodes.name, left))
+            raise NodeError(f"{names}: accepted nothing of {what} for {STUCK_SECONDS:g} s")
+        node, event = heard
+        if isinstance(event, ChunksTaken):
+            windows[node].taken(event.size)
+            taken(node, event.size)
+        elif until is not None and isinstance(event, until):
+            ended[node] = event
+        else:
+            continue
+        deadline = bringup.clock() + STUCK_SECONDS

@@ -1,0 +1,124 @@
+"""Collects the stacks of all ranks, one request at a time, and optionally samples them to detect a stall."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launchpad.head.nodes import Nodes
+from launchpad.protocol.commands import DumpStacks
+from launchpad.protocol.events import (
+    SILENT,
+    Output,
+    RankExited,
+    RankStarted,
+    Restarted,
+    StackDump,
+    StacksRequested,
+    StacksTaken,
+    Stalled,
+)
+
+if TYPE_CHECKING:
+    from launchpad.head.stall import StallWatch
+
+# An agent gives its ranks 2 s (agent/stacks/dump.py). A rank that has not answered by then is left out.
+ANSWER_SECONDS = 2.5
+# Native frames take seconds per rank, and the ranks of a node are dumped one after the other.
+NATIVE_SECONDS = 10.0
+NATIVE_SECONDS_PER_RANK = 6.0
+
+SAMPLE = "sample"
+
+
+class _StackRequest(NamedTuple):
+    why: str
+    asker: int = 0
+    native: bool = False
+    full: bool = False
+    insists: bool = True
+
+
+class StackRequests:
+    """Posts a StacksTaken for each request, and a Stalled after that of a stall."""
+
+    def __init__(self, nodes: Nodes, post: Callable[[Any], None], stall_timeout: float | None, now: float) -> None:
+        """Times are in seconds of the job's clock, which stops while we are suspended."""
+        self._nodes = nodes
+        self._post = post
+        self._watch: StallWatch | None = None
+        if stall_timeout is not None:
+            from launchpad.head.stall import StallWatch
+
+            self._watch = StallWatch(stall_timeout, now)
+        self._waiting: deque[_StackRequest] = deque()
+        self._current: _StackRequest | None = None
+        self._number = 0
+        self._ranks: Collection[int] = ()  # those that the current request asks
+        self._answers: dict[int, StackDump] = {}
+        self._until = 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        if self._current is not None:
+            return self._until
+        if self._waiting:
+            return 0.0
+        return self._watch.deadline if self._watch else None
+
+    def on(self, event: Any, now: float) -> None:
+        """Take an event of the job."""
+        match event:
+            case StackDump() if self._current is not None and event.number == self._number:
+                self._answers[event.rank] = event
+            case StacksRequested(_, asker, native, full):
+                self._waiting.append(_StackRequest("asked", asker, native, full))
+            case Output() | RankStarted() | RankExited() | Restarted() if self._watch:
+                self._watch.moved(now)
+
+    def ask(self, why: str) -> None:
+        """Request the stacks for everybody. `why`: "asked", "timeout" …"""
+        self._waiting.append(_StackRequest(why))
+
+    def tick(self, now: float, running: Collection[int], *, watching: bool) -> None:
+        """Finish the current request if it is complete, and begin the next. `running`: ranks that have not exited.
+
+        `watching`: whether a stall would end the job.
+        """
+        request = self._current
+        if request is not None and (now >= self._until or all(rank in self._answers for rank in running)):
+            self._current = None
+            self._ended(request, now, running)
+        if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
+            self._watch.asked(now)
+            if watching:
+                self._begin(_StackRequest(SAMPLE, insists=False), now, running)
+        if self._current is None and self._waiting:
+            self._begin(self._waiting.popleft(), now, running)
+
+    def _begin(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
+        self._current = request
+        self._number += 1
+        self._ranks = tuple(running)
+        self._answers = {}
+        extra = NATIVE_SECONDS + NATIVE_SECONDS_PER_RANK * len(running) if request.native else 0.0
+        self._until = now + (ANSWER_SECONDS + extra if running else 0.0)
+        self._nodes.send_all(DumpStacks(self._number, request.why != SAMPLE, request.insists, request.native))
+
+    def _ended(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
+        if request.why == SAMPLE:
+            assert self._watch is not None
+            if not request.insists and any(one.why == SILENT for one in self._answers.values()):
+                self._waiting.appendleft(_StackRequest(SAMPLE))
+            elif self._watch.sampled(now, self._answers, running):
+                self._waiting.appendleft(_StackRequest("stall"))
+            return
+        answers = [self._answers[rank] for rank in sorted(self._answers)]
+        at = time.monotonic_ns()
+        ranks = sorted(self._ranks)
+        self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers))
+        if request.why == "stall" and self._watch:
+            self._post(Stalled(at, self._watch.quiet(now)))

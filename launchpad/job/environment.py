@@ -1,0 +1,70 @@
+"""Environment variables that the user gives the ranks: `--env VAR[=VALUE]`, `--env 'VAR*'`, and files of such lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from launchpad.errors import UsageError
+
+_PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# Forwarded to other machines by default: settings of communication libraries, and Python's. Variables that name paths
+# or devices of this machine (PATH, CUDA_VISIBLE_DEVICES …) are not.
+FORWARDED = (
+    *("NCCL_*", "GLOO_*", "TP_*", "UCX_*", "FI_*", "TORCH_*", "PYTORCH_*", "OMP_*", "MKL_*", "KMP_*"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHON[!H]*", "PYTHONHASHSEED"),
+)
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are forwarded to other machines by default."""
+    return {name: value for name, value in environ.items() if any(fnmatchcase(name, one) for one in FORWARDED)}
+
+
+def parse_option(text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Parse `VAR=VALUE`, `VAR` to pass on its value here, or `VAR*` to pass on several. Raises UsageError."""
+    name, given, _ = text.partition("=")
+    if not given and _PATTERN.fullmatch(name) and not _NAME.fullmatch(name):
+        found = {one: value for one, value in environ.items() if fnmatchcase(one, name)}
+        if not found:
+            raise UsageError(f"--env {name}: no variable that is set here matches; correct the pattern or leave it out")
+        return found
+    return dict([_parse(text, environ, f"--env {name}" if _NAME.fullmatch(name) else "--env")])
+
+
+def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Parse a file of VAR=VALUE and VAR lines, blank lines and # comments.
+
+    A leading `export` and quotes around a value are dropped. Raises UsageError that names the file and the line.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.strip().removeprefix("export ").lstrip()
+        if not line or line.startswith("#"):
+            continue
+        name, value = _parse(line, environ, f"{path}, line {number}")
+        if "=" in line:  # a value that is passed on stays as it is
+            value = value.strip()
+            if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
+        found[name] = value
+    return found
+
+
+def _parse(text: str, environ: Mapping[str, str], where: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    name = name.rstrip()
+    if not _NAME.fullmatch(name):
+        # The text may be a secret pasted in the wrong place, so the message doesn't repeat it.
+        raise UsageError(f"{where}: the part before '=' is not a variable name; write VAR=VALUE")
+    if "\0" in value:
+        raise UsageError(f"{where}: the value of {name} contains a NUL byte, which no environment variable can hold")
+    if given:
+        return name, value
+    if name not in environ:
+        raise UsageError(f"{where}: {name} is not set here, so it can't be passed on; set it, or write {name}=VALUE")
+    return name, environ[name]

@@ -1,0 +1,127 @@
+"""Linux helpers for head and agent: prctl, descriptor I/O, paths through /proc, processes, addresses.
+
+It is sent to the nodes with the agent. Head and agent import it at startup, so slow imports are deferred.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+
+# Index into what `stat` returns: the process's start time, in clock ticks since boot.
+STARTED = 19
+
+# With the default of 64 KiB, a writer blocks whenever its reader is briefly busy.
+PIPE_BYTES = 1 << 20
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process (prctl(2)). Raises OSError."""
+    import ctypes
+
+    if _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def boot_id() -> str:
+    """The ID of the machine's current boot. Raises OSError if /proc doesn't tell."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def namespace(kind: str) -> str:
+    """Our namespace of a kind (pid, net, mnt …), like pid:[4026531836]. Raises OSError."""
+    return os.readlink(f"/proc/self/ns/{kind}")
+
+
+def shows_our_pids() -> bool:
+    """Whether /proc is mounted and shows our own PID namespace."""
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
+def stat(process: int | str) -> list[str]:
+    """The fields of /proc/PROCESS/stat, starting at the state (field 3 in proc(5)). Raises OSError."""
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    if len(fields) <= STARTED:
+        raise ProcessLookupError(process)
+    return fields
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, not even a zombie. Doesn't need /proc."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's
+        pass
+    return False
+
+
+def read_now(fd: int, size: int) -> bytes | None:
+    """Read from a non-blocking descriptor: None if there is nothing yet, b"" at end-of-file or after an error."""
+    try:
+        return os.read(fd, size)
+    except BlockingIOError:
+        return None
+    except OSError:  # a terminal's EIO: all holders of the other side have closed it
+        return b""
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write everything to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def widen_pipe(writer: int) -> None:
+    """Let a pipe hold PIPE_BYTES. Best effort: the user's pipe memory (fs.pipe-user-pages-soft) may be used up."""
+    try:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass
+
+
+def path_of(fd: int) -> str:
+    """A path by which the user's other processes can open this process's descriptor."""
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def by_short_path(path: str, action: Callable[[str], None]) -> None:
+    """Call `action`, a Unix socket's bind or connect, with a short alias of `path`: the limit is 107 bytes."""
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        action(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """The family of a numeric address."""
+    import socket
+
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address is a loopback address."""
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,1 @@
+"""The messages between head and agent, and their encoding."""

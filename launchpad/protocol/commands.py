@@ -1,0 +1,180 @@
+"""Defines the commands that the head sends to an agent; events.py defines what the agent reports."""
+
+from typing import Any, NamedTuple
+
+
+class Hello(NamedTuple):
+    """The first frame on a link."""
+
+    version: str
+    count_gpus: bool
+    port: int  # the rendezvous port on the loopback address; 0 for any free one
+    silence: float  # seconds without a command after which the head counts as gone; 0: only when the link closes
+
+
+class Probe(NamedTuple):
+    """Report NodeFacts. Sent if there is any node besides the head's own."""
+
+    cwd: str  # the folder that the ranks will run in
+    torch: bool  # whether to look up torch's version
+    python: str  # the ranks' interpreter; "" for the agent's own
+    environ: dict[str, str]  # for the ranks, on top of the agent's own environment
+
+
+class Sync(NamedTuple):
+    """Mirror a folder of the head's machine; the agent answers which files it needs (Wanted)."""
+
+    name: str  # of the copy; the same for all jobs that are started in the folder
+    files: list[list[Any]]  # [path, permissions, size, modification time in ns, symlink target or ""] each
+
+
+class FileChunk(NamedTuple):
+    """The next bytes of a wanted file. The files come one after the other."""
+
+    file: int  # its index in Sync.files
+    data: bytes
+
+
+class Listen(NamedTuple):
+    """Listen on these addresses, to find out which of them the other nodes can reach."""
+
+    addresses: list[str]
+    ask: str  # the secret that a caller sends
+    answer: str  # the secret that it is sent back
+
+
+class Reach(NamedTuple):
+    """Connect to all of these at once, and report each that gives the right answer, until the Start."""
+
+    places: list[list[Any]]  # [address, port] each
+    ask: str
+    answer: str
+
+
+class HoldPort(NamedTuple):
+    """Hold the rendezvous port at this address instead of the loopback one."""
+
+    address: str
+    port: int  # 0 for any free one
+
+
+class Ping(NamedTuple):
+    """The head's heartbeat, answered by a Pong."""
+
+    time: int  # by the head's clock
+
+
+class Start(NamedTuple):
+    """Start these ranks."""
+
+    cwd: str
+    environ: dict[str, str]  # for all ranks, on top of the agent's own environment
+    defaults: dict[str, str]  # for all ranks: variables to set if they are still unset
+    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str}
+    preload: list[str]  # modules for the forkserver to import; none: execute the ranks, don't fork them
+    window: int  # bytes of output that may be in flight per rank and stream
+    store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" another node's, or "": not ours
+    stdin_rank: int  # the rank that gets the head's standard input, -1 for none
+    sends_input: bool  # whether that comes as StdinData; otherwise the agent inherited the descriptor, if there is one
+    terminal: list[int]  # [rows, columns] of the terminal that shows that rank's output, or []
+    watched: bool  # whether the ranks' stacks will be sampled regularly (--stall-timeout)
+    hooks: bool  # whether our hooks run in Python ranks; an entry's "python" marks those ranks
+
+
+class Call(NamedTuple):
+    """The next bytes of the pickled call for the ranks of the coming Start; answered by ChunksTaken."""
+
+    data: bytes
+
+
+class StdinData(NamedTuple):
+    """Bytes for the standard input of `stdin_rank`; empty at its end."""
+
+    data: bytes
+
+
+class Signal(NamedTuple):
+    """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
+
+    signum: int
+
+
+class Credit(NamedTuple):
+    """This many bytes of the stream were consumed; as many more may be sent."""
+
+    rank: int
+    stream: int
+    size: int
+
+
+class Finish(NamedTuple):
+    """All ranks are gone: kill what they left behind, send the rest of their output; then exit or await a Start."""
+
+    leave: bool
+
+
+class MpiWorld(NamedTuple):
+    """Serve PMI-1 to these ranks of the next Start: with ranks on other nodes they form an MPI_COMM_WORLD."""
+
+    number: int  # 0 for the job's own world; others were spawned
+    name: str  # unique
+    size: int
+    first: int  # the MPI rank of the first of `ranks`; the others follow it
+    ranks: list[int]
+    programs: list[int]  # MPI_APPNUM of each: its program's place among those that were spawned together
+    mapping: str  # which MPI ranks share a node, in MPICH's notation
+    keys: dict[str, str]  # the initial ones
+    interface: str  # by which the nodes reach each other; "" for a single node
+
+
+class BarrierOut(NamedTuple):
+    """All members have reached this barrier."""
+
+    world: int
+    group: str
+    keys: dict[str, str]  # put on other nodes
+
+
+class StartMore(NamedTuple):
+    """Execute these too: the ranks of a spawned world."""
+
+    ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}
+
+
+class MpiReply(NamedTuple):
+    """The answer to an MpiRequest: a line of PMI-1."""
+
+    rank: int
+    line: str
+
+
+class DumpStacks(NamedTuple):
+    """Report where each running rank is, in a StackDump each (stacks.py)."""
+
+    number: int  # of this request
+    everything: bool  # all threads, and the last collectives
+    insists: bool  # send the signal to a rank that does not answer over the debug channel
+    native: bool  # native frames too, if py-spy is installed on the node
+
+
+Command = (
+    Hello
+    | Probe
+    | Sync
+    | FileChunk
+    | Listen
+    | Reach
+    | HoldPort
+    | Ping
+    | Start
+    | StdinData
+    | Signal
+    | Credit
+    | Finish
+    | MpiWorld
+    | BarrierOut
+    | StartMore
+    | MpiReply
+    | Call
+    | DumpStacks
+)

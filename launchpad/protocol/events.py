@@ -1,0 +1,477 @@
+"""Defines the events that agents report and that the head creates; commands.py defines the commands to agents.
+
+Times are the sending node's `time.monotonic_ns()`. The sinks (console, files, summary …) consume these events and
+nothing else, so a job can be replayed from a record of them.
+"""
+
+from typing import Any, NamedTuple
+
+STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: the pickled outcome of a rank's function
+
+# The reason of a RankFailed.
+NO_INIT = "exited with code 0 without calling MPI_Init, in which others wait for it"
+
+# Why there are no stacks of a Python rank that runs launchpad's hooks.
+NO_HANDLER = "launchpad's signal handler is missing: the interpreter is exiting, or the program removed the handler"
+SILENT = "it did not answer"
+
+# Events: agent -> head.
+
+
+class AgentReady(NamedTuple):
+    """The node's facts, sent once in answer to Hello."""
+
+    time: int
+    wall: float  # time.time() at `time`, in seconds: turns event times into dates
+    pid: int
+    hostname: str
+    cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
+    gpus: int  # visible ones; -1 if they were not counted
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES, if it is set
+    open_files: int  # the agent's hard limit
+    processes: int  # the limit for this user
+    port: int  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
+
+
+class NodeFacts(NamedTuple):
+    """What a multi-node job needs to know about each node; the answer to Probe."""
+
+    time: int
+    python: str  # the ranks' interpreter on this node
+    version: str  # its version, like "3.11.7"
+    torch: str  # its torch version; "" if it has none, or none was requested
+    launchpad: str  # the version of launchpad that a rank would import; "" likewise
+    problem: str  # why the ranks can't run in their folder; "" if they can
+    machine: str  # identifies the machine: equal for two agents on the same one; "" if unknown
+    addresses: list[list[str]]  # [address, interface] each, best candidates for other machines first
+
+
+class Wanted(NamedTuple):
+    """The answer to Sync."""
+
+    time: int
+    folder: str  # the copy on this node; "" if it can't be made
+    files: list[int]  # those to be sent, by their index in Sync.files
+    problem: str
+
+
+class ChunksTaken(NamedTuple):
+    """This many bytes of FileChunk or Call were written."""
+
+    time: int
+    size: int
+
+
+class Synced(NamedTuple):
+    """All wanted files are complete, or the sync failed."""
+
+    time: int
+    problem: str  # "" if it succeeded
+
+
+class Listening(NamedTuple):
+    """The answer to Listen."""
+
+    time: int
+    ports: list[int]  # one per address; -1 if the agent can't listen on it
+
+
+class Reached(NamedTuple):
+    """An address in a Reach gave the right answer."""
+
+    time: int
+    address: str
+    interface: str  # this node's interface that leads there
+
+
+class PortHeld(NamedTuple):
+    """The answer to HoldPort."""
+
+    time: int
+    port: int  # -1 if the requested one is taken
+
+
+class Pong(NamedTuple):
+    """The answer to Ping."""
+
+    time: int
+    ping: int  # the Ping's time
+
+
+class RankStarted(NamedTuple):
+    """The rank's process exists; it may not have loaded its program yet."""
+
+    time: int
+    rank: int
+    pid: int
+
+
+class StartFailed(NamedTuple):
+    """The rank's program could not be executed."""
+
+    time: int
+    rank: int
+    reason: str
+
+
+class NotForked(NamedTuple):
+    """The ranks are executed one by one instead of being forked from the forkserver."""
+
+    time: int
+    reason: str
+
+
+class Output(NamedTuple):
+    """Bytes that a rank wrote; they may begin and end anywhere."""
+
+    time: int
+    rank: int
+    stream: int  # STDOUT, STDERR or RESULT
+    data: bytes
+
+
+class RankRaised(NamedTuple):
+    """The contents of an exited rank's error file (`TORCHELASTIC_ERROR_FILE`)."""
+
+    time: int
+    rank: int
+    error: str  # the file's text, JSON as torch's @record writes it
+
+
+class RankExited(NamedTuple):
+    """A rank's process is gone."""
+
+    time: int
+    rank: int
+    code: int  # its exit code, or -n for signal n
+    memory: int  # peak resident set size, in bytes
+    # Whether the kernel's count of OOM kills has risen since the last failure; None if it can't be read.
+    memory_killed: bool | None
+
+
+class RankFailed(NamedTuple):
+    """A rank aborted its MPI world, or left it improperly. Its process may still run, or exit with 0."""
+
+    time: int
+    rank: int
+    code: int  # the job's exit code if nothing else failed before, 1 to 255
+    reason: str  # what the rank did, as a phrase that follows its name
+
+
+class BarrierIn(NamedTuple):
+    """All members of an MPI barrier on this node have reached it."""
+
+    time: int
+    world: int
+    group: str  # the barrier's name
+    members: list[int]  # the MPI ranks that take part; none: the whole world
+    keys: dict[str, str]  # put on this node since the last barrier
+
+
+class MpiRequest(NamedTuple):
+    """A rank's PMI-1 request that only the head can answer, with an MpiReply."""
+
+    time: int
+    rank: int
+    lines: list[str]
+
+
+class NoMpi(NamedTuple):
+    """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI."""
+
+    time: int
+
+
+class OrphansKilled(NamedTuple):
+    """Processes that the ranks left behind were killed at the end."""
+
+    time: int
+    processes: list[str]  # "PID NAME"
+
+
+class Suspended(NamedTuple):
+    """The ranks were sent SIGSTOP."""
+
+    time: int
+
+
+class StdinTaken(NamedTuple):
+    """This many bytes of StdinData were written to the rank's standard input."""
+
+    time: int
+    size: int
+
+
+class Drained(NamedTuple):
+    """The processes that the ranks left behind are gone, and all output has been sent."""
+
+    time: int
+
+
+class AgentFailed(NamedTuple):
+    """The agent ended before it was told to; its node gets swept."""
+
+    time: int
+    reason: str
+    trace: str = ""  # the traceback, if a bug in launchpad is to blame
+
+
+class ExceptionRaised(NamedTuple):
+    """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
+
+    time: int  # when it ended the program or the thread, by the node's clock
+    rank: int
+    pid: int  # of the process that raised it: the rank's or a child's
+    thread: str  # the thread that it ended; "" for the main thread
+    traceback: dict[str, Any]  # {"type", "message", "frames": [[file, line, function, source]], …}
+
+
+class Crashed(NamedTuple):
+    """A fatal signal hit a rank; `stack` is what faulthandler wrote into its private file."""
+
+    time: int
+    rank: int
+    stack: str
+
+
+class StackDump(NamedTuple):
+    """The state of one rank. If its stacks could not be had, `threads` is empty and `why` has the reason."""
+
+    time: int
+    rank: int
+    number: int  # of the request
+    pid: int
+    why: str  # the reason why there are no stacks; "" if there are
+    threads: list[Any]
+    state: str  # the main thread's, a letter as in proc(5); "" if unknown
+    wchan: str  # the kernel function that the main thread sleeps in; "" if unknown
+    cpu: float  # CPU seconds that the rank and its descendants have used; -1 if unknown
+    busy: bool  # one of their threads was runnable
+    moved: int  # bytes that they have read and written; -1 if unknown
+    beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
+    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too. "unanswered": the number of
+    # the first request that the rank has not answered, if its answering thread is blocked.
+    collectives: dict[str, Any]
+    native: str
+
+
+# Events that the head itself creates.
+
+
+class LinkClosed(NamedTuple):
+    """Nothing more will come from this node."""
+
+    time: int
+
+
+class NodeLost(NamedTuple):
+    """A node is gone or out of contact, together with its ranks."""
+
+    time: int
+    node: int
+    reason: str
+    ranks: list[int]  # those assigned to it
+    trace: str = ""  # the traceback, if a bug in its agent is to blame
+
+
+class NodeBack(NamedTuple):
+    """A lost node has an agent again."""
+
+    time: int
+    node: int
+
+
+class StopRequested(NamedTuple):
+    """A signal reached the head."""
+
+    time: int
+    signum: int
+
+
+class StdinRead(NamedTuple):
+    """Bytes from the head's standard input, for a rank 0 on another machine; empty at end-of-file."""
+
+    time: int
+    data: bytes
+
+
+class ConsoleClosed(NamedTuple):
+    """The head's standard output can't be written to: its reader is gone, or the disk is full."""
+
+    time: int
+    reason: str
+
+
+class PeerFailed(NamedTuple):
+    """The part of this world that another launchpad runs on another node has failed."""
+
+    time: int
+    reason: str
+    code: int  # that launchpad's exit code
+
+
+class LogFailed(NamedTuple):
+    """A per-rank file can't be written to; the ranks go on without it."""
+
+    time: int
+    path: str
+    reason: str
+
+
+class Written(NamedTuple):
+    """A sink that queued an Output's bytes has written them."""
+
+    output: Output
+
+
+class Restarted(NamedTuple):
+    """All ranks were restarted."""
+
+    time: int
+    attempt: int  # 1 for the first restart
+    most: int  # how many restarts the user allows
+    rank: int  # the rank that failed first; -1 if a node was lost
+    code: int  # its exit code, or -n for signal n
+    node: int  # the lost node; -1 if a rank failed
+
+
+class RanksSpawned(NamedTuple):
+    """A rank has spawned others (MPI_Comm_spawn); their numbers follow those of all earlier ranks."""
+
+    time: int
+    by: int
+    node: int
+    ranks: list[int]
+    argv: list[str]  # of the first spawned rank
+
+
+class PhaseChanged(NamedTuple):
+    """The job's state machine changed phase."""
+
+    time: int
+    phase: str  # "stopping", "over"
+    cause: str  # a CauseKind of job/outcome.py; "" while nothing has gone wrong
+    signum: int  # the signal that was sent to the ranks, 0 for none
+    seconds: float  # until the next escalation, 0 for no limit
+    ranks: list[int]  # those that were still running
+
+
+class JobPlanned(NamedTuple):
+    """The job that is about to run; the first event of every job."""
+
+    time: int
+    wall: float  # time.time() at `time`, in seconds
+    job: str  # launchpad's id of this job
+    pid: int  # of the head
+    run_id: str  # TORCHELASTIC_RUN_ID
+    words: list[str]  # the target and its arguments
+    cwd: str
+    nodes: list[list[Any]]  # [name, [rank, …]] each
+    folders: dict[str, str]  # the name of each rank's folder within attempt_N
+    timeout: float  # seconds; 0 for none
+    logs: str  # the job's folder; "" for none
+    host: str = ""  # the head's; with the next three it identifies the head's process (record/liveness.py)
+    boot: str = ""
+    pids: str = ""
+    born: float = 0.0
+
+
+class ClockSeen(NamedTuple):
+    """How accurately a node's clock is known now."""
+
+    time: int
+    node: int
+    doubt: int  # ns by which its events may have happened earlier or later than their times say
+
+
+class RanksHeld(NamedTuple):
+    """Where the ranks were when the job stalled or timed out, or when a rank's wait for others failed."""
+
+    time: int
+    why: str  # "timeout", "stall", "failure"
+    ranks: list[int]  # those that the others seem to wait for; none if all are at the same place
+    lines: list[str]  # for the user: which rank is where, and what that means for their collectives
+
+
+class JobOver(NamedTuple):
+    """The last event of a job, unless launchpad died before its end."""
+
+    time: int
+    code: int  # launchpad's exit code
+
+
+class StacksRequested(NamedTuple):
+    """Someone asks where the ranks are."""
+
+    time: int
+    asker: int  # who gets the answer; 0: the console
+    native: bool
+    full: bool
+
+
+class StacksTaken(NamedTuple):
+    """The stacks of all running ranks."""
+
+    time: int
+    why: str  # "asked", "timeout", "stall"
+    asker: int
+    full: bool
+    ranks: list[int]  # those that were running
+    dumps: list[StackDump]  # of those that answered
+
+
+class Stalled(NamedTuple):
+    """No rank has written anything or made progress for `seconds`."""
+
+    time: int
+    seconds: float
+
+
+Event = (
+    AgentReady
+    | NodeFacts
+    | Wanted
+    | ChunksTaken
+    | Synced
+    | Listening
+    | Reached
+    | PortHeld
+    | Pong
+    | RankStarted
+    | StartFailed
+    | NotForked
+    | Output
+    | RankRaised
+    | RankExited
+    | RankFailed
+    | BarrierIn
+    | MpiRequest
+    | NoMpi
+    | OrphansKilled
+    | Suspended
+    | StdinTaken
+    | Drained
+    | AgentFailed
+    | LinkClosed
+    | NodeLost
+    | NodeBack
+    | StopRequested
+    | StdinRead
+    | ConsoleClosed
+    | PeerFailed
+    | LogFailed
+    | Written
+    | Restarted
+    | RanksSpawned
+    | PhaseChanged
+    | ExceptionRaised
+    | Crashed
+    | StackDump
+    | JobPlanned
+    | ClockSeen
+    | RanksHeld
+    | JobOver
+    | StacksRequested
+    | StacksTaken
+    | Stalled
+)

@@ -1,0 +1,188 @@
+"""Encodes messages as frames, and decodes frames from a Link.
+
+A frame is the length of the rest (4 bytes, big-endian), a type (1 byte, the index in MESSAGES) and a payload: the
+message's fields as a JSON list or, for messages that carry raw bytes, a fixed header and the bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from . import commands, events
+
+
+class MessageType(NamedTuple):
+    """What there is to know about a kind of message."""
+
+    kind: Any  # its class
+    to: Literal["head", "agent", ""]  # "": it never travels; the head creates and consumes it
+    raw: struct.Struct | None = None  # its last field is raw bytes, and this is the layout of the fields before it
+    recorded: bool = False  # in events.jsonl
+
+
+# The order of what travels is the protocol: append only.
+TABLE = (
+    MessageType(events.Output, "head", raw=struct.Struct("!qIB")),
+    MessageType(commands.Hello, "agent"),
+    MessageType(events.AgentReady, "head"),
+    MessageType(commands.Start, "agent"),
+    MessageType(events.RankStarted, "head", recorded=True),
+    MessageType(events.StartFailed, "head", recorded=True),
+    MessageType(events.RankRaised, "head", recorded=True),
+    MessageType(events.RankExited, "head", recorded=True),
+    MessageType(commands.Signal, "agent"),
+    MessageType(commands.Credit, "agent"),
+    MessageType(commands.Finish, "agent"),
+    MessageType(events.OrphansKilled, "head", recorded=True),
+    MessageType(events.AgentFailed, "head"),
+    MessageType(events.Suspended, "head"),
+    MessageType(events.Drained, "head"),
+    MessageType(events.NotForked, "head", recorded=True),
+    MessageType(commands.Probe, "agent"),
+    MessageType(events.NodeFacts, "head"),
+    MessageType(commands.Listen, "agent"),
+    MessageType(events.Listening, "head"),
+    MessageType(commands.Reach, "agent"),
+    MessageType(events.Reached, "head"),
+    MessageType(commands.HoldPort, "agent"),
+    MessageType(events.PortHeld, "head"),
+    MessageType(commands.Ping, "agent"),
+    MessageType(events.Pong, "head"),
+    MessageType(commands.Sync, "agent"),
+    MessageType(events.Wanted, "head"),
+    MessageType(commands.FileChunk, "agent", raw=struct.Struct("!I")),
+    MessageType(events.ChunksTaken, "head"),
+    MessageType(events.Synced, "head"),
+    MessageType(commands.StdinData, "agent", raw=struct.Struct("!")),
+    MessageType(events.StdinTaken, "head"),
+    MessageType(commands.MpiWorld, "agent"),
+    MessageType(events.RankFailed, "head", recorded=True),
+    MessageType(events.BarrierIn, "head"),
+    MessageType(commands.BarrierOut, "agent"),
+    MessageType(events.MpiRequest, "head"),
+    MessageType(commands.MpiReply, "agent"),
+    MessageType(events.NoMpi, "head", recorded=True),
+    MessageType(commands.StartMore, "agent"),
+    MessageType(commands.Call, "agent", raw=struct.Struct("!")),
+    MessageType(events.ExceptionRaised, "head", recorded=True),
+    MessageType(events.Crashed, "head", recorded=True),
+    MessageType(commands.DumpStacks, "agent"),
+    MessageType(events.StackDump, "head"),
+    # The head's own events that are part of a job's record.
+    MessageType(events.NodeLost, "", recorded=True),
+    MessageType(events.NodeBack, "", recorded=True),
+    MessageType(events.StopRequested, "", recorded=True),
+    MessageType(events.ConsoleClosed, "", recorded=True),
+    MessageType(events.PeerFailed, "", recorded=True),
+    MessageType(events.LogFailed, "", recorded=True),
+    MessageType(events.Restarted, "", recorded=True),
+    MessageType(events.RanksSpawned, "", recorded=True),
+    MessageType(events.PhaseChanged, "", recorded=True),
+    MessageType(events.JobPlanned, "", recorded=True),
+    MessageType(events.ClockSeen, "", recorded=True),
+    MessageType(events.RanksHeld, "", recorded=True),
+    MessageType(events.JobOver, "", recorded=True),
+    MessageType(events.Stalled, "", recorded=True),
+)
+MESSAGES = tuple(entry.kind for entry in TABLE if entry.to)
+CODES = {message: code for code, message in enumerate(MESSAGES)}
+
+# A plan of 10 000 ranks takes about 6 MB. A longer length means garbage.
+LARGEST_FRAME = 64 << 20
+
+_HEAD = struct.Struct("!IB")
+
+_RAW = {entry.kind: entry.raw for entry in TABLE if entry.raw}
+_OUTPUT = _RAW[events.Output]
+
+
+class WireError(Exception):
+    """The bytes on the link are not valid frames."""
+
+
+def encode(message: events.Event | commands.Command) -> bytes:
+    """One message as one frame."""
+    layout = _RAW.get(type(message))
+    if layout is not None:
+        fields: list[Any] = list(message)
+        data: bytes = fields.pop()
+        return _HEAD.pack(1 + layout.size + len(data), CODES[type(message)]) + layout.pack(*fields) + data
+    payload = json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    return _HEAD.pack(len(payload) + 1, CODES[type(message)]) + payload
+
+
+def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
+    """The start of an Output frame, to precede `size` bytes of output: this saves copying them into a frame."""
+    return _HEAD.pack(size + 1 + _OUTPUT.size, 0) + _OUTPUT.pack(time, rank, stream)
+
+
+@functools.cache
+def _hints(cls: type) -> list[Any]:
+    return list(typing.get_type_hints(cls).values())
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value from JSON has the declared type of a message's field."""
+    if hint is Any:
+        return True
+    if hint is int:
+        return type(value) is int and -(1 << 63) <= value < 1 << 63
+    if hint is float:
+        return type(value) in (int, float)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        return type(value) is list and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return type(value) is dict and all(_fits(item, inner[1]) for item in value.values())
+    if origin is types.UnionType:
+        return any(_fits(value, one) for one in inner)
+    return type(value) is hint
+
+
+class Decoder:
+    """Turns a byte stream, cut anywhere, into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that `data` completes. Raises WireError if the bytes can't be a frame."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD.size:
+                size, code = _HEAD.unpack_from(self._buffer, start)
+                if not 0 < size <= LARGEST_FRAME or code >= len(MESSAGES):
+                    shown = bytes(self._buffer[start : start + 40])
+                    raise WireError(f"not a frame: {shown!r}")
+                end = start + 4 + size
+                if len(self._buffer) < end:
+                    break
+                yield self._message(code, start + _HEAD.size, end)
+                start = end
+        finally:
+            del self._buffer[:start]
+
+    def _message(self, code: int, start: int, end: int) -> Any:
+        cls = MESSAGES[code]
+        try:
+            layout = _RAW.get(cls)
+            if layout is not None:
+                if end - start < layout.size:  # the bytes after it belong to the next frame
+                    raise ValueError("shorter than its header")
+                data = bytes(memoryview(self._buffer)[start + layout.size : end])
+                return cls(*layout.unpack_from(self._buffer, start), data)
+            text = self._buffer[start:end].decode("utf-8", "surrogateescape")
+            fields = json.loads(text)
+            hints = _hints(cls)
+            if not (isinstance(fields, list) and len(fields) == len(hints) and all(map(_fits, fields, hints))):
+                raise TypeError("wrong number or types of fields")
+            return cls(*fields)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise WireError(f"malformed {cls.__name__} frame: {error}") from error

@@ -1,0 +1,61 @@
+"""Turns a forked process into the rank that executing its command line would have started."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from typing import Any
+
+from . import exceptions, exit, own_process, program, stack_server, store
+
+
+def become(request: dict[str, Any], fds: list[int]) -> None:
+    """Turn this copy of the forkserver into the rank that the request describes."""
+    os.setsid()
+    own_process.die_with_parent(request["agent"])
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.update(request["environ"])
+    argv = request["argv"]
+    own_process.show_as([os.fsencode(word) for word in argv], dict(os.environb))
+    program.set_argv(argv, request["calls"])
+    _open_stdin()
+    _reseed()
+    store.hold(request["store"])
+    stack_server.prepare(*request["stacks"])
+    if "torch" not in sys.modules:
+        stack_server.watch()
+    importlib.invalidate_caches()
+    exceptions.begin()
+    exit.remember()
+
+
+def _open_stdin() -> None:
+    """Recreate sys.stdin: it remembers whether the old file was seekable."""
+    old: Any = sys.stdin
+    if old is None:
+        return
+    raw = io.FileIO(0, "r", closefd=False)
+    raw.name = "<stdin>"
+    new = io.TextIOWrapper(
+        io.BufferedReader(raw),
+        old.encoding,
+        old.errors,
+        line_buffering=old.line_buffering,
+        write_through=old.write_through,
+    )
+    new.mode = "r"  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = new  # type: ignore[misc]
+
+
+def _reseed() -> None:
+    """Reseed the random generators. Python's `random` reseeds itself after a fork."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -1,0 +1,172 @@
+"""Records what ends a Python rank, in two private files next to its `TORCHELASTIC_ERROR_FILE`.
+
+RANK.raised: a line of JSON for each uncaught exception. RANK.crash: the stacks that faulthandler writes on SIGSEGV,
+SIGABRT, SIGBUS, SIGFPE or SIGILL. The program's own output and hooks are not affected.
+
+Every Python rank loads this at start-up, so what only a failure needs is imported then.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from typing import Any
+
+# Limits per exception: frames (both ends of a deep stack), links of a chain, members of a group, characters.
+MOST_FRAMES = 40
+MOST_LINKS = 8
+MOST_MEMBERS = 8
+MOST_TEXT = 4096
+MOST_SOURCE = 200
+
+# High, so that the first file that the program opens is 3, as under plain Python.
+_OUR_FD = 200
+
+_prefix = ""
+
+
+def begin() -> None:
+    """Start recording, if there is a place for the files."""
+    global _prefix
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path.endswith(".error.json"):
+        return
+    _prefix = path.removesuffix(".error.json")
+    try:
+        _watch_threads()
+        _watch_crashes()
+    except Exception:  # best effort: a minimal build of Python, a full disk
+        pass
+
+
+def _watch_crashes() -> None:
+    import faulthandler
+
+    if faulthandler.is_enabled():  # by the user: it writes to stderr, where we read it
+        return
+    fd = os.open(f"{_prefix}.crash", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.fstat(_OUR_FD)
+    except OSError:  # it is free
+        try:
+            os.dup2(fd, _OUR_FD, inheritable=False)
+        except OSError:  # above the limit on open files
+            pass
+        else:
+            os.close(fd)
+            fd = _OUR_FD
+    faulthandler.enable(fd)
+
+
+def _watch_threads() -> None:
+    import _thread
+
+    plain = _thread._excepthook
+
+    def _excepthook(args: Any, /) -> None:
+        if args.exc_type is not SystemExit:
+            keep(args.exc_value, thread=getattr(args.thread, "name", None) or "a thread")
+        plain(args)
+
+    threading: Any = sys.modules.get("threading")
+    if threading is None:  # threading will take its hook from _thread when it is imported
+        _thread._excepthook = _excepthook
+    elif threading.excepthook is threading.__excepthook__:
+        threading.excepthook = threading.__excepthook__ = _excepthook
+
+
+def keep(error: BaseException | None, thread: str = "", ours: tuple[str, ...] = ()) -> None:
+    """Record an exception. `ours`: files whose frames above the program's are left out. Never raises."""
+    if not _prefix or error is None:
+        return
+    if isinstance(error, SystemExit) and error.code in (None, 0, False):
+        keep_end()
+        return
+    _write(error, thread, ours)
+
+
+def keep_last(error: BaseException, ours: tuple[str, ...] = ()) -> None:
+    """Record an exception that was caught, and nothing after it: the SystemExit that follows tells nothing new."""
+    global _prefix
+    keep(error, ours=ours)
+    _prefix = ""
+
+
+def keep_end() -> None:
+    """Record that the program has ended normally, if others may still wait for it: they would fail before it."""
+    if _prefix and "torch.distributed" in sys.modules:
+        _write(SystemExit(0), "", ())
+
+
+def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
+    try:
+        import json
+        import time
+
+        now = time.monotonic_ns()
+        said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": _traceback(error, ours, MOST_LINKS)}
+        line = json.dumps(said).encode() + b"\n"
+        fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(fd, line)
+        finally:
+            os.close(fd)
+    except BaseException:  # no memory, a __str__ that raises …: must not fail the program
+        pass
+
+
+def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:
+    kind = type(error)
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    found: dict[str, Any] = {
+        "type": module + kind.__qualname__,
+        "bases": [base.__name__ for base in kind.__mro__[1:-1]],
+        "message": _text(error),
+        "frames": _frames(error, ours),
+    }
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        found["notes"] = [str(note)[:MOST_TEXT] for note in notes[:MOST_MEMBERS]]
+    members = getattr(error, "exceptions", None)
+    if links and isinstance(members, tuple) and hasattr(error, "derive"):
+        found["group"] = [_traceback(one, ours, links - 1) for one in members[:MOST_MEMBERS]]
+        found["members"] = len(members)
+    if links and error.__cause__ is not None:
+        found["cause"] = _traceback(error.__cause__, ours, links - 1)
+    elif links and error.__context__ is not None and not error.__suppress_context__:
+        found["context"] = _traceback(error.__context__, ours, links - 1)
+    return found
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return str(error.msg)
+    try:
+        text = str(error)
+    except Exception:
+        return "<can't be shown: its __str__ raises>"
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT // 2]} … {text[-MOST_TEXT // 2 :]}"
+
+
+def _frames(error: BaseException, ours: tuple[str, ...]) -> list[list[Any]]:
+    import linecache
+
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename not in ours:
+            places.append((code.co_filename, trace.tb_lineno, code.co_name, trace.tb_frame.f_globals))
+        trace = trace.tb_next
+    if len(places) > MOST_FRAMES:
+        places[MOST_FRAMES // 2 : -MOST_FRAMES // 2] = []
+    found: list[list[Any]] = []
+    for name, line, function, space in places:
+        source = linecache.getline(name, line or 0, space).strip()[:MOST_SOURCE]
+        found.append([name, line or 0, function, source])
+    if isinstance(error, SyntaxError) and error.filename:
+        found.append([error.filename, error.lineno or 0, "", (error.text or "").strip()[:MOST_SOURCE]])
+    return found

@@ -1,0 +1,37 @@
+"""Keeps mpi4py from initializing MPI before the fork, which importing mpi4py.MPI normally does."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from typing import Any
+
+# A false value that no program would use, so we can recognise it.
+_HELD = 0
+
+
+def hold() -> None:
+    """Keep later imports of mpi4py.MPI from initializing MPI."""
+    try:
+        rc: Any = __import__("mpi4py").rc
+    except Exception:  # missing or broken: whoever needs it will report that
+        return
+    if rc.initialize:
+        rc.initialize = _HELD
+
+
+def release() -> None:
+    """In a rank: initialize MPI if an import before the fork would have done so."""
+    rc: Any = getattr(sys.modules.get("mpi4py"), "rc", None)
+    if getattr(rc, "initialize", None) is not _HELD:
+        return
+    rc.initialize = True
+    module: Any = sys.modules.get("mpi4py.MPI")
+    if module is None or module.Is_initialized():
+        return
+    if rc.threads:
+        module.Init_thread(getattr(module, f"THREAD_{rc.thread_level.upper()}"))
+    else:
+        module.Init()

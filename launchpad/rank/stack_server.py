@@ -1,0 +1,316 @@
+"""Answers requests for a rank's stacks, even while its program is blocked in C++ or MPI.
+
+There are three mechanisms, which cost nothing until used:
+- A thread, started with the first process group (or from the start, if the launcher wants it), reports over a Unix
+  socket to the agent the stacks of all threads and the collectives this rank has entered, from the flight recorders of
+  torch and of the mpi frontend. C code that waits usually releases the GIL. If it doesn't, the connected socket stays
+  silent, which the agent notices; so the caller connects it, as the thread itself might never get the GIL.
+- If there is no such thread, or C code holds the GIL, the agent sends a signal, and faulthandler's C code writes the
+  stacks to a memory file of ours. That always works, but interrupts a system call in progress (poll, connect …).
+- A Python handler for the same signal, which the interpreter runs between bytecodes, counts beats. The count since the
+  last request shows whether the main thread has left C code. No signal is sent for this.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# The agent finds the file by name among the rank's descriptors. If the program has closed it, no signal is sent.
+FILE = "launchpad-stacks"
+# Programs expect the low numbers to be free.
+LOWEST = 250
+
+# Limits of a report: last collectives per group, frames of each; threads, frames of each.
+TAIL = 40
+ENTRY_FRAMES = 12
+THREADS = 100
+FRAMES = 100
+
+# Largest message that the agent takes.
+MOST_BYTES = 150_000
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = (os.path.join(_ROOT, "rank", ""), os.path.join(_ROOT, "forkserver", ""))
+
+_GROUPS = "torch.distributed.distributed_c10d"
+
+_path = ""
+_started = False
+_beats = 0
+_main = 0  # the main thread's number
+
+
+def signal_number() -> int:
+    """The signal that requests the stacks: one that no program is known to use."""
+    number: int = __import__("_signal").SIGRTMIN + 5  # `signal` itself takes milliseconds to import
+    return number
+
+
+def prepare(path: str, eager: bool) -> None:
+    """Get ready for requests; call this in the main thread. `path`: the agent's socket, or "".
+
+    `eager`: start the thread now.
+    """
+    global _path, _main
+    import _thread
+    import faulthandler
+    import fcntl
+
+    _path = path
+    _main = _thread.get_ident()
+    signum = signal_number()
+    try:
+        file = _moved(os.memfd_create(FILE))
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # the agent empties it
+    except OSError:  # out of descriptors, or not allowed: no signals then
+        return
+    __import__("_signal").signal(signum, _beat)
+    faulthandler.register(signum, file)
+    if eager:
+        start()
+
+
+def _moved(fd: int) -> int:
+    """Move the descriptor to a high number."""
+    import fcntl
+
+    try:
+        try:
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST)
+        except OSError:  # above the limit on open files
+            return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _beat(*_: object) -> None:
+    global _beats
+    _beats += 1
+
+
+def install() -> None:
+    """Start the thread with the first process group. Needs torch.distributed to be imported."""
+    groups: Any = sys.modules.get(_GROUPS)
+    check = getattr(groups, "_check_valid_timeout", None)  # called whenever a group is created
+    if groups is None or check is None:
+        return
+
+    def check_valid_timeout(timeout: object) -> object:
+        start()
+        return check(timeout)
+
+    groups._check_valid_timeout = check_valid_timeout
+
+
+class ImportWatch:
+    """A module finder that finds nothing, but calls `install` once torch.distributed is imported."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
+        """Find nothing."""
+        # torch.distributed imports these after the module that creates groups.
+        if name.startswith("torch.distributed.") and hasattr(sys.modules.get(_GROUPS), "destroy_process_group"):
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            install()
+
+
+def watch() -> None:
+    """Like `install`, in a process that may import torch later."""
+    sys.meta_path.insert(0, ImportWatch())
+
+
+def start() -> None:
+    """Start the thread, once per process; forks don't have it."""
+    global _started
+    if _started or not _path:
+        return
+    import _thread
+
+    _started = True
+    try:
+        _thread.start_new_thread(_answer, (_connected(_path),))
+    except (OSError, RuntimeError):  # out of descriptors or threads, or nobody listens
+        pass
+
+
+def _connected(path: str) -> Any:
+    import _socket  # `socket` takes milliseconds to import
+
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+    try:
+        opened = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        line = _socket.socket(fileno=_moved(opened.detach()))
+        # Via /proc, because a socket's path is limited to 107 bytes.
+        line.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+    line.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 2 * MOST_BYTES)
+    return line
+
+
+def _answer(line: Any) -> None:
+    import json
+    import zlib
+
+    while True:
+        try:
+            message = line.recv(1000)
+            if not message:
+                return
+            try:
+                request = json.loads(message)
+                everything = request["all"]
+                answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
+                answer |= collectives(everything)
+            except Exception as error:
+                answer = {"number": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
+            data = zlib.compress(json.dumps(answer).encode(), 1)
+            if len(data) > MOST_BYTES:
+                answer |= {"entries": [], "threads": answer["threads"][:1]}
+                data = zlib.compress(json.dumps(answer).encode(), 1)
+            line.send(data)
+        except OSError:
+            return
+        _beat_later()
+
+
+def _beat_later() -> None:
+    """Have the main thread count a beat when it next runs Python code. This interrupts no system call."""
+    import _thread
+
+    try:
+        _thread.interrupt_main(signal_number())  # type: ignore[arg-type]
+    except Exception:  # the interpreter is shutting down
+        pass
+
+
+def threads(everything: bool) -> list[Any]:
+    """The stacks of the main thread and, with `everything`, then of all other threads; innermost frame first."""
+    import _thread
+
+    own = _thread.get_ident()
+    active = getattr(sys.modules.get("threading"), "_active", {})
+    found = []
+    for number, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != _main):
+        if number == own or (number != _main and not everything):
+            continue
+        frames: list[list[object]] = []
+        place = frame
+        while place is not None and len(frames) < FRAMES:
+            code = place.f_code
+            if not code.co_filename.startswith(_OURS):
+                frames.append([code.co_filename, place.f_lineno or 0, code.co_name])
+            place = place.f_back  # type: ignore[assignment]
+        found.append({"name": getattr(active.get(number), "name", hex(number)), "frames": frames})
+        del frame, place
+    return found[:THREADS]
+
+
+def collectives(everything: bool) -> dict[str, Any]:
+    """What is known about collectives: `counts` by group; with `everything`, the last `entries` and the `groups`."""
+    entries: list[dict[str, Any]] = []
+    for read in (_of_torch, _of_mpi):
+        try:
+            entries += read(everything)
+        except Exception:  # another version of torch: report stacks only
+            continue
+    counts: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    for entry in entries:
+        counts[entry["group"]] = max(counts.get(entry["group"], 0), entry["number"])
+        waiting[entry["group"]] = waiting.get(entry["group"], 0) + (not entry["done"])
+    if not everything:
+        return {"counts": counts, "waiting": sum(waiting.values())}
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        by_group.setdefault(entry["group"], []).append(entry)
+    kept = [entry for group in by_group.values() for entry in group[-TAIL:]]
+    return {"counts": counts, "waiting": sum(waiting.values()), "entries": kept, "groups": _groups()}
+
+
+def _groups() -> dict[str, Any]:
+    """The description and the members' ranks of each group, by name."""
+    module = sys.modules.get(_GROUPS)
+    if module is None:
+        return {}
+    world = module._world
+    found = {}
+    for group, ranks in world.pg_group_ranks.items():
+        description = str(getattr(group, "group_desc", ""))
+        found[str(world.pg_names[group])] = [description, sorted(map(int, ranks))]
+    return found
+
+
+def _of_torch(everything: bool) -> list[dict[str, Any]]:
+    """Entries from torch's flight recorder; without `everything`, only the last one of each group, without frames."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    dump: Callable[..., bytes] | None = getattr(module, "_dump_fr_trace", None)
+    if dump is None or _GROUPS not in sys.modules:
+        return []
+    import pickle
+
+    found = []
+    if not everything:
+        status = pickle.loads(dump(False, False, False)).get("pg_status") or {}
+        for place, group in status.items():
+            number, done = int(group["last_enqueued_collective"]), int(group["last_completed_collective"])
+            found.append({"group": f"#{place}", "number": number, "done": done >= number})
+        return found
+    with _NoInductor():
+        dumped = dump(True, True, False)
+    for entry in pickle.loads(dumped).get("entries") or ():
+        if entry["is_p2p"]:
+            continue
+        frames = [[one["filename"], one["line"], one["name"]] for one in entry["frames"][:ENTRY_FRAMES]]
+        found.append(
+            {
+                "group": str(entry["process_group"][0]),
+                "number": entry["collective_seq_id"],
+                "what": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+                "sizes": entry["input_sizes"],
+                "types": list(entry["input_dtypes"]),
+                "done": bool(entry["retired"]) or entry["state"] == "completed",
+                "frames": frames,
+            }
+        )
+    return found
+
+
+class _NoInductor:
+    """Replaces `torch._inductor` by an empty stand-in for this thread during a dump, unless it is already loaded.
+
+    torch looks there for the source of generated code, and would import all of it: seconds, and 100 MB.
+    """
+
+    def __enter__(self) -> None:
+        import _thread
+
+        self._torch = vars(sys.modules["torch"])
+        own = _thread.get_ident()
+
+        class StandIn:
+            def __getattr__(self, name: str) -> object:
+                if _thread.get_ident() == own:
+                    raise AttributeError(name)
+                import importlib
+
+                return getattr(importlib.import_module("torch._inductor"), name)
+
+        self._stand_in = None if "_inductor" in self._torch else StandIn()
+        if self._stand_in is not None:
+            self._torch["_inductor"] = self._stand_in
+
+    def __exit__(self, *_: object) -> None:
+        if self._stand_in is not None and self._torch.get("_inductor") is self._stand_in:
+            del self._torch["_inductor"]
+
+
+def _of_mpi(everything: bool) -> list[dict[str, Any]]:
+    recorder: Any = sys.modules.get("launchpad.collectives.mpi.recorder")
+    return [] if recorder is None else list(recorder.entries(everything))

@@ -1,0 +1,1 @@
+"""Records jobs: sinks that keep the event stream, and readers of what they kept."""

@@ -1,0 +1,127 @@
+"""`--log-dir`, `--tee`, `--redirects`: a sink that writes per-rank files in torchrun's layout.
+
+LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with the files of
+several nodes, RANK replaces LOCAL_RANK.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from launchpad.console.writer import Target, Writer
+from launchpad.errors import UsageError
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
+from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
+from launchpad.record.filtered import Filter
+
+_NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
+
+
+class Files:
+    """The sink. Its constructor makes the folders and files, private to the user, or raises UsageError."""
+
+    def __init__(self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None], job: str) -> None:
+        """`job`: launchpad's own random id of the job."""
+        self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
+        self._spec = spec
+        self._plan = plan
+        self._post = post
+        self._files: dict[tuple[int, int], str] = {}  # paths, by rank and stream
+        self._folders: dict[int, str] = {}
+        self._filters = {stream: Filter(texts) for stream, texts in spec.filters.items() if texts}
+        self._filtered: dict[int, str] = {}  # paths, by stream
+        try:
+            os.makedirs(log_dir, exist_ok=True)
+            os.mkdir(self.folder, 0o700)
+            self._make(attempt=0)
+        except OSError as error:
+            raise UsageError(
+                f"--log-dir {log_dir}: {error.filename or log_dir}: {error.strerror}; choose a writable folder"
+            ) from None
+        self._writer = Writer(post, self._failed)
+
+    def keeps(self, rank: int, stream: int) -> bool:
+        """Whether this stream of the rank is written to a file."""
+        return (rank, stream) in self._files
+
+    def _make(self, attempt: int) -> None:
+        for stream in self._filters:
+            self._filtered[stream] = self._make_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
+        self._attempt = attempt
+        for rank in self._plan.ranks:
+            self._make_rank(rank.rank, rank.local_rank, rank.rank if len(self._plan.nodes) > 1 else rank.local_rank)
+
+    def _make_rank(self, rank: int, local_rank: int, number: int) -> None:
+        folder = os.path.join(f"attempt_{self._attempt}", str(number))
+        self._folders[rank] = os.path.join(self.folder, folder)
+        os.makedirs(self._folders[rank], exist_ok=True)
+        for stream, name in _NAMES.items():
+            if any(streams.has(local_rank, stream) for streams in (self._spec.redirects, self._spec.tee)):
+                self._files[rank, stream] = self._make_file(folder, name)
+
+    def _make_file(self, folder: str, name: str) -> str:
+        """Make an empty file, so that it exists even if nothing is written. Returns its path."""
+        os.makedirs(os.path.join(self.folder, folder), exist_ok=True)
+        path = os.path.join(self.folder, folder, name)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        return path
+
+    def _restart(self, attempt: int) -> None:
+        self._files.clear()
+        self._filtered.clear()
+        self._try_to(partial(self._make, attempt))
+
+    def _try_to(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except OSError as error:
+            path = os.path.join(self.folder, f"attempt_{self._attempt}")
+            self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+
+    def on(self, event: Any) -> bool:
+        """Write what belongs into the files; True if the writer now holds the event's bytes."""
+        if type(event) is Output:
+            if event.stream in self._filtered:
+                picked = self._filters[event.stream].pick(event.rank, event.data)
+                self._writer.put([(self._filtered[event.stream], picked)])
+            path = self._files.get((event.rank, event.stream))
+            if path is not None:
+                self._writer.put([(path, event.data)], event)
+                return True
+        elif type(event) is RankRaised:
+            path = os.path.join(self._folders[event.rank], "error.json")
+            try:
+                with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(event.error)
+            except OSError as error:
+                self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+        elif type(event) is RanksSpawned:
+            for rank in event.ranks:
+                self._try_to(partial(self._make_rank, rank, rank, rank))
+        elif type(event) is Restarted:
+            self._restart(event.attempt)
+        return False
+
+    deadline = None
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._writer.close()
+
+    def _failed(self, target: Target, error: OSError) -> None:
+        self._post(LogFailed(time.monotonic_ns(), str(target), error.strerror or str(error)))
+
+
+def temporary_folder() -> str:
+    """A folder for the files of --redirects or --tee without --log-dir."""
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="launchpad-logs-")

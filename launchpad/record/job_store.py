@@ -1,0 +1,132 @@
+"""The job store: a private folder for each job's record in the user's state folder. Old records are removed.
+
+$XDG_STATE_HOME/launchpad/jobs/ID, by default under ~/.local/state. With --log-dir, ID is a link to the folder there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+from launchpad.job.state import state_folder
+from launchpad.record import liveness
+from launchpad.record.liveness import State
+
+EVENTS = "events.jsonl"
+VERDICT = "verdict.json"
+
+# How many finished jobs are kept, and how many bytes of them; the slack avoids pruning at every start.
+MOST_JOBS = 50
+SLACK = 10
+MOST_BYTES = 1 << 30
+
+
+def jobs_folder(environ: Mapping[str, str]) -> str:
+    """The folder of the records; it may not exist yet."""
+    return os.path.join(state_folder(environ), "jobs")
+
+
+def make_folder(environ: Mapping[str, str], job: str) -> str:
+    """Make a new job's folder. Raises OSError."""
+    store = jobs_folder(environ)
+    os.makedirs(os.path.dirname(store), exist_ok=True)
+    for path in (store, os.path.join(store, job)):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            if path != store:
+                raise
+    return os.path.join(store, job)
+
+
+def link_folder(environ: Mapping[str, str], job: str, folder: str) -> None:
+    """Link to the folder of a job that is recorded elsewhere. Raises OSError."""
+    store = jobs_folder(environ)
+    os.makedirs(store, mode=0o700, exist_ok=True)
+    os.symlink(folder, os.path.join(store, job))
+
+
+def state_of(folder: str) -> State:
+    """Whether the job in this folder is still running."""
+    return liveness.state_of(os.path.join(folder, EVENTS))
+
+
+def jobs(environ: Mapping[str, str]) -> list[str]:
+    """The ids of the recorded jobs, latest first."""
+    store = jobs_folder(environ)
+    found = []
+    try:
+        for entry in os.scandir(store):
+            try:
+                found.append((os.stat(os.path.join(entry.path, EVENTS)).st_ctime_ns, _born(entry), entry.name))
+            except OSError:  # the folder is gone, or has only just been made
+                continue
+    except OSError:
+        return []
+    return [name for _, _, name in sorted(found, key=lambda one: one[1], reverse=True)]
+
+
+def _born(entry: os.DirEntry[str]) -> int:
+    """When the job started, from its first event; otherwise, the time of its link or its events file."""
+    folder = os.path.join(entry.path, EVENTS) if not entry.is_symlink() else entry.path
+    try:
+        with open(os.path.join(entry.path, EVENTS), encoding="utf-8") as file:
+            head = file.readline(1 << 16)
+        place = head.index('"wall": ') + len('"wall": ')
+        return int(float(head[place:].split(",", 1)[0]) * 1e9)
+    except (OSError, ValueError):
+        return os.lstat(folder).st_mtime_ns
+
+
+def prune(environ: Mapping[str, str], *, by_size: bool) -> None:
+    """Remove the oldest jobs that are certainly over, if there are too many or, with `by_size`, too many bytes."""
+    store = jobs_folder(environ)
+    try:
+        names = os.listdir(store)
+    except OSError:
+        return
+    if len(names) <= MOST_JOBS + SLACK and not by_size:
+        return
+    kept, room = 0, MOST_BYTES
+    for name in sorted(names, key=lambda name: _age(os.path.join(store, name)), reverse=True):
+        path = os.path.join(store, name)
+        size = _size(path) if by_size else 0
+        if (kept >= MOST_JOBS or size > room) and state_of(path) == "over":
+            remove(path)
+        else:
+            kept, room = kept + 1, room - size
+
+
+def _age(path: str) -> int:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _size(path: str) -> int:
+    try:
+        if os.path.islink(path):
+            return 0
+        found = 0
+        for entry in os.scandir(path):
+            found += (
+                _size(entry.path) if entry.is_dir(follow_symlinks=False) else entry.stat(follow_symlinks=False).st_size
+            )
+    except OSError:
+        return 0
+    return found
+
+
+def remove(path: str) -> None:
+    """Remove a job's folder and everything in it; if it is a link, only the link."""
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            for entry in os.scandir(path):
+                remove(entry.path)
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,308 @@
+"""The journal: a sink that records a job as it happens, so that it can be replayed even if launchpad was killed.
+
+The job's folder holds events.jsonl, with a line per event; the ranks' output, attempt_N/RANK/{stdout,stderr}.log; and
+after a failure verdict.json. The journal writes in its own thread, and the job never waits for it: output that the disk
+does not take in time is left out and marked, and so is the middle of a long stream. If a stream's file can't be
+written, that stream is given up; if events.jsonl can't be written, the record ends. Each is reported once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from launchpad import linux
+from launchpad.console.open_files import OpenFiles
+from launchpad.job.plan import Plan
+from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, Restarted
+from launchpad.record import job_store
+from launchpad.record.event_json import line_of
+
+if TYPE_CHECKING:
+    from launchpad.diagnosis.history import History
+    from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.files import Files
+
+# The most to keep of the beginnings of all streams, and the limits for one stream's share of it. The end of a stream
+# gets as much again, in segments, of which the oldest are removed.
+HEAD_BYTES = 64 << 20
+LARGEST_HEAD = 1 << 20
+LEAST_HEAD = 16 << 10
+SEGMENTS = 4
+
+# How often the ends of streams are written, in seconds.
+FLUSH_SECONDS = 1.0
+
+# If more than this is waiting for the disk, output is left out.
+MOST_WAITING = 8 << 20
+
+# For this many pieces of output the order among all ranks is recorded; for later ones only that in their stream.
+MOST_PLACES = 50_000
+
+# A job that has written more than this prunes the job store at its end.
+LARGE_BYTES = 8 << 20
+
+CLOSE_SECONDS = 3.0
+
+_NAMES = {STDOUT: "stdout", 2: "stderr"}
+
+
+class _StreamRecord:
+    """One rank's stdout or stderr in this attempt."""
+
+    __slots__ = ("elsewhere", "folder", "left_out", "name", "over", "pending", "size", "waiting")
+
+    def __init__(self, folder: str, name: str, elsewhere: bool) -> None:
+        self.folder = folder
+        self.name = name
+        self.elsewhere = elsewhere  # --log-dir, --tee or --redirects keeps all of it
+        self.size = 0  # bytes in its file
+        self.over = False  # its beginning is full
+        self.pending: list[bytes] = []  # the end, to be written at the next flush
+        self.waiting = 0  # bytes pending
+        self.left_out = 0
+
+
+class _Write(NamedTuple):
+    """Bytes for a file. `segment`: they belong to the end of a stream, which is kept in segments."""
+
+    path: str
+    data: bytes
+    segment: bool = False
+
+
+class Journal:
+    """The sink. `folder` is "" if no record can be kept; that is reported once, and the job runs on."""
+
+    def __init__(
+        self,
+        job: str,
+        plan: Plan,
+        files: Files | None,
+        say: Callable[[str], None],
+        post: Callable[[Any], None],
+        environ: Mapping[str, str],
+    ) -> None:
+        """`files`: the sink that keeps whole streams; its folder is then the job's."""
+        self.folder = ""
+        self._job = job
+        self._plan = plan
+        self._files = files
+        self._post = post
+        self._environ = environ
+        self._attempt = 0
+        self._streams: dict[tuple[int, int], _StreamRecord] = {}
+        self._head_bytes = max(LEAST_HEAD, min(LARGEST_HEAD, HEAD_BYTES // (2 * len(plan.ranks))))
+        self._places = 0
+        self._flush_at: float | None = None
+        self._put_bytes = self._done_bytes = 0  # each is written by one thread only
+        self._broken = False
+        several = len(plan.nodes) > 1
+        self._numbers = {rank.rank: rank.rank if several else rank.local_rank for rank in plan.ranks}
+        try:
+            folder = files.folder if files else job_store.make_folder(environ, job)
+            self._lock = os.open(os.path.join(folder, job_store.EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            where = error.filename or job_store.jobs_folder(environ)
+            say(f"no record of this job is kept: {where}: {error.strerror}; set XDG_STATE_HOME to a writable folder")
+            self._broken = True
+            return
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if files:
+                job_store.link_folder(environ, job, folder)
+        except OSError:  # a file system without locks, or a read-only state folder
+            pass
+        self.folder = folder
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_JournalWriter(self._queue, self._lock, folder, self).run, daemon=True)
+        self._thread.start()
+
+    def on(self, event: Any) -> bool:
+        """Record an event."""
+        if self._broken:
+            return False
+        if type(event) is Output:
+            self._output(event)
+            return False
+        line = line_of(event)
+        if line is not None:
+            self._put(_Write("", line.encode() + b"\n"))
+        if type(event) is Restarted:
+            self._flush()
+            self._attempt = event.attempt
+            self._streams.clear()
+        elif type(event) is RanksSpawned:
+            self._numbers.update((rank, rank) for rank in event.ranks)
+        return False
+
+    def _output(self, event: Output) -> None:
+        if event.stream not in _NAMES:  # a result
+            return
+        key = (event.rank, event.stream)
+        if self._files is not None and not self._files.keeps(*key):
+            return  # the user has chosen what to keep
+        stream = self._streams.get(key)
+        if stream is None:
+            folder = os.path.join(f"attempt_{self._attempt}", str(self._numbers.get(event.rank, event.rank)))
+            stream = self._streams[key] = _StreamRecord(folder, _NAMES[event.stream], elsewhere=self._files is not None)
+        size = len(event.data)
+        if not stream.elsewhere:
+            full = self._put_bytes - self._done_bytes > MOST_WAITING
+            if stream.over or stream.size + size > self._head_bytes or full:
+                self._keep_end(stream, event.data)
+                return
+        if self._places < MOST_PLACES:
+            self._places += 1
+            self._put(
+                _Write(
+                    "",
+                    b'{"event": "Output", "time": %d, "rank": %d, "stream": %d, "file": "%s/%s.log", "offset": %d, '
+                    b'"length": %d}\n'
+                    % (event.time, *key, stream.folder.encode(), stream.name.encode(), stream.size, size),
+                )
+            )
+        if not stream.elsewhere:
+            self._put(_Write(f"{stream.folder}/{stream.name}.log", event.data))
+        stream.size += size
+
+    def _keep_end(self, stream: _StreamRecord, data: bytes) -> None:
+        most = self._head_bytes // SEGMENTS
+        stream.over = True
+        if len(data) > most:
+            stream.left_out += len(data) - most
+            data = data[-most:]
+        stream.pending.append(data)
+        stream.waiting += len(data)
+        while stream.waiting > most:
+            first = stream.pending.pop(0)
+            stream.waiting -= len(first)
+            stream.left_out += len(first)
+        if self._flush_at is None:
+            self._flush_at = time.monotonic() + FLUSH_SECONDS
+
+    def _flush(self) -> None:
+        self._flush_at = None
+        for stream in self._streams.values():
+            if not stream.pending or self._put_bytes - self._done_bytes > MOST_WAITING:
+                continue
+            mark = b"\n\xe2\x80\xa6 %d bytes left out here \xe2\x80\xa6\n" % stream.left_out if stream.left_out else b""
+            self._put(_Write(f"{stream.folder}/{stream.name}", mark + b"".join(stream.pending), segment=True))
+            stream.pending, stream.waiting, stream.left_out = [], 0, 0
+
+    def _put(self, piece: _Write) -> None:
+        self._put_bytes += len(piece.data)
+        self._queue.put(piece)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to write the ends of streams."""
+        return self._flush_at
+
+    def tick(self, now: float) -> None:  # noqa: ARG002
+        """Write them."""
+        self._flush()
+
+    def conclude(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
+        """Record the verdict on a failed job."""
+        from launchpad.diagnosis.verdict_json import as_json
+
+        if not self._broken:
+            text = json.dumps(as_json(history, verdict, lines, earlier), indent=1)
+            self._put(_Write(job_store.VERDICT, text.encode(errors="backslashreplace") + b"\n"))
+
+    def close(self) -> None:
+        """Write what is left, but don't wait long for a disk that does not answer."""
+        if self._broken:
+            return
+        self._flush()
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    # Called by the writer thread.
+
+    def done(self, size: int) -> None:
+        """`size` bytes have been written or dropped."""
+        self._done_bytes += size
+
+    def failed(self, path: str, error: OSError) -> None:
+        """Report that this file can't be written and is incomplete from now on."""
+        self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
+
+    def make_room(self, written: int) -> None:
+        """Remove old jobs."""
+        job_store.prune(self._environ, by_size=written > LARGE_BYTES)
+
+    @property
+    def segment_bytes(self) -> int:
+        """The largest size of a segment."""
+        return self._head_bytes // SEGMENTS
+
+
+class _JournalWriter:
+    """The writer thread: opens, writes and removes files."""
+
+    def __init__(self, pieces: queue.SimpleQueue[_Write | None], events: int, folder: str, journal: Journal) -> None:
+        self._pieces = pieces
+        self._folder = folder
+        self._journal = journal
+        self._events = events
+        self._streams = OpenFiles()
+        self._segments: dict[str, list[int]] = {}  # by stream: number of the current segment, bytes in it
+        self._written = 0
+        self._failed: set[str] = set()  # paths that can't be written
+
+    def run(self) -> None:
+        """Write until None arrives."""
+        try:
+            self._run()
+        finally:
+            self._streams.close_all()
+            os.close(self._events)  # releases the lock: the job is over
+
+    def _run(self) -> None:
+        self._journal.make_room(0)
+        while (piece := self._pieces.get()) is not None:
+            if not self._failed & {"", piece.path}:
+                try:
+                    self._write(piece)
+                except OSError as error:
+                    if not piece.path or not self._failed:  # one report for all streams
+                        self._journal.failed(os.path.join(self._folder, piece.path or job_store.EVENTS), error)
+                    self._failed.add(piece.path)
+            self._journal.done(len(piece.data))
+        if self._written > LARGE_BYTES:
+            self._journal.make_room(self._written)
+
+    def _write(self, piece: _Write) -> None:
+        fd = self._segment(piece) if piece.segment else self._open(piece.path)
+        linux.write_all(fd, piece.data)
+        self._written += len(piece.data)
+
+    def _open(self, path: str) -> int:
+        if not path:
+            return self._events
+        whole = os.path.join(self._folder, path)
+        try:
+            return self._streams.descriptor(whole)
+        except FileNotFoundError:  # the first file in its folder
+            os.makedirs(os.path.dirname(whole), mode=0o700, exist_ok=True)
+            return self._streams.descriptor(whole)
+
+    def _segment(self, piece: _Write) -> int:
+        state = self._segments.setdefault(piece.path, [1, 0])
+        if state[1] and state[1] + len(piece.data) > self._journal.segment_bytes:
+            self._streams.close(os.path.join(self._folder, f"{piece.path}.{state[0]}.log"))
+            state[:] = [state[0] + 1, 0]
+            try:
+                os.unlink(os.path.join(self._folder, f"{piece.path}.{state[0] - SEGMENTS}.log"))
+            except FileNotFoundError:
+                pass
+        state[1] += len(piece.data)
+        return self._open(f"{piece.path}.{state[0]}.log")

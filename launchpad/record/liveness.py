@@ -1,0 +1,108 @@
+"""Tells whether a recorded job is still running: by the lock on its record or, failing that, by its process.
+
+A running launchpad holds a lock on its job's events.jsonl. Some file systems have no locks, and some shared ones have
+locks for each host separately. So the first event also identifies launchpad's process, even if its pid is reused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from launchpad import linux
+from launchpad.protocol.events import JobOver, JobPlanned
+from launchpad.record.event_json import event_of
+
+State = Literal["running", "over", "unknown"]
+Lock = Literal["held", "free", "none"]
+
+# The last event of a finished job fits into this.
+_LAST_BYTES = 1024
+
+# psutil's start times include the boot time, which the kernel gives in whole seconds.
+_DOUBT_SECONDS = 2.0
+
+
+class HeadProcess(NamedTuple):
+    """What identifies a head together with its pid, even if that is reused later."""
+
+    host: str
+    boot: str  # the kernel's id of the current boot
+    pids: str  # the PID namespace
+    born: float  # when the process started, in seconds since boot
+
+
+def own_process() -> HeadProcess:
+    """The identity of this process."""
+    try:
+        born = int(linux.stat("self")[linux.STARTED]) / os.sysconf("SC_CLK_TCK")
+        return HeadProcess(os.uname().nodename, linux.boot_id(), linux.namespace("pid"), born)
+    except OSError:  # without a usable /proc nobody can tell whether we are alive
+        return HeadProcess("", "", "", 0.0)
+
+
+def state_of(record: str) -> State:
+    """The state of the job with this events.jsonl."""
+    try:
+        file = open(record, "rb")  # noqa: SIM115
+    except OSError:
+        return "over"
+    with file:
+        lock = _lock(file.fileno())
+        if lock == "held":
+            return "running"
+        planned = event_of(file.readline())
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+        last = event_of(file.read().rstrip(b"\n").rpartition(b"\n")[2])
+    return judge(
+        lock, planned if isinstance(planned, JobPlanned) else None, isinstance(last, JobOver), own_process(), lives
+    )
+
+
+def judge(
+    lock: Lock, planned: JobPlanned | None, over: bool, here: HeadProcess, lives: Callable[[JobPlanned], bool]
+) -> State:
+    """`planned`: the first event of the record; `over`: whether it ends with a JobOver; `here`: the asking process."""
+    if lock == "held":
+        return "running"
+    if over or planned is None:
+        return "over"
+    if not planned.boot:  # recorded by an older launchpad
+        return "over" if lock == "free" else "unknown"
+    if planned.boot != here.boot:
+        # A free lock proves nothing: it may be local to this host.
+        return "over" if planned.host == here.host else "unknown"
+    if lock == "free":
+        return "over"
+    if not is_visible(planned, here):
+        return "unknown"
+    return "running" if lives(planned) else "over"
+
+
+def is_visible(planned: JobPlanned, here: HeadProcess) -> bool:
+    """Whether we could see the job's launchpad among our processes."""
+    return (planned.boot, planned.pids) == (here.boot, here.pids)
+
+
+def lives(planned: JobPlanned) -> bool:
+    """Whether this very process exists, and is not a zombie."""
+    import psutil  # takes 20 ms
+
+    try:
+        process = psutil.Process(planned.pid)
+        born = process.create_time() - psutil.boot_time()
+        return process.status() != psutil.STATUS_ZOMBIE and abs(born - planned.born) < _DOUBT_SECONDS
+    except psutil.Error:  # gone, or another user's
+        return False
+
+
+def _lock(fd: int) -> Lock:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "held"
+    except OSError:
+        return "none"
+    return "free"

@@ -1,0 +1,173 @@
+"""Reads a job's journal: its events and the output of its ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launchpad.diagnosis.history import TAIL_BYTES
+from launchpad.errors import UsageError
+from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, Restarted
+from launchpad.record import job_store
+from launchpad.record.event_json import event_of
+
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+def find_job(name: str | None, environ: Mapping[str, str]) -> str:
+    """The folder of the job whose id is or starts with `name`; None: of the latest job. Raises UsageError."""
+    place = job_store.jobs_folder(environ)
+    known = job_store.jobs(environ)
+    if not known:
+        raise UsageError(f"no job is recorded in {place}; `launchpad run` records one")
+    if name is None:
+        return os.path.join(place, known[0])
+    found = [name] if name in known else [one for one in known if name and one.startswith(name)]
+    if len(found) > 1:
+        raise UsageError(f"job {name}: {len(found)} jobs match ({', '.join(found[:5])}); type more of the id")
+    if not found:
+        raise UsageError(f"job {name}: no such job is recorded in {place}; `launchpad jobs` lists those that are")
+    return os.path.join(place, found[0])
+
+
+def read_events(folder: str) -> Iterator[Any]:
+    """The events. Before each restart, and at the end, come the last words of every rank, as one Output each.
+
+    Raises UsageError if the record can't be read.
+    """
+    planned: JobPlanned | None = None
+    attempt = 0
+    try:
+        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
+            for line in file:
+                event = event_of(line)
+                if event is None or isinstance(event, dict):
+                    continue
+                if isinstance(event, JobPlanned):
+                    planned = event
+                if isinstance(event, Restarted):
+                    yield from _last_words(folder, planned, attempt)
+                    attempt = event.attempt
+                yield event
+    except OSError as error:
+        raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
+    yield from _last_words(folder, planned, attempt)
+
+
+def first_event(folder: str) -> JobPlanned | None:
+    """The first event; None if not even that was recorded."""
+    try:
+        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
+            event = event_of(file.readline())
+    except OSError:
+        return None
+    return event if isinstance(event, JobPlanned) else None
+
+
+def _last_words(folder: str, planned: JobPlanned | None, attempt: int) -> Iterator[Output]:
+    for rank, number in planned.folders.items() if planned else ():
+        base = os.path.join(folder, f"attempt_{attempt}", number, "stderr")
+        data = b""
+        for path in reversed([f"{base}.log", *segments(base)]):
+            data = _end_of(path, TAIL_BYTES - len(data)) + data
+            if len(data) >= TAIL_BYTES:
+                break
+        if data:
+            yield Output(0, int(rank), STDERR, data)
+
+
+def segments(base: str) -> list[str]:
+    """The segments with the end of a stream (record/journal.py), in order; `base` is its path without `.log`."""
+    name = os.path.basename(base)
+    try:
+        names = os.listdir(os.path.dirname(base))
+    except OSError:
+        return []
+    numbers = [int(match[1]) for one in names if (match := re.fullmatch(rf"{name}\.(\d+)\.log", one))]
+    return [f"{base}.{number}.log" for number in sorted(numbers)]
+
+
+def _end_of(path: str, most: int) -> bytes:
+    return read_from(path, max(0, _size(path) - most))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def read_from(path: str, offset: int, most: int = -1) -> bytes:
+    """A file's bytes from `offset` on; none if it is gone."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(most)
+    except OSError:
+        return b""
+
+
+class OutputReader:
+    """Reads the recorded output of a job: in the order among all ranks if that is known, otherwise rank by rank."""
+
+    def __init__(self, folder: str, ranks: frozenset[int] | None) -> None:
+        """`ranks`: read only their output; None for all."""
+        self._folder = folder
+        self._ranks = ranks
+        self._file = open(os.path.join(folder, job_store.EVENTS), "rb")  # noqa: SIM115
+        self._line = b""
+        self._attempt = 0
+        self._numbers: dict[int, str] = {}
+        self._read: dict[str, int] = {}  # how many bytes of each file
+
+    def close(self) -> None:
+        """Close the record."""
+        self._file.close()
+
+    def more(self) -> Iterator[Any]:
+        """What is new since the last call: Outputs, and a JobPlanned or Restarted in between."""
+        for line in self._file:
+            self._line += line
+            if not self._line.endswith(b"\n"):  # the line is still being written
+                break
+            event = event_of(self._line)
+            self._line = b""
+            if isinstance(event, dict):
+                yield from self._placed(event)
+            elif isinstance(event, JobPlanned):
+                self._numbers = {int(rank): number for rank, number in event.folders.items()}
+                yield event
+            elif isinstance(event, Restarted):
+                yield from self.rest()
+                self._attempt = event.attempt
+                yield event
+
+    def _placed(self, said: dict[str, Any]) -> Iterator[Output]:
+        try:
+            rank, stream, offset, length = (int(said[name]) for name in ("rank", "stream", "offset", "length"))
+            path = os.path.join(self._folder, str(said["file"]))
+        except (KeyError, ValueError, TypeError):
+            return
+        if self._ranks is not None and rank not in self._ranks:
+            return
+        start = max(offset, self._read.get(path, 0))  # `rest` may have read some of it already
+        data = read_from(path, start, offset + length - start) if start < offset + length else b""
+        self._read[path] = start + len(data)
+        if data:
+            yield Output(0, rank, stream, data)
+
+    def rest(self) -> Iterator[Output]:
+        """The output whose order among the ranks is unknown."""
+        for rank, number in self._numbers.items():
+            if self._ranks is not None and rank not in self._ranks:
+                continue
+            for stream, name in _NAMES.items():
+                base = os.path.join(self._folder, f"attempt_{self._attempt}", number, name)
+                for path in (f"{base}.log", *segments(base)):
+                    data = read_from(path, self._read.get(path, 0))
+                    self._read[path] = self._read.get(path, 0) + len(data)
+                    if data:
+                        yield Output(0, rank, stream, data)

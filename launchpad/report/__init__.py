@@ -1,1 +1,0 @@
-"""Sinks: whoever shows or keeps what happens in a job. Each consumes the event stream."""

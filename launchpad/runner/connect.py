@@ -1,0 +1,273 @@
+"""Runs one command on several hosts: reads their names, connects to all in parallel, forms one world."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import os
+import signal
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from launchpad.console.bars import HowFar, status_line, waiting
+from launchpad.console.console import say_on_stderr
+from launchpad.console.live import StatusLine, aside
+from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
+from launchpad.head.bringup import BringUp
+from launchpad.head.node_facts import find_master, probe_nodes
+from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
+from launchpad.job.plan import Master, NodePlacement
+from launchpad.job.spec import JobSpec
+from launchpad.runner.options import HostOptions
+from launchpad.runner.this_machine import is_this_machine
+from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
+    from launchpad.transport.ssh.connection_pool import ConnectionPool
+
+# Options that make no sense without hosts.
+_ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
+
+
+def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
+    """The hosts that the options name, if any. `nproc` is the value of --nproc. Raises UsageError."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise UsageError("--hosts and --hostfile both name the hosts; give only one of them")
+    if options.hosts is not None:
+        hosts = parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        path = options.hostfile
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                hosts = parse_hostfile(file.read(), path)
+        except OSError as error:
+            raise UsageError(f"--hostfile {path}: {error.strerror}; give a file with one host per line") from None
+    else:
+        for name in _ABOUT_HOSTS:
+            if getattr(options, name):
+                shown = name.replace("_", "-")
+                raise UsageError(f"--{shown} needs hosts; name them with --hosts or --hostfile, or leave it out")
+        return ()
+    hosts = choose_hosts(hosts, options.include, options.exclude)
+    hosts = tuple(dataclasses.replace(host, here=is_this_machine(host, options.ssh_config)) for host in hosts)
+    slots_of(hosts, nproc)  # reports errors before any host is contacted
+    here = [host.name for host in hosts if host.here]
+    if len(here) > 1:
+        raise UsageError(f"{' and '.join(here)} are both this machine; name it once, with all its ranks: {here[0]}:N")
+    return hosts
+
+
+def connect_all(
+    hosts: Sequence[Host],
+    here: Callable[[], Link],
+    at_end: Callable[[Callable[[], None]], object],
+    options: HostOptions,
+    python: str,
+    *,
+    exact: bool,
+    quiet: bool,
+) -> tuple[list[Link], Callable[[int], Link]]:
+    """Connect to all hosts in parallel and start their agents. Returns the links, and a function that reconnects one.
+
+    Raises NodeError with a line for each host that can't be used, UsageError if the ssh configuration is wrong.
+
+    `here` gives the link to this machine's agent; `at_end` registers a function to call when all links are closed;
+    `python` is looked up on each host, with python3 as the fallback unless `exact`.
+    """
+    links: dict[int, Link] = {}
+    failures: dict[str, str] = {}
+    wrong: dict[int, UsageError] = {}
+    far = [(place, host) for place, host in enumerate(hosts) if not host.here]
+    for place, host in enumerate(hosts):
+        if host.here:
+            links[place] = here()
+            links[place].name = host.name
+    connector = _Connector(options, python, exact=exact) if far else None
+
+    def reach(place: int, host: Host) -> None:
+        assert connector is not None
+        try:
+            links[place] = connector.connect(host)
+        except ConnectError as error:
+            failures[host.name] = f"{error.kind}: {error.text}"
+        except UsageError as error:
+            wrong[place] = error
+        except LaunchpadError as error:
+            failures[host.name] = str(error)
+        except Exception as error:  # an unexpected error from a library fails only this host
+            failures[host.name] = f"{type(error).__name__}: {error}"
+
+    def reopen(place: int) -> Link:
+        if connector is None or hosts[place].here:
+            raise NodeError("this machine's agent can't be started again")
+        return connector.connect(hosts[place])
+
+    if connector is not None:
+        at_end(connector.abandon)
+        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
+
+        def look() -> HowFar:
+            left = [host.name for place, host in far if place not in links and host.name not in failures]
+            reached = sum(place in links for place, _ in far)
+            return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
+
+        with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
+            connector.begin([host for _, host in far])
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    if failures or wrong:
+        for link in links.values():
+            link.close()
+        if wrong:  # usually about the same file, so one of them is enough
+            raise wrong[min(wrong)]
+        ordered = {host.name: failures[host.name] for host in hosts if host.name in failures}
+        raise NodeError(failed_hosts(ordered, len(hosts), ""))
+    return [links[place] for place in range(len(hosts))], reopen
+
+
+class _Connector:
+    """Opens links to hosts over SSH."""
+
+    def __init__(self, options: HostOptions, python: str, *, exact: bool) -> None:
+        from launchpad.transport.ssh.config import SshConfig
+
+        self._config = SshConfig(options.ssh_config)
+        self._accept_new = options.accept_new_host_keys
+        self._python = python
+        self._exact = exact
+        self._pool: ConnectionPool | None = None
+
+    def begin(self, hosts: Sequence[Host]) -> None:
+        """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
+        for host in hosts:
+            self._config.ask(host.name, host.user, host.port)
+        from launchpad.transport.ssh import link  # noqa: F401  # once, before the threads that need it
+        from launchpad.transport.ssh.connection_pool import ConnectionPool
+
+        ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+        self._pool = ConnectionPool(self._config, accept_new=self._accept_new, ask=ask)
+
+    def connect(self, host: Host) -> Link:
+        from launchpad.transport.ssh.link import SshLink
+
+        assert self._pool is not None
+        transport = self._pool.connect(host.name, host.user, host.port)
+        try:
+            return SshLink(host.name, transport, self._python, exact=self._exact)
+        except ConnectError:
+            transport.close()
+            raise
+
+    def abandon(self) -> None:
+        """Abort everything in progress."""
+        self._config.close()
+        if self._pool is not None:
+            self._pool.abandon()
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' if count > 1 else ''}"
+
+
+@contextlib.contextmanager
+def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
+    """Let Ctrl-C end the process meanwhile, and restore the terminal if a passphrase prompt was open."""
+    modes = termios.tcgetattr(0) if os.isatty(0) else None
+    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():  # in launchpad.run, which handles Ctrl-C itself
+        handled = []
+    before = {one: signal.signal(one, _leave) for one in handled}
+    try:
+        yield
+    except SystemExit as request:
+        line.close()
+        if modes is not None:
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+        abandon()
+        os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _leave(signum: int, _: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _ask(prompt: str) -> str | None:
+    with aside:
+        try:
+            return getpass.getpass(prompt)
+        except (EOFError, OSError):
+            return None
+
+
+def make_world(
+    bringup: BringUp,
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    links: Sequence[Link],
+    files: Sequence[SyncedFile],
+    *,
+    sync: bool,
+    nproc: Nproc | None,
+    quiet: bool,
+) -> tuple[list[NodePlacement], Master | None]:
+    """Send the nodes the `files` of --sync, probe them, and if there are several, choose the rendezvous address.
+
+    `nproc` is the value of --nproc. Raises NodeError.
+    """
+    folders = dict.fromkeys(range(len(hosts)), spec.cwd)
+    if sync:
+        remote = [node for node, link in enumerate(links) if link.remote]
+        folders |= _sync(bringup, remote, spec.cwd, files, quiet=quiet)
+    say = (lambda _: None) if quiet else say_on_stderr
+    # A remote agent runs in the ranks' interpreter; the local one in ours, which may differ.
+    pythons = ["" if link.remote or spec.python == sys.executable else spec.python for link in links]
+    master, interfaces = None, [""] * len(hosts)
+
+    def look() -> HowFar:
+        left = [hosts[node].name for node in bringup.awaited]
+        return HowFar(waiting(f"probing {_hosts(len(hosts))}", left), len(hosts) - len(left), len(hosts))
+
+    with status_line(look, quiet=quiet):
+        found = probe_nodes(bringup, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
+        if len(hosts) > 1:
+            seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
+            wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
+            master, interfaces = find_master(
+                bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen
+            )
+    counts = slots_of(hosts, nproc)
+    places = [
+        NodePlacement(host.name, counts[node], found[node].python, folders[node], there)
+        for node, (host, there) in enumerate(zip(hosts, interfaces, strict=True))
+    ]
+    return places, master
+
+
+def _sync(
+    bringup: BringUp, nodes: Sequence[int], folder: str, files: Sequence[SyncedFile], *, quiet: bool
+) -> dict[int, str]:
+    from launchpad.head.sync import sync
+
+    progress: dict[str, tuple[int, int]] = {}  # by host: bytes received, bytes needed
+
+    def note(host: str, taken: int, wanted: int) -> None:
+        progress[host] = taken, wanted
+
+    def look() -> HowFar:
+        hosts = dict(progress)
+        left = [name for name, (taken, wanted) in hosts.items() if taken < wanted]
+        taken, wanted = (sum(sizes) for sizes in zip(*hosts.values(), strict=True)) if hosts else (0, 0)
+        return HowFar(waiting(f"sync to {_hosts(len(nodes))}", left), taken, wanted)
+
+    with status_line(look, of_bytes=True, quiet=quiet):
+        return sync(bringup, nodes, folder, files, note)

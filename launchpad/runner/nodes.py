@@ -1,0 +1,121 @@
+"""Brings up the job's nodes: links to their agents, facts about them, and the rendezvous address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from launchpad.errors import NodeError
+from launchpad.head.bringup import BringUp
+from launchpad.job.hosts import Nproc
+from launchpad.job.plan import Master, NodePlacement
+from launchpad.job.spec import JobSpec
+from launchpad.protocol.events import AgentReady
+from launchpad.runner.options import HostOptions
+from launchpad.transport import Link
+from launchpad.transport.local import LocalLink
+
+if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
+    from launchpad.job.hosts import Host
+
+
+class LocalAgent:
+    """The agent of the machine that the head runs on, started when its link is first needed."""
+
+    def __init__(self, link: Link | None = None) -> None:
+        """`link`: to an agent that was started ahead of time."""
+        self._link = link
+
+    def link(self) -> Link:
+        """The link to the agent. Raises NodeError if the agent can't be started."""
+        if self._link is None:
+            try:
+                self._link = LocalLink()
+            except (OSError, RuntimeError) as error:
+                raise NodeError(f"this node's agent can't be started: {error}") from None
+        return self._link
+
+    def close(self) -> None:
+        """Close the link, if there is one."""
+        if self._link is not None:
+            self._link.close()
+
+
+class BroughtUp(NamedTuple):
+    """What a plan is made from."""
+
+    facts: list[AgentReady]  # of each node
+    places: Sequence[NodePlacement]  # empty without hosts
+    master: Master | None  # only with several nodes
+
+
+def open_links(
+    hosts: Sequence[Host],
+    local: LocalAgent,
+    closing: ExitStack,
+    options: HostOptions,
+    python: str,
+    *,
+    exact: bool,
+    quiet: bool,
+    dialling: Callable[[Callable[[], None]], None] = lambda _: None,
+) -> tuple[list[Link], Callable[[int], Link] | None]:
+    """The links to the hosts' agents (without hosts: to this machine's), and a function that reopens one of them.
+
+    `python` is looked up on each host, with python3 as the fallback unless `exact`. `dialling` is called with a
+    function that aborts the connections in progress.
+    """
+    if not hosts:
+        return [local.link()], None
+    from launchpad.runner.connect import connect_all
+
+    if not any(host.here for host in hosts):
+        local.close()
+
+    def at_end(abandon: Callable[[], None]) -> None:
+        closing.callback(abandon)
+        dialling(abandon)
+
+    links, connect_again = connect_all(hosts, local.link, at_end, options, python, exact=exact, quiet=quiet)
+
+    def reopen(node: int) -> Link:
+        link = connect_again(node)
+        closing.callback(link.close)
+        return link
+
+    for link in links:
+        if link.remote:  # `local` closes the other one
+            closing.callback(link.close)
+    return links, reopen
+
+
+def bring_up(
+    bringup: BringUp,
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    links: Sequence[Link],
+    files: Sequence[SyncedFile],
+    options: HostOptions,
+    nproc: Nproc | None,
+    *,
+    quiet: bool,
+) -> BroughtUp:
+    """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes. Raises NodeError.
+
+    `nproc` is the value of --nproc.
+    """
+    world = spec.world
+    facts = bringup.connect(
+        links,
+        count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(host.slots for host in hosts)}),
+        port=world.master_port if world.node_rank == 0 and len(links) == 1 else 0,
+        silence=options.heartbeat_timeout,
+    )
+    if not hosts:
+        return BroughtUp(facts, (), None)
+    from launchpad.runner.connect import make_world
+
+    places, master = make_world(bringup, spec, hosts, links, files, sync=options.sync, nproc=nproc, quiet=quiet)
+    return BroughtUp(facts, places, master)

@@ -1,0 +1,99 @@
+"""The sinks that every job has besides its output: the record, the history, and answers to `launchpad stacks`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launchpad.console.stack_sink import StackSink
+from launchpad.console.summary import Summary
+from launchpad.head.control import Control
+from launchpad.head.sink import Sink
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
+from launchpad.protocol.events import ExceptionRaised, JobPlanned, RanksHeld
+from launchpad.record.journal import Journal
+from launchpad.record.liveness import own_process
+
+if TYPE_CHECKING:
+    from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.files import Files
+
+
+class Observers:
+    """The sinks of one job, run by the command or by `launchpad.run`."""
+
+    def __init__(
+        self,
+        job: str,
+        spec: JobSpec,
+        plan: Plan,
+        post: Callable[[Any], None],
+        say: Callable[[str], None],
+        *,
+        quiet: bool = False,
+        files: Files | None = None,
+    ) -> None:
+        """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes."""
+        self.note: Callable[[str], None] = _say_nothing if quiet else say
+        self.summary = Summary(say, quiet)
+        self.journal = Journal(job, plan, files, self.note, post, os.environ)
+        self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
+        self._control = Control(job, post)
+        stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
+        self._own: list[Sink] = [self.summary, self._control, stacks]
+        self.sinks: list[Sink] = []
+        self._first = planned(job, spec, plan, self.journal.folder)
+
+    def begin(self, shown: Sequence[Sink]) -> list[Sink]:
+        """Announce the job to all sinks, including the given ones that show its output. Returns them all."""
+        self.sinks = [self.journal, *shown, *self._own]
+        self._tell_all(self._first)
+        return self.sinks
+
+    def _tell_all(self, event: JobPlanned | RanksHeld) -> None:
+        for sink in self.sinks:
+            sink.on(event)
+
+    def end(self) -> None:
+        """The ranks are gone: take no more questions about where they are."""
+        self._control.close()
+
+    def conclude(self) -> tuple[Verdict, list[str]]:
+        """Record the verdict on a failed job. Returns it, and its text."""
+        verdict = self.summary.verdict()
+        lines = self.summary.report(verdict)
+        self.journal.conclude(self.summary.history, verdict, lines, self.summary.earlier)
+        return verdict, lines
+
+
+def waited(event: ExceptionRaised) -> bool:
+    """Whether an exception means that its rank waited for others in vain, or lost them."""
+    from launchpad.diagnosis import secondary  # a successful job doesn't need it
+
+    return secondary.waited(event)
+
+
+def _say_nothing(_: str) -> None:
+    """Used with --quiet."""
+
+
+def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
+    """The first event of a job; `folder` is where it is recorded."""
+    several = len(plan.nodes) > 1
+    return JobPlanned(
+        time=time.monotonic_ns(),
+        wall=time.time(),
+        job=job,
+        pid=os.getpid(),
+        run_id=plan.run_id,
+        words=[*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args],
+        cwd=spec.cwd,
+        nodes=[[node.name, [rank.rank for rank in node.ranks]] for node in plan.nodes],
+        folders={str(rank.rank): str(rank.rank if several else rank.local_rank) for rank in plan.ranks},
+        timeout=spec.timeout or 0.0,
+        logs=folder,
+        **own_process()._asdict(),
+    )

@@ -1,0 +1,87 @@
+"""The options of a job as typed values, filled in by the command line and launchpad.run. Nothing is probed."""
+
+from typing import Literal, NamedTuple
+
+from launchpad.job.hosts import Nproc
+from launchpad.job.spec import Backend
+
+StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
+
+# A host that is silent for this many seconds counts as lost.
+HEARTBEAT_SECONDS = 10.0
+
+
+class HostOptions(NamedTuple):
+    """Which hosts a job runs on, and how to reach them; the fields are the options of `launchpad run`."""
+
+    hosts: str | None = None  # HOST[:N],…
+    hostfile: str | None = None
+    include: str = ""
+    exclude: str = ""
+    ssh_config: str | None = None  # instead of ~/.ssh/config
+    accept_new_host_keys: bool = False
+    sync: bool = False
+    heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
+
+    @property
+    def given(self) -> bool:
+        """Whether any of these was given; read_hosts rejects the others if no hosts are named."""
+        return self != HostOptions(heartbeat_timeout=self.heartbeat_timeout)
+
+
+class NodeOptions(NamedTuple):
+    """torchrun's options for a launcher that is started once on each node."""
+
+    nnodes: str = "1"
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    standalone: bool = False
+    rdzv_backend: str = "static"
+    rdzv_endpoint: str = ""
+    rdzv_id: str = "none"
+    rdzv_conf: str = ""
+
+
+class ReportOptions(NamedTuple):
+    """Reports on the job besides the console."""
+
+    junit: str | None = None  # a file
+    events: str | None = None  # a file, or "-" for standard output
+    job: str | None = None  # its name in a job file
+    add_to_reports: bool = False  # append: earlier jobs of the same file have written to them
+    quiet: bool = False
+
+
+class RunOptions(NamedTuple):
+    """One `launchpad run`."""
+
+    target: tuple[str, ...] = ()  # the program and its arguments
+    nproc: Nproc | None = None  # None: not given
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    python: str | None = None
+    start_method: StartMethod | None = None  # None: not given; means fork
+    no_hooks: bool = False
+    preload: str | None = None  # MODULE,…; None: not given
+    backend: Backend | None = None
+    wdir: str | None = None
+    env: tuple[str, ...] = ()
+    env_file: tuple[str, ...] = ()
+    role: str = "default"
+    virtual_local_rank: bool = False
+    log_dir: str | None = None
+    redirects: str = "0"
+    tee: str = "0"
+    local_ranks_filter: frozenset[int] | None = None
+    duplicate_stdout_filters: str = ""
+    duplicate_stderr_filters: str = ""
+    grace: float | None = None  # in seconds, like the next two
+    timeout: float | None = None
+    stall_timeout: float | None = None
+    max_restarts: int = 0
+    signals_to_handle: frozenset[int] = frozenset()
+    hosts: HostOptions = HostOptions()
+    nodes: NodeOptions = NodeOptions()
+    reports: ReportOptions = ReportOptions()

@@ -1,0 +1,87 @@
+"""What a node needs of launchpad, and how it is started there: any Python and sshd are enough."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import os
+import shlex
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+
+from launchpad.errors import NodeError
+from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(_HERE))
+_CONTENTS = ("__init__.py", "_version.py", "linux.py", "agent", "protocol", "forkserver", "rank")
+
+# With what functions are pickled: both sides have to have the same version.
+_FOR_FUNCTIONS = "cloudpickle"
+
+# What a script imports from an installed launchpad, and what the ranks of `launchpad bench` run; where none is
+# installed, ranks find this on their path.
+_FOR_RANKS = ("__init__.py", "_version.py", "errors.py", "collectives", "bench")
+
+# Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
+# no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
+_RUN = "import io;stdin=io.FileIO(0,closefd=False);exec(eval(stdin.readline()));main(stdin)"
+
+
+@functools.cache
+def bootstrap() -> bytes:
+    """The first line on the link: bootstrap.py as a string."""
+    with open(os.path.join(_HERE, "bootstrap.py")) as file:
+        return ascii(file.read()).encode() + b"\n"
+
+
+@functools.cache
+def bundle() -> tuple[str, bytes]:
+    """The hash and the bytes of a zip: agent and forkserver, under a package name of its own, and what ranks import.
+
+    Raises NodeError where this installation is not whole.
+    """
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package, root, contents in (
+            (PACKAGE, _ROOT, _CONTENTS),
+            (f"{FOR_RANKS}/launchpad", _ROOT, _FOR_RANKS),
+            (f"{FOR_RANKS}/{_FOR_FUNCTIONS}", _folder_of(_FOR_FUNCTIONS), ("",)),
+        ):
+            for path in sorted(_files(root, contents)):
+                with open(os.path.join(root, path), "rb") as file:
+                    entry = zipfile.ZipInfo(f"{package}/{path}")  # of one date: the same files have the same hash
+                    archive.writestr(entry, file.read(), zipfile.ZIP_DEFLATED)
+    data = made.getvalue()
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def _files(root: str, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if name.endswith(".py"):
+            yield name
+        for folder, _, files in os.walk(os.path.join(root, name)):
+            yield from (os.path.relpath(os.path.join(folder, one), root) for one in files if one.endswith(".py"))
+
+
+def _folder_of(package: str) -> str:
+    """Where a package of one folder, in pure Python, is installed here."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise NodeError(f"{sys.executable} has no {package}, which launchpad needs: pip install {package}")
+    return os.path.dirname(spec.origin)
+
+
+def command(python: str, *, exact: bool) -> str:
+    """What sshd is to hand to the user's login shell, whichever that is.
+
+    `python`: a path or a name; unless it is to be `exact`, python3 where there is no such file.
+    """
+    find = f"p={shlex.quote(python)}"
+    if not exact:
+        find += '; [ -x "$p" ] || p=python3'
+    script = f'{find}; exec "$p" -I -S -c "{_RUN}" launchpad-agent'
+    return f"exec /bin/sh -c {shlex.quote(script)}"

@@ -1,0 +1,206 @@
+"""Which processes of a rank get a signal, and when: the rule by itself, then programs that save when asked to stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launchpad.agent.host.processes import CLEANER, OTHER, PYTHON, SHELL, Process
+from launchpad.agent.ranks.signals import receivers
+from tests.conftest import DEADLINE, PROGRAMS, Launchpad, wait_until
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+INT, TERM, HUP, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
+AGENT, MAIN = 1, 10
+NO_INT = 1 << (INT - 1)
+
+# A group, by pid: the parent, the kind, what it ignores.
+DATA_LOADER = {MAIN: (AGENT, PYTHON), 11: (MAIN, PYTHON), 12: (MAIN, CLEANER), 13: (11, OTHER)}
+SCRIPT = {MAIN: (AGENT, SHELL), 11: (MAIN, PYTHON), 12: (11, PYTHON), 13: (11, PYTHON)}
+NESTED = {MAIN: (AGENT, SHELL), 11: (MAIN, SHELL), 12: (11, OTHER), 13: (12, PYTHON)}
+BACKGROUND = {MAIN: (AGENT, SHELL), 11: (MAIN, PYTHON, NO_INT), 12: (MAIN, PYTHON)}
+NOHUP = {MAIN: (AGENT, SHELL, NO_INT), 11: (MAIN, PYTHON, NO_INT)}
+WRAPPED = {MAIN: (AGENT, OTHER), 11: (MAIN, PYTHON), 12: (11, PYTHON)}
+
+
+def group(given: dict[int, tuple], *gone: int) -> dict[int, Process]:
+    """A process group in which these are gone, and the agent the parent of those that they have left."""
+    found = {pid: Process(*one, *[0] * (3 - len(one))) for pid, one in given.items() if pid not in gone}
+    return {pid: one._replace(parent=AGENT if one.parent in gone else one.parent) for pid, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "signum", "got_by"),
+    [
+        (DATA_LOADER, TERM, {MAIN}),
+        (DATA_LOADER, INT, {MAIN}),
+        (DATA_LOADER, USR1, {MAIN}),
+        (SCRIPT, TERM, {MAIN, 11}),
+        (SCRIPT, INT, {MAIN, 11}),
+        (NESTED, INT, {MAIN, 11, 12, 13}),
+        (NESTED, TERM, {MAIN, 11, 12}),
+        (BACKGROUND, TERM, {MAIN, 12}),
+        (NOHUP, TERM, {MAIN, 11}),
+        (WRAPPED, INT, {MAIN, 11}),
+        (WRAPPED, TERM, {MAIN}),
+        (WRAPPED, HUP, {MAIN}),
+        ({}, TERM, {MAIN}),  # nothing had to be looked up
+    ],
+)
+def test_who_gets_a_request(given: dict[int, tuple], signum: int, got_by: set[int]) -> None:
+    assert receivers(MAIN, group(given), signum) == got_by
+
+
+@pytest.mark.parametrize(
+    ("given", "gone", "got_by"),
+    [
+        (DATA_LOADER, (MAIN,), {11}),  # no cleaner: it goes when it has cleaned up
+        (DATA_LOADER, (MAIN, 11), {13}),
+        (SCRIPT, (MAIN,), {11}),  # the workers of the program that the shell has left behind are still spared
+        (SCRIPT, (MAIN, 11), {12, 13}),
+        (BACKGROUND, (MAIN,), {11, 12}),
+        (WRAPPED, (MAIN,), {11}),
+        (WRAPPED, tuple(WRAPPED), set()),
+    ],
+)
+def test_who_gets_it_when_the_main_process_is_gone(
+    given: dict[int, tuple], gone: tuple[int, ...], got_by: set[int]
+) -> None:
+    assert receivers(None, group(given, *gone), TERM) == got_by
+
+
+# Real programs.
+
+SAVES = f"{sys.executable} {PROGRAMS / 'saves.py'}"
+
+
+def asked_to_stop(launchpad: Launchpad, signum: int, *words: object) -> tuple[int, list[str], str]:
+    """The exit code of a run that gets this signal when its two ranks are ready; their last lines, sorted; notes."""
+    process = launchpad.start("run", "-n", 2, *words)
+    for word in (b"ready", b"saving"):
+        seen = 0
+        while seen < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            seen += word in line
+        if word == b"ready":
+            process.send_signal(signum)
+    (launchpad.folder / "go").touch()
+    out, err = process.communicate(timeout=DEADLINE)
+    return process.returncode, sorted(out.decode().splitlines()), err.decode()
+
+
+@needs_torch
+@pytest.mark.parametrize("workers", ["fork", "spawn"])
+@pytest.mark.parametrize("signum", [INT, TERM], ids=["INT", "TERM"])
+def test_a_program_saves_with_the_help_of_its_workers(launchpad: Launchpad, signum: int, workers: str) -> None:
+    code, out, err = asked_to_stop(launchpad, signum, "saves_by_workers.py", workers)
+    name = signal.Signals(signum).name
+    assert (code, out) == (128 + signum, [f"[0] saved after {name}", f"[1] saved after {name}"]), err
+
+
+@needs_torch
+def test_workers_live_on_when_a_program_is_told_something_else(launchpad: Launchpad) -> None:
+    code, out, err = asked_to_stop(launchpad, USR1, "saves_by_workers.py", "fork")
+    assert (code, out) == (0, ["[0] saved after SIGUSR1", "[1] saved after SIGUSR1"]), err
+
+
+# What a shell's script does, the signal, and what each rank writes after that.
+SCRIPTS = {
+    "dies of it and leaves its child": (f"{SAVES} orphan; echo after", TERM, ["saved after SIGTERM"]),
+    "leaves one in the background": (f"{SAVES} orphan & wait", TERM, ["saved after SIGTERM"]),
+    "has a trap": (
+        f"trap 'echo trapped' TERM; {SAVES} .; echo after",
+        TERM,
+        ["after", "saved after SIGTERM", "trapped"],
+    ),
+    "passes it on": (
+        f"trap 'kill $child; : > told.$RANK' TERM; {SAVES} told.$RANK & child=$!; wait $child; wait $child",
+        TERM,
+        ["saved after SIGTERM"],  # once
+    ),
+    "waits for its child": (f"{SAVES} .; echo after", INT, ["saved after SIGINT"]),
+    "runs another shell": (f"sh -c '{SAVES} .; true'; true", INT, ["saved after SIGINT"]),
+}
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_shell_whose_child_saves(launchpad: Launchpad, name: str, shell: str) -> None:
+    script, signum, says = SCRIPTS[name]
+    code, out, err = asked_to_stop(launchpad, signum, "--no-python", shell, "-c", script)
+    # After INT, bash goes on where its child has heeded it and left with 0, and dash doesn't.
+    wrote = [line for line in out if line[4:] != "after" or "after" in says]
+    assert (code, wrote) == (128 + signum, [f"[{rank}] {line}" for rank in (0, 1) for line in says]), err
+
+
+@pytest.mark.parametrize(("signum", "until"), [(INT, "."), (TERM, "orphan")], ids=["INT", "TERM"])
+def test_a_wrapper_whose_child_saves(launchpad: Launchpad, signum: int, until: str) -> None:
+    """As uv run, or time: Perl's system() ignores INT meanwhile, and dies of TERM."""
+    words = ("--no-python", "perl", "-e", "system(@ARGV)", sys.executable, PROGRAMS / "saves.py", until)
+    name = signal.Signals(signum).name
+    assert asked_to_stop(launchpad, signum, *words)[:2] == (
+        128 + signum,
+        [f"[0] saved after {name}", f"[1] saved after {name}"],
+    )
+
+
+@pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
+def test_what_a_program_leaves_behind_is_told_when_it_is_gone(launchpad: Launchpad, way: tuple[str, str]) -> None:
+    script = launchpad.folder / "wraps.py"
+    script.write_text(f"import subprocess\nsubprocess.Popen({SAVES.split()} + ['orphan']).wait()\n")
+    code, out, err = asked_to_stop(launchpad, TERM, *way, script)
+    assert (code, out) == (143, ["[0] saved after SIGTERM", "[1] saved after SIGTERM"]), err
+
+
+def test_what_a_rank_leaves_behind_has_its_grace_and_no_more(launchpad: Launchpad) -> None:
+    process = launchpad.start("run", "-n", 2, "--grace", "0.3", "--no-python", "sh", "-c", f"{SAVES} orphan; true")
+    for _ in range(2):
+        assert b"ready" in process.stdout.readline()
+    process.send_signal(TERM)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, b"saved" in out) == (143, False)
+    assert b"launchpad: ranks 0-1 still running: sent SIGKILL" in err
+
+
+def test_after_a_failure_too(launchpad: Launchpad) -> None:
+    """The other rank's shell dies of TERM; its child saves within the grace."""
+    script = f"test $RANK = 0 || {{ read x < fail; exit 7; }}; {SAVES} orphan; true"
+    subprocess.run(["mkfifo", launchpad.folder / "fail"], check=True)
+    process = launchpad.start("run", "-n", 2, "--grace", DEADLINE, "--no-python", "sh", "-c", script)
+    assert process.stdout.readline() == b"[0] ready\n"
+    (launchpad.folder / "fail").write_text("\n")
+    assert process.stdout.readline() == b"[0] saving\n"
+    (launchpad.folder / "go").touch()
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out) == (7, b"[0] saved after SIGTERM\n"), err
+
+
+def test_who_ignores_everything_is_killed_at_the_end_of_the_ladder(launchpad: Launchpad) -> None:
+    process = launchpad.start("run", "-n", 2, "--grace", "0.2", "family.py", "deaf")
+    for _ in range(2):
+        assert b"up" in process.stdout.readline()
+    process.send_signal(INT)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 130
+    sent = re.findall(r"SIG[A-Z]+", err.decode())
+    assert sent[:3] == ["SIGINT", "SIGTERM", "SIGKILL"]
+
+
+def test_a_deaf_process_left_behind_does_not_hold_up_the_end(launchpad: Launchpad) -> None:
+    """It has its own way to be ended: the grace, which the test would run into, is not for it."""
+    process = launchpad.start("run", "-n", 2, "--grace", 10 * DEADLINE, "leaves.py", "deaf")
+    seen = b""
+    while seen.count(b" port ") < 2:
+        seen += process.stdout.readline()
+    process.send_signal(TERM)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 143
+    assert b"launchpad: killed 2 processes that ranks left behind" in err
+    wait_until(lambda: not launchpad.survivors(), "the sweep", show=launchpad.survivors)
