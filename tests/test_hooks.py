@@ -37,7 +37,7 @@ def read(text: str) -> Facts:
     for pattern, name in (
         (r"0x[0-9a-f]+", "N"),
         (r"(?<!\w)_launchpad\w*(\.[\w<>]+)*", OURS),
-        (rf"{re.escape(str(ROOT))}/[\w/]+\.py", OURS),
+        (r"/[^\"]*/launchpad/[\w/]+\.py", OURS),  # the installed package, or this checkout
         (r"/[^\"]*/launchpad-[^/\"]*/0\.crash", "crash"),
     ):
         text = re.sub(pattern, name, text)

@@ -102,7 +102,16 @@ def test_a_rank_that_raised_and_was_stopped_while_exiting_is_blamed() -> None:
     events = [*job(2), ExceptionRaised(at(5), 0, 100, "", recorded("ValueError", "own"))]
     events = [*events[:-1], *raises(8, 1, "RuntimeError", GLOO), stopping(14, [0]), events[-1], exits(15, 0, -15)]
     verdict = judge([*events, over(16)])
-    assert (blamed(verdict), verdict.exit_code) == (("failure", 0, "exception"), 143)
+    assert (blamed(verdict), verdict.exit_code) == (("failure", 0, "exception"), 1)
+
+
+@pytest.mark.parametrize(("message", "code"), [("7", 7), ("no more", 1)])
+def test_a_rank_stopped_while_exiting_ends_the_job_with_the_code_it_would_have_had(message: str, code: int) -> None:
+    left = ExceptionRaised(at(5), 0, 100, "", recorded("SystemExit", message))
+    events = [*job(2), left, *raises(8, 1, "RuntimeError", GLOO), stopping(14, [0]), exits(15, 0, -15), over(16)]
+    verdict = judge(events)
+    assert (blamed(verdict), verdict.exit_code) == (("failure", 0, "exception"), code)
+    assert "(stopped while it was exiting, " in describe(History(events), verdict)[0]
 
 
 @pytest.mark.parametrize(("code", "killed", "kind"), [(-11, False, "signal"), (-9, True, "memory"), (3, False, "exit")])

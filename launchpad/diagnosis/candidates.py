@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
     node: int = 0
     time: int = 0
     blur: int = 0  # ns by which the time of an exit is uncertain
-    code: int = 0  # the rank's exit code, -n for signal n
+    code: int = 0  # the rank's exit code, -n for signal n; of a rank stopped while exiting, what it would have been
     traceback: Traceback | None = None
     text: str = ""  # what it did, for start, lost, mpi and hang
     thread: str = ""
@@ -122,8 +122,11 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         if code > 0 and not _is_secondary(main):
             found.failed_later.append(one.rank)
         return
-    if main is not None and code < 0 and _sent(history, -code) and not _stopped_for_failure(history):
-        found.stuck.append(main)  # it was exiting when we stopped it
+    if main is not None and code < 0 and _sent(history, -code):  # it was exiting when we stopped it
+        if _stopped_for_failure(history):
+            _add(main._replace(code=_meant_code(main)), found)
+        else:
+            found.stuck.append(main)
         return
     if main is not None:
         _add(main, found)
@@ -187,6 +190,14 @@ def _add(candidate: Candidate, found: Candidates) -> None:
         found.secondary_failures.append(candidate._replace(secondary=strength))
     else:
         found.own.append(candidate)
+
+
+def _meant_code(candidate: Candidate) -> int:
+    """The exit code with which Python would have left after the exception: SystemExit's own, or 1."""
+    traceback = candidate.traceback
+    if traceback is not None and traceback.type == "SystemExit" and traceback.message.isdecimal():
+        return int(traceback.message) & 0xFF
+    return 1
 
 
 def _is_secondary(candidate: Candidate) -> bool:

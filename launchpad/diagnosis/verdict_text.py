@@ -147,6 +147,8 @@ def _how(history: History, cause: Candidate) -> str:
         how = traceback.title
     else:
         how, end = end, ""
+    if cause.kind == "exception" and ended is not None and ended.code != code:
+        end = "stopped while it was exiting"
     if cause.kind == "memory":
         how += f", by the kernel's OOM killer; it used {cause.memory / 2**20:.0f} MiB"
     elif code == -signal.SIGKILL and cause.kind == "signal" and ended is not None and ended.memory_killed is False:
