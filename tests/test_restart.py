@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import signal
 from pathlib import Path
 
@@ -138,3 +139,19 @@ def test_file_store_left_by_the_attempt_before_is_named(launchpad: Launchpad) ->
     done = launchpad.run("run", "--max-restarts", 1, script)
     assert done.returncode == 0
     assert done.stderr.count("is left over from an earlier job") == 1
+
+
+def test_the_port_is_reserved_on_all_addresses(launchpad: Launchpad) -> None:
+    """Torch listens on all of them in rank 0, so no other process may be given the port at another one."""
+    (launchpad.folder / "binds.py").write_text(
+        "import errno, os, socket\n"
+        "try:\n    socket.socket().bind(('127.0.0.9', int(os.environ['MASTER_PORT'])))\n"
+        "except OSError as error:\n    print(errno.errorcode[error.errno])\n"
+    )
+    done = launchpad.run("run", "binds.py")
+    assert (done.returncode, done.stdout) == (0, "[0] EADDRINUSE\n")
+    with socket.socket() as other:
+        other.bind(("127.0.0.9", 0))
+        port = other.getsockname()[1]
+        done = launchpad.run("run", "--master-port", port, "true")  # which torch in rank 0 might miss
+        assert (done.returncode, done.stderr) == (0, "")

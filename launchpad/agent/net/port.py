@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 
@@ -13,21 +14,30 @@ ADDRESS = "127.0.0.1"
 
 
 class Port:
-    """A reserved port: bound but not listening. With SO_REUSEADDR, rank 0 can still listen on it, and no one else."""
+    """A reserved port: bound but not listening. With SO_REUSEADDR, rank 0 can still listen on it, and no one else.
+
+    Where rank 0 serves the store, torch listens on all addresses, so the port is reserved on all of them: another
+    process could otherwise be given the same port at another address.
+    """
 
     def __init__(self, wanted: int, address: str = ADDRESS) -> None:
         """`wanted`: 0 for any free port. `number` is the port, or -1 if the wanted one is in use."""
         self.address = address
         self._socket: socket.socket | None = None
+        self._everywhere: socket.socket | None = None
+        self.number = wanted
         try:
-            first = _bound(wanted, address)
-            self.number: int = first.getsockname()[1]
-            # A socket keeps its port after it stops listening only if it was bound to it by number.
-            self._socket = _bound(self.number, address) if wanted == 0 else first
             if wanted == 0:
-                first.close()
+                self._everywhere = _bound(0, "")
+                self.number = self._everywhere.getsockname()[1]
+            # A socket keeps its port after it stops listening only if it was bound to it by number.
+            self._socket = _bound(self.number, address)
         except OSError:
             self.number = -1
+            return
+        if self._everywhere is None:
+            with contextlib.suppress(OSError):  # in use at another address, which matters only to torch in rank 0
+                self._everywhere = _bound(self.number, "")
 
     def listen(self) -> bool:
         """Start to listen. Returns False if another process listens there by now."""
@@ -53,12 +63,14 @@ class Port:
 
     def close(self) -> None:
         """Release the port."""
-        if self._socket is not None:
-            self._socket.close()
+        for held in (self._socket, self._everywhere):
+            if held is not None:
+                held.close()
 
 
 def _bound(number: int, address: str) -> socket.socket:
-    made = socket.socket(linux.address_family(address))
+    """A socket that is bound to the port (0: any free one) at this address; "" for all IPv4 addresses."""
+    made = socket.socket(linux.address_family(address) if address else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((address, number))
