@@ -14,9 +14,8 @@ from launchpad.job.spec import JobSpec, StreamMap, split_filters
 from launchpad.job.world import WorldSpec, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import preflight
-from launchpad.runner.imports import TORCH, look_through
+from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import RunOptions
-from launchpad.runner.preload import what_to_preload
 
 
 def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
