@@ -53,7 +53,7 @@ from ..protocol.events import (
     StartFailed,
     Suspended,
 )
-from .host import oom, processes, resources
+from .host import processes, resources
 from .outbox import Outbox, OutputStream
 from .poll import Poll
 from .ranks import rank, rundir
@@ -109,7 +109,7 @@ class Agent:
         guard = os.getppid()
         self._poll.watch(processes.wakeup_on_exit(), self._on_child)
         self._raise_file_limit()
-        self._memory_kills = oom.kills()
+        self._memory_kills = resources.oom_kills()
         os.set_blocking(self._link_in, False)
         os.set_blocking(self._link_out, False)
         self._poll.watch(self._link_in, self._on_link_in)
@@ -322,7 +322,7 @@ class Agent:
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)
-        before, self._memory_kills = self._memory_kills, oom.kills() if code else self._memory_kills
+        before, self._memory_kills = self._memory_kills, resources.oom_kills() if code else self._memory_kills
         memory_killed: bool | None = False
         if code == -signal.SIGKILL:
             memory_killed = None if before is None or self._memory_kills is None else self._memory_kills > before
