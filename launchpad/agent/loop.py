@@ -5,6 +5,7 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -76,6 +77,9 @@ HELLO_SECONDS = 600.0
 # How long a failing agent tries to send the reason to a head that does not read.
 FLUSH_SECONDS = 2.0
 
+# System errors that point to a bug in the caller, not to a full disk or a missing permission.
+_CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
+
 
 class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
@@ -116,8 +120,6 @@ class Agent:
         try:
             self._serve()
         except Exception as error:
-            from .failing import failure_of
-
             self._outbox.say(failure_of(error))
             self._outbox.flush(FLUSH_SECONDS)
         if self._head_gone:  # the head, or the guard, which held the link open
@@ -351,3 +353,19 @@ class Agent:
         started.status_fd = None  # the descriptor number may be reused
         if reason:
             self._outbox.say(StartFailed(time.monotonic_ns(), started.rank, reason.decode("utf-8", "surrogateescape")))
+
+
+def failure_of(error: Exception) -> AgentFailed:
+    """The report on what ended the agent: one sentence, and for a bug of our own the traceback."""
+    now = time.monotonic_ns()
+    if isinstance(error, wire.WireError):
+        return AgentFailed(now, f"its agent received invalid data: {error}")
+    if isinstance(error, OSError) and error.strerror and error.errno not in _CALLER_ERRORS:
+        where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        return AgentFailed(now, f"its agent failed: {error.strerror}{where}")
+    import traceback
+
+    what = " ".join("".join(traceback.format_exception_only(error)).split())
+    return AgentFailed(
+        now, f"its agent crashed because of a bug in launchpad: {what}", "".join(traceback.format_exception(error))
+    )
