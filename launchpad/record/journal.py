@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad import linux
-from launchpad.console.open_files import OpenFiles
+from launchpad.console.writer import OpenFiles
 from launchpad.job.plan import Plan
 from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, Restarted
 from launchpad.record import job_store
