@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from launchpad.errors import UsageError
-from launchpad.runner import function_target, preflight
+from launchpad.runner import function_target
+from launchpad.runner.spec import find_target
 from tests.conftest import Launchpad
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
@@ -137,7 +138,7 @@ def test_a_wrong_function_is_refused_before_anything_is_started(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(UsageError) as error:
-        preflight.find_target([word], module=False, no_python=False)
+        find_target([word], module=False, no_python=False)
     assert str(error.value).startswith(message)
 
 
@@ -167,11 +168,11 @@ def test_names_with_colons_that_are_not_functions(
     assert launchpad.run("run", "a:b.py").stdout == "[0] a script\n"
     assert launchpad.run("run", "--run-path", "plain:file").stdout == "[0] a file\n"
     monkeypatch.chdir(folder)
-    assert preflight.find_target(["train.py:plain"], module=False, no_python=False).kind == "function"
+    assert find_target(["train.py:plain"], module=False, no_python=False).kind == "function"
     for word in ("C:\\x", "a:", ":b", "a b:c", "http://x:y"):
         assert function_target.split(word) is None or "/" in word
     with pytest.raises(UsageError, match=r"-m train\.py:run"):
-        preflight.find_target(["train.py:run"], module=True, no_python=False)
+        find_target(["train.py:run"], module=True, no_python=False)
 
 
 def test_dry_run_shows_the_function(launchpad: Launchpad) -> None:

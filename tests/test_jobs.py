@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.cli.job_file import parse_jobs
 from launchpad.errors import UsageError
-from launchpad.job.jobfile import parse_jobs
 from tests.conftest import DEADLINE, Launchpad, needs_torch
 from tests.test_run_targets import shown
 

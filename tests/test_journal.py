@@ -15,7 +15,7 @@ from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
 from launchpad.protocol.events import JobPlanned, NodeLost
 from launchpad.record import job_store, replay
-from launchpad.record.event_json import event_of, line_of
+from launchpad.record.event_lines import event_of, line_of
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 FAILS = (

@@ -43,7 +43,7 @@ from launchpad.job import environment, mpi
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import CONTRACT
 from launchpad.protocol.events import STDOUT, Output
-from launchpad.record import event_json
+from launchpad.record import event_lines
 from tests.conftest import DEADLINE, PROGRAMS, Launchpad, wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -308,8 +308,8 @@ def test_every_option_is_described() -> None:
 
 def test_events_are_those_that_are_recorded() -> None:
     told = {code(cells[0])[0]: code(cells[1]) for cells in table("jobs", "event")}
-    assert told == {name: list(kind._fields) for name, kind in event_json.RECORDED.items()}
-    said = json.loads(event_json.text_line(Output(0, 0, STDOUT, b"")))
+    assert told == {name: list(kind._fields) for name, kind in event_lines.RECORDED.items()}
+    said = json.loads(event_lines.text_line(Output(0, 0, STDOUT, b"")))
     text = (MANUAL / "jobs.md").read_text()
     assert "it has {}; what is not".format(" ".join(f"`{name}`" for name in said if name != "event")) in flat(text)
 

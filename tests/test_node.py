@@ -1,4 +1,4 @@
-"""agent/host/resources and agent/host/oom, on fake cgroup trees and device lists."""
+"""agent/host/resources, on fake cgroup trees and device lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.agent.host import oom, resources
+from launchpad.agent.host import resources
 
 CORES = 16
 
@@ -164,11 +164,11 @@ CONTROL = "oom_kill_disable 0\nunder_oom 1\noom_kill {}\n"
 def test_oom_kills_are_counted_in_the_nearest_group(
     make_tree: MakeTree, membership: str, files: dict[str, str], count: int
 ) -> None:
-    assert oom.kills(*make_tree(membership, files)) == count
+    assert resources.oom_kills(*make_tree(membership, files)) == count
 
 
 def test_oom_kills_fall_back_to_the_nodes_count(make_tree: MakeTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = oom._field
-    monkeypatch.setattr(oom, "_field", lambda path, name: 12 if path == "/proc/vmstat" else read(path, name))
+    read = resources._field
+    monkeypatch.setattr(resources, "_field", lambda path, name: 12 if path == "/proc/vmstat" else read(path, name))
     old_kernel = "oom_kill_disable 0\nunder_oom 0\n"
-    assert oom.kills(*make_tree("2:memory:/a\n", {"memory/a/memory.oom_control": old_kernel})) == 12
+    assert resources.oom_kills(*make_tree("2:memory:/a\n", {"memory/a/memory.oom_control": old_kernel})) == 12

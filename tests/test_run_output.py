@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchpad.console.open_files import MOST_OPEN
+from launchpad.console.writer import MOST_OPEN
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, StreamMap, Target
 from launchpad.protocol.events import AgentReady, Output, Restarted

@@ -5,6 +5,7 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -53,7 +54,7 @@ from ..protocol.events import (
     StartFailed,
     Suspended,
 )
-from .host import oom, processes, resources
+from .host import processes, resources
 from .outbox import Outbox, OutputStream
 from .poll import Poll
 from .ranks import rank, rundir
@@ -75,6 +76,9 @@ HELLO_SECONDS = 600.0
 
 # How long a failing agent tries to send the reason to a head that does not read.
 FLUSH_SECONDS = 2.0
+
+# System errors that point to a bug in the caller, not to a full disk or a missing permission.
+_CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
 
 
 class Agent:
@@ -109,15 +113,13 @@ class Agent:
         guard = os.getppid()
         self._poll.watch(processes.wakeup_on_exit(), self._on_child)
         self._raise_file_limit()
-        self._memory_kills = oom.kills()
+        self._memory_kills = resources.oom_kills()
         os.set_blocking(self._link_in, False)
         os.set_blocking(self._link_out, False)
         self._poll.watch(self._link_in, self._on_link_in)
         try:
             self._serve()
         except Exception as error:
-            from .failing import failure_of
-
             self._outbox.say(failure_of(error))
             self._outbox.flush(FLUSH_SECONDS)
         if self._head_gone:  # the head, or the guard, which held the link open
@@ -322,7 +324,7 @@ class Agent:
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)
-        before, self._memory_kills = self._memory_kills, oom.kills() if code else self._memory_kills
+        before, self._memory_kills = self._memory_kills, resources.oom_kills() if code else self._memory_kills
         memory_killed: bool | None = False
         if code == -signal.SIGKILL:
             memory_killed = None if before is None or self._memory_kills is None else self._memory_kills > before
@@ -351,3 +353,19 @@ class Agent:
         started.status_fd = None  # the descriptor number may be reused
         if reason:
             self._outbox.say(StartFailed(time.monotonic_ns(), started.rank, reason.decode("utf-8", "surrogateescape")))
+
+
+def failure_of(error: Exception) -> AgentFailed:
+    """The report on what ended the agent: one sentence, and for a bug of our own the traceback."""
+    now = time.monotonic_ns()
+    if isinstance(error, wire.WireError):
+        return AgentFailed(now, f"its agent received invalid data: {error}")
+    if isinstance(error, OSError) and error.strerror and error.errno not in _CALLER_ERRORS:
+        where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
+        return AgentFailed(now, f"its agent failed: {error.strerror}{where}")
+    import traceback
+
+    what = " ".join("".join(traceback.format_exception_only(error)).split())
+    return AgentFailed(
+        now, f"its agent crashed because of a bug in launchpad: {what}", "".join(traceback.format_exception(error))
+    )

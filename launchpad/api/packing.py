@@ -1,4 +1,4 @@
-"""Packs the call for the ranks: the function, its arguments, and what the ranks need to unpickle them.
+"""Packs the call for the ranks (the function, its arguments, what unpickling needs), and sends it to their nodes.
 
 Functions of `__main__`, lambdas and closures are pickled by value. Functions of modules are pickled by reference, and
 the ranks import the modules with the caller's import path. A module that is not importable is pickled by value too.
@@ -11,11 +11,14 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import PathFinder
 from typing import Any
 
 from launchpad.errors import UnpicklableError, UsageError
+from launchpad.head.bringup import BringUp
+from launchpad.head.sender import PIECE_BYTES, send
+from launchpad.protocol.commands import Call
 from launchpad.rank import pickling
 
 # Enough for a notebook cell or a script. Tracebacks from other machines show no source lines of larger files.
@@ -59,6 +62,20 @@ def pack(function: Callable[..., Any], arguments: Sequence[Any], backend: str | 
         if by_value is not None:
             cloudpickle.unregister_pickle_by_value(by_value)
     return fd
+
+
+def deliver(bringup: BringUp, nodes: Sequence[int], call: int) -> None:
+    """Send what the descriptor `call` holds to nodes that are other machines, in pieces, over their links.
+
+    They have it all when this returns. Raises NodeError.
+    """
+    if nodes:
+        view = pickling.map_file(call, shared=False)
+        send(bringup, {node: _pieces(view) for node in nodes}, "the function")
+
+
+def _pieces(view: memoryview) -> Iterator[Call]:
+    return (Call(bytes(view[at : at + PIECE_BYTES])) for at in range(0, len(view), PIECE_BYTES))
 
 
 def name_of(function: Callable[..., Any]) -> str:

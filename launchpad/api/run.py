@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from launchpad import linux
-from launchpad.api.delivery import deliver
-from launchpad.api.packing import name_of, pack
+from launchpad.api.packing import deliver, name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import JobTimeout, NodeError, UsageError

@@ -1,4 +1,4 @@
-"""A thread that writes output, so that a slow reader blocks nothing else."""
+"""Writes output: in a thread, so that a slow reader blocks nothing else, and with a limit on files that are open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 
 from launchpad.console import live
-from launchpad.console.open_files import OpenFiles
 from launchpad.protocol.events import Output, Written
 
 Target = int | str  # a descriptor, or the path of a file to append to
@@ -17,9 +16,12 @@ Target = int | str  # a descriptor, or the path of a file to append to
 # The most pieces that are written with one system call (IOV_MAX is 1024).
 _MOST_PIECES = 64
 
+# Well below the soft limit on descriptors; links to nodes need some too.
+MOST_OPEN = 32
+
 
 class Writer:
-    """Writes pieces in order. The backlog is bounded, because credit is given only for what has been written."""
+    """A thread that writes pieces in order. Its backlog is bounded: credit is given only for what has been written."""
 
     def __init__(self, report: Callable[[Written], None], failed: Callable[[Target, OSError], None]) -> None:
         """`report` is called for each written Output, and `failed` once for each target that can't be written to."""
@@ -83,3 +85,31 @@ class Writer:
                 written -= len(views.pop(0))
             if views:
                 views[0] = views[0][written:]
+
+
+class OpenFiles:
+    """Descriptors to append with, by path. At MOST_OPEN, the least recently used one is closed to open another."""
+
+    def __init__(self) -> None:
+        self._fds: dict[str, int] = {}  # most recently used last
+
+    def descriptor(self, path: str) -> int:
+        """The file's descriptor; creates the file if needed. Raises OSError."""
+        fd = self._fds.pop(path, None)
+        if fd is None:
+            while len(self._fds) >= MOST_OPEN:
+                self.close(next(iter(self._fds)))
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fds[path] = fd
+        return fd
+
+    def close(self, path: str) -> None:
+        """Close the file, if it is open."""
+        fd = self._fds.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close_all(self) -> None:
+        """Close all files."""
+        for path in list(self._fds):
+            self.close(path)

@@ -19,10 +19,15 @@ import weakref
 from typing import Any
 
 from ..rank import become, mpi_init, own_process, program, stack_server, store
-from . import watched
 
 LINK = 3
 MOST_DESCRIPTORS = 253  # SCM_MAX_FD
+
+# Number of tool ids in PEP 669.
+_MOST_TOOLS = 6
+
+# Allocators and runtimes that are preloaded for speed and work in forks too.
+_HARMLESS = ("libjemalloc", "libtcmalloc", "libmimalloc", "libiomp5", "libomp", "libgomp", "libstdc++", "libgcc_s")
 
 Request = dict[str, Any]
 
@@ -51,7 +56,7 @@ def _preload(names: list[str]) -> str:
     """Import the modules. Returns why forking this process is unsound, "" if it is sound."""
     if own_process.is_free_threaded():
         return "this Python is free-threaded, which is not known to be safe after a fork"
-    if why_not := watched.by():
+    if why_not := _watched_by():
         return why_not
     if not all(name.startswith("torch") for name in names):
         mpi_init.hold()
@@ -66,7 +71,7 @@ def _preload(names: list[str]) -> str:
         _keep_library()
     gc.collect()
     gc.freeze()  # or garbage collection in the ranks would write to every page, and unshare it
-    if why_not := watched.by():  # an import may have started it
+    if why_not := _watched_by():  # an import may have started it
         return why_not
     try:
         gpu, threads = own_process.holds_gpu(), own_process.threads()
@@ -83,6 +88,33 @@ def _preload(names: list[str]) -> str:
         if own_process.threads() > 1:
             return "an import started a thread, which a forked process would not have"
     return ""
+
+
+def _watched_by() -> str:
+    """The tracer or preloaded library that watches this process, and would miss what its forks do; "" for none."""
+    if sys.gettrace() or sys.getprofile():
+        return "a tracer or profiler has been running since the interpreter started"
+    tool = _tool()
+    if tool:
+        return f"{tool} watches the interpreter (sys.monitoring)"
+    library = _preloaded(os.environ.get("LD_PRELOAD", ""))
+    if library:
+        return f"{library} is in LD_PRELOAD, and may do work at the start and end of each process"
+    return ""
+
+
+def _tool() -> str:
+    """The first tool registered with sys.monitoring."""
+    monitoring = getattr(sys, "monitoring", None)  # new in Python 3.12
+    if monitoring is None:
+        return ""
+    return next((str(name) for name in map(monitoring.get_tool, range(_MOST_TOOLS)) if name is not None), "")
+
+
+def _preloaded(libraries: str) -> str:
+    """The first preloaded library that isn't known to be harmless."""
+    names = [os.path.basename(path) for path in libraries.replace(":", " ").split()]
+    return next((name for name in names if not name.startswith(_HARMLESS)), "")
 
 
 def _keep_library() -> None:

@@ -1,4 +1,4 @@
-"""`--events`: a sink that writes all events, including the ranks' output, as JSON lines to a file or to stdout."""
+"""Events as JSON lines, {"event": "RankExited", "time": …, "rank": …}: to text and back, and the sink of `--events`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,49 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.console.writer import Target, Writer
 from launchpad.errors import UsageError
+from launchpad.protocol import wire
 from launchpad.protocol.events import STDOUT, ConsoleClosed, LogFailed, Output
-from launchpad.record.event_json import line_of, text_line
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
 
+RECORDED: dict[str, Any] = {entry.kind.__name__: entry.kind for entry in wire.TABLE if entry.recorded}
+
+
+def line_of(event: Any) -> str | None:
+    """The event as a line without its newline; None for Output, and for events that are not recorded."""
+    name = type(event).__name__
+    if name not in RECORDED:
+        return None
+    return json.dumps({"event": name, **event._asdict()})
+
+
+def text_line(output: Output) -> str:
+    """Output with its bytes as text; U+FFFD replaces what is not UTF-8."""
+    text = output.data.decode(errors="replace")
+    said = {"event": "Output", "time": output.time, "rank": output.rank, "stream": output.stream, "text": text}
+    return json.dumps(said)
+
+
+def event_of(line: str | bytes) -> Any:
+    """The event in a line, or a dict that locates some Output; None for a line that was cut off, or isn't ours."""
+    try:
+        said = json.loads(line)
+        name = said.pop("event")
+        if name == "Output":
+            return said
+        kind = RECORDED[name]
+        return kind(**{field: said[field] for field in kind._fields if field in said})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
 
 class EventLines:
-    """A slow reader slows the job down, as at the console. Raises UsageError if the file can't be written."""
+    """The sink: all events, including the ranks' output, go to a file or to stdout.
+
+    A slow reader slows the job down, as at the console. Raises UsageError if the file can't be written.
+    """
 
     def __init__(self, path: str, post: Callable[[Any], None], *, adds: bool = False) -> None:
         """`path`: "-" or a file, which is truncated unless `adds`."""

@@ -1,4 +1,4 @@
-"""`--log-dir`, `--tee`, `--redirects`: a sink that writes per-rank files in torchrun's layout.
+"""`--log-dir`, `--tee`, `--redirects`, `--duplicate-stdout-filters`: a sink that writes files in torchrun's layout.
 
 LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with the files of
 several nodes, RANK replaces LOCAL_RANK.
@@ -17,9 +17,27 @@ from launchpad.errors import UsageError
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
-from launchpad.record.filtered import Filter
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
+
+# A line that never ends is searched in pieces of this size.
+LONGEST_LINE = 1 << 20
+
+
+class Filter:
+    """Picks the lines that contain one of some texts (--duplicate-stdout-filters) from one stream's bytes."""
+
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._texts = [text.encode(errors="surrogateescape") for text in texts]
+        self._held: dict[int, bytes] = {}
+
+    def pick(self, rank: int, data: bytes) -> bytes:
+        """The lines completed by `data` that contain one of the texts, each with its rank in front."""
+        *whole, self._held[rank] = (self._held.get(rank, b"") + data).split(b"\n")
+        if len(self._held[rank]) > LONGEST_LINE:
+            whole.append(self._held.pop(rank))
+        mark = b"[%d] " % rank
+        return b"".join(mark + line + b"\n" for line in whole if any(text in line for text in self._texts))
 
 
 class Files:

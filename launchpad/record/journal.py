@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad import linux
-from launchpad.console.open_files import OpenFiles
+from launchpad.console.writer import OpenFiles
 from launchpad.job.plan import Plan
 from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, Restarted
 from launchpad.record import job_store
-from launchpad.record.event_json import line_of
+from launchpad.record.event_lines import line_of
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History

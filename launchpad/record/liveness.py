@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from launchpad import linux
 from launchpad.protocol.events import JobOver, JobPlanned
-from launchpad.record.event_json import event_of
+from launchpad.record.event_lines import event_of
 
 State = Literal["running", "over", "unknown"]
 Lock = Literal["held", "free", "none"]

@@ -11,7 +11,7 @@ from launchpad.diagnosis.history import TAIL_BYTES
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, Restarted
 from launchpad.record import job_store
-from launchpad.record.event_json import event_of
+from launchpad.record.event_lines import event_of
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 

@@ -1,15 +1,21 @@
-"""One rank's process: starts it in its own session, with pipes for its output, and signals its process group."""
+"""One rank's process: starts it in its own session, with pipes for input and output, and signals its process group."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import resource
+import select
 import signal
+import time
+from collections import deque
 from typing import NamedTuple
 
 from ... import linux
+from ...protocol.events import StdinTaken
 from ..host import processes
+from ..outbox import Outbox
+from ..poll import Poll
 
 
 class Rank:
@@ -74,6 +80,51 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
     termios.tcsetattr(writer, termios.TCSANOW, attributes)
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     return reader, writer
+
+
+class StdinPipe:
+    """Standard input for a rank whose head is on another machine: a pipe for what arrives in frames.
+
+    The head sends more bytes once it hears that the previous ones were written.
+    """
+
+    def __init__(self, poll: Poll, outbox: Outbox) -> None:
+        self._poll = poll
+        self._outbox = outbox
+        self.reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._backlog: deque[memoryview] = deque()
+
+    def take(self, data: bytes) -> None:
+        """Write these bytes as room permits; empty data closes the pipe once the backlog is written."""
+        if self._writer >= 0:
+            self._backlog.append(memoryview(data))
+            self._write()
+
+    def _write(self) -> None:
+        taken = 0
+        while self._backlog:
+            data = self._backlog[0]
+            if not data:
+                self._poll.unwatch(self._writer)
+                os.close(self._writer)
+                self._writer = -1
+                self._backlog.clear()
+                break
+            try:
+                written = os.write(self._writer, data)
+            except BlockingIOError:
+                if self._writer not in self._poll:
+                    self._poll.watch(self._writer, lambda _: self._write(), select.EPOLLOUT)
+                break
+            taken += written
+            self._backlog[0] = data[written:]
+            if written == len(data):
+                self._backlog.popleft()
+        else:
+            self._poll.unwatch(self._writer)
+        if taken:
+            self._outbox.say(StdinTaken(time.monotonic_ns(), taken))
 
 
 def start(

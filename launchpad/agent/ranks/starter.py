@@ -18,7 +18,6 @@ from . import forkserver_client, rank, rundir
 
 if TYPE_CHECKING:
     from ..mpi.node_worlds import NodeWorlds
-    from .stdin_pipe import StdinPipe
 
 _EXECUTED = os.path.join(PACKAGE, "rank", "executed.py")
 
@@ -52,7 +51,7 @@ class Starter:
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
-        self._input: StdinPipe | None = None
+        self._input: rank.StdinPipe | None = None
         self.has_call = False  # the function for the ranks is in the job's folder
         self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
         self.mpi: NodeWorlds | None = None
@@ -85,9 +84,7 @@ class Starter:
         self._failure = ""
         self._cancelled = 0
         if start.sends_input and self._input is None:
-            from .stdin_pipe import StdinPipe
-
-            self._input = StdinPipe(self._poll, self._outbox)
+            self._input = rank.StdinPipe(self._poll, self._outbox)
             self._stdin_fd = self._input.reader
         if start.preload and self._forkserver is None:
             self._open_forkserver()

@@ -27,8 +27,8 @@ from torch.distributed import DistBackendError
 
 from launchpad.collectives.mpi import buffers
 from launchpad.collectives.mpi.base import TAGS, Base
+from launchpad.collectives.mpi.buffers import check_pieces, check_whole, one, splits
 from launchpad.collectives.mpi.reductions import reduction
-from launchpad.collectives.mpi.shapes import check_pieces, check_whole, one, splits
 from launchpad.collectives.mpi.work import Bundle, Receive, Work
 
 ALL_TO_ALL = AllToAllOptions()
