@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import socket
 import signal
+import socket
 from pathlib import Path
 
 import pytest

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.console import bars, live
+from launchpad.console import live
+from launchpad.console.terminal import HowFar, _Bar, waiting
 from tests.conftest import MARK, Launchpad
 from tests.sshd import Cluster, keygen, needs_sshd
 from tests.test_terminal import Terminal
@@ -165,9 +166,9 @@ def test_sync_tells_how_far_it_is(terminal: Start, launchpad: Launchpad, cluster
 
 @pytest.mark.parametrize("width", [12, 40, 100, 300])
 def test_it_is_one_line_and_leaves_the_last_column_free(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(bars, "columns", lambda _: width)
+    monkeypatch.setattr("launchpad.console.terminal.columns", lambda _: width)
     for of_bytes in (False, True):
-        line = bars._Bar(lambda: bars.HowFar("reaching 9 hosts " * 9, 3, 0), of_bytes).line()
+        line = _Bar(lambda: HowFar("reaching 9 hosts " * 9, 3, 0), of_bytes).line()
         assert b"\n" not in line
         assert len(screen(line.decode())[0]) < width
 
@@ -281,6 +282,6 @@ def test_a_host_whose_python_is_slow_is_named(terminal: Start, launchpad: Launch
 
 
 def test_who_is_awaited_in_words() -> None:
-    assert bars.waiting("reaching 9 hosts", list("abcdefghi")) == "reaching 9 hosts: waiting for a, b, c and 6 more"
-    assert bars.waiting("reaching 3 hosts", list("abc")) == "reaching 3 hosts: waiting for a, b, c"
-    assert bars.waiting("reaching 1 host", []) == "reaching 1 host"
+    assert waiting("reaching 9 hosts", list("abcdefghi")) == "reaching 9 hosts: waiting for a, b, c and 6 more"
+    assert waiting("reaching 3 hosts", list("abc")) == "reaching 3 hosts: waiting for a, b, c"
+    assert waiting("reaching 1 host", []) == "reaching 1 host"

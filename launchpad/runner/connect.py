@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from launchpad.console.bars import HowFar, status_line, waiting
 from launchpad.console.console import say_on_stderr
 from launchpad.console.live import StatusLine, aside
+from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import find_master, probe_nodes
