@@ -28,7 +28,7 @@ from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH
-from launchpad.runner.nodes import LocalAgent, bring_up, open_links
+from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
@@ -213,8 +213,10 @@ class _Job:
         spec, bringup = self._spec, self._bringup
         files = list_files(spec.cwd) if self._options.sync else ()
         links = self._links()
-        brought = bring_up(bringup, spec, self._hosts, links, files, self._options, self._nproc, quiet=True)
-        plan = make_plan(spec, brought.facts, os.urandom(4).hex(), places=brought.places, master=brought.master)
+        brought = bring_up(
+            bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True
+        )
+        plan = make_plan(spec, brought.facts, os.urandom(4).hex(), brought.places, brought.master)
         self._collector = ResultCollector(plan)
         plan = self._with_files(plan, [link.remote for link in links])
         deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)

@@ -113,7 +113,7 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
         case "failure" | "early" | "waited" | "held" | "start" | "lost":
             how = summarize(history, verdict)
         case kind:
-            how = {"console": "output took no more", "peer": "another node failed"}.get(kind, kind)
+            how = {"console": "output took no more"}.get(kind, kind)
     return {
         "job": history.planned.job or name,
         "started": history.planned.wall,

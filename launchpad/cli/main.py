@@ -16,6 +16,7 @@ from launchpad.transport import Link
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
     "run": "launchpad.cli.run",
+    "join": "launchpad.cli.join",
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",
     "why": "launchpad.cli.why",

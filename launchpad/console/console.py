@@ -50,7 +50,7 @@ class Console:
         self._label = labels(plan)
         self.margin = len(self._label(0, ranks[0].rank)) + 1  # the width of a prefix, in columns
         for place, node in enumerate(plan.nodes):
-            for rank in node.ranks:
+            for rank in () if node.shown_there else node.ranks:
                 self._open(rank.rank, rank.local_rank, self._label(place, rank.rank))
 
     def _open(self, rank: int, local_rank: int, label: str) -> None:
@@ -137,8 +137,8 @@ class Console:
 def labels(plan: Plan) -> Callable[[int, int], str]:
     """The label of a node's rank, padded to the same length for all: [3], or [name 3] with several nodes."""
     digits = len(str(plan.world_size - 1))
-    longest = max(len(node.name) for node in plan.nodes)
-    several = len(plan.nodes) > 1
+    longest = max(len(node.name) for node in plan.nodes if not node.shown_there)
+    several = sum(not node.shown_there for node in plan.nodes) > 1
     names = [f"{node.name:<{longest}} " if several else "" for node in plan.nodes]
     return lambda place, rank: f"[{names[place]}{rank:>{digits}}]"
 

@@ -26,7 +26,8 @@ def show(plan: Plan, sources: Sources, *, as_json: bool) -> None:
 
 def in_words(plan: Plan) -> str:
     """The plan for people; what all ranks of a node share is shown once."""
-    lines = [f"imported once per node, then forked into the ranks: {', '.join(plan.preload)}"] if plan.preload else []
+    lines = [f"imported once per node, then forked into the ranks: {', '.join(plan.nodes[0].preload)}"]
+    lines = lines if plan.nodes[0].preload else []
     for node in plan.nodes:
         first = node.ranks[0].environ
         shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}
@@ -34,7 +35,7 @@ def in_words(plan: Plan) -> str:
         lines.append("  every rank:")
         lines += [f"    {name}={shlex.quote(first[name])}" for name in first if name in shared]
         lines += [f"    {name}={value}  (if unset)" for name, value in node.defaults.items()]
-        lines += [f"    {name}=***" for name in sorted(plan.environ)]
+        lines += [f"    {name}=***" for name in sorted(node.environ)]
         for rank in node.ranks:
             own = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank.environ.items() if name not in shared)
             lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]

@@ -16,7 +16,6 @@ from launchpad.protocol.events import (
     JobPlanned,
     NodeLost,
     Output,
-    PeerFailed,
     PhaseChanged,
     RankExited,
     RankFailed,
@@ -76,7 +75,6 @@ class History:
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
         self.signum = 0  # the first signal that told us to stop
-        self.peer: PeerFailed | None = None
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
@@ -139,8 +137,6 @@ class History:
                 self.doubts[node] = doubt
             case StopRequested(_, signum) if signum in _STOPS:
                 self.signum = self.signum or signum
-            case PeerFailed():
-                self.peer = self.peer or event
             case ConsoleClosed(_, reason):
                 self.console = reason
             case RanksHeld():

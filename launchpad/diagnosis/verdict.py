@@ -79,8 +79,6 @@ def verdict_on(history: History) -> Verdict:
             return Verdict("signal", 128 + history.signum, hung, **common)
         case "console":
             return Verdict("console", 141, **common)
-        case "peer":
-            return Verdict("peer", history.peer.code if history.peer else 1, **common)
     if history.ended:
         return Verdict("none", 0, **common)
     return Verdict("running", 0, hung, **common)

@@ -94,8 +94,6 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
         case "lost":
             assert cause is not None
             return [_loss(history, cause.node)]
-        case "peer":
-            return [f"the job failed on another node: {history.peer.reason if history.peer else ''}"]
         case "timeout":
             lines = [f"the job was stopped: it ran longer than --timeout {history.planned.timeout:g} s"]
             lines += _held(history)

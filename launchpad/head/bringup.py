@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import queue
 import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from launchpad._version import __version__
 from launchpad.errors import NodeError
 from launchpad.head.nodes import Nodes
-from launchpad.job.plan import RankOffset
 from launchpad.protocol.commands import Command, Hello, Ping
-from launchpad.protocol.events import AgentFailed, AgentReady, LinkClosed, PeerFailed, Pong, StopRequested, Suspended
+from launchpad.protocol.events import AgentFailed, AgentReady, LinkClosed, Pong, StopRequested, Suspended
 from launchpad.transport import Link
-
-if TYPE_CHECKING:  # sockets and HMAC, for a world of several launchpads only
-    from launchpad.head.rendezvous import Rendezvous
-
-# If other nodes take longer than this, tell the user what we are waiting for.
-TELL_SECONDS = 3.0
 
 # A node that has not answered after this long never will.
 READY_SECONDS = 30.0
@@ -131,20 +123,3 @@ class BringUp:
     def _of(self, node: int, text: str) -> str:
         name = self.nodes.name(node)
         return f"{name}: {text}" if name else text
-
-    def join(self, rendezvous: Rendezvous, nproc: int, say: Callable[[str], None]) -> RankOffset:
-        """Meet the launchpads of the other nodes. Raises NodeError if not all of them join in time."""
-        threading.Thread(target=rendezvous.join, args=(nproc, self.post), name="rendezvous", daemon=True).start()
-        deadline = self.clock() + rendezvous.seconds
-        tell_at = self.clock() + TELL_SECONDS
-        while True:
-            heard = self.hear(min(deadline, tell_at))
-            if heard is None:
-                if self.clock() >= deadline:
-                    raise NodeError(f"{rendezvous.waiting()}; gave up after {rendezvous.seconds:g} s")
-                say(rendezvous.waiting())
-                tell_at = deadline
-            elif isinstance(heard[1], RankOffset):
-                return heard[1]
-            elif isinstance(heard[1], PeerFailed):
-                raise NodeError(heard[1].reason)

@@ -22,7 +22,6 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     NodeBack,
     NodeLost,
-    PeerFailed,
     PhaseChanged,
     RankExited,
     RankFailed,
@@ -152,8 +151,6 @@ class Machine:
                 return self._on_signal(signum, now)
             case ConsoleClosed(_, reason) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
-            case PeerFailed(_, reason, code) if self.phase in ("running", "clearing"):
-                return self._stop(Cause("peer", code=code, text=reason), self._after_failure(), now)
             case ExceptionRaised() if self._waited(event):
                 self._in_vain.add(event.rank)
             case StacksTaken(_, "failure") if self.phase == "running" and self.cause:

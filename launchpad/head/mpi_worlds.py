@@ -121,7 +121,7 @@ class MpiWorlds:
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
                 cwd = os.path.join(node.cwd, program.cwd)
                 entry = {"rank": first + rank, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
-                entry["python"] = program.python and self._plan.hooks
+                entry["python"] = program.python and self._plan.nodes[0].hooks
                 entries.append(entry)
         self._next_rank += size
         self._worlds.append(_Barriers([0], [size]))

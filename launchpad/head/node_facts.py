@@ -25,24 +25,14 @@ BETTER_SECONDS = 0.2
 
 
 def probe_nodes(
-    bringup: BringUp,
-    folders: Sequence[str],
-    pythons: Sequence[str],
-    environ: Mapping[str, str],
-    say: Callable[[str], None],
-    *,
-    torch: bool,
+    bringup: BringUp, probes: Sequence[Probe], say: Callable[[str], None], *, apart: bool
 ) -> list[NodeFacts]:
-    """Probe each node's folder and interpreter ("": the agent's own), with the ranks' `environ`.
+    """Probe the nodes. Raises NodeError with a line for each that can't take part.
 
-    Raises NodeError with a line for each node that can't take part.
+    `apart`: the nodes must be different machines.
     """
-    count = len(folders)
-    probes = {
-        node: Probe(folder, torch, python, dict(environ))
-        for node, (folder, python) in enumerate(zip(folders, pythons, strict=True))
-    }
-    found: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
+    count = len(probes)
+    found: list[NodeFacts] = bringup.ask(dict(enumerate(probes)), NodeFacts, PROBE_SECONDS)
     names = [bringup.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer may be late: it waits for the probe, or for an import
         bringup.measure_clocks()
@@ -50,8 +40,9 @@ def probe_nodes(
         raise NodeError(
             failed_hosts(bad, count, "give --wdir a folder that exists on all hosts, or copy this one with --sync")
         )
-    check_machines(names, found)
-    check_versions(names, found, torch=torch)
+    if apart:
+        check_machines(names, found)
+    check_versions(names, found, torch=any(probe.torch for probe in probes))
     installed = {name: one.launchpad for name, one in zip(names, found, strict=True) if one.launchpad}
     if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
         say(f"ranks import the launchpad installed on {', '.join(other)}, not this one ({__version__})")

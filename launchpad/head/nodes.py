@@ -71,16 +71,17 @@ class Nodes:
             for event in link.messages():
                 self._take(node, link, event)
         except (OSError, wire.WireError) as error:
-            by_its_clock = time.monotonic_ns() + self._offset[node]
-            self._take(node, link, AgentFailed(by_its_clock, str(error)))
+            self._take(node, link, error)
         finally:  # whatever happens here, the loop waits for this
             self._take(node, link, None)
 
     def _take(self, node: int, link: Link, event: Any) -> None:
-        """Take an event, or None at the end of the link; runs in the reader's thread."""
+        """Take an event, what went wrong, or None at the end of the link; runs in the reader's thread."""
         if self._links[node] is not link:  # this link has been replaced
             return
         self._heard[node] = time.monotonic()
+        if isinstance(event, Exception):
+            event = AgentFailed(time.monotonic_ns() + self._offset[node], str(event))
         if type(event) is Pong:  # handled here, so that time spent in the inbox does not count
             self._learn(node, event)
         self._put((node, LinkClosed(time.monotonic_ns()) if event is None else event))

@@ -163,6 +163,10 @@ class Supervisor:
                         self._lose(source, "its agent hung up", at, machine)
             case AgentFailed(_, reason, trace) if source not in self._lost:
                 self._lose(source, reason, self.nodes.in_our_time(source, event).time, machine, trace)
+            case StopRequested():  # a signal to the launchpad of a node that has joined
+                if event.signum == signal.SIGQUIT:
+                    self._stack_requests.ask("asked")
+                self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
                     self._suspended += self.nodes.stand_still()

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "peer", "stall"]
+CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "stall"]
 
 TIMED_OUT = 124
 NODE_LOST = 4
@@ -20,7 +20,7 @@ class Cause:
     kind: CauseKind
     rank: int = -1  # failure, start: the rank that failed first
     node: int = -1  # lost: the node's index in the plan
-    code: int = 0  # failure: its exit code, -n for signal n; peer: the other launchpad's exit code
+    code: int = 0  # failure: its exit code, -n for signal n
     signum: int = 0  # signal: the one that the head received
     seconds: float = 0.0  # stall: how long there was no progress
     text: str = ""  # start, lost, peer, console: the reason; failure: what the rank did, if it did not just exit
@@ -29,8 +29,6 @@ class Cause:
     def exit_code(self) -> int:
         """The job's exit code."""
         match self.kind:
-            case "peer":
-                return self.code
             case "failure":
                 return self.code if self.code > 0 else 128 - self.code
             case "signal":

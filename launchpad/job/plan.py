@@ -30,21 +30,15 @@ CONTRACT = frozenset(
 )
 
 
-class RankOffset(NamedTuple):
-    """How many ranks of the world other launchpads start on their own nodes (`--nnodes`, `--node-rank`)."""
-
-    before: int = 0  # on nodes with a lower node rank
-    after: int = 0
-
-
 class NodePlacement(NamedTuple):
-    """One of several nodes that are started from here, or a node that is not this machine."""
+    """One of several nodes, or a node that is not this machine."""
 
-    name: str  # as the user gave it
+    name: str  # as the user gave it, or its own
     nproc: int | str  # a number of ranks, or auto, cpu, gpu
     python: str  # the ranks' interpreter there
     cwd: str  # the ranks' working folder there
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
+    own: JobSpec | None = None  # what its ranks run, if its own command line said so
 
 
 class Master(NamedTuple):
@@ -73,8 +67,14 @@ class NodePlan:
     cwd: str
     defaults: Mapping[str, str]  # for every rank, if unset in the node's environment
     ranks: tuple[RankPlan, ...]
+    environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
+    preload: tuple[str, ...] = ()  # imported once, before the ranks are forked; empty: they are exec'd
+    python: bool = False  # the ranks are Python programs
+    calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
+    hooks: bool = True  # Python ranks run code of ours
+    shown_there: bool = False  # the launchpad typed there shows and files its ranks' output
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,13 @@ class Plan:
 
     run_id: str
     nodes: tuple[NodePlan, ...]
-    environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
-    offset: RankOffset = RankOffset()
-    preload: tuple[str, ...] = ()  # imported once per node, before the ranks are forked; empty: they are exec'd
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
-    python: bool = False  # they are Python programs
-    calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
-    hooks: bool = True  # Python ranks run code of ours
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
 
     @property
     def world_size(self) -> int:
-        """The number of ranks in the world, here and elsewhere."""
-        return self.offset.before + len(self.ranks) + self.offset.after
+        """The number of ranks."""
+        return len(self.ranks)
 
     @property
     def ranks(self) -> list[RankPlan]:
@@ -110,10 +104,10 @@ class Plan:
         `sends_input`: rank 0 receives the head's standard input in frames.
         """
         count = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
-        hooked = self.python and self.hooks
+        hooked = node.python and node.hooks
         return Start(
             cwd=node.cwd,
-            environ=dict(self.environ),
+            environ=dict(node.environ),
             defaults=dict(node.defaults),
             ranks=[
                 {
@@ -121,18 +115,18 @@ class Plan:
                     "argv": list(r.argv),
                     "environ": {**r.environ, **count},
                     "python": hooked,
-                    "calls": self.calls,
+                    "calls": node.calls,
                 }
                 for r in node.ranks
             ],
-            preload=list(self.preload),
+            preload=list(node.preload),
             window=window,
             store=node.store,
             stdin_rank=0,
             sends_input=sends_input and node.ranks[0].rank == 0,
             terminal=list(terminal),
             watched=self.watched,
-            hooks=self.hooks,
+            hooks=node.hooks,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -140,8 +134,8 @@ class Plan:
         return {
             "run_id": self.run_id,
             "world_size": self.world_size,
-            "preload": list(self.preload),
-            "forwarded": sorted(self.environ),
+            "preload": list(self.nodes[0].preload),
+            "forwarded": sorted(self.nodes[0].environ),
             "nodes": [
                 {
                     "node": node.index,
@@ -168,7 +162,6 @@ def make_plan(
     spec: JobSpec,
     nodes: Sequence[AgentReady],
     run_id: str,
-    offset: RankOffset = RankOffset(),
     places: Sequence[NodePlacement] = (),
     master: Master | None = None,
 ) -> Plan:
@@ -182,12 +175,11 @@ def make_plan(
     counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
         raise port_taken(spec.world.master_port, places[0].name)
-    world = offset.before + sum(counts) + offset.after
+    world = sum(counts)
     address, port = master or (spec.world.master_addr, spec.world.master_port or nodes[0].port)
     job = {
-        "ROLE_NAME": spec.role,
         "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": str(max(spec.world.nnodes, len(nodes))),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
         "ROLE_WORLD_SIZE": str(world),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -199,14 +191,15 @@ def make_plan(
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
     }
-    reserved = master is not None or (spec.world.nnodes == 1 and address in LOOPBACK and port == nodes[0].port)
+    reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
     planned = []
-    first = offset.before
+    first = 0
     for index, (node, place, count) in enumerate(zip(nodes, places, counts, strict=True)):
-        files = FILES_PER_RANK + bool(spec.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
+        here = place.own or spec
+        files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
         _check_limits(node, place.name, count, files)
-        group = {**job, "GROUP_RANK": str(spec.world.node_rank + index), "LOCAL_WORLD_SIZE": str(count)}
-        ranks = tuple(_rank_plan(spec, first + local, local, node, place.python, group) for local in range(count))
+        group = {**job, "ROLE_NAME": here.role, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
+        ranks = tuple(_rank_plan(here, first + local, local, node, place.python, group) for local in range(count))
         if spec.backend == "mpi":
             from launchpad.job import mpi
 
@@ -221,24 +214,27 @@ def make_plan(
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             **_interfaces(place.interface),
         }
-        unset = {name: value for name, value in defaults.items() if name not in spec.environ}
-        store = ("use" if index else "serve") if reserved and spec.preload else ""
+        unset = {name: value for name, value in defaults.items() if name not in here.environ}
+        kind = here.target.kind
         planned.append(
-            NodePlan(spec.world.node_rank + index, place.name, place.cwd, unset, ranks, store, place.interface)
+            NodePlan(
+                index,
+                place.name,
+                place.cwd,
+                unset,
+                ranks,
+                dict(here.environ),
+                store=("use" if index else "serve") if reserved and spec.preload and here.preload else "",
+                interface=place.interface,
+                preload=here.preload,
+                python=kind != "program",
+                calls=kind if kind == "function" or kind == "pickled" else "",
+                hooks=here.hooks,
+                shown_there=place.own is not None,
+            )
         )
         first += count
-    return Plan(
-        run_id,
-        tuple(planned),
-        dict(spec.environ),
-        offset,
-        spec.preload,
-        mpi=spec.backend == "mpi",
-        python=spec.target.kind != "program",
-        calls="" if spec.target.kind not in ("function", "pickled") else spec.target.kind,
-        hooks=spec.hooks,
-        watched=spec.stall_timeout is not None,
-    )
+    return Plan(run_id, tuple(planned), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
 
 
 def port_taken(port: int, name: str) -> UsageError:

@@ -1,4 +1,4 @@
-"""The world that this launchpad's ranks belong to, from torchrun's --nnodes, --node-rank, --master-* and --rdzv-*."""
+"""Where the ranks meet, and the nodes: from torchrun's --nnodes, --node-rank, --master-* and --rdzv-*."""
 
 from __future__ import annotations
 
@@ -6,22 +6,42 @@ from dataclasses import dataclass
 
 from launchpad.errors import UsageError
 
-# torchrun's port for static rendezvous over several nodes.
-DEFAULT_PORT = 29500
+# torchrun's ports for several nodes: where static's nodes meet, and c10d's.
+STATIC_PORT = 29500
+C10D_PORT = 29400
 # torchrun's default join timeout, in seconds.
 JOIN_SECONDS = 600.0
+
+_YES = {"1": True, "true": True, "yes": True, "t": True, "y": True}
+_NO = {"0": False, "false": False, "no": False, "f": False, "n": False}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the launchpads of a job's nodes meet, each of which was started on its own."""
+
+    host: str
+    port: int
+    nnodes: int
+    node_rank: int | None = None  # None: by arrival
+    static: bool = False  # each has the node rank that it was given
+    is_head: bool | None = None  # whether this one leads the job; None: if `host` is this machine
+    join_seconds: float = JOIN_SECONDS
+
+    @property
+    def place(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Where rank 0 is, and which node of the world this is."""
+    """Where torch's store is, and how launchpads that were started on each node find each other."""
 
-    nnodes: int = 1
-    node_rank: int = 0
-    master_addr: str = "127.0.0.1"
+    master_addr: str = "127.0.0.1"  # "": an address of the first node that all others reach
     master_port: int = 0  # 0: a free one
     run_id: str = ""  # "": one is generated
-    join_seconds: float = JOIN_SECONDS
+    meeting: Meeting | None = None  # None: this launchpad starts all ranks
 
 
 def resolve_world(
@@ -37,34 +57,40 @@ def resolve_world(
     rdzv_conf: str,
 ) -> WorldSpec:
     """Interpret these as torchrun does. Raises UsageError for what is not supported, with what to use instead."""
-    conf = _parse_conf(rdzv_conf)
+    conf = parse_conf(rdzv_conf)
     if standalone:
         return WorldSpec()
     nodes = _parse_nnodes(nnodes)
     run_id = "" if rdzv_id == "none" else rdzv_id
+    static = rdzv_backend == "static"
     if rdzv_endpoint and not (master_addr or master_port):
-        host, port = _parse_endpoint(rdzv_endpoint)
-        master_addr, master_port = host, port
+        host, port = parse_endpoint(rdzv_endpoint, "--rdzv-endpoint")
+    else:
+        host, port = _bare(master_addr or ""), master_port
     if nodes == 1:
         if node_rank:
             raise UsageError(f"--node-rank {node_rank}: with one node the only node rank is 0; give --nnodes")
-        return WorldSpec(1, 0, _bare(master_addr or "127.0.0.1"), master_port or 0, run_id)
-    if rdzv_backend not in ("static", "c10d"):
+        return WorldSpec(host or "127.0.0.1", port or 0, run_id)
+    if not static and rdzv_backend != "c10d":
         raise UsageError(
-            f"--rdzv-backend {rdzv_backend} is not supported for several nodes; leave it out, and give each node "
-            "--node-rank, --master-addr and --master-port"
+            f"--rdzv-backend {rdzv_backend} is not supported: no such server is needed; write --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:{C10D_PORT}, where HOST is one of the nodes"
         )
-    if node_rank is None:
+    if not host:
         raise UsageError(
-            f"--nnodes {nodes}: which node is this? Give each its --node-rank (0 to {nodes - 1}): unlike c10d, "
-            "launchpad does not number nodes by arrival"
+            f"--nnodes {nodes}: where do the nodes meet? Give --rdzv-endpoint HOST:PORT, the same on each, where HOST "
+            "is one of them"
         )
-    if not 0 <= node_rank < nodes:
+    if node_rank is not None and not 0 <= node_rank < nodes:
         raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} it must be from 0 to {nodes - 1}")
-    if not master_addr:
-        raise UsageError(f"--nnodes {nodes}: give --master-addr, an address of node rank 0 that all nodes can reach")
+    is_head = _flag(conf, "is_host", rdzv_conf)
+    if static and is_head is None and node_rank is not None:
+        is_head = node_rank == 0
     seconds = float(conf.get("join_timeout", conf.get("timeout", JOIN_SECONDS)))
-    return WorldSpec(nodes, node_rank, _bare(master_addr), master_port or DEFAULT_PORT, run_id or "none", seconds)
+    meeting = Meeting(host, port or (STATIC_PORT if static else C10D_PORT), nodes, node_rank, static, is_head, seconds)
+    if static:
+        return WorldSpec(host, meeting.port, run_id, meeting)
+    return WorldSpec("", 0, run_id, meeting)
 
 
 def _parse_nnodes(text: str) -> int:
@@ -76,16 +102,18 @@ def _parse_nnodes(text: str) -> int:
     return int(least)
 
 
-def _parse_endpoint(text: str) -> tuple[str, int | None]:
+def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
+    """HOST or HOST:PORT, without the brackets of an IPv6 address. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        return text, None
+        return _bare(text), None
     if not port.isdecimal() or not 0 <= int(port) < 65536:
-        raise UsageError(f"--rdzv-endpoint {text}: write HOST:PORT, or [::1]:PORT for an IPv6 address")
-    return host, int(port) or None
+        raise UsageError(f"{option} {text}: write HOST:PORT, or [::1]:PORT for an IPv6 address")
+    return _bare(host), int(port) or None
 
 
-def _parse_conf(text: str) -> dict[str, str]:
+def parse_conf(text: str) -> dict[str, str]:
+    """torchrun's --rdzv-conf: NAME=VALUE,… Raises UsageError."""
     found: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
@@ -97,6 +125,16 @@ def _parse_conf(text: str) -> dict[str, str]:
             float(found.get(name, "0"))
         except ValueError:
             raise UsageError(f"--rdzv-conf {text}: {name} must be a number of seconds") from None
+    return found
+
+
+def _flag(conf: dict[str, str], name: str, text: str) -> bool | None:
+    value = conf.get(name)
+    if value is None:
+        return None
+    found = {**_YES, **_NO}.get(value.lower())
+    if found is None:
+        raise UsageError(f"--rdzv-conf {text}: {name} must be true or false")
     return found
 
 

@@ -157,6 +157,13 @@ class DumpStacks(NamedTuple):
     native: bool  # native frames too, if py-spy is installed on the node
 
 
+class JobEnded(NamedTuple):
+    """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
+
+    code: int  # the job's exit code
+    lines: list[str]  # why, for the user
+
+
 Command = (
     Hello
     | Probe
@@ -177,4 +184,5 @@ Command = (
     | MpiReply
     | Call
     | DumpStacks
+    | JobEnded
 )

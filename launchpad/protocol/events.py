@@ -216,6 +216,12 @@ class AgentFailed(NamedTuple):
     trace: str = ""  # the traceback, if a bug in launchpad is to blame
 
 
+class AgentLeft(NamedTuple):
+    """The agent of a node that has joined is gone; the connection stays, for the news of how the job ends."""
+
+    time: int
+
+
 class ExceptionRaised(NamedTuple):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
@@ -282,7 +288,7 @@ class NodeBack(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """A signal reached the head."""
+    """A signal reached the head, or the launchpad of a node that has joined."""
 
     time: int
     signum: int
@@ -300,14 +306,6 @@ class ConsoleClosed(NamedTuple):
 
     time: int
     reason: str
-
-
-class PeerFailed(NamedTuple):
-    """The part of this world that another launchpad runs on another node has failed."""
-
-    time: int
-    reason: str
-    code: int  # that launchpad's exit code
 
 
 class LogFailed(NamedTuple):
@@ -458,7 +456,7 @@ Event = (
     | StopRequested
     | StdinRead
     | ConsoleClosed
-    | PeerFailed
+    | AgentLeft
     | LogFailed
     | Written
     | Restarted

@@ -71,8 +71,9 @@ class Files:
         for stream in self._filters:
             self._filtered[stream] = self._make_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
         self._attempt = attempt
-        for rank in self._plan.ranks:
-            self._make_rank(rank.rank, rank.local_rank, rank.rank if len(self._plan.nodes) > 1 else rank.local_rank)
+        here = [node for node in self._plan.nodes if not node.shown_there]
+        for rank in [rank for node in here for rank in node.ranks]:
+            self._make_rank(rank.rank, rank.local_rank, rank.rank if len(here) > 1 else rank.local_rank)
 
     def _make_rank(self, rank: int, local_rank: int, number: int) -> None:
         folder = os.path.join(f"attempt_{self._attempt}", str(number))
@@ -111,7 +112,7 @@ class Files:
             if path is not None:
                 self._writer.put([(path, event.data)], event)
                 return True
-        elif type(event) is RankRaised:
+        elif type(event) is RankRaised and event.rank in self._folders:
             path = os.path.join(self._folders[event.rank], "error.json")
             try:
                 with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:

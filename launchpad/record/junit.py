@@ -84,7 +84,7 @@ def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "
         elif rank in reasons:
             ET.SubElement(case, "skipped", message=_clean(f"died because another rank failed: {reasons[rank]}"))
             skipped += 1
-        elif verdict.kind in ("timeout", "stall", "signal", "console", "peer", "lost", "start", "cut off"):
+        elif verdict.kind in ("timeout", "stall", "signal", "console", "lost", "start", "cut off"):
             if one.exited is None or one.exited.code != 0:
                 ET.SubElement(case, "failure", message=said, type=verdict.kind).text = text
                 failures += 1

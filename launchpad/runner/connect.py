@@ -22,12 +22,14 @@ from launchpad.head.node_facts import find_master, probe_nodes
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, NodePlacement
 from launchpad.job.spec import JobSpec
+from launchpad.protocol.commands import Probe
 from launchpad.runner.options import HostOptions
 from launchpad.runner.this_machine import is_this_machine
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
+    from launchpad.runner.nodes import Member
     from launchpad.transport.ssh.connection_pool import ConnectionPool
 
 # Options that make no sense without hosts.
@@ -116,7 +118,7 @@ def connect_all(
             reached = sum(place in links for place, _ in far)
             return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
 
-        with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
+        with status_line(look, quiet=quiet) as line, exit_on_signal(connector.abandon, line):
             connector.begin([host for _, host in far])
             for thread in threads:
                 thread.start()
@@ -177,7 +179,7 @@ def _hosts(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
+def exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
     """Let Ctrl-C end the process meanwhile, and restore the terminal if a passphrase prompt was open."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
     handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
@@ -212,43 +214,43 @@ def _ask(prompt: str) -> str | None:
 def make_world(
     bringup: BringUp,
     spec: JobSpec,
-    hosts: Sequence[Host],
+    members: Sequence[Member],
     links: Sequence[Link],
     files: Sequence[SyncedFile],
     *,
     sync: bool,
-    nproc: Nproc | None,
     quiet: bool,
 ) -> tuple[list[NodePlacement], Master | None]:
     """Send the nodes the `files` of --sync, probe them, and if there are several, choose the rendezvous address.
 
-    `nproc` is the value of --nproc. Raises NodeError.
+    Raises NodeError.
     """
-    folders = dict.fromkeys(range(len(hosts)), spec.cwd)
+    folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
     if sync:
-        remote = [node for node, link in enumerate(links) if link.remote]
+        remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
         folders |= _sync(bringup, remote, spec.cwd, files, quiet=quiet)
     say = (lambda _: None) if quiet else say_on_stderr
-    # A remote agent runs in the ranks' interpreter; the local one in ours, which may differ.
-    pythons = ["" if link.remote or spec.python == sys.executable else spec.python for link in links]
-    master, interfaces = None, [""] * len(hosts)
+    master, interfaces = None, [""] * len(members)
 
     def look() -> HowFar:
-        left = [hosts[node].name for node in bringup.awaited]
-        return HowFar(waiting(f"probing {_hosts(len(hosts))}", left), len(hosts) - len(left), len(hosts))
+        left = [members[node].name for node in bringup.awaited]
+        return HowFar(waiting(f"probing {_hosts(len(members))}", left), len(members) - len(left), len(members))
 
+    probes = [
+        Probe(folders[node], spec.torch, member.python, dict((member.own or spec).environ))
+        for node, member in enumerate(members)
+    ]
     with status_line(look, quiet=quiet):
-        found = probe_nodes(bringup, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
-        if len(hosts) > 1:
+        found = probe_nodes(bringup, probes, say, apart=spec.world.meeting is None)
+        if len(members) > 1:
             seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
             wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
             master, interfaces = find_master(
                 bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen
             )
-    counts = slots_of(hosts, nproc)
     places = [
-        NodePlacement(host.name, counts[node], found[node].python, folders[node], there)
-        for node, (host, there) in enumerate(zip(hosts, interfaces, strict=True))
+        NodePlacement(member.name, member.nproc, found[node].python, folders[node], interfaces[node], member.own)
+        for node, member in enumerate(members)
     ]
     return places, master
 

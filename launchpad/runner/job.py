@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,19 +17,18 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan, RankOffset, make_plan, rank_count
+from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT, JobOver
-from launchpad.runner.nodes import LocalAgent, bring_up, open_links
+from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import ReportOptions, RunOptions
-from launchpad.runner.spec import make_spec
+from launchpad.runner.spec import make_spec, make_world_spec
 from launchpad.runner.stale_store import StaleStores
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.head.rendezvous import Rendezvous
     from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
     from launchpad.record.event_lines import EventLines
@@ -36,7 +36,13 @@ if TYPE_CHECKING:
 
 Reopen = Callable[[int], Link]
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
-Tell = Callable[[str, int], None]  # tells the launchpads on other nodes why we ended, and our exit code
+Tell = Callable[
+    [list[str], int], None
+]  # tells the launchpads of nodes that have joined why we ended, and the exit code
+
+
+# How much of the verdict the launchpads of nodes that have joined show.
+TOLD_LINES = 12
 
 
 def run_job(
@@ -53,7 +59,12 @@ def run_job(
     plan, and nothing is started. `taker` makes a sink that gets the ranks' standard output instead of the console.
     """
     hosts = _hosts(options)
-    spec = make_spec(options, hosts)
+    world = make_world_spec(options, hosts)
+    if world.meeting is not None and show is None:
+        from launchpad.runner.joined import run_joined
+
+        return run_joined(options, world, local, closing, taker)
+    spec = make_spec(options, hosts, world)
     files: Sequence[SyncedFile] = ()
     if options.hosts.sync:
         from launchpad.head.sync import list_files
@@ -65,26 +76,16 @@ def run_job(
     )
     bringup = BringUp()
     signals.catch(bringup.post, options.signals_to_handle)
-    world = spec.world
-    say = _say_nothing if quiet else say_on_stderr
-    brought = bring_up(bringup, spec, hosts, links, files, options.hosts, options.nproc, quiet=quiet)
+    members = members_of(hosts, links, spec, options.nproc)
+    brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=quiet)
     run_id = world.run_id or os.urandom(4).hex()
     if show is not None:
-        show(make_plan(spec, brought.facts, run_id, places=brought.places, master=brought.master))
-        if world.nnodes > 1:
+        show(make_plan(spec, brought.facts, run_id, brought.places, brought.master))
+        if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
-    rendezvous: Rendezvous | None = None
-    offset = RankOffset()
-    if world.nnodes > 1:
-        from launchpad.head.rendezvous import Rendezvous
-
-        rendezvous = Rendezvous(world, run_id)
-        here = brought.facts[0]
-        offset = bringup.join(rendezvous, rank_count(spec.nproc, here, here.hostname), say)
-    plan = make_plan(spec, brought.facts, run_id, offset, brought.places, brought.master)
-    tell = _say_nothing if rendezvous is None else rendezvous.tell
-    return _supervise(bringup, spec, plan, tell, reopen, options.reports, taker, here=not links[0].remote)
+    plan = make_plan(spec, brought.facts, run_id, brought.places, brought.master)
+    return supervise(bringup, spec, plan, _say_nothing, reopen, options.reports, taker, here=not links[0].remote)
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:
@@ -96,10 +97,10 @@ def _hosts(options: RunOptions) -> tuple[Host, ...]:
 
 
 def _say_nothing(*_: Any) -> None:
-    """Used if there is nobody to tell, or with --quiet."""
+    """Used if there is nobody to tell."""
 
 
-def _supervise(
+def supervise(
     bringup: BringUp,
     spec: JobSpec,
     plan: Plan,
@@ -157,6 +158,7 @@ def _supervise(
         observers.end()
         restore_terminal(modes)
     lines: list[str] = []
+    told: list[str] = []
     shown_before: set[str] = set()  # printed a moment ago, with the stacks
     if cause is not None:
         verdict, lines = observers.conclude()
@@ -165,6 +167,9 @@ def _supervise(
         shown_before = {f"    {line}" for line in held.lines} if held and held.why != "failure" else set()
         if machine:
             machine.verdict(summary.history, verdict, lines, summary.earlier)
+        told = lines[:TOLD_LINES] + (
+            [f"more: launchpad why {job}, on {socket.gethostname()}"] if journal.folder else []
+        )
         lines += [f"logs: {folder}"] if folder else []
         if journal.folder:
             lines.append(f"more: launchpad why {job}")
@@ -172,7 +177,7 @@ def _supervise(
             from launchpad.record.annotations import annotation
 
             console.print(annotation(summary.history, verdict, lines, os.environ))
-    tell(lines[0] if lines else "", code)
+    tell(told, code)
     if reports.junit is not None:
         from launchpad.record import junit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
@@ -91,31 +92,50 @@ def open_links(
     return links, reopen
 
 
+class Member(NamedTuple):
+    """A node of a job of several, or on another machine, before it has been probed."""
+
+    name: str
+    nproc: Nproc
+    python: str  # the ranks' interpreter there; "" for the agent's own
+    own: JobSpec | None = None  # what its ranks run, if its own command line said so
+
+
+def members_of(hosts: Sequence[Host], links: Sequence[Link], spec: JobSpec, nproc: Nproc | None) -> list[Member]:
+    """The hosts as members. `nproc` is the value of --nproc."""
+    if not hosts:
+        return []
+    from launchpad.job.hosts import slots_of
+
+    # A remote agent runs in the ranks' interpreter; the local one in ours, which may differ.
+    pythons = ["" if link.remote or spec.python == sys.executable else spec.python for link in links]
+    counts = slots_of(hosts, nproc)
+    return [Member(host.name, count, python) for host, count, python in zip(hosts, counts, pythons, strict=True)]
+
+
 def bring_up(
     bringup: BringUp,
     spec: JobSpec,
-    hosts: Sequence[Host],
+    members: Sequence[Member],
     links: Sequence[Link],
     files: Sequence[SyncedFile],
     options: HostOptions,
-    nproc: Nproc | None,
     *,
     quiet: bool,
 ) -> BroughtUp:
     """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes. Raises NodeError.
 
-    `nproc` is the value of --nproc.
+    Without `members` the only node is this machine.
     """
-    world = spec.world
     facts = bringup.connect(
         links,
-        count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(host.slots for host in hosts)}),
-        port=world.master_port if world.node_rank == 0 and len(links) == 1 else 0,
+        count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(member.nproc for member in members)}),
+        port=spec.world.master_port if len(links) == 1 else 0,
         silence=options.heartbeat_timeout,
     )
-    if not hosts:
+    if not members:
         return BroughtUp(facts, (), None)
     from launchpad.runner.connect import make_world
 
-    places, master = make_world(bringup, spec, hosts, links, files, sync=options.sync, nproc=nproc, quiet=quiet)
+    places, master = make_world(bringup, spec, members, links, files, sync=options.sync, quiet=quiet)
     return BroughtUp(facts, places, master)

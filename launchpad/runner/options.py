@@ -41,6 +41,7 @@ class NodeOptions(NamedTuple):
     rdzv_endpoint: str = ""
     rdzv_id: str = "none"
     rdzv_conf: str = ""
+    rdzv_secret_file: str | None = None
 
 
 class ReportOptions(NamedTuple):

@@ -21,7 +21,7 @@ from launchpad.runner.options import RunOptions
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 
-def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
+def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
@@ -30,7 +30,6 @@ def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
         log_dir = os.path.abspath(log_dir)
         if not (redirects or tee):
             tee = StreamMap(everywhere=3)
-    world = _world(options, hosts)
     here = not hosts or any(host.here for host in hosts)
     far = not all(host.here for host in hosts)
     environ = collect_environ(options.env, options.env_file, os.environ, far=far)
@@ -64,7 +63,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
         timeout=options.timeout,
         stall_timeout=options.stall_timeout,
         max_restarts=options.max_restarts,
-        torch=bool(hosts) and (TORCH[0] in preload or look().torch),
+        torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
         hooks=not options.no_hooks,
         world=world,
@@ -74,7 +73,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
     )
 
 
-def _world(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
+def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
+    """Where the nodes and the ranks meet, by the options. Raises UsageError."""
     nodes = options.nodes
     if hosts:
         if nodes.node_rank is not None or nodes.nnodes not in ("1", str(len(hosts))):
@@ -82,18 +82,7 @@ def _world(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
                 "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts"
             )
         nodes = nodes._replace(nnodes="1")
-    world = resolve_world(**nodes._asdict())
-    if world.nnodes > 1 and options.max_restarts:
-        raise UsageError("--max-restarts: a world of several launchpads can't be restarted; leave it out")
-    if world.nnodes > 1 and options.stall_timeout is not None:
-        raise UsageError(
-            "--stall-timeout: each of several launchpads sees only its own ranks; start one launchpad with --hosts"
-        )
-    if world.nnodes > 1 and options.backend == "mpi":
-        raise UsageError(
-            "--backend mpi: launchpads started on each node can't form an MPI world; start one with --hosts"
-        )
-    return world
+    return resolve_world(**{name: value for name, value in nodes._asdict().items() if name != "rdzv_secret_file"})
 
 
 def working_folder(requested: str | None, *, here: bool = True) -> str:

@@ -36,4 +36,7 @@ class Delivering(Protocol):
     """A Link that needs no reader thread: it calls back instead of offering `messages`."""
 
     def deliver(self, take: Callable[[Any], None]) -> None:
-        """Pass each of the agent's events to `take`, from any thread but one at a time; None when the link ends."""
+        """Pass each of the agent's events to `take`, from any thread but one at a time; None when the link ends.
+
+        An exception (OSError, WireError) before that says what went wrong.
+        """

@@ -19,6 +19,9 @@ _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__ma
 
 READ_BYTES = 1 << 20
 
+# The variable with the secret by which nodes join a job (transport/join/). Ranks don't get it.
+SECRET = "LAUNCHPAD_SECRET"
+
 # Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
 GUARD_EXIT_SECONDS = 20.0
 
@@ -47,7 +50,7 @@ class LocalLink:
         self._pid = os.posix_spawn(
             sys.executable,
             argv,
-            {name: value for name, value in os.environ.items() if name},
+            {name: value for name, value in os.environ.items() if name and name != SECRET},
             file_actions=actions,
             setsid=True,  # out of reach of the terminal's signals; the head decides what they mean for the ranks
             # We may have been started with SIGCHLD blocked or ignored, and guard and agent depend on it.

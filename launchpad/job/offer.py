@@ -1,0 +1,100 @@
+"""What a node offers when it joins a job: its place, and what its ranks run if its own command line says so."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from launchpad.job.hosts import Nproc
+from launchpad.job.spec import JobSpec, Target
+
+# What each node's own command line says about its ranks, as with torchrun.
+_OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks")
+
+# What concerns the whole job, and is the head's: the option, and its field.
+_OF_THE_JOB = {
+    "--backend": "backend",
+    "--max-restarts": "max_restarts",
+    "--timeout": "timeout",
+    "--stall-timeout": "stall_timeout",
+    "--grace": "grace",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A node that asks to join."""
+
+    name: str  # its host name
+    python: str  # the interpreter that its launchpad, and so its agent, runs in
+    nnodes: int = 0  # the size of the job that it expects; 0: it doesn't say (`launchpad join`)
+    node_rank: int | None = None  # the place that it must have
+    order: int | None = None  # its place among those that must have none, as far as there is a choice
+    slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
+    spec: JobSpec | None = None  # what its ranks run; None: what the head's run
+    failed: str = ""  # why it can't take part
+
+    def as_json(self) -> dict[str, Any]:
+        """The offer for the wire."""
+        made = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        made["spec"] = None if self.spec is None else _spec_as_json(self.spec)
+        return made
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Offer:
+        """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
+        texts = {name: _of(str, found[name]) for name in ("name", "python", "failed")}
+        numbers = {name: _of(int, found[name], None) for name in ("node_rank", "order")}
+        slots = _count(found["slots"]) if found["slots"] is not None else None
+        spec = None if found["spec"] is None else _spec_from_json(found["spec"])
+        return cls(nnodes=_of(int, found["nnodes"]), slots=slots, spec=spec, **texts, **numbers)
+
+    def differences(self, head: JobSpec) -> list[str]:
+        """What this node's command line says about the whole job, and the head's says otherwise."""
+        if self.spec is None:
+            return []
+        values = {option: (getattr(self.spec, name), getattr(head, name)) for option, name in _OF_THE_JOB.items()}
+        return [
+            f"{option} {_shown(ours)} has no effect on this node: the head's is {_shown(theirs)}"
+            for option, (ours, theirs) in values.items()
+            if ours != theirs
+        ]
+
+
+def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
+    of_job = {name: getattr(spec, name) for name in _OF_THE_JOB.values()}
+    own = {name: getattr(spec, name) for name in _OWN}
+    target = [spec.target.kind, spec.target.name, list(spec.target.args)]
+    own["environ"] = dict(spec.environ)
+    return {"target": target, "nproc": spec.nproc, "preload": list(spec.preload), **own, **of_job}
+
+
+def _spec_from_json(found: dict[str, Any]) -> JobSpec:
+    kind, name, args = found["target"]
+    if kind not in ("script", "module", "program", "function"):
+        raise ValueError(f"no kind of target: {kind!r}")
+    return JobSpec(
+        target=Target(kind, _of(str, name), tuple(_of(str, arg) for arg in args)),
+        nproc=_count(found["nproc"]),
+        preload=tuple(_of(str, module) for module in found["preload"]),
+        environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
+        **{name: found[name] for name in _OWN if name != "environ"},
+        **{name: found[name] for name in _OF_THE_JOB.values()},
+    )
+
+
+def _count(value: Any) -> Any:
+    if value not in ("auto", "cpu", "gpu") and not 0 < _of(int, value) < 1 << 20:
+        raise ValueError(f"{value!r} is not a number of ranks")
+    return value
+
+
+def _of(kind: type, value: Any, *others: Any) -> Any:
+    if type(value) is not kind and value not in others:
+        raise TypeError(f"{value!r} is not a {kind.__name__}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value) if value not in (None, "") else "not given"

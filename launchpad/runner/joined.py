@@ -1,0 +1,159 @@
+"""Runs a job whose nodes were started on their own: as its head, or as one of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+from launchpad import linux
+from launchpad.console.console import say_on_stderr
+from launchpad.errors import LaunchpadError, UsageError
+from launchpad.head import signals
+from launchpad.head.bringup import BringUp
+from launchpad.job.offer import Offer
+from launchpad.job.plan import make_plan
+from launchpad.job.spec import JobSpec
+from launchpad.job.world import C10D_PORT, JOIN_SECONDS, Meeting, WorldSpec, parse_conf, parse_endpoint
+from launchpad.runner.job import Taker, supervise
+from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.nodes import LocalAgent, Member, bring_up
+from launchpad.runner.options import NodeOptions, RunOptions
+from launchpad.runner.relay import Relay
+from launchpad.runner.spec import make_spec
+from launchpad.transport import Link
+
+# How long a node that can't take part looks for the head to say so.
+FAILED_SECONDS = 5.0
+
+
+def run_joined(
+    options: RunOptions, world: WorldSpec, local: LocalAgent, closing: ExitStack, taker: Taker | None
+) -> int:
+    """This node's part of the job. Returns the job's exit code; raises LaunchpadError if it can't start."""
+    assert world.meeting is not None
+    meeting = world.meeting
+    secret = job_secret(options.nodes, os.environ)
+    say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+    head = leads(meeting)
+    try:
+        spec = make_spec(options, (), world)
+    except UsageError as error:
+        if not head:
+            _tell_head(meeting, secret, str(error))
+        raise
+    if head:
+        try:
+            joining = Joining(meeting, spec, secret, say)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or meeting.is_head:
+                raise UsageError(
+                    f"the nodes of this job meet at {meeting.place}, and launchpad can't listen there "
+                    f"({error.strerror}); give a free port, and an address of the node that leads the job"
+                ) from None
+        else:
+            if is_guessable(options.nodes, os.environ) and not linux.is_loopback(joining.address):
+                say(
+                    f"whoever can connect to {meeting.place} can join this job; give --rdzv-id or --rdzv-secret-file, "
+                    "the same on every node"
+                )
+            return _lead(options, spec, joining, local, closing, taker)
+    return Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet).run(
+        local, options.signals_to_handle
+    )
+
+
+def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
+    """Offer this machine to the job whose head is at `endpoint`. Returns the job's exit code; raises LaunchpadError."""
+    host, port = parse_endpoint(endpoint, "launchpad join")
+    seconds = float(parse_conf(nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
+    meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds)
+    secret = job_secret(nodes, os.environ)
+    offer = dataclasses.replace(_offer(meeting, None), slots=slots)
+    return Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
+
+
+def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> Offer:
+    exact = meeting.node_rank if meeting.static else None
+    order = meeting.node_rank if meeting.node_rank is not None else order_here(os.environ)
+    return Offer(socket.gethostname(), sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
+
+
+def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
+    """Tell the head, if it is there, that this node can't take part: it would wait for it."""
+    short = dataclasses.replace(meeting, join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
+    with contextlib.suppress(LaunchpadError):
+        Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
+
+
+def _lead(
+    options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, taker: Taker | None
+) -> int:
+    closing.callback(joining.close)
+    try:
+        with _exit_on_signals():
+            arrived = joining.wait()
+        if spec.world.master_port:  # static's nodes meet at the port of torch's store
+            joining.stop_listening()
+        link = local.link()
+        link.name = socket.gethostname()
+        names = {link.name}
+        for joined, offer in arrived:
+            joined.name = _unique(offer.name, names)
+        links: list[Link] = [link, *(joined for joined, _ in arrived)]
+        members = [
+            Member(link.name, spec.nproc, "" if spec.python == sys.executable else spec.python),
+            *(_member(joined.name, offer, spec, options) for joined, offer in arrived),
+        ]
+        bringup = BringUp()
+        signals.catch(bringup.post, options.signals_to_handle)
+        quiet = options.reports.quiet
+        brought = bring_up(bringup, spec, members, links, (), options.hosts, quiet=quiet)
+        plan = make_plan(spec, brought.facts, spec.world.run_id or os.urandom(4).hex(), brought.places, brought.master)
+        return supervise(bringup, spec, plan, joining.tell, joining.reopen, options.reports, taker, here=True)
+    except LaunchpadError as error:
+        joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
+        raise
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+        joining.tell(["the job was stopped before its ranks were started"], code)
+        raise
+
+
+def _member(name: str, offer: Offer, spec: JobSpec, options: RunOptions) -> Member:
+    if offer.spec is None:  # it offers a machine, and the head says what runs there
+        return Member(name, offer.slots or spec.nproc, "" if options.python is None else spec.python)
+    return Member(name, offer.spec.nproc, "" if offer.spec.python == offer.python else offer.spec.python, offer.spec)
+
+
+def _unique(name: str, names: set[str]) -> str:
+    """The name, with a number if another node has it."""
+    number, made = 1, name
+    while made in names:
+        number += 1
+        made = f"{name}.{number}"
+    names.add(made)
+    return made
+
+
+@contextlib.contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Let Ctrl-C, TERM and HUP end the wait for the other nodes."""
+    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, _exit) for one in handled}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _exit(signum: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + signum)

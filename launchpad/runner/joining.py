@@ -1,0 +1,226 @@
+"""The nodes of a job that were started on their own: the head waits for them, and says who is missing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from launchpad import linux
+from launchpad.errors import NodeError, UsageError
+from launchpad.job.offer import Offer
+from launchpad.job.spec import JobSpec
+from launchpad.job.world import Meeting
+from launchpad.protocol.commands import JobEnded
+from launchpad.runner.options import NodeOptions
+from launchpad.transport.join.client import resolve
+from launchpad.transport.join.server import JoinedLink, Server
+from launchpad.transport.local import SECRET
+
+# When to tell the user who is missing: seconds after the start, and how often after the last of them.
+TELL_AT = (3.0, 30.0)
+TELL_EVERY = 60.0
+
+# How long a restart waits for a lost node to join again.
+AGAIN_SECONDS = 30.0
+
+# How long telling the nodes how the job ended may delay us.
+TELL_SECONDS = 1.0
+
+LOCALHOST = ("localhost", "127.0.0.1", "::1")
+
+
+def job_secret(nodes: NodeOptions, environ: Mapping[str, str]) -> bytes:
+    """What all nodes of the job know: a file's contents, a variable, or else the job's id. Raises UsageError."""
+    if nodes.rdzv_secret_file is None:
+        return (environ.get(SECRET) or nodes.rdzv_id).encode()
+    try:
+        with open(nodes.rdzv_secret_file, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise UsageError(f"--rdzv-secret-file {nodes.rdzv_secret_file}: {error.strerror}") from None
+    if not secret:
+        raise UsageError(f"--rdzv-secret-file {nodes.rdzv_secret_file} is empty; write a secret into it")
+    return secret
+
+
+def is_guessable(nodes: NodeOptions, environ: Mapping[str, str]) -> bool:
+    """Whether the user has given no secret."""
+    return nodes.rdzv_secret_file is None and not environ.get(SECRET) and nodes.rdzv_id == "none"
+
+
+class Joining:
+    """The head's door: admits the job's nodes, one after the other."""
+
+    def __init__(self, meeting: Meeting, spec: JobSpec, secret: bytes, say: Callable[[str], None]) -> None:
+        """Listen. Raises OSError if another program listens there."""
+        self._meeting = meeting
+        self._spec = spec
+        self._say = say
+        self._changed = threading.Condition()
+        self._nodes: list[tuple[JoinedLink, Offer]] = []  # in the order of their arrival
+        self._failed = ""  # why a node can't take part
+        self._turned_away: set[tuple[str, str]] = set()
+        self._waiting = True
+        self._vacant: dict[int, JoinedLink | None] = {}  # lost nodes that may come back, by rank
+        self.address = _listen_at(meeting.host)
+        self._server = Server((self.address, meeting.port), secret, self)
+
+    # In the server's thread.
+
+    def admit(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
+        """Judge a node."""
+        with self._changed:
+            here, nodes = self._meeting, [one for one in self._nodes if not one[0].gone.is_set()]
+            if offer.failed:
+                self._failed = f"{offer.name} can't take part: {offer.failed}"
+                self._changed.notify_all()
+                return "the head has been told", []
+            if offer.nnodes not in (0, here.nnodes):
+                return f"--nnodes differs: {here.nnodes} on the head, {offer.nnodes} here", []
+            if not self._waiting:
+                return self._again(link, offer)
+            if len(nodes) >= here.nnodes - 1:
+                return FULL.format(here.nnodes), []
+            taken = {0, *(one.node_rank for _, one in nodes)}
+            if offer.node_rank is not None and offer.node_rank in taken:
+                return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
+            self._nodes = [*nodes, (link, offer)]
+        return "", offer.differences(self._spec)
+
+    def _again(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
+        """A node that comes after the start: it may take the place of a lost one."""
+        free = [rank for rank, back in self._vacant.items() if back is None and offer.node_rank in (None, rank)]
+        if not free:
+            return FULL.format(self._meeting.nnodes), []
+        own = [rank for rank in free if self._nodes[rank - 1][1].name == offer.name]
+        rank = (own or free)[0]
+        self._vacant[rank] = link
+        self._nodes[rank - 1] = (link, offer)
+        return "", []
+
+    def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
+        """An admitted node knows that it is."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def refused(self, address: str, reason: str) -> None:
+        """Tell the user once of each that was turned away."""
+        if (address, reason) not in self._turned_away and reason != "the head has been told":
+            self._turned_away.add((address, reason))
+            self._say(f"a node at {address} can't join: {reason}")
+
+    # In the head's own thread.
+
+    def wait(self) -> list[tuple[JoinedLink, Offer]]:
+        """Wait for the other nodes; then they are in the order of their ranks. Raises NodeError."""
+        start = time.monotonic()
+        deadline = start + self._meeting.join_seconds
+        tell = [start + seconds for seconds in TELL_AT]
+        with self._changed:
+            while True:
+                here = [one for one in self._nodes if not one[0].gone.is_set()]
+                if self._failed:
+                    raise NodeError(self._failed)
+                if len(here) == self._meeting.nnodes - 1:
+                    self._waiting = False
+                    return _in_order(here)
+                now = time.monotonic()
+                missing = f"{len(here) + 1} of {self._meeting.nnodes} nodes have joined"
+                names = ", ".join([socket.gethostname(), *(offer.name for _, offer in here)])
+                if now >= deadline:
+                    raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
+                if now >= tell[0]:
+                    rest = f"on the others, run the same line, or: launchpad join {self._meeting.place}"
+                    self._say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
+                    tell = tell[1:] or [now + TELL_EVERY]
+                self._changed.wait(min(1.0, deadline - now, tell[0] - now))  # 1 s: notices one that has left
+
+    def reopen(self, node: int) -> JoinedLink:
+        """A new link to a lost node, when it joins again. Raises NodeError if it doesn't in time."""
+        if node == 0:
+            raise NodeError("this machine's agent can't be started again")
+        deadline = time.monotonic() + AGAIN_SECONDS
+        with self._changed:
+            self._vacant[node] = None
+            while (link := self._vacant[node]) is None and time.monotonic() < deadline:
+                self._changed.wait(deadline - time.monotonic())
+            del self._vacant[node]
+        if link is None:
+            raise NodeError(f"it did not join again within {AGAIN_SECONDS:g} s")
+        return link
+
+    def stop_listening(self) -> None:
+        """Free the port, for torch's store: static's nodes meet at MASTER_PORT."""
+        self._server.stop_listening()
+
+    def tell(self, lines: list[str], code: int) -> None:
+        """Tell the nodes how the job ended."""
+        for link, _ in self._nodes:
+            link.send(JobEnded(code, lines))
+        sent = threading.Event()
+        self._server.reactor.call(sent.set)
+        sent.wait(TELL_SECONDS)
+
+    def close(self) -> None:
+        """Wait until the nodes, which have been told, have hung up."""
+        self._server.stop_listening()
+        for link, _ in self._nodes:
+            link.close()
+        self._server.close()
+
+
+# What a node hears that comes when the job has all its nodes.
+FULL = "all {} nodes of the job have joined already"
+
+
+def _in_order(nodes: list[tuple[JoinedLink, Offer]]) -> list[tuple[JoinedLink, Offer]]:
+    """By rank: those that must have one, have it; the others follow by what they say, or by arrival."""
+    fixed = {offer.node_rank: (link, offer) for link, offer in nodes if offer.node_rank is not None}
+    free = [one for one in nodes if one[1].node_rank is None]
+    free.sort(key=lambda one: (one[1].order is None, one[1].order or 0))
+    return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)]
+
+
+def leads(meeting: Meeting) -> bool:
+    """Whether the launchpad on this machine is the one that leads the job."""
+    if meeting.is_head is not None:
+        return meeting.is_head
+    if meeting.host in (*LOCALHOST, socket.gethostname(), socket.getfqdn()):
+        return True
+    try:
+        return any(_is_own(address) for address in resolve(meeting.host, meeting.port))
+    except OSError:
+        return False
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address."""
+    with socket.socket(linux.address_family(address)) as trial:
+        try:
+            trial.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _listen_at(host: str) -> str:
+    """The address to listen at: that of the host, or all if it is this machine's name and stands for loopback.
+
+    Debian's /etc/hosts has 127.0.1.1 for the machine's own name, and others know it by another address.
+    """
+    addresses = resolve(host, 0)
+    own = [address for address in addresses if _is_own(address)]
+    outward = [address for address in own if not linux.is_loopback(address)]
+    if outward:
+        return outward[0]
+    is_name = host not in LOCALHOST and host not in own
+    return "0.0.0.0" if is_name or not own else own[0]
+
+
+def order_here(environ: Mapping[str, str] = os.environ) -> int | None:
+    """This node's place according to the scheduler that started it."""
+    given = environ.get("SLURM_NODEID", "")
+    return int(given) if given.isdecimal() else None

@@ -1,0 +1,342 @@
+"""A node that joins a job: stands between the head and this machine's agent, and shows the output of its own ranks."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launchpad.console.console import Console, message_line, say_on_stderr, wants_colour
+from launchpad.errors import LaunchpadError, NodeError
+from launchpad.head import signals
+from launchpad.head.flow import Flow
+from launchpad.head.sink import Sink
+from launchpad.job.offer import Offer
+from launchpad.job.outcome import NODE_LOST
+from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.spec import JobSpec
+from launchpad.job.world import Meeting
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Credit, JobEnded, Signal, Start
+from launchpad.protocol.events import (
+    STDERR,
+    STDOUT,
+    AgentFailed,
+    AgentLeft,
+    ConsoleClosed,
+    LogFailed,
+    Output,
+    RankExited,
+    RankRaised,
+    Restarted,
+    StopRequested,
+    Written,
+)
+from launchpad.runner.nodes import LocalAgent
+from launchpad.transport.join.client import HeadConnection, Refused, resolve
+
+# How often to look for the head while it is not there.
+RETRY_SECONDS = 0.2
+
+# A job with the same nodes may still be ending where this one is about to start.
+FULL_SECONDS = 10.0
+
+# When to tell the user that we wait for the head.
+TELL_SECONDS = 3.0
+
+# How much of the end of each stream the head gets, for the verdict and the record.
+TAIL_BYTES = 64 << 10
+
+# After this machine's agent has gone, the head has this long to say how the job ended.
+END_SECONDS = 60.0
+
+# Signals that are about the whole job; others go to the ranks here.
+_FOR_THE_HEAD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Relay:
+    """One node's part of a job, from finding the head to the job's exit code."""
+
+    def __init__(self, meeting: Meeting, secret: bytes, offer: Offer, spec: JobSpec | None, *, quiet: bool) -> None:
+        """`spec`: what the ranks here run, whose output is then shown and filed here. None: the head shows it."""
+        self._meeting = meeting
+        self._secret = secret
+        self._offer = offer
+        self._spec = spec
+        self._quiet = quiet
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._display: _Display | None = None
+        self._agent_gone = False
+        self._deadline: float | None = None
+
+    def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
+        """Take part in the job and return its exit code. Raises NodeError if it can't be joined."""
+        signals.catch(self._post, signals_to_handle)
+        head = self._seek()
+        if head is None:
+            return self._stopped
+        try:
+            for note in head.notes:
+                say_on_stderr(note)
+            link = local.link()
+            threading.Thread(target=self._read, args=(link,), name="agent-link", daemon=True).start()
+            head.begin(lambda command: self._inbox.put(("head", command)))
+            ended = self._pass_on(head, link)
+            local.close()  # ends what is left here, before the head is told that this node is done
+        finally:
+            head.close()
+        if self._display is not None:
+            self._display.end(ended.lines)
+        else:
+            for line in ended.lines:
+                os.write(STDERR, f"{message_line(line, wants_colour(STDERR, os.environ), bad=True)}\n".encode())
+        return ended.code
+
+    def tell(self) -> None:
+        """Only make the offer, which says why this node can't take part. Raises NodeError."""
+        head = self._seek()
+        if head is not None:
+            head.close()
+
+    def _post(self, event: Any) -> None:
+        self._inbox.put(("own", event))
+
+    def _read(self, link: Any) -> None:
+        try:
+            for event in link.messages():
+                self._inbox.put(("agent", event))
+        except (OSError, wire.WireError) as error:
+            self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
+        finally:
+            self._inbox.put(("agent", None))
+
+    # Finding the head.
+
+    def _seek(self) -> HeadConnection | None:
+        """The connection to the head; None if the user ends the search. Raises NodeError."""
+        over = threading.Event()
+        self._reason = ""
+        threading.Thread(target=self._try, args=(over,), name="seek", daemon=True).start()
+        start = time.monotonic()
+        deadline, tell = start + self._meeting.join_seconds, start + TELL_SECONDS
+        try:
+            while True:
+                now = time.monotonic()
+                waiting = f"waiting for the head of the job at {self._meeting.place}"
+                if now >= deadline:
+                    raise NodeError(f"{waiting}: {self._reason}; gave up after {self._meeting.join_seconds:g} s")
+                if now >= tell:
+                    tell = deadline
+                    if not self._quiet:
+                        say_on_stderr(f"{waiting}: {self._reason}")
+                try:
+                    source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell) - now))
+                except queue.Empty:
+                    continue
+                if source == "found":
+                    return item  # type: ignore[no-any-return]
+                if source == "refused":
+                    raise NodeError(f"{self._meeting.place}: {item}")
+                if type(item) is StopRequested and item.signum in _FOR_THE_HEAD:
+                    self._stopped = 128 + item.signum
+                    return None
+        finally:
+            over.set()
+
+    def _try(self, over: threading.Event) -> None:
+        full_until = 0.0
+        while not over.is_set():
+            try:
+                for address in resolve(self._meeting.host, self._meeting.port):
+                    try:
+                        found = HeadConnection((address, self._meeting.port), self._secret, self._offer)
+                    except OSError as error:
+                        self._reason = error.strerror or str(error)
+                        continue
+                    self._inbox.put(("found", found))
+                    return
+            except OSError as error:
+                self._reason = f"{self._meeting.host} can't be resolved ({error.strerror})"
+            except Refused as error:
+                now = time.monotonic()
+                full_until = full_until or now + FULL_SECONDS
+                if "joined already" not in str(error) or now >= full_until:
+                    self._inbox.put(("refused", str(error)))
+                    return
+                self._reason = str(error)
+            except Exception as error:  # a bug must not look like a head that never comes
+                self._inbox.put(("refused", f"{type(error).__name__}: {error}"))
+                return
+            over.wait(RETRY_SECONDS)
+
+    # Taking part.
+
+    def _pass_on(self, head: HeadConnection, link: Any) -> JobEnded:
+        while True:
+            source, item = self._next()
+            match source:
+                case "head":
+                    if item is None:
+                        reason = f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
+                        return JobEnded(NODE_LOST, [reason])
+                    if type(item) is JobEnded:
+                        return item
+                    self._command(item, link)
+                case "agent":
+                    self._event(item, head)
+                case "own":
+                    self._own(item, head, link)
+
+    def _next(self) -> tuple[str, Any]:
+        while True:
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline:
+                return "head", None
+            waits = [] if self._deadline is None else [self._deadline - now]
+            if self._display is not None:
+                waits += self._display.waits(now)
+            try:
+                return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
+            except queue.Empty:
+                continue
+
+    def _command(self, command: Any, link: Any) -> None:
+        if self._spec is not None:
+            if type(command) is Credit:
+                return
+            if type(command) is Start:
+                if self._display is None:
+                    try:
+                        self._display = _Display(self._spec, command, self._post, link.send)
+                    except LaunchpadError as error:  # --log-dir can't be written
+                        self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
+                        return
+                else:
+                    self._display.restart(command)
+        link.send(command)
+
+    def _event(self, event: Any, head: HeadConnection) -> None:
+        if event is None:
+            if not self._agent_gone:
+                self._agent_gone = True
+                self._deadline = time.monotonic() + END_SECONDS
+                head.send(AgentLeft(time.monotonic_ns()))
+            return
+        for one in (event,) if self._display is None else self._display.take(event):
+            head.send(one)
+
+    def _own(self, event: Any, head: HeadConnection, link: Any) -> None:
+        match event:
+            case StopRequested(_, signal.SIGTSTP):
+                say_on_stderr("this job can be suspended only where its head runs")
+            case StopRequested(_, signal.SIGCONT):
+                pass
+            case StopRequested(_, signum) if signum in _FOR_THE_HEAD:
+                head.send(event)
+            case StopRequested(_, signum):
+                link.send(Signal(signum))
+            case ConsoleClosed():
+                head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
+            case LogFailed(_, path, reason) if self._display is not None:
+                self._display.say(f"{path} can't be written: {reason}")
+            case Written(output) if self._display is not None:
+                self._display.written(output)
+
+
+class _Display:
+    """Shows and files the output of the ranks here, and gives the agent credit for it."""
+
+    def __init__(
+        self, spec: JobSpec, start: Start, post: Callable[[Any], None], send: Callable[[Credit], None]
+    ) -> None:
+        """Raises UsageError for a --log-dir that can't be written."""
+        plan = _plan(start)
+        self._sinks: list[Sink] = []
+        if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
+            from launchpad.record.files import Files, temporary_folder
+
+            folder = spec.log_dir or temporary_folder()
+            self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex()))
+        self._console = Console(spec, plan, os.environ, post)
+        self._sinks.append(self._console)
+        self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))
+        self._begin(start)
+
+    def _begin(self, start: Start) -> None:
+        self._flow.window = start.window
+        self._flow.start(_attempt(start))
+        self._tails: dict[tuple[int, int], bytes] = {}
+        self._left = dict.fromkeys(((one["rank"], stream) for one in start.ranks for stream in (STDOUT, STDERR)), -1)
+
+    def restart(self, start: Start) -> None:
+        """The ranks are started again."""
+        attempt = _attempt(start)
+        for sink in self._sinks:
+            sink.on(Restarted(time.monotonic_ns(), attempt, 0, -1, 0, -1))
+        self._begin(start)
+
+    def take(self, event: Any) -> list[Any]:
+        """Show an event of the agent's. Returns what the head is to have."""
+        if type(event) is not Output:
+            if type(event) is RankRaised:
+                for sink in self._sinks:
+                    sink.on(event)
+            return [*self._last(event.rank), event] if type(event) is RankExited else [event]
+        self._flow.shown(event, sum(sink.on(event) for sink in self._sinks))
+        key = event.rank, event.stream
+        left = self._left.get(key, 0)
+        if left < 0:  # it still runs
+            self._tails[key] = (self._tails.get(key, b"") + event.data)[-TAIL_BYTES:]
+            return []
+        self._left[key] = max(0, left - len(event.data))
+        return [event._replace(data=event.data[:left])] if left else []
+
+    def _last(self, rank: int) -> list[Output]:
+        """The last output of a rank that has ended."""
+        found = []
+        for stream in (STDOUT, STDERR):
+            tail = self._tails.pop((rank, stream), b"")
+            self._left[rank, stream] = TAIL_BYTES - len(tail)
+            found += [Output(time.monotonic_ns(), rank, stream, tail)] if tail else []
+        return found
+
+    def written(self, output: Output) -> None:
+        """A sink has written what it held."""
+        self._flow.written(output)
+
+    def waits(self, now: float) -> list[float]:
+        """The seconds until sinks are due, after doing what is."""
+        for sink in self._sinks:
+            if sink.deadline is not None and sink.deadline <= now:
+                sink.tick(now)
+        return [sink.deadline - now for sink in self._sinks if sink.deadline is not None]
+
+    def say(self, text: str) -> None:
+        """Show a message of the launcher's own."""
+        self._console.say(text)
+
+    def end(self, lines: list[str]) -> None:
+        """Finish writing, and show why the job ended."""
+        self._console.flush()
+        if lines:
+            self._console.say("\n".join(lines), bad=True)
+        for sink in self._sinks:
+            sink.close()
+
+
+def _attempt(start: Start) -> int:
+    return int(start.ranks[0]["environ"]["TORCHELASTIC_RESTART_COUNT"])
+
+
+def _plan(start: Start) -> Plan:
+    """The ranks here, as a plan for the sinks."""
+    ranks = tuple(
+        RankPlan(one["rank"], local, tuple(one["argv"]), one["environ"]) for local, one in enumerate(start.ranks)
+    )
+    first = ranks[0].environ
+    node = NodePlan(int(first["GROUP_RANK"]), "", start.cwd, start.defaults, ranks, start.environ)
+    return Plan(first["TORCHELASTIC_RUN_ID"], (node,))

@@ -1,0 +1,240 @@
+"""TLS connections that never block: one thread moves the bytes of all of them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+READ_BYTES = 1 << 18
+
+# A node that loses power sends no FIN, so the kernel probes after 10 s of silence and gives up 15 s later.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+class Reactor:
+    """The thread. Everything that it calls runs in it, one at a time, and must not block."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._tasks: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._over = False
+        self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
+        self._thread = threading.Thread(target=self._run, name="join", daemon=True)
+        self._thread.start()
+
+    def call(self, task: Callable[[], None]) -> None:
+        """Have the thread call this soon. From any thread."""
+        self._tasks.append(task)
+        with contextlib.suppress(BlockingIOError):  # it has been woken already
+            os.write(self._wake, b"\0")
+
+    def close(self) -> None:
+        """End the thread. Connections must be closed before."""
+        if not self._over:
+            self.call(self._end)
+            self._thread.join()
+
+    # For what runs in the thread.
+
+    def watch(self, sock: socket.socket, ready: Callable[[int], None], events: int) -> None:
+        """Call `ready` with the selector's events whenever the socket has one of them; 0 for none."""
+        try:
+            known = self._selector.get_key(sock)
+        except KeyError:
+            if events:
+                self._selector.register(sock, events, ready)
+            return
+        if not events:
+            self._selector.unregister(sock)
+        elif known.events != events:
+            self._selector.modify(sock, events, ready)
+
+    def later(self, key: object, seconds: float, task: Callable[[], None]) -> None:
+        """Call `task` after this time, unless `forget(key)` comes first."""
+        self._timers[key] = time.monotonic() + seconds, task
+
+    def forget(self, key: object) -> None:
+        """Cancel a `later`."""
+        self._timers.pop(key, None)
+
+    def _run(self) -> None:
+        while not self._over:
+            due = min((at for at, _ in self._timers.values()), default=None)
+            wait = None if due is None else max(0.0, due - time.monotonic())
+            for key, events in self._selector.select(wait):
+                if key.fd in self._selector.get_map():  # not closed by one of those before it
+                    key.data(events)
+            while self._tasks:
+                self._tasks.popleft()()
+            now = time.monotonic()
+            for name, (at, task) in list(self._timers.items()):
+                if at <= now and self._timers.pop(name, None) is not None:
+                    task()
+        self._selector.close()
+        os.close(self._woken)
+        os.close(self._wake)
+
+    def _drain(self, _: int) -> None:
+        os.read(self._woken, 4096)
+
+    def _end(self) -> None:
+        self._over = True
+
+
+class Channel:
+    """One connection. Made in any thread; all but `send`, `finish` and `abort` are for the reactor's thread."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server: bool,
+        opened: Callable[[], None],
+        received: Callable[[bytes], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        """`opened`: TLS is up. `received`: bytes from the peer. `ended`: nothing more will come, and why ("": it left).
+
+        All three are called in the reactor's thread, and `ended` once.
+        """
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._reactor = reactor
+        self._socket = sock
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=server)
+        self._opened, self._received, self._ended = opened, received, ended
+        self._up = False
+        self._over = False
+        self._finishing = False
+        self._waiting: list[bytes] = []  # until TLS is up
+        self._pending = bytearray()  # encrypted, for the socket
+        reactor.call(self._begin)
+
+    @property
+    def certificate(self) -> bytes:
+        """The peer's certificate (DER)."""
+        return self._tls.getpeercert(binary_form=True) or b""
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the peer. From any thread; dropped if the connection has ended."""
+        self._reactor.call(lambda: self._send(data))
+
+    def finish(self) -> None:
+        """End the connection when everything queued has been sent. From any thread."""
+        self._reactor.call(self._finish)
+
+    def abort(self) -> None:
+        """End the connection now; `ended` is called with "". From any thread."""
+        self._reactor.call(lambda: self.end(""))
+
+    def end(self, reason: str) -> None:
+        """End the connection now, for this reason."""
+        if self._over:
+            return
+        self._over = True
+        self._reactor.watch(self._socket, self._ready, 0)
+        self._socket.close()
+        self._ended(reason)
+
+    def _begin(self) -> None:
+        if not self._over:
+            self._step()
+
+    def _send(self, data: bytes) -> None:
+        if self._over:
+            return
+        if not self._up:
+            self._waiting.append(data)
+            return
+        self._tls.write(data)
+        self._flush()
+
+    def _finish(self) -> None:
+        self._finishing = True
+        if not self._over:
+            self._flush()
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except BlockingIOError:
+                data = None
+            except OSError as error:
+                self.end(error.strerror or str(error))
+                return
+            if data:
+                self._in.write(data)
+            elif data is not None:
+                self._in.write_eof()
+        self._step()
+
+    def _step(self) -> None:
+        """Move on: the handshake, then what the peer has sent, then what waits for it."""
+        try:
+            if not self._up:
+                self._tls.do_handshake()
+                self._up = True
+                self._opened()
+                waiting, self._waiting = self._waiting, []
+                for data in waiting:
+                    self._send(data)
+            while not self._over:
+                data = self._tls.read(READ_BYTES)
+                if not data:
+                    self.end("")
+                    return
+                self._received(data)
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            self.end("")
+            return
+        except ssl.SSLError as error:
+            self.end(f"it doesn't speak TLS ({error.reason or error})")
+            return
+        if not self._over:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._pending += self._out.read()
+        try:
+            while self._pending:
+                with memoryview(self._pending) as view:
+                    sent = self._socket.send(view[: 1 << 18])
+                del self._pending[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(error.strerror or str(error))
+            return
+        if self._finishing and self._up and not self._pending:
+            self.end("")
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._pending else 0)
+        self._reactor.watch(self._socket, self._ready, wanted)
+
+
+def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+    """A TCP connection. Raises OSError, also if it has connected to itself."""
+    made = socket.create_connection(address, timeout)
+    # To a port of this machine that nobody listens on, TCP can connect a socket to itself.
+    if made.getsockname() == made.getpeername():
+        made.close()
+        raise ConnectionRefusedError(111, os.strerror(111))
+    return made

@@ -1,0 +1,253 @@
+"""The head's side of joining: listens, lets in nodes that know the secret, and makes a link of each."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from launchpad._version import __version__
+from launchpad.job.offer import Offer
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Command
+from launchpad.protocol.events import AgentLeft
+from launchpad.transport.join.channel import Channel, Reactor
+from launchpad.transport.join.proof import head_context, nonce, proof
+
+# How long a new connection has for TLS, the proof and the offer.
+GREETING_SECONDS = 10.0
+
+# More connections than this that are not let in yet are dropped, the oldest first.
+MOST_GREETING = 512
+
+LONGEST_LINE = 1 << 20
+
+# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS; then the node hangs up.
+CLOSE_SECONDS = 20.0
+
+
+class Gate(Protocol):
+    """Who may join. All is called in the reactor's thread, and must not block."""
+
+    def admit(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
+        """Judge a node that knows the secret. Returns why it can't join, "" if it can, and notes for its user."""
+
+    def joined(self, link: JoinedLink) -> None:
+        """An admitted node knows that it is; its link may be used."""
+
+    def refused(self, address: str, reason: str) -> None:
+        """A peer that spoke our protocol was turned away."""
+
+
+class Server:
+    """Listens for nodes until it is closed."""
+
+    def __init__(self, address: tuple[str, int], secret: bytes, gate: Gate) -> None:
+        """Raises OSError if the address is taken or not ours."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(address)
+            self._listener.listen(4096)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self.secret = secret
+        self.gate = gate
+        self.context, self.certificate = head_context()
+        self.reactor = Reactor()
+        self._greeting: dict[_Greeting, None] = {}
+        self.reactor.call(lambda: self.reactor.watch(self._listener, self._accept, 1))
+
+    def stop_listening(self) -> None:
+        """Let nobody else in, and free the port."""
+        done = threading.Event()
+
+        def stop() -> None:
+            if self._listener.fileno() >= 0:
+                self.reactor.watch(self._listener, self._accept, 0)
+                self._listener.close()
+            for one in list(self._greeting):
+                one.channel.end("")
+            done.set()
+
+        self.reactor.call(stop)
+        done.wait()
+
+    def close(self) -> None:
+        """End the thread. The links must be closed before."""
+        self.stop_listening()
+        self.reactor.close()
+
+    def _accept(self, _: int) -> None:
+        while True:
+            try:
+                sock, peer = self._listener.accept()
+            except OSError:  # none left, or no descriptor for it
+                return
+            one = _Greeting(self, sock, str(peer[0]).removeprefix("::ffff:"))
+            self._greeting[one] = None
+            if len(self._greeting) > MOST_GREETING:
+                next(iter(self._greeting)).channel.end("")
+
+    def gone(self, one: _Greeting) -> None:
+        """This connection is no longer in its greeting."""
+        self._greeting.pop(one, None)
+        self.reactor.forget(one)
+
+
+class _Greeting:
+    """A connection until it is let in."""
+
+    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+        self._server = server
+        self._peer = peer
+        self._own = str(sock.getsockname()[0]).removeprefix("::ffff:")
+        self._buffer = b""
+        self._nonces = ("", "")
+        self._proven = False
+        self._link: JoinedLink | None = None
+        self.channel = Channel(
+            server.reactor,
+            sock,
+            server.context,
+            server=True,
+            opened=lambda: None,
+            received=self._received,
+            ended=self._ended,
+        )
+        server.reactor.later(self, GREETING_SECONDS, lambda: self.channel.end("it said nothing for too long"))
+
+    def _ended(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.ended(reason)
+            return
+        self._server.gone(self)
+
+    def _received(self, data: bytes) -> None:
+        if self._link is not None:
+            self._link.received(data)
+            return
+        self._buffer += data
+        if len(self._buffer) > LONGEST_LINE:
+            self.channel.end("its greeting is too long")
+            return
+        while self._link is None and b"\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            try:
+                message = json.loads(line)
+                if not isinstance(message, dict):
+                    raise TypeError
+                answer = self._answer(message)
+            except (ValueError, TypeError, KeyError, RecursionError):
+                self.channel.end("it doesn't speak launchpad's protocol")
+                return
+            self.channel.send(json.dumps(answer).encode() + b"\n")
+            if "error" in answer:
+                self._server.gone(self)
+                self._server.gate.refused(self._peer, answer["error"])
+                self.channel.finish()
+                return
+        if self._link is not None:
+            self._server.gate.joined(self._link)
+            self._link.received(self._buffer)
+            self._buffer = b""
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        server = self._server
+        if not self._nonces[0]:
+            self._nonces = (str(message["nonce"]), nonce())
+            if message["launchpad"] != __version__:
+                error = f"it runs launchpad {message['launchpad']!s:.40}, and the head {__version__}"
+                return {"error": f"{error}; install the same version on every node", "launchpad": __version__}
+            return {"launchpad": __version__, "nonce": self._nonces[1]}
+        if not self._proven:
+            wanted = proof(server.secret, "node", self._nonces, server.certificate)
+            if not hmac.compare_digest(str(message["proof"]), wanted):
+                return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
+            self._proven = True
+            return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
+        offer = Offer.from_json(message["offer"])
+        link = JoinedLink(offer.name, self._own, self.channel)
+        error, notes = server.gate.admit(link, offer)
+        if error:
+            return {"error": error}
+        server.gone(self)
+        self._link = link
+        return {"welcome": notes}
+
+
+class JoinedLink:
+    """A Link to a node that has joined."""
+
+    remote = True
+
+    def __init__(self, name: str, own_address: str, channel: Channel) -> None:
+        self.name = name
+        self.own_address = own_address  # this machine's, which the node reached
+        self._channel = channel
+        self._decoder = wire.Decoder()
+        self._take: Callable[[Any], None] | None = None
+        self._early: list[Any] = []
+        self._agent_left = False
+        self.gone = threading.Event()  # the connection has ended
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the node."""
+        self._channel.send(wire.encode(command))
+
+    def deliver(self, take: Callable[[Any], None]) -> None:
+        """Pass each event to `take`, in the reactor's thread; None at the end of the agent or the connection."""
+        early, self._early = self._early, []
+        for event in early:
+            take(event)
+        self._take = take
+
+    def messages(self) -> Iterator[Any]:
+        """Unused: `deliver` is what links like this one have instead."""
+        raise NotImplementedError
+
+    def received(self, data: bytes) -> None:
+        """Bytes from the node."""
+        try:
+            for event in self._decoder.feed(data):
+                if type(event) is AgentLeft:
+                    self._end(None)
+                elif not self._agent_left:
+                    self._give(event)
+        except wire.WireError as error:
+            self._end(error)
+            self._channel.end("")
+
+    def ended(self, reason: str) -> None:
+        """The connection has ended."""
+        self._end(OSError(reason) if reason else None)
+        self.gone.set()
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._agent_left:
+            self._agent_left = True
+            if error is not None:
+                self._give(error)
+            self._give(None)
+
+    def _give(self, event: Any) -> None:
+        if self._take is None:
+            self._early.append(event)
+        else:
+            self._take(event)
+
+    def close(self) -> None:
+        """Wait until the node, which has been told how the job ended, has hung up."""
+        if not self.gone.wait(CLOSE_SECONDS):
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Hang up now."""
+        self._channel.abort()
