@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.job.hosts import ALLOCATION_VARIABLES
+
 PROGRAMS = Path(__file__).parent / "programs"
 MEASURED = Path(__file__).parent / "measured.py"
 
@@ -31,6 +33,11 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 for _signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_signum) == signal.SIG_IGN:
         signal.signal(_signum, signal.SIG_DFL)
+
+
+# A batch allocation that the tests run in is not theirs to use.
+for _name in ALLOCATION_VARIABLES & os.environ.keys():
+    del os.environ[_name]
 
 
 class Launchpad:

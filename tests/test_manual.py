@@ -59,6 +59,7 @@ NOT_RUN = {
     r"^python3 -m venv|^pip install|^source ": "installs, from the network",
     r"-H |--hosts |--hostfile ": "needs other hosts; tests/test_run_hosts.py has real ones",
     r"--nnodes 2": "needs another node; tests/test_torchrun.py starts two",
+    r"^kubectl": "needs a cluster; tests/test_kubernetes.py reads the file",
     r"-n gpu|--nproc gpu": "needs a GPU",
     r"\./solver": "needs an MPI program in C; tests/test_run_mpi.py has one",
     r"^launchpad bench": "measures for a minute; tests/test_bench_command.py has short ones",

@@ -151,7 +151,7 @@ def command(**options: Any) -> int:
     Each backend is one job, which runs as `launchpad run` would run it: on this machine (4 ranks by default) or on
     other hosts over SSH.
     """
-    run_options = run.typed(options)
+    run_options = run.on_allocation(run.typed(options))
     hosts = read_hosts(run_options.hosts, run_options.nproc)
     far = not all(host.here for host in hosts)
     plot = options["plot"]
@@ -287,6 +287,6 @@ for _option in run.command.params:
     if _option.name == "nproc":  # bench has another default
         assert isinstance(_option, GroupedOption)
         _option = copy.copy(_option)
-        _option.help = (_option.help or "").replace("Default: 1.", f"Default: {RANKS}; 1 on a host without a number.")
+        _option.help = (_option.help or "").replace("Default: 1;", f"Default: {RANKS}; 1 on a host without a number;")
     if _option.name in _SHARED:
         command.params.append(_option)

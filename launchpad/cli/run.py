@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
 from launchpad.errors import UsageError
+from launchpad.job.hosts import ALLOCATION_VARIABLES
 from launchpad.job.plan import Plan
 from launchpad.runner.job import run_job
 from launchpad.runner.options import HostOptions, NodeOptions, ReportOptions, RunOptions
@@ -76,8 +79,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         dry_run.show(plan, sources(ctx, options["config"]), as_json=options["as_json"])
 
+    wanted = typed(options)
+    if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT:  # --nnodes 1 means this machine
+        wanted = on_allocation(wanted)
     with ExitStack() as closing:
-        return run_job(typed(options), ctx.obj, closing, show=show if options["dry_run"] else None)
+        return run_job(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)
 
 
 def typed(options: Mapping[str, Any]) -> RunOptions:
@@ -90,3 +96,12 @@ def typed(options: Mapping[str, Any]) -> RunOptions:
     hosts, nodes, reports = take(HostOptions), take(NodeOptions), take(ReportOptions)
     own = {name: value for name, value in left.items() if name in RunOptions._fields}
     return RunOptions(**own, hosts=hosts, nodes=nodes, reports=reports)
+
+
+def on_allocation(options: RunOptions) -> RunOptions:
+    """The options with the nodes of a batch allocation as hosts, in one, if they don't say where to run."""
+    if ALLOCATION_VARIABLES.isdisjoint(os.environ):
+        return options
+    from launchpad.runner.allocation import with_allocation
+
+    return with_allocation(options, os.environ)

@@ -35,7 +35,8 @@ _OPTIONS = (
         type=rank_count,
         metavar="N|auto|cpu|gpu",
         pet=True,
-        help="Ranks on this machine, or on each host. auto: one per GPU, else per usable core. Default: 1.",
+        help="Ranks on this machine, or on each host. auto: one per GPU, else per usable core. Default: 1; in a batch "
+        "allocation the node's slots.",
     ),
     _what("-m", "--module", is_flag=True, pet=True, help="TARGET is a Python module, as with python -m."),
     _what("--no-python", is_flag=True, pet=True, help="TARGET is a program, whatever its name."),
@@ -135,7 +136,8 @@ _OPTIONS = (
     _hosts(
         *("-H", "--host", "--hosts", "-host", "-hosts", "hosts"),
         metavar="HOST[:N],…",
-        help="Run N ranks on each host, over SSH unless it is localhost. Also USER@HOST, [::1]:N.",
+        help="Run N ranks on each host, over SSH unless it is localhost. Also USER@HOST, [::1]:N. Default: the nodes "
+        "of the PBS, LSF, SGE, OAR or Flux allocation that this is in, else this machine.",
     ),
     _hosts(
         *("--hostfile", "-hostfile", "--machinefile", "-machinefile", "hostfile"),

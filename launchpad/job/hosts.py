@@ -36,6 +36,12 @@ Nproc = int | Literal["auto", "cpu", "gpu"]
 MOST_SLOTS = 999_999
 MOST_PORT = 65_535
 
+# One of these is set in a batch allocation (allocation.py), whose nodes are then the hosts. They stand here because a
+# job without an allocation doesn't load that module.
+ALLOCATION_VARIABLES = frozenset(
+    "FLUX_JOB_ID FLUX_URI PBS_NODEFILE LSB_DJOB_HOSTFILE LSB_MCPU_HOSTS PE_HOSTFILE OAR_NODEFILE".split()
+)
+
 _KEYS = {
     **dict.fromkeys(("slots", "cpu", "count"), "slots"),
     **dict.fromkeys(("slots-max", "slots_max", "max-slots", "max_slots"), "slots-max"),
@@ -98,6 +104,20 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     if not kept:
         raise UsageError(f"{path} excludes every host that it lists; remove a ^ line")
     return kept
+
+
+def hosts_of_slots(listed: Iterable[tuple[str, int, str]]) -> tuple[Host, ...]:
+    """The hosts of (name, number of slots, where that is written), one entry per host. Raises UsageError.
+
+    The slots are mentions of the host, so --nproc takes precedence over them.
+    """
+    mentions = []
+    for name, slots, where in listed:
+        host = _host(name, where)
+        if host.user or host.slots is not None:
+            raise UsageError(f"{where}: {_show(name)} is not a host name; use letters, digits, '.', '_' and '-' only")
+        mentions.append(_Mention(dataclasses.replace(host, mentions=slots)))
+    return _merge(mentions)
 
 
 def choose_hosts(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Host, ...]:

@@ -49,6 +49,8 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
                 hosts = parse_hostfile(file.read(), path)
         except OSError as error:
             raise UsageError(f"--hostfile {path}: {error.strerror}; give a file with one host per line") from None
+    elif options.allocation:
+        hosts = options.allocation
     else:
         for name in _ABOUT_HOSTS:
             if getattr(options, name):

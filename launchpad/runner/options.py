@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from launchpad.job.hosts import Nproc
+from launchpad.job.hosts import Host, Nproc
 from launchpad.job.spec import Backend
 
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
@@ -12,10 +12,11 @@ HEARTBEAT_SECONDS = 10.0
 
 
 class HostOptions(NamedTuple):
-    """Which hosts a job runs on, and how to reach them; the fields are the options of `launchpad run`."""
+    """Which hosts a job runs on, and how to reach them; the fields are options of `launchpad run`, except one."""
 
     hosts: str | None = None  # HOST[:N],…
     hostfile: str | None = None
+    allocation: tuple[Host, ...] = ()  # the nodes of the batch allocation to run in, instead of these; not an option
     include: str = ""
     exclude: str = ""
     ssh_config: str | None = None  # instead of ~/.ssh/config

@@ -1,0 +1,82 @@
+"""Finds out which nodes the batch allocation has that launchpad runs in, and says that they are used."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launchpad.console.console import say_on_stderr
+from launchpad.errors import UsageError
+from launchpad.job.allocation import INSTEAD, Source, find_source, parse_nodes
+from launchpad.job.hosts import Host, Nproc, choose_hosts
+from launchpad.runner.options import RunOptions
+
+# flux answers in 100 ms; its broker may hang, or be at the other end of a dead connection.
+COMMAND_SECONDS = 20.0
+
+# So many nodes are named on the line that says which ones are used.
+_NAMED = 8
+
+
+def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
+    """The options with the allocation's nodes as hosts, unless they say themselves where to run. Raises UsageError."""
+    hosts, nodes = options.hosts, options.nodes
+    if hosts.hosts is not None or hosts.hostfile is not None:
+        return options
+    if nodes.nnodes != "1" or nodes.node_rank is not None or nodes.standalone:
+        return options
+    source = find_source(environ)
+    if source is None:
+        return options
+    found = parse_nodes(source, _read(source))
+    if not options.reports.quiet:
+        used = choose_hosts(found, hosts.include, hosts.exclude)
+        say_on_stderr(_what_is_used(source.scheduler, used, len(found), options.nproc))
+    return options._replace(hosts=hosts._replace(allocation=found))
+
+
+def _read(source: Source) -> str:
+    if source.file:
+        try:
+            with open(source.file, encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError as error:
+            raise UsageError(f"{source.variable} names {source.file}: {error.strerror}; {INSTEAD}") from None
+    return run_command(source.command, COMMAND_SECONDS) if source.command else source.text
+
+
+def run_command(command: Sequence[str], seconds: float) -> str:
+    """What the command prints. Raises UsageError if it fails, or takes longer than this."""
+    shown = " ".join(command)
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise UsageError(f"{shown}: {error.strerror}; {INSTEAD}") from None
+    with process:
+        try:
+            answer, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise UsageError(f"{shown}: no answer after {seconds:g} s; {INSTEAD}") from None
+    if process.returncode:
+        last = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise UsageError(f"{shown}: {last}; {INSTEAD}")
+    return answer
+
+
+def _what_is_used(scheduler: str, used: Sequence[Host], count: int, nproc: Nproc | None) -> str:
+    """`using the 2 nodes of this PBS allocation: a:8, b:8`; without numbers if each node counts its GPUs or cores."""
+    shown = [host.name if isinstance(nproc, str) else f"{host.name}:{nproc or host.mentions}" for host in used]
+    if len(shown) > _NAMED:
+        shown = [*shown[: _NAMED - 1], "…", shown[-1]]
+    nodes = "the node" if count == 1 else f"the {count} nodes"
+    if len(used) < count:
+        nodes = f"{len(used)} of {nodes}"
+    return f"using {nodes} of this {scheduler} allocation: {', '.join(shown)}"
