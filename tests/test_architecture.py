@@ -28,7 +28,7 @@ STAIRCASE: dict[str, set[str]] = {
     "linux": set(),
     "protocol": {"linux"},
     "job": {"errors", "protocol"},
-    "transport": {"errors", "linux", "protocol"},
+    "transport": {"_version", "errors", "linux", "protocol"},
     "diagnosis": {"job", "protocol"},
     "head": {"_version", "errors", "job", "linux", "protocol", "transport"},
     "console": {"diagnosis", "errors", "job", "protocol"},

@@ -33,7 +33,6 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     NodeBack,
     NodeLost,
-    PeerFailed,
     PhaseChanged,
     RankExited,
     StacksTaken,
@@ -474,7 +473,7 @@ def test_a_restart_waits_for_every_node() -> None:
 
 @pytest.mark.parametrize(
     ("event", "code"),
-    [(asked(INT), 130), (asked(TERM), 143), (PeerFailed(0, "why", 5), 5), (ConsoleClosed(0, "why"), 141)],
+    [(asked(INT), 130), (asked(TERM), 143), (ConsoleClosed(0, "why"), 141)],
 )
 def test_a_reason_to_stop_between_two_attempts_ends_the_job(event: Any, code: int) -> None:
     machine = restarting()
@@ -505,13 +504,6 @@ def test_a_rank_that_can_not_start_is_not_restarted() -> None:
     machine = Machine(range(1), None, None, START, max_restarts=3)
     assert ends(machine.on(StartFailed(0, 0, "why"), START))
     assert machine.exit_code == 2
-
-
-def test_a_failure_on_another_node_ends_ours_with_its_code() -> None:
-    machine = job(1)
-    assert sent(machine.on(PeerFailed(0, "rank 9 failed", 12), START)) == [TERM]
-    assert ends(machine.on(exited(0, -TERM), START))
-    assert machine.exit_code == 12
 
 
 def test_ctrl_z_and_quit_end_nothing() -> None:

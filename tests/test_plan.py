@@ -113,7 +113,7 @@ def test_the_user_cannot_set_a_variable_of_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"])
 def test_the_user_can_override_a_default(name: str) -> None:
-    assert make_plan(spec(environ={name: "5"}), [NODE], "abc").environ == {name: "5"}
+    assert make_plan(spec(environ={name: "5"}), [NODE], "abc").nodes[0].environ == {name: "5"}
 
 
 def test_too_many_ranks_for_the_open_files_limit_are_refused_with_the_number_that_fits() -> None:

@@ -298,6 +298,3 @@ def test_bad_times_and_places_are_refused(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--stall-timeout", 0, "x.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--stall-timeout: '0' is too short" in done.stderr
-    done = launchpad.run("run", "--stall-timeout", 5, "--nnodes", 2, "--node-rank", 0, "--master-addr", "h", "hangs.py")
-    assert done.returncode == 2
-    assert "each of several launchpads sees only its own ranks" in done.stderr

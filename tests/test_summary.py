@@ -22,7 +22,6 @@ from launchpad.protocol.events import (
     NodeLost,
     OrphansKilled,
     Output,
-    PeerFailed,
     PhaseChanged,
     RankExited,
     RankRaised,
@@ -175,11 +174,6 @@ def test_ranks_that_were_stopped_are_distinguished_from_those_that_failed_too() 
             "console",
             ConsoleClosed(103 * SECOND, "Broken pipe"),
             "the job was stopped: standard output can't be written to (Broken pipe)",
-        ),
-        (
-            "peer",
-            PeerFailed(103 * SECOND, "rank 7 on b failed", 9),
-            "the job failed on another node: rank 7 on b failed",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import socket
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DEADLINE, Launchpad, needs_torch
-from tests.sshd import free_port
+from tests.conftest import DEADLINE, Launchpad
 from tests.test_run_targets import shown
 
 # Every option of torchrun 2.13, as people give them; the value is what `--help` says it takes.
@@ -148,13 +146,16 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
     [
         (["--nnodes", "1:4"], "--nnodes 1:4: a varying number of nodes is not supported; give a single number"),
         (["--nnodes", "x"], "--nnodes x: give the number of nodes"),
-        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1"], "--nnodes 2: which node is this? Give each its"),
-        (["--nnodes=2", "--rdzv-backend=etcd", "--node-rank=0"], "--rdzv-backend etcd is not supported for several"),
+        (
+            ["--nnodes=2", "--rdzv-backend=etcd"],
+            "--rdzv-backend etcd is not supported: no such server is needed",
+        ),
+        (["--nnodes=2", "--rdzv-endpoint=h", "--rdzv-conf=is_host=x"], "--rdzv-conf is_host=x: is_host must be true"),
         (
             ["--nnodes=2", "--node-rank=2", "--master-addr=h"],
             "--node-rank 2: with --nnodes 2 it must be from 0 to 1",
         ),
-        (["--nnodes=2", "--node-rank=1"], "--nnodes 2: give --master-addr, an address of node rank 0"),
+        (["--nnodes=2", "--node-rank=1"], "--nnodes 2: where do the nodes meet? Give --rdzv-endpoint"),
         (["--node-rank=1"], "--node-rank 1: with one node the only node rank is 0; give --nnodes"),
         (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
         (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
@@ -173,7 +174,7 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
         (["-H", "localhost,127.0.0.1"], "localhost and 127.0.0.1 are both this machine; name it once"),
         (
             ["--nnodes=2", "--node-rank=0", "--master-addr=192.0.2.1"],
-            "--master-addr 192.0.2.1 --master-port 29500: Cannot",
+            "the nodes of this job meet at 192.0.2.1:29500, and launchpad can't listen there (Cannot",
         ),
     ],
 )
@@ -199,124 +200,3 @@ def test_master_port_that_is_taken(launchpad: Launchpad) -> None:
         done = launchpad.run("run", "--master-port", port, "show_env.py")
     assert done.returncode == 2
     assert done.stderr.startswith(f"launchpad: error: --master-port {port}: another program listens there on ")
-
-
-def node(rank: int, port: int, nodes: int = 2, **more: str) -> list[str]:
-    options = {
-        "nnodes": str(nodes),
-        "node_rank": str(rank),
-        "master-addr": "127.0.0.1",
-        "master_port": str(port),
-        **more,
-    }
-    return [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-
-
-def test_launchpads_on_three_nodes_form_one_world(launchpad: Launchpad) -> None:
-    """With unequal numbers of ranks, whoever comes first."""
-    launchpad.environ["SHOW"] = "RANK LOCAL_RANK LOCAL_WORLD_SIZE WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE MASTER_PORT"
-    port = free_port()
-    counts = {2: 1, 0: 2, 1: 3}
-    jobs = {r: launchpad.start("run", *node(r, port, 3), "-n", counts[r], "show_env.py") for r in counts}
-    ranks: dict[int, dict[str, object]] = {}
-    for job in jobs.values():
-        out, err = job.communicate(timeout=DEADLINE)
-        assert job.returncode == 0, err
-        ranks |= shown(out.decode())
-    places = {0: (0, 0, 2), 1: (0, 1, 2), 2: (1, 0, 3), 3: (1, 1, 3), 4: (1, 2, 3), 5: (2, 0, 1)}
-    for rank, (group, local, local_world) in places.items():
-        want = [rank, local, local_world, 6, group, 3, port]
-        assert list(ranks[rank]["env"].values()) == [str(value) for value in want]
-
-
-@needs_torch
-def test_torch_comes_up_across_two_launchpads(launchpad: Launchpad) -> None:
-    example = Path(__file__).parent.parent / "examples" / "all_reduce.py"
-    port = free_port()
-    jobs = [launchpad.start("run", *node(r, port), "-n", 1 + r, example) for r in (1, 0)]
-    for job in jobs:
-        out, err = job.communicate(timeout=DEADLINE)
-        assert job.returncode == 0, err
-        assert b"of 3: the sum of all ranks is [3.0, 3.0, 3.0]" in out
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_failure_on_one_node_ends_the_others_with_its_code(launchpad: Launchpad, failing: int) -> None:
-    port = free_port()
-    how = ["wait"] * 3
-    how[failing] = "7"
-    jobs = [launchpad.start("run", *node(r, port, 3), "exits.py", *how) for r in range(3)]
-    for rank, job in enumerate(jobs):
-        _, err = job.communicate(timeout=DEADLINE)
-        assert job.returncode == 7, err
-        where = f"rank {failing} failed first: exit code 7"
-        assert (where if rank == failing else f"the job failed on another node: {where}") in err.decode()
-
-
-def test_launchpad_that_is_killed_ends_the_others(launchpad: Launchpad) -> None:
-    port = free_port()
-    jobs = [launchpad.start("run", *node(r, port), "exits.py", "wait", "wait") for r in range(2)]
-    for job in jobs:
-        assert b"waiting" in job.stdout.readline()
-    jobs[1].kill()
-    _, err = jobs[0].communicate(timeout=DEADLINE)
-    assert jobs[0].returncode == 4
-    assert b"the job failed on another node: the launchpad of node rank 1 is gone" in err
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "message"),
-    [
-        ({"rdzv_id": "mine"}, {"rdzv_id": "other"}, "the job's id differs: pass the same --rdzv-id on every node"),
-        ({}, {"nnodes": "3"}, "--nnodes differs: 2 on node rank 0, 3 here"),
-    ],
-)
-def test_launchpad_that_does_not_belong_is_not_let_in(
-    launchpad: Launchpad, first: dict[str, str], second: dict[str, str], message: str
-) -> None:
-    port = free_port()
-    host = launchpad.start("run", *node(0, port, **first), "exits.py", "0", "0")
-    done = launchpad.run("run", *node(1, port, **second), "exits.py", "0", "0")
-    assert done.returncode == 3
-    assert message in done.stderr
-    host.terminate()
-    assert host.wait(timeout=DEADLINE) == 143
-
-
-@pytest.mark.parametrize(
-    ("greeting", "message"),
-    [
-        (b"", "the connection was closed"),
-        (b"220 mail.example.org ESMTP\r\n", "something other than launchpad answers there"),
-        (b"{}\n", "something other than launchpad answers there"),
-    ],
-)
-def test_another_server_at_the_master_address_is_recognised(
-    launchpad: Launchpad, greeting: bytes, message: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        job = launchpad.start("run", *node(1, port), "exits.py", "0", "0")
-        listener.settimeout(DEADLINE)
-        peer, _ = listener.accept()
-        with peer:
-            peer.sendall(greeting)
-            peer.shutdown(socket.SHUT_WR)
-            _, err = job.communicate(timeout=DEADLINE)
-    assert job.returncode == 3
-    assert f"waiting for node rank 0 at 127.0.0.1:{port}: {message}\n" in err.decode()
-
-
-def test_node_that_never_comes_is_named(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *node(0, free_port(), 3, rdzv_conf="join_timeout=0.5"), "exits.py", "0")
-    assert done.returncode == 3
-    assert "for node ranks 1, 2; gave up after 0.5 s" in done.stderr
-
-
-def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *node(1, 29512), "--dry-run", "--json", "show_env.py")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["nodes"][0]["node"] == 1
-    assert done.stderr == (
-        "launchpad: RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here\n"
-    )

@@ -23,7 +23,7 @@ _OF_THE_JOB = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class NodeOffer:
     """A node that asks to join."""
 
     name: str  # its host name
@@ -42,7 +42,7 @@ class Offer:
         return made
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Offer:
+    def from_json(cls, found: dict[str, Any]) -> NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
         texts = {name: _of(str, found[name]) for name in ("name", "python", "failed")}
         numbers = {name: _of(int, found[name], None) for name in ("node_rank", "order")}
@@ -58,7 +58,7 @@ class Offer:
         return [
             f"{option} {_shown(ours)} has no effect on this node: the head's is {_shown(theirs)}"
             for option, (ours, theirs) in values.items()
-            if ours != theirs
+            if ours not in (theirs, None, "", 0)
         ]
 
 

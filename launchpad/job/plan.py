@@ -30,6 +30,15 @@ CONTRACT = frozenset(
 )
 
 
+class Member(NamedTuple):
+    """A node of a job of several, or on another machine, before it has been probed."""
+
+    name: str
+    nproc: int | str
+    python: str  # the ranks' interpreter there; "" for the agent's own
+    own: JobSpec | None = None  # what its ranks run, if its own command line said so
+
+
 class NodePlacement(NamedTuple):
     """One of several nodes, or a node that is not this machine."""
 

@@ -103,6 +103,7 @@ class Journal:
         self._flush_at: float | None = None
         self._put_bytes = self._done_bytes = 0  # each is written by one thread only
         self._broken = False
+        self._joined = {rank.rank for node in plan.nodes if node.shown_there for rank in node.ranks}
         several = len(plan.nodes) > 1
         self._numbers = {rank.rank: rank.rank if several else rank.local_rank for rank in plan.ranks}
         try:
@@ -146,12 +147,13 @@ class Journal:
         if event.stream not in _NAMES:  # a result
             return
         key = (event.rank, event.stream)
-        if self._files is not None and not self._files.keeps(*key):
+        files = None if event.rank in self._joined else self._files
+        if files is not None and not files.keeps(*key):
             return  # the user has chosen what to keep
         stream = self._streams.get(key)
         if stream is None:
             folder = os.path.join(f"attempt_{self._attempt}", str(self._numbers.get(event.rank, event.rank)))
-            stream = self._streams[key] = _StreamRecord(folder, _NAMES[event.stream], elsewhere=self._files is not None)
+            stream = self._streams[key] = _StreamRecord(folder, _NAMES[event.stream], files is not None)
         size = len(event.data)
         if not stream.elsewhere:
             full = self._put_bytes - self._done_bytes > MOST_WAITING

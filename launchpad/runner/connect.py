@@ -20,7 +20,7 @@ from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import find_master, probe_nodes
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
-from launchpad.job.plan import Master, NodePlacement
+from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Probe
 from launchpad.runner.options import HostOptions
@@ -29,7 +29,6 @@ from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
-    from launchpad.runner.nodes import Member
     from launchpad.transport.ssh.connection_pool import ConnectionPool
 
 # Options that make no sense without hosts.

@@ -18,16 +18,16 @@ from launchpad.console.console import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import signals
 from launchpad.head.bringup import BringUp
-from launchpad.job.offer import Offer
-from launchpad.job.plan import make_plan
+from launchpad.job.offer import NodeOffer
+from launchpad.job.plan import Member, make_plan
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, JOIN_SECONDS, Meeting, WorldSpec, parse_conf, parse_endpoint
-from launchpad.runner.job import Taker, supervise
 from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
-from launchpad.runner.nodes import LocalAgent, Member, bring_up
+from launchpad.runner.nodes import LocalAgent, bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec
+from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
 
 # How long a node that can't take part looks for the head to say so.
@@ -71,7 +71,7 @@ def run_joined(
 
 
 def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
-    """Offer this machine to the job whose head is at `endpoint`. Returns the job's exit code; raises LaunchpadError."""
+    """Offer this machine to the job that is led from `endpoint`. Returns its exit code; raises LaunchpadError."""
     host, port = parse_endpoint(endpoint, "launchpad join")
     seconds = float(parse_conf(nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds)
@@ -80,10 +80,10 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
     return Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
 
 
-def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> Offer:
+def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
     exact = meeting.node_rank if meeting.static else None
     order = meeting.node_rank if meeting.node_rank is not None else order_here(os.environ)
-    return Offer(socket.gethostname(), sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
+    return NodeOffer(socket.gethostname(), sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
@@ -127,7 +127,7 @@ def _lead(
         raise
 
 
-def _member(name: str, offer: Offer, spec: JobSpec, options: RunOptions) -> Member:
+def _member(name: str, offer: NodeOffer, spec: JobSpec, options: RunOptions) -> Member:
     if offer.spec is None:  # it offers a machine, and the head says what runs there
         return Member(name, offer.slots or spec.nproc, "" if options.python is None else spec.python)
     return Member(name, offer.spec.nproc, "" if offer.spec.python == offer.python else offer.spec.python, offer.spec)

@@ -7,16 +7,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from launchpad import linux
 from launchpad.errors import NodeError, UsageError
-from launchpad.job.offer import Offer
+from launchpad.job.offer import NodeOffer
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import JobEnded
 from launchpad.runner.options import NodeOptions
 from launchpad.transport.join.client import resolve
-from launchpad.transport.join.server import JoinedLink, Server
+from launchpad.transport.join.server import JoinedLink, JoinServer
 from launchpad.transport.local import SECRET
 
 # When to tell the user who is missing: seconds after the start, and how often after the last of them.
@@ -60,18 +61,19 @@ class Joining:
         self._spec = spec
         self._say = say
         self._changed = threading.Condition()
-        self._nodes: list[tuple[JoinedLink, Offer]] = []  # in the order of their arrival
+        self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # in the order of their arrival
         self._failed = ""  # why a node can't take part
         self._turned_away: set[tuple[str, str]] = set()
         self._waiting = True
         self._vacant: dict[int, JoinedLink | None] = {}  # lost nodes that may come back, by rank
-        self.address = _listen_at(meeting.host)
-        self._server = Server((self.address, meeting.port), secret, self)
+        self.address = _listen_at(meeting)
+        self._server = JoinServer((self.address, meeting.port), secret, self)
 
     # In the server's thread.
 
-    def admit(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
         """Judge a node."""
+        offer = NodeOffer.from_json(offered)
         with self._changed:
             here, nodes = self._meeting, [one for one in self._nodes if not one[0].gone.is_set()]
             if offer.failed:
@@ -90,7 +92,7 @@ class Joining:
             self._nodes = [*nodes, (link, offer)]
         return "", offer.differences(self._spec)
 
-    def _again(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
+    def _again(self, link: JoinedLink, offer: NodeOffer) -> tuple[str, list[str]]:
         """A node that comes after the start: it may take the place of a lost one."""
         free = [rank for rank, back in self._vacant.items() if back is None and offer.node_rank in (None, rank)]
         if not free:
@@ -114,7 +116,7 @@ class Joining:
 
     # In the head's own thread.
 
-    def wait(self) -> list[tuple[JoinedLink, Offer]]:
+    def wait(self) -> list[tuple[JoinedLink, NodeOffer]]:
         """Wait for the other nodes; then they are in the order of their ranks. Raises NodeError."""
         start = time.monotonic()
         deadline = start + self._meeting.join_seconds
@@ -176,7 +178,7 @@ class Joining:
 FULL = "all {} nodes of the job have joined already"
 
 
-def _in_order(nodes: list[tuple[JoinedLink, Offer]]) -> list[tuple[JoinedLink, Offer]]:
+def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]]) -> list[tuple[JoinedLink, NodeOffer]]:
     """By rank: those that must have one, have it; the others follow by what they say, or by arrival."""
     fixed = {offer.node_rank: (link, offer) for link, offer in nodes if offer.node_rank is not None}
     free = [one for one in nodes if one[1].node_rank is None]
@@ -206,16 +208,18 @@ def _is_own(address: str) -> bool:
     return True
 
 
-def _listen_at(host: str) -> str:
-    """The address to listen at: that of the host, or all if it is this machine's name and stands for loopback.
+def _listen_at(meeting: Meeting) -> str:
+    """The address to listen at: that of the host, or all if others know this machine by another one. Raises OSError.
 
-    Debian's /etc/hosts has 127.0.1.1 for the machine's own name, and others know it by another address.
+    Debian's /etc/hosts has 127.0.1.1 for the machine's own name; and `is_host` may stand for a forwarded address.
     """
-    addresses = resolve(host, 0)
+    host, addresses = meeting.host, resolve(meeting.host, 0)
     own = [address for address in addresses if _is_own(address)]
     outward = [address for address in own if not linux.is_loopback(address)]
     if outward:
         return outward[0]
+    if not own and meeting.static:
+        return addresses[0]  # can't be listened at, which the user should know
     is_name = host not in LOCALHOST and host not in own
     return "0.0.0.0" if is_name or not own else own[0]
 

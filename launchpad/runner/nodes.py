@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from launchpad.errors import NodeError
 from launchpad.head.bringup import BringUp
 from launchpad.job.hosts import Nproc
-from launchpad.job.plan import Master, NodePlacement
+from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import AgentReady
 from launchpad.runner.options import HostOptions
@@ -90,15 +90,6 @@ def open_links(
         if link.remote:  # `local` closes the other one
             closing.callback(link.close)
     return links, reopen
-
-
-class Member(NamedTuple):
-    """A node of a job of several, or on another machine, before it has been probed."""
-
-    name: str
-    nproc: Nproc
-    python: str  # the ranks' interpreter there; "" for the agent's own
-    own: JobSpec | None = None  # what its ranks run, if its own command line said so
 
 
 def members_of(hosts: Sequence[Host], links: Sequence[Link], spec: JobSpec, nproc: Nproc | None) -> list[Member]:

@@ -15,7 +15,7 @@ from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import signals
 from launchpad.head.flow import Flow
 from launchpad.head.sink import Sink
-from launchpad.job.offer import Offer
+from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import NODE_LOST
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec
@@ -37,7 +37,7 @@ from launchpad.protocol.events import (
     Written,
 )
 from launchpad.runner.nodes import LocalAgent
-from launchpad.transport.join.client import HeadConnection, Refused, resolve
+from launchpad.transport.join.client import HeadConnection, JoinRefused, resolve
 
 # How often to look for the head while it is not there.
 RETRY_SECONDS = 0.2
@@ -61,7 +61,7 @@ _FOR_THE_HEAD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Relay:
     """One node's part of a job, from finding the head to the job's exit code."""
 
-    def __init__(self, meeting: Meeting, secret: bytes, offer: Offer, spec: JobSpec | None, *, quiet: bool) -> None:
+    def __init__(self, meeting: Meeting, secret: bytes, offer: NodeOffer, spec: JobSpec | None, *, quiet: bool) -> None:
         """`spec`: what the ranks here run, whose output is then shown and filed here. None: the head shows it."""
         self._meeting = meeting
         self._secret = secret
@@ -69,7 +69,7 @@ class Relay:
         self._spec = spec
         self._quiet = quiet
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._display: _Display | None = None
+        self._own_output: _OwnOutput | None = None
         self._agent_gone = False
         self._deadline: float | None = None
 
@@ -89,8 +89,8 @@ class Relay:
             local.close()  # ends what is left here, before the head is told that this node is done
         finally:
             head.close()
-        if self._display is not None:
-            self._display.end(ended.lines)
+        if self._own_output is not None:
+            self._own_output.end(ended.lines)
         else:
             for line in ended.lines:
                 os.write(STDERR, f"{message_line(line, wants_colour(STDERR, os.environ), bad=True)}\n".encode())
@@ -153,7 +153,7 @@ class Relay:
             try:
                 for address in resolve(self._meeting.host, self._meeting.port):
                     try:
-                        found = HeadConnection((address, self._meeting.port), self._secret, self._offer)
+                        found = HeadConnection((address, self._meeting.port), self._secret, self._offer.as_json())
                     except OSError as error:
                         self._reason = error.strerror or str(error)
                         continue
@@ -161,7 +161,7 @@ class Relay:
                     return
             except OSError as error:
                 self._reason = f"{self._meeting.host} can't be resolved ({error.strerror})"
-            except Refused as error:
+            except JoinRefused as error:
                 now = time.monotonic()
                 full_until = full_until or now + FULL_SECONDS
                 if "joined already" not in str(error) or now >= full_until:
@@ -197,8 +197,8 @@ class Relay:
             if self._deadline is not None and now >= self._deadline:
                 return "head", None
             waits = [] if self._deadline is None else [self._deadline - now]
-            if self._display is not None:
-                waits += self._display.waits(now)
+            if self._own_output is not None:
+                waits += self._own_output.waits(now)
             try:
                 return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
             except queue.Empty:
@@ -209,14 +209,14 @@ class Relay:
             if type(command) is Credit:
                 return
             if type(command) is Start:
-                if self._display is None:
+                if self._own_output is None:
                     try:
-                        self._display = _Display(self._spec, command, self._post, link.send)
+                        self._own_output = _OwnOutput(self._spec, command, self._post, link.send)
                     except LaunchpadError as error:  # --log-dir can't be written
                         self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
                         return
                 else:
-                    self._display.restart(command)
+                    self._own_output.restart(command)
         link.send(command)
 
     def _event(self, event: Any, head: HeadConnection) -> None:
@@ -226,7 +226,7 @@ class Relay:
                 self._deadline = time.monotonic() + END_SECONDS
                 head.send(AgentLeft(time.monotonic_ns()))
             return
-        for one in (event,) if self._display is None else self._display.take(event):
+        for one in (event,) if self._own_output is None else self._own_output.take(event):
             head.send(one)
 
     def _own(self, event: Any, head: HeadConnection, link: Any) -> None:
@@ -241,13 +241,13 @@ class Relay:
                 link.send(Signal(signum))
             case ConsoleClosed():
                 head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
-            case LogFailed(_, path, reason) if self._display is not None:
-                self._display.say(f"{path} can't be written: {reason}")
-            case Written(output) if self._display is not None:
-                self._display.written(output)
+            case LogFailed(_, path, reason) if self._own_output is not None:
+                self._own_output.say(f"{path} can't be written: {reason}")
+            case Written(output) if self._own_output is not None:
+                self._own_output.written(output)
 
 
-class _Display:
+class _OwnOutput:
     """Shows and files the output of the ranks here, and gives the agent credit for it."""
 
     def __init__(

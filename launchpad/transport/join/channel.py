@@ -27,21 +27,24 @@ class Reactor:
         self._tasks: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
         self._over = False
+        self._lock = threading.Lock()  # guards _over and the pipe's writing end
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
         self._thread = threading.Thread(target=self._run, name="join", daemon=True)
         self._thread.start()
 
     def call(self, task: Callable[[], None]) -> None:
-        """Have the thread call this soon. From any thread."""
-        self._tasks.append(task)
-        with contextlib.suppress(BlockingIOError):  # it has been woken already
-            os.write(self._wake, b"\0")
+        """Have the thread call this soon. From any thread; dropped if the thread has ended."""
+        with self._lock:
+            if self._over:
+                return
+            self._tasks.append(task)
+            with contextlib.suppress(BlockingIOError):  # it has been woken already
+                os.write(self._wake, b"\0")
 
     def close(self) -> None:
         """End the thread. Connections must be closed before."""
-        if not self._over:
-            self.call(self._end)
-            self._thread.join()
+        self.call(self._end)
+        self._thread.join()
 
     # For what runs in the thread.
 
@@ -73,21 +76,22 @@ class Reactor:
             for key, events in self._selector.select(wait):
                 if key.fd in self._selector.get_map():  # not closed by one of those before it
                     key.data(events)
-            while self._tasks:
+            while self._tasks and not self._over:
                 self._tasks.popleft()()
             now = time.monotonic()
             for name, (at, task) in list(self._timers.items()):
                 if at <= now and self._timers.pop(name, None) is not None:
                     task()
-        self._selector.close()
-        os.close(self._woken)
-        os.close(self._wake)
 
     def _drain(self, _: int) -> None:
         os.read(self._woken, 4096)
 
     def _end(self) -> None:
-        self._over = True
+        with self._lock:
+            self._over = True
+            self._selector.close()
+            os.close(self._woken)
+            os.close(self._wake)
 
 
 class Channel:

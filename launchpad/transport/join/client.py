@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad._version import __version__
-from launchpad.job.offer import Offer
 from launchpad.protocol import wire
 from launchpad.protocol.events import Event
 from launchpad.transport.join.channel import Channel, Reactor, connect
@@ -24,15 +23,15 @@ CONNECT_SECONDS = 5.0
 _NOT_LAUNCHPAD = "something other than a launchpad that waits for nodes answers there"
 
 
-class Refused(Exception):
+class JoinRefused(Exception):
     """The head doesn't let this node in, or is not the job's head; says why."""
 
 
 class HeadConnection:
     """A node's connection to the head, once it has been let in."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, offer: Offer) -> None:
-        """Join. Raises OSError if nobody listens there yet, or hangs up, and Refused."""
+    def __init__(self, address: tuple[str, int], secret: bytes, offer: dict[str, Any]) -> None:
+        """Join. Raises OSError if nobody listens there yet, or hangs up, and JoinRefused."""
         sock = connect(address, CONNECT_SECONDS)
         self._reactor = Reactor()
         self._inbox: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
@@ -53,15 +52,15 @@ class HeadConnection:
             self.close()
             raise
 
-    def _greet(self, secret: bytes, offer: Offer) -> list[str]:
+    def _greet(self, secret: bytes, offer: dict[str, Any]) -> list[str]:
         own = nonce()
         answer = self._ask({"launchpad": __version__, "nonce": own})
         nonces = (own, str(answer.get("nonce")))
         certificate = self._channel.certificate
         answer = self._ask({"proof": proof(secret, "node", nonces, certificate)})
         if not hmac.compare_digest(str(answer.get("proof")), proof(secret, "head", nonces, certificate)):
-            raise Refused("what listens there doesn't know the job's secret (--rdzv-id, --rdzv-secret-file)")
-        answer = self._ask({"offer": offer.as_json()})
+            raise JoinRefused("what listens there doesn't know the job's secret (--rdzv-id, --rdzv-secret-file)")
+        answer = self._ask({"offer": offer})
         return [str(note) for note in answer.get("welcome") or []]
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -71,10 +70,10 @@ class HeadConnection:
             try:
                 more = self._inbox.get(timeout=ANSWER_SECONDS)
             except queue.Empty:
-                raise Refused(f"{_NOT_LAUNCHPAD}: it says nothing") from None
+                raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says nothing") from None
             if isinstance(more, str):
                 if more.startswith("it doesn't speak TLS"):
-                    raise Refused(f"{_NOT_LAUNCHPAD}: {more}")
+                    raise JoinRefused(f"{_NOT_LAUNCHPAD}: {more}")
                 raise ConnectionResetError(0, more or "it hung up")
             data += more
         line, _, self._rest = data.partition(b"\n")
@@ -83,9 +82,9 @@ class HeadConnection:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Refused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
+            raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
         if "error" in answer:
-            raise Refused(str(answer["error"]))
+            raise JoinRefused(str(answer["error"]))
         return answer
 
     def begin(self, take: Callable[[Any], None]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from launchpad._version import __version__
-from launchpad.job.offer import Offer
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
 from launchpad.protocol.events import AgentLeft
@@ -32,8 +31,11 @@ CLOSE_SECONDS = 20.0
 class Gate(Protocol):
     """Who may join. All is called in the reactor's thread, and must not block."""
 
-    def admit(self, link: JoinedLink, offer: Offer) -> tuple[str, list[str]]:
-        """Judge a node that knows the secret. Returns why it can't join, "" if it can, and notes for its user."""
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
+        """Judge a node that knows the secret. Returns why it can't join, "" if it can, and notes for its user.
+
+        Raises KeyError, TypeError or ValueError for an offer that is none.
+        """
 
     def joined(self, link: JoinedLink) -> None:
         """An admitted node knows that it is; its link may be used."""
@@ -42,7 +44,7 @@ class Gate(Protocol):
         """A peer that spoke our protocol was turned away."""
 
 
-class Server:
+class JoinServer:
     """Listens for nodes until it is closed."""
 
     def __init__(self, address: tuple[str, int], secret: bytes, gate: Gate) -> None:
@@ -105,7 +107,7 @@ class Server:
 class _Greeting:
     """A connection until it is let in."""
 
-    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+    def __init__(self, server: JoinServer, sock: socket.socket, peer: str) -> None:
         self._server = server
         self._peer = peer
         self._own = str(sock.getsockname()[0]).removeprefix("::ffff:")
@@ -173,9 +175,8 @@ class _Greeting:
                 return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
             self._proven = True
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
-        offer = Offer.from_json(message["offer"])
-        link = JoinedLink(offer.name, self._own, self.channel)
-        error, notes = server.gate.admit(link, offer)
+        link = JoinedLink(str(message["offer"]["name"]), self._own, self.channel)
+        error, notes = server.gate.admit(link, message["offer"])
         if error:
             return {"error": error}
         server.gone(self)

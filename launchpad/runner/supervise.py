@@ -1,0 +1,147 @@
+"""Runs a planned job to its exit code: makes the sinks, supervises the ranks, reports the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from launchpad.console.console import Console, restore_terminal, terminal_modes, terminal_size
+from launchpad.head.bringup import BringUp
+from launchpad.head.sink import Sink
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.outcome import Cause
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec, StreamMap
+from launchpad.protocol.events import STDOUT, JobOver
+from launchpad.runner.observers import Observers, waited
+from launchpad.runner.options import ReportOptions
+from launchpad.runner.stale_store import StaleStores
+from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.event_lines import EventLines
+    from launchpad.record.files import Files
+
+Reopen = Callable[[int], Link]
+Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
+Tell = Callable[[list[str], int], None]  # tells nodes that have joined why the job ended, and its exit code
+
+# How much of the verdict the launchpads of nodes that have joined show.
+TOLD_LINES = 12
+
+
+def supervise(
+    bringup: BringUp,
+    spec: JobSpec,
+    plan: Plan,
+    tell: Tell,
+    reopen: Reopen | None,
+    reports: ReportOptions,
+    taker: Taker | None,
+    *,
+    here: bool,
+) -> int:
+    """Run the planned job and return its exit code. Raises UsageError for files that can't be written.
+
+    `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
+    console; `here`: rank 0 is on this machine.
+    """
+    job = os.urandom(4).hex()
+    shows: list[Sink] = []
+    files: Files | None = None
+    if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
+        from launchpad.record.files import Files, temporary_folder
+
+        files = Files(spec, plan, spec.log_dir or temporary_folder(), bringup.post, job)
+        shows.append(files)
+    shown = spec
+    if taker is not None:
+        shows.append(taker(bringup.post))
+        shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
+    console = Console(shown, plan, os.environ, bringup.post, shows=reports.events != "-")
+    observers = Observers(job, spec, plan, bringup.post, console.say, quiet=reports.quiet, files=files)
+    summary, journal, folder = observers.summary, observers.journal, observers.folder
+    shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
+    machine: EventLines | None = None
+    if reports.junit is not None:
+        from launchpad.record.junit import check
+
+        check(reports.junit, adds=reports.add_to_reports)
+    if reports.events is not None:
+        from launchpad.record.event_lines import EventLines
+
+        machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
+        shows.append(machine)
+    sinks = observers.begin(shows)
+    supervisor = Supervisor(bringup)
+    modes = terminal_modes()
+    try:
+        code, cause = supervisor.run(
+            plan,
+            sinks,
+            grace=spec.grace,
+            timeout=spec.timeout,
+            stall_timeout=spec.stall_timeout,
+            max_restarts=spec.max_restarts,
+            terminal=terminal_size(os.environ, console.margin) if here else (),
+            reopen=reopen,
+            sends_input=not here,
+            waited=waited,
+        )
+    finally:
+        observers.end()
+        restore_terminal(modes)
+    lines: list[str] = []
+    told: list[str] = []
+    shown_before: set[str] = set()  # printed a moment ago, with the stacks
+    if cause is not None:
+        verdict, lines = observers.conclude()
+        code = _exit_code(cause, verdict)
+        held = summary.history.held
+        shown_before = {f"    {line}" for line in held.lines} if held and held.why != "failure" else set()
+        if machine:
+            machine.verdict(summary.history, verdict, lines, summary.earlier)
+        told = lines[:TOLD_LINES] + ([f"more: launchpad why {job}, on {os.uname().nodename}"] if journal.folder else [])
+        lines += [f"logs: {folder}"] if folder else []
+        if journal.folder:
+            lines.append(f"more: launchpad why {job}")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            from launchpad.record.annotations import annotation
+
+            console.print(annotation(summary.history, verdict, lines, os.environ))
+    tell(told, code)
+    if reports.junit is not None:
+        from launchpad.record import junit
+
+        suite = junit.suite(summary.history, summary.verdict(), lines, reports.job or "")
+        problem = junit.write(reports.junit, suite, adds=reports.add_to_reports)
+        if problem:
+            console.say(problem, bad=True)
+    over = JobOver(time.monotonic_ns(), code)
+    if supervisor.leaving:  # all that is left is output that nobody reads
+        console.say_and_leave("\n".join(lines))
+        journal.on(over)
+        journal.close()
+        os._exit(code)
+    console.flush()
+    if lines:
+        console.say("\n".join(line for line in lines if line not in shown_before), bad=True)
+    for sink in sinks:
+        sink.on(over)
+    # Only a slow reader can hold us up from here on: Ctrl-C ends the wait.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    for sink in sinks:
+        sink.close()
+    return code
+
+
+def _exit_code(cause: Cause, verdict: Verdict) -> int:
+    """The blamed rank's exit code. Its failure need not be the first one reported."""
+    return verdict.exit_code if cause.kind in ("failure", "lost") and verdict.cause is not None else cause.exit_code
