@@ -39,7 +39,7 @@ from launchpad.cli.main import cli
 from launchpad.diagnosis import candidates, verdict
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict_json import as_json
-from launchpad.job import environment, mpi
+from launchpad.job import mpi, user_environment
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import CONTRACT
 from launchpad.protocol.events import STDOUT, Output
@@ -353,7 +353,7 @@ def test_the_variables_of_torchrun() -> None:
 
 def test_what_travels_to_other_hosts() -> None:
     told = [name for cells in table("hosts", "variables") for name in code(cells[0])]
-    patterns = [name for name in environment.FORWARDED if name != "PYTHONHASHSEED"]
+    patterns = [name for name in user_environment.FORWARDED if name != "PYTHONHASHSEED"]
     assert sorted(told) == sorted(name.replace("PYTHON[!H]*", "PYTHON*") for name in patterns)
 
 

@@ -20,11 +20,11 @@ from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.supervisor import Supervisor
 from launchpad.head.sync import list_files
-from launchpad.job.environment import forwarded
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
+from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH

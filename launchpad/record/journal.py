@@ -27,7 +27,7 @@ from launchpad.record.event_lines import line_of
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 # The most to keep of the beginnings of all streams, and the limits for one stream's share of it. The end of a stream
 # gets as much again, in segments, of which the oldest are removed.

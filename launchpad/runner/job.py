@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import Console, restore_terminal, say_on_stderr, terminal_modes, terminal_size
-from launchpad.head import signals
+from launchpad.head import own_signals as signals
 from launchpad.head.bringup import BringUp
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
     from launchpad.record.event_lines import EventLines
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 Reopen = Callable[[int], Link]
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
@@ -115,7 +115,7 @@ def _supervise(
     shows: list[Sink] = []
     files: Files | None = None
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
-        from launchpad.record.files import Files, temporary_folder
+        from launchpad.record.log_dir import Files, temporary_folder
 
         files = Files(spec, plan, spec.log_dir or temporary_folder(), bringup.post, job)
         shows.append(files)

@@ -19,7 +19,7 @@ from launchpad.record.liveness import own_process
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 
 class Observers:
