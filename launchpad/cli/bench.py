@@ -23,6 +23,7 @@ from launchpad.cli import run
 from launchpad.cli.options import GroupedCommand, GroupedOption, seconds
 from launchpad.console.console import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
+from launchpad.job.outcome import INTERRUPTED
 from launchpad.job.spec import Backend
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH
@@ -36,14 +37,11 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 # Ranks if neither --nproc nor hosts are given.
 RANKS = 4
 
-# Options that mean the same as for `launchpad run`.
+# Options of `launchpad run`, which mean the same here.
 _SHARED = {
     *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
     *("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
 }
-
-# Exit codes of jobs that the user has stopped: the next one is not started.
-_INTERRUPTED = (129, 130, 141, 143)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -151,7 +149,7 @@ def command(**options: Any) -> int:
     Each backend is one job, which runs as `launchpad run` would run it: on this machine (4 ranks by default) or on
     other hosts over SSH.
     """
-    run_options = run.typed(options)
+    run_options = run.typed({name: options[name] for name in _SHARED})
     hosts = read_hosts(run_options.hosts, run_options.nproc)
     far = not all(host.here for host in hosts)
     plot = options["plot"]
@@ -257,7 +255,7 @@ def _run_all(display: Display, request: BenchRequest, requested: tuple[str, ...]
                 raise
             say_on_stderr(f"error: {error}")
             return code or error.exit_code
-        if ended in _INTERRUPTED:
+        if ended in INTERRUPTED:
             return ended
         if not display.is_unavailable(backend):
             code = code or ended

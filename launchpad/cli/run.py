@@ -17,6 +17,9 @@ from launchpad.runner.options import HostOptions, NodeOptions, ReportOptions, Ru
 
 Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 
+# Options that say what to do with the job, rather than what it is.
+_NOT_OF_A_JOB = {"config", "dry_run", "as_json"}
+
 _EPILOG = """\b
 Examples:
   launchpad run --nproc 4 train.py --lr 0.1        a script
@@ -88,5 +91,7 @@ def typed(options: Mapping[str, Any]) -> RunOptions:
         return kind(**{name: left.pop(name) for name in kind._fields if name in left})
 
     hosts, nodes, reports = take(HostOptions), take(NodeOptions), take(ReportOptions)
-    own = {name: value for name, value in left.items() if name in RunOptions._fields}
+    own = {name: left.pop(name) for name in RunOptions._fields if name in left}
+    unknown = left.keys() - _NOT_OF_A_JOB
+    assert not unknown, f"no field of RunOptions: {unknown}"
     return RunOptions(**own, hosts=hosts, nodes=nodes, reports=reports)

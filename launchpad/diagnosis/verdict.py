@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
 from launchpad.diagnosis.history import History
-from launchpad.job.outcome import NODE_LOST, NOT_STARTED, TIMED_OUT, CauseKind
+from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT, CauseKind
 
 # The cause that stopped the job; or none, running, cut off, unknown; or what only the events tell: early, waited, held.
 Kind = Literal[CauseKind, "none", "running", "cut off", "unknown", "early", "waited", "held"]
@@ -78,7 +78,7 @@ def verdict_on(history: History) -> Verdict:
         case "signal":
             return Verdict("signal", 128 + history.signum, hung, **common)
         case "console":
-            return Verdict("console", 141, **common)
+            return Verdict("console", OUTPUT_CLOSED, **common)
         case "peer":
             return Verdict("peer", history.peer.code if history.peer else 1, **common)
     if history.ended:

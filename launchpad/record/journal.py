@@ -103,8 +103,7 @@ class Journal:
         self._flush_at: float | None = None
         self._put_bytes = self._done_bytes = 0  # each is written by one thread only
         self._broken = False
-        several = len(plan.nodes) > 1
-        self._numbers = {rank.rank: rank.rank if several else rank.local_rank for rank in plan.ranks}
+        self._folders = job_store.rank_folders(plan)
         try:
             folder = files.folder if files else job_store.make_folder(environ, job)
             self._lock = os.open(os.path.join(folder, job_store.EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -139,7 +138,7 @@ class Journal:
             self._attempt = event.attempt
             self._streams.clear()
         elif type(event) is RanksSpawned:
-            self._numbers.update((rank, rank) for rank in event.ranks)
+            self._folders.update((rank, str(rank)) for rank in event.ranks)
         return False
 
     def _output(self, event: Output) -> None:
@@ -150,7 +149,7 @@ class Journal:
             return  # the user has chosen what to keep
         stream = self._streams.get(key)
         if stream is None:
-            folder = os.path.join(f"attempt_{self._attempt}", str(self._numbers.get(event.rank, event.rank)))
+            folder = os.path.join(f"attempt_{self._attempt}", self._folders.get(event.rank, str(event.rank)))
             stream = self._streams[key] = _StreamRecord(folder, _NAMES[event.stream], elsewhere=self._files is not None)
         size = len(event.data)
         if not stream.elsewhere:
