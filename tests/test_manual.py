@@ -152,12 +152,17 @@ def test_a_commands_name_shows_its_options(launchpad: Launchpad) -> None:
         assert launchpad.run("help", name).stdout == launchpad.run(name, "--help").stdout
 
 
+def test_another_word_for_a_topic(launchpad: Launchpad) -> None:
+    for word, topic in (("exit", "ending"), ("ssh", "hosts"), ("environment", "ranks")):
+        assert launchpad.run("help", word).stdout == (MANUAL / f"{topic}.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("hots", "there is no topic 'hots'; did you mean hosts?"),
         ("log", "there is no topic 'log'; did you mean logs?"),
-        ("zebra", "there is no topic 'zebra'; `launchpad help` lists them"),
+        ("zebra", "there is no topic 'zebra'; `launchpad help` lists the topics"),
     ],
 )
 def test_an_unknown_topic_is_one_sentence(launchpad: Launchpad, word: str, message: str) -> None:

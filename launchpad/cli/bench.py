@@ -106,6 +106,7 @@ _shown = partial(click.option, cls=GroupedOption, group="How to show it")
 @click.command(
     "bench",
     cls=GroupedCommand,
+    short_help="Time collectives, and the links between hosts.",
     epilog=_EPILOG,
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -132,14 +133,13 @@ _shown = partial(click.option, cls=GroupedOption, group="How to show it")
 @_what("-b", "--min", "least", type=size, metavar="BYTES", help="Smallest size. Default: 4.")
 @_what("-e", "--max", "most", type=size, metavar="BYTES", help="Largest size. Default: 8M.")
 @_what("-f", "--factor", type=click.IntRange(min=2), metavar="N", help="Factor between sizes. Default: 8.")
-@_what("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of the elements.")
+@_what("-d", "--dtype", type=click.Choice(DTYPES), default="float32", help="Type of the elements. Default: float32.")
 @_what(
     *("--seconds", "-s"),
     type=seconds,
     default="40",
-    show_default=True,
     metavar="SECONDS",
-    help="Time for all measurements together; each gets at least a few calls, however long they take.",
+    help="Time for all measurements together; each gets at least a few calls, however long they take. Default: 40.",
 )
 @_shown("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @_shown("--plot", metavar="FILE.png", help="Plot time over size with a fitted line; needs matplotlib.")

@@ -32,14 +32,16 @@ Examples:
 
 \b
 Exit code: 0 if every rank exited with 0; else the first failed rank's own, or
-128+n for signal n; 2 nothing could be started; 3 a host can't be used; 4 a node
-was lost; 124 --timeout or --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
+128+n for signal n; 2 wrong usage or bad input; 3 a host can't be used; 4 a node
+was lost; 124 --timeout or --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM,
+HUP; 141 standard output was closed.
 """
 
 
 @click.command(
     "run",
     cls=GroupedCommand,
+    short_help="Start N ranks of a program, and supervise them.",
     epilog=_EPILOG,
     context_settings={
         "allow_interspersed_args": False,
