@@ -98,7 +98,7 @@ def _nothing() -> None:
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """All pairs, in rounds in which nobody is in two pairs (the circle method of round-robin tournaments)."""
+    """All pairs, in rounds in which no rank occurs twice (the circle method of round-robin tournaments)."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(len(ring) - 1):

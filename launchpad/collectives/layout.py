@@ -91,7 +91,7 @@ class Stage:
 
 
 def _needs_copy(tensor: Any) -> bool:
-    """Whether the tensor's memory isn't simply its values in order; some views keep a sign as a flag."""
+    """Whether the memory is not the values in order: the tensor is strided, or negated or conjugated lazily."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
     return not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj()

@@ -1,6 +1,6 @@
 """The verdict: which rank failed first, why, and what that did to the others. Pure; it needs only the job's events.
 
-candidates.py sorts the failures. This module finds the first one:
+candidates.py classifies the failures. This module finds the first one:
 
 - A rank that died because another was gone (secondary.py) is a victim if another rank failed of its own accord before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
@@ -19,7 +19,7 @@ from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
 from launchpad.diagnosis.history import History
 from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT, CauseKind
 
-# The cause that stopped the job; or none, running, cut off, unknown; or what only the events tell: early, waited, held.
+# The cause that stopped the job; or none, running, cut off, unknown; or, deduced from the events: early, waited, held.
 Kind = Literal[CauseKind, "none", "running", "cut off", "unknown", "early", "waited", "held"]
 
 # We may notice an exit this much later (ns) than its peers do.
@@ -34,7 +34,7 @@ class Victim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a job ended, and why. Lists of ranks are sorted; after a failure, none of them holds the cause."""
+    """How a job ended, and why. Lists of ranks are sorted; after a failure, no list contains the cause."""
 
     kind: Kind
     exit_code: int

@@ -205,7 +205,7 @@ class Journal:
         return self._flush_at
 
     def tick(self, now: float) -> None:  # noqa: ARG002
-        """Write them."""
+        """Write the ends of streams."""
         self._flush()
 
     def conclude(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
