@@ -1,4 +1,4 @@
-"""Time collective calls and measure the links between ranks.
+"""Times collective calls and measures the links between ranks.
 
 Every call follows a barrier, and its time is that of the slowest rank: a collective is done when the last rank has its
 result. Without the barrier, a broadcast's root would run ahead of the others and seem to cost nothing. (OSU's

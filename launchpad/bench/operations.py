@@ -1,6 +1,6 @@
 """The operations that can be measured: the data, bus factor and cost model of each. Imports no torch.
 
-Another function takes one more line in OPERATIONS.
+To add a function, add a line to OPERATIONS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find this process's rank and world size in the variables that its launcher set. Pure.
+"""Finds this process's rank and world size in the variables that its launcher set. Pure.
 
 launchpad and torchrun    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 Open MPI                  OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}

@@ -2,7 +2,7 @@
 
 candidates.py classifies the failures. This module finds the first one:
 
-- A rank that died because another was gone (secondary.py) is a victim if another rank failed of its own accord before
+- A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
 - If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
   a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
     apart: int = 0  # ns between the cause and the last of these
     doubt: int = 0  # ns that would have been needed to order them
     early: tuple[int, ...] = ()  # ranks that exited with 0 while the others waited for them
-    alike: tuple[int, ...] = ()  # ranks that failed of their own accord in the same way
+    alike: tuple[int, ...] = ()  # ranks that failed independently, in the same way
     victims: tuple[Victim, ...] = ()
     stopped: tuple[int, ...] = ()
     failed_too: tuple[int, ...] = ()

@@ -98,7 +98,7 @@ def keep_last(error: BaseException, ours: tuple[str, ...] = ()) -> None:
 def keep_end() -> None:
     """Record that the program has ended normally, if others may still wait for it.
 
-    Otherwise, their failures would come first, and one of them would be blamed.
+    Without this record, their failures would be the first that are known, and one of them would be blamed.
     """
     if _prefix and "torch.distributed" in sys.modules:
         _write(SystemExit(0), "", ())

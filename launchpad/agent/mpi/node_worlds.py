@@ -1,4 +1,4 @@
-"""Serve PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head."""
+"""Serves PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head."""
 
 from __future__ import annotations
 
