@@ -107,6 +107,18 @@ def test_a_job_that_is_interrupted_is_the_last(launchpad: Launchpad) -> None:
     assert re.search(r"launchpad: a .*failed, exit code 143\nlaunchpad: b +not run\n", err.decode())
 
 
+def test_a_reader_that_is_gone_ends_the_next_job_too(launchpad: Launchpad) -> None:
+    write(launchpad, '[jobs.a]\ntarget = ["yes"]\n[jobs.b]\ntarget = ["true"]\n')
+    process = launchpad.start("smoke", "jobs.toml")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 141
+    assert re.search(rb"launchpad: a .*failed, exit code 141\nlaunchpad: b +not run\n", err)
+
+
 def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
     path = write(launchpad, 'target = "show_env.py"\ngrace = "2m"\n[env]\nTOKEN = "hunter2"\n')
     launchpad.environ["PET_ROLE"] = "pet"

@@ -39,7 +39,7 @@ from launchpad.cli.main import cli
 from launchpad.diagnosis import candidates, verdict
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict_json import as_json
-from launchpad.job import environment, mpi
+from launchpad.job import mpi, user_environment
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import CONTRACT
 from launchpad.protocol.events import STDOUT, Output
@@ -153,12 +153,17 @@ def test_a_commands_name_shows_its_options(launchpad: Launchpad) -> None:
         assert launchpad.run("help", name).stdout == launchpad.run(name, "--help").stdout
 
 
+def test_another_word_for_a_topic(launchpad: Launchpad) -> None:
+    for word, topic in (("exit", "ending"), ("ssh", "hosts"), ("environment", "ranks")):
+        assert launchpad.run("help", word).stdout == (MANUAL / f"{topic}.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("hots", "there is no topic 'hots'; did you mean hosts?"),
         ("log", "there is no topic 'log'; did you mean logs?"),
-        ("zebra", "there is no topic 'zebra'; `launchpad help` lists them"),
+        ("zebra", "there is no topic 'zebra'; `launchpad help` lists the topics"),
     ],
 )
 def test_an_unknown_topic_is_one_sentence(launchpad: Launchpad, word: str, message: str) -> None:
@@ -354,7 +359,7 @@ def test_the_variables_of_torchrun() -> None:
 
 def test_what_travels_to_other_hosts() -> None:
     told = [name for cells in table("hosts", "variables") for name in code(cells[0])]
-    patterns = [name for name in environment.FORWARDED if name != "PYTHONHASHSEED"]
+    patterns = [name for name in user_environment.FORWARDED if name != "PYTHONHASHSEED"]
     assert sorted(told) == sorted(name.replace("PYTHON[!H]*", "PYTHON*") for name in patterns)
 
 

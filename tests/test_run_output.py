@@ -18,7 +18,7 @@ from launchpad.console.writer import MOST_OPEN
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, StreamMap, Target
 from launchpad.protocol.events import AgentReady, Output, Restarted
-from launchpad.record.files import Files
+from launchpad.record.log_dir import Files
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 

@@ -142,13 +142,15 @@ def test_help_and_version(launchpad: Launchpad) -> None:
     text = launchpad.run("run", "--help").stdout
     for heading in (
         "How many ranks:",
-        "What they run:",
-        "Their environment:",
-        "Their output:",
+        "What the ranks run:",
+        "The ranks' environment:",
+        "The ranks' output:",
         "When the job ends:",
+        "Before running:",
         "Examples:",
     ):
         assert heading in text
+    assert "Other:\n  -h, --help" in text
     assert launchpad.run().returncode == 2
 
 

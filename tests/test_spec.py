@@ -1,4 +1,4 @@
-"""job/spec, job/environment, job/outcome and the parsers of options: what the user writes, and what it means."""
+"""job/spec, job/user_environment, job/outcome and the parsers of options: what the user writes, and what it means."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from launchpad.cli import options
 from launchpad.errors import UsageError
-from launchpad.job.environment import forwarded, parse_file, parse_option
 from launchpad.job.outcome import Cause, CauseKind, exit_in_words, ranks_in_words
 from launchpad.job.spec import StreamMap, Target
+from launchpad.job.user_environment import forwarded, parse_file, parse_option
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is not a failure
 

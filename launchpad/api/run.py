@@ -20,11 +20,11 @@ from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.supervisor import Supervisor
 from launchpad.head.sync import list_files
-from launchpad.job.environment import forwarded
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
+from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH
@@ -162,7 +162,7 @@ class _Job:
         self._error: BaseException | None = None
         self._collector: ResultCollector | None = None
         self._cause: Cause | None = None
-        self._report = ""
+        self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
         self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
 
     def interrupt(self) -> None:
@@ -182,16 +182,18 @@ class _Job:
         cause = self._cause
         if cause is None:
             return self._collector.results()
+        report = "\n".join(self._report)
         match cause.kind:
             case "failure":
-                raise self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, self._report)
+                raise self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
             case "timeout":
-                raise JobTimeout(self._report.replace("--timeout ", "timeout="))
+                first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
+                raise JobTimeout("\n".join([first, *self._report[1:]]))
             case "console" if self.screen.failure is not None:
                 raise self.screen.failure
             case "lost":
-                raise NodeError(self._report)
-        raise UsageError(self._report)
+                raise NodeError(report)
+        raise UsageError(report)
 
     def close(self) -> None:
         """Release what was collected."""
@@ -235,8 +237,7 @@ class _Job:
                 plan, sinks, grace=None, timeout=spec.timeout, waited=waited
             )
             if self._cause is not None:
-                verdict, lines = observers.conclude()
-                self._report = "\n".join(lines)
+                verdict, self._report = observers.conclude()
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:

@@ -38,7 +38,7 @@ class Screen:
         count = len(plan.ranks)
         self._devices[STDOUT] = Device(2 * count if same else count, None)
         self._devices[STDERR] = self._devices[STDOUT] if same else Device(count, None)
-        self._label = labels(plan)
+        self._label = labels([node.name for node in plan.nodes], plan.world_size)
         for place, node in enumerate(plan.nodes):
             for rank in node.ranks:
                 self._add(rank.rank, place)

@@ -1,4 +1,4 @@
-"""Fit a straight line to an operation's times: t(S) = α + βS."""
+"""Fits a straight line to an operation's times: t(S) = α + βS."""
 
 from __future__ import annotations
 

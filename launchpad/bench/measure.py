@@ -1,4 +1,4 @@
-"""Time collective calls and measure the links between ranks.
+"""Times collective calls and measures the links between ranks.
 
 Every call follows a barrier, and its time is that of the slowest rank: a collective is done when the last rank has its
 result. Without the barrier, a broadcast's root would run ahead of the others and seem to cost nothing. (OSU's
@@ -98,7 +98,7 @@ def _nothing() -> None:
 
 
 def rounds(members: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """All pairs, in rounds in which nobody is in two pairs (the circle method of round-robin tournaments)."""
+    """All pairs, in rounds in which no rank occurs twice (the circle method of round-robin tournaments)."""
     ring: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
     found = []
     for _ in range(len(ring) - 1):

@@ -1,6 +1,6 @@
 """The operations that can be measured: the data, bus factor and cost model of each. Imports no torch.
 
-Another function takes one more line in OPERATIONS.
+To add a function, add a line to OPERATIONS.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _doublings(ranks: int) -> int:
 
 
 def _recursive_doubling(ranks: int) -> tuple[float, float, float]:
-    """⌊log2 n⌋ exchanges; if n is not a power of two, also a message before them, which is added, and one after."""
+    """⌊log2 n⌋ exchanges; if n is not a power of two, plus a message before (whose tensor is added) and one after."""
     exchanges = ranks.bit_length() - 1
     odd = ranks != 1 << exchanges
     return exchanges + 2 * odd, exchanges + 2 * odd, exchanges + odd

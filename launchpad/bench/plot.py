@@ -1,4 +1,4 @@
-"""`launchpad bench --plot`: plot time over size, one panel per operation, with the fitted line."""
+"""`launchpad bench --plot`: plots time over size, one panel per operation, with the fitted line."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from launchpad.cli import run
 from launchpad.cli.options import GroupedCommand, GroupedOption, seconds
 from launchpad.console.console import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
+from launchpad.job.outcome import INTERRUPTED
 from launchpad.job.spec import Backend
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH
@@ -36,14 +37,11 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 # Ranks if neither --nproc nor hosts are given.
 RANKS = 4
 
-# Options that mean the same as for `launchpad run`.
+# Options of `launchpad run`, which mean the same here.
 _SHARED = {
     *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
     *("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
 }
-
-# Exit codes of jobs that the user has stopped: the next one is not started.
-_INTERRUPTED = (129, 130, 141, 143)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -108,6 +106,7 @@ _shown = partial(click.option, cls=GroupedOption, group="How to show it")
 @click.command(
     "bench",
     cls=GroupedCommand,
+    short_help="Time collectives, and the links between hosts.",
     epilog=_EPILOG,
     context_settings={
         "token_normalize_func": lambda name: name.replace("_", "-"),
@@ -134,14 +133,13 @@ _shown = partial(click.option, cls=GroupedOption, group="How to show it")
 @_what("-b", "--min", "least", type=size, metavar="BYTES", help="Smallest size. Default: 4.")
 @_what("-e", "--max", "most", type=size, metavar="BYTES", help="Largest size. Default: 8M.")
 @_what("-f", "--factor", type=click.IntRange(min=2), metavar="N", help="Factor between sizes. Default: 8.")
-@_what("-d", "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of the elements.")
+@_what("-d", "--dtype", type=click.Choice(DTYPES), default="float32", help="Type of the elements. Default: float32.")
 @_what(
     *("--seconds", "-s"),
     type=seconds,
     default="40",
-    show_default=True,
     metavar="SECONDS",
-    help="Time for all measurements together; each gets at least a few calls, however long they take.",
+    help="Time for all measurements together; each gets at least a few calls, however long they take. Default: 40.",
 )
 @_shown("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @_shown("--plot", metavar="FILE.png", help="Plot time over size with a fitted line; needs matplotlib.")
@@ -151,7 +149,7 @@ def command(**options: Any) -> int:
     Each backend is one job, which runs as `launchpad run` would run it: on this machine (4 ranks by default) or on
     other hosts over SSH.
     """
-    run_options = run.on_allocation(run.typed(options))
+    run_options = run.on_allocation(run.typed({name: options[name] for name in _SHARED}))
     hosts = read_hosts(run_options.hosts, run_options.nproc)
     far = not all(host.here for host in hosts)
     plot = options["plot"]
@@ -257,7 +255,7 @@ def _run_all(display: Display, request: BenchRequest, requested: tuple[str, ...]
                 raise
             say_on_stderr(f"error: {error}")
             return code or error.exit_code
-        if ended in _INTERRUPTED:
+        if ended in INTERRUPTED:
             return ended
         if not display.is_unavailable(backend):
             code = code or ended

@@ -36,6 +36,17 @@ TOPICS = {
     "contributing": "how to run the tests, and where to change what",
 }
 
+# Other words for them.
+_ALIASES = {
+    "exit": "ending",
+    "signals": "ending",
+    "ssh": "hosts",
+    "nodes": "hosts",
+    "slurm": "hosts",
+    "env": "ranks",
+    "environment": "ranks",
+}
+
 # Longer lines are hard to read.
 MOST_COLUMNS = 100
 
@@ -55,6 +66,7 @@ def command(ctx: click.Context, topic: str | None) -> int:
     assert ctx.parent is not None
     group = ctx.parent.command
     assert isinstance(group, click.Group)
+    topic = _ALIASES.get(topic or "", topic)
     if topic is None:
         click.echo(_list())
     elif topic in TOPICS:
@@ -91,7 +103,7 @@ def _page(topic: str) -> str:
 
 def _unknown(topic: str, commands: list[str]) -> str:
     near = difflib.get_close_matches(topic, [*TOPICS, *commands], n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`launchpad help` lists them"
+    hint = f"did you mean {' or '.join(near)}?" if near else "`launchpad help` lists the topics"
     return f"there is no topic {topic!r}; {hint}"
 
 

@@ -29,6 +29,7 @@ from launchpad.cli.options import GroupedOption
 from launchpad.console.console import say_on_stderr
 from launchpad.console.terminal import can_draw, drawn, plain_table
 from launchpad.errors import UsageError
+from launchpad.job.outcome import INTERRUPTED
 from launchpad.protocol.events import STDERR
 
 # A job's settings, by option name: command-line values, or a bool for a flag.
@@ -36,9 +37,6 @@ Settings = dict[str, str | bool | list[str]]
 
 # These belong on the command line: they concern one invocation rather than the job.
 _NOT_IN_FILES = {"config", "job", "dry-run", "json", "hosts", "hostfile", "add-to-reports", "help"}
-
-# After a job that was stopped by one of these, the next one is not started.
-_INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 
 
 class JobResult(NamedTuple):
@@ -187,7 +185,7 @@ def run_all(names: list[str], args: list[str]) -> int:
         adds = ["--add-to-reports"] if results else []
         code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *adds, *args])
         results.append(JobResult(name, code, time.monotonic() - start))
-        if code in _INTERRUPTED:
+        if code in INTERRUPTED:
             break
     _show(names, results)
     return next((result.code for result in results if result.code != 0), 0)

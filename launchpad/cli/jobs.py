@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 _STYLES = {"none": "green", "running": "bold yellow", "signal": "yellow"}
 
 
-@click.command("jobs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "jobs",
+    short_help="List running and recent jobs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
-    "-n", "--most", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Show at most N jobs."
+    "-n", "--most", type=click.IntRange(min=1), default=20, metavar="N", help="Show at most N jobs. Default: 20."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(most: int, as_json: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from launchpad.console.console import labels
 from launchpad.console.lines import Device, LineStream
 from launchpad.errors import UsageError
 from launchpad.protocol.events import JobPlanned, Output, Restarted
@@ -77,10 +78,8 @@ class _Printer:
         sys.stdout.buffer.flush()
 
     def _label(self, planned: JobPlanned) -> None:
-        ranks = [(name, rank) for name, those in planned.nodes for rank in those]
-        digits = len(str(max(rank for _, rank in ranks)))
-        longest = max(len(name) for name, _ in ranks) if len(planned.nodes) > 1 else 0
-        self._labels = {rank: f"[{f'{name:<{longest}} ' if longest else ''}{rank:>{digits}}]" for name, rank in ranks}
+        label = labels([name for name, _ in planned.nodes], sum(len(ranks) for _, ranks in planned.nodes))
+        self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(planned.nodes) for rank in ranks}
 
     def tick(self) -> None:
         """Print unfinished lines that have waited long enough."""

@@ -25,7 +25,7 @@ class GroupedCommand(click.Command):
         """Write one section per group, in order of first appearance."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 group = parameter.group if isinstance(parameter, GroupedOption) else "Other"
                 sections.setdefault(group, []).append(record)

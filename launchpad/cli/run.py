@@ -20,6 +20,9 @@ from launchpad.runner.options import HostOptions, NodeOptions, ReportOptions, Ru
 
 Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 
+# Options that say what to do with the job, rather than what it is.
+_NOT_OF_A_JOB = {"config", "dry_run", "as_json"}
+
 _EPILOG = """\b
 Examples:
   launchpad run --nproc 4 train.py --lr 0.1        a script
@@ -32,14 +35,16 @@ Examples:
 
 \b
 Exit code: 0 if every rank exited with 0; else the first failed rank's own, or
-128+n for signal n; 2 nothing could be started; 3 a host can't be used; 4 a node
-was lost; 124 --timeout or --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM, HUP.
+128+n for signal n; 2 wrong usage or bad input; 3 a host can't be used; 4 a node
+was lost; 124 --timeout or --stall-timeout; 130, 143, 129 ended by Ctrl-C, TERM,
+HUP; 141 standard output was closed.
 """
 
 
 @click.command(
     "run",
     cls=GroupedCommand,
+    short_help="Start N ranks of a program, and supervise them.",
     epilog=_EPILOG,
     context_settings={
         "allow_interspersed_args": False,
@@ -94,7 +99,9 @@ def typed(options: Mapping[str, Any]) -> RunOptions:
         return kind(**{name: left.pop(name) for name in kind._fields if name in left})
 
     hosts, nodes, reports = take(HostOptions), take(NodeOptions), take(ReportOptions)
-    own = {name: value for name, value in left.items() if name in RunOptions._fields}
+    own = {name: left.pop(name) for name in RunOptions._fields if name in left}
+    unknown = left.keys() - _NOT_OF_A_JOB
+    assert not unknown, f"no field of RunOptions: {unknown}"
     return RunOptions(**own, hosts=hosts, nodes=nodes, reports=reports)
 
 

@@ -18,11 +18,12 @@ def _group(heading: str, **common: Any) -> Declare:
 
 
 _many = _group("How many ranks")
-_what = _group("What they run")
-_start = _group("How they start")
-_env = _group("Their environment")
-_output = _group("Their output")
+_what = _group("What the ranks run")
+_start = _group("How the ranks start")
+_env = _group("The ranks' environment")
+_output = _group("The ranks' output")
 _end = _group("When the job ends")
+_before = _group("Before running")
 _file = _group("From a file")
 _world = _group("Several nodes, with launchpad started on each", pet=True)
 _no_meaning = _group("Accepted for torchrun compatibility, no effect", pet=True)
@@ -51,33 +52,38 @@ _OPTIONS = (
         type=click.Choice(["fork", "exec", "forkserver", "spawn"]),
         metavar="fork|exec",
         pet=True,
-        help="fork (default): if TARGET imports torch, import it once and fork the ranks. exec, spawn: start each rank "
-        "from scratch.",
+        help="fork (default): if TARGET imports torch, import it once and fork the ranks from there. exec: start each "
+        "rank as a new process. torchrun's names forkserver and spawn mean the same.",
     ),
     _start(
         "--preload",
         metavar="MODULE,…",
-        help="Also import these before forking, whatever TARGET imports. '' turns forking off.",
+        help="Modules to import before forking, in addition to torch. '' disables forking.",
     ),
     _start(
         "--no-hooks",
         is_flag=True,
         help="Run each rank exactly as `python -u TARGET` would, with none of launchpad's code in it. The verdict then "
-        "has only exit codes and last words, and stacks can't be shown.",
+        "has only exit codes and the last lines of stderr; stacks show little.",
     ),
     _start(
         "--backend",
         type=click.Choice(["gloo", "nccl", "mpi"]),
         metavar="gloo|nccl|mpi",
-        help="Backend for a function (file.py:NAME), and for launchpad.collectives if the script names none. Default: "
-        "nccl if each rank has a GPU, else gloo. mpi: the ranks of any TARGET form one MPI_COMM_WORLD.",
+        help="The process group of a function (file.py:NAME). Default: nccl if each rank has a GPU, else gloo. For a "
+        "script, the default of launchpad.collectives. With mpi, the ranks of any TARGET form one MPI_COMM_WORLD.",
     ),
     _what("--wdir", "-wdir", metavar="DIR", help="Working folder of the ranks. Default: the current one."),
-    _env("-x", "--env", "env", multiple=True, metavar="VAR[=VALUE]", help="Set a variable for the ranks; repeatable."),
-    _env("--env-file", multiple=True, metavar="FILE", help="Set variables from a file, one per line; repeatable."),
-    _env("--role", default="default", metavar="NAME", pet=True, help="Value of ROLE_NAME."),
+    _env(
+        *("-x", "--env", "env"),
+        multiple=True,
+        metavar="VAR[=VALUE]",
+        help="Set a variable, or (VAR alone) pass on its value here; 'HF_*' passes on all that match. Repeatable.",
+    ),
+    _env("--env-file", multiple=True, metavar="FILE", help="Set variables from a file, one per line. Repeatable."),
+    _env("--role", default="default", metavar="NAME", pet=True, help="Value of ROLE_NAME. Default: default."),
     _env("--virtual-local-rank", is_flag=True, pet=True, help="Each rank sees only its own GPU, and LOCAL_RANK 0."),
-    _output("--log-dir", metavar="DIR", pet=True, help="Save each rank's output in files here, and show it."),
+    _output("--log-dir", metavar="DIR", pet=True, help="Also save each rank's output to files in DIR."),
     _output(
         *("-r", "--redirects"),
         default="0",
@@ -85,7 +91,13 @@ _OPTIONS = (
         pet=True,
         help="Write to files only. 1: stdout, 2: stderr, 3: both; or per local rank: 0:3,1:2.",
     ),
-    _output("-t", "--tee", default="0", metavar="MAP", pet=True, help="Write to files and the console; same syntax."),
+    _output(
+        *("-t", "--tee"),
+        default="0",
+        metavar="MAP",
+        pet=True,
+        help="Write to files and the console; same syntax as --redirects.",
+    ),
     _output("--local-ranks-filter", type=local_ranks, metavar="R,R,…", pet=True, help="Show only these local ranks."),
     _output(
         "--duplicate-stdout-filters",
@@ -98,13 +110,13 @@ _OPTIONS = (
     _output("--junit", metavar="FILE", help="Write a JUnit report with one case per rank."),
     _output("--events", metavar="FILE|-", help="Write all events as JSON lines, the ranks' output included."),
     _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
-    _output("-q", "--quiet", is_flag=True, help="Print nothing of launchpad's own, except why a job failed."),
+    _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),
         type=seconds,
         metavar="SECONDS",
         pet=True,
-        help="Time between the first signal and the next. Default: 5 after a failure, 30 when asked to stop.",
+        help="Time between the first signal and the next. Default: 5 after a failure, 30 on Ctrl-C, TERM or HUP.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
     _end(
@@ -127,12 +139,12 @@ _OPTIONS = (
         default="",
         metavar="SIG,…",
         pet=True,
-        help="Forward these to the ranks, as well as INT, TERM, HUP, USR1 and USR2.",
+        help="Signals to forward in addition to INT, TERM, HUP, USR1 and USR2.",
     ),
     _file("--config", metavar="FILE", help="Read options and TARGET from a job file (TOML)."),
     _file("--job", metavar="NAME", help="Run only this job of the file. Default: all, one after the other."),
-    _end("--dry-run", is_flag=True, help="Print what would be run, and exit."),
-    _end("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),
+    _before("--dry-run", is_flag=True, help="Print what would be run, and exit."),
+    _before("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),
     _hosts(
         *("-H", "--host", "--hosts", "-host", "-hosts", "hosts"),
         metavar="HOST[:N],…",
@@ -201,8 +213,8 @@ _OPTIONS = (
     ),
     _no_meaning("--local-addr", expose_value=False, metavar="HOST", help="Addresses are found automatically."),
     _no_meaning("--monitor-interval", expose_value=False, metavar="SECONDS", help="Exits are noticed at once."),
-    _no_meaning("--event-log-handler", expose_value=False, metavar="NAME", help="Names a Python entry point in torch."),
-    _no_meaning("--logs-specs", expose_value=False, metavar="NAME", help="Names a Python entry point in torch."),
+    _no_meaning("--event-log-handler", expose_value=False, metavar="NAME", help="Torch plug-ins are not supported."),
+    _no_meaning("--logs-specs", expose_value=False, metavar="NAME", help="Torch plug-ins are not supported."),
     _no_meaning(
         "--numa-binding",
         type=click.Choice(["node", "socket", "exclusive", "core-complex"]),

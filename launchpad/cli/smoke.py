@@ -8,7 +8,11 @@ from launchpad.cli import run
 from launchpad.cli.job_file import read_job_file, run_all
 
 
-@click.command("smoke", context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
+@click.command(
+    "smoke",
+    short_help="Run the jobs of a file, one after the other.",
+    context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True},
+)
 @click.argument("file")
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF run]...")
 def command(file: str, overrides: tuple[str, ...]) -> int:

@@ -15,7 +15,11 @@ from launchpad.protocol.events import Restarted
 from launchpad.record import job_store, replay
 
 
-@click.command("why", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    "why",
+    short_help="Say which rank of a job failed first, and why.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.argument("job", required=False)
 @click.option("--json", "as_json_", is_flag=True, help="Print the verdict as JSON.")
 def command(job: str | None, as_json_: bool) -> int:

@@ -1,4 +1,4 @@
-"""Create the rendezvous store when the launcher set no address: under mpirun, or without a launcher.
+"""Creates the rendezvous store when the launcher set no address: under mpirun, or without a launcher.
 
 On a single host, rank 0 listens on a free port and writes its number to a file that the launcher's other ranks find.
 Across hosts, MPI itself broadcasts the address, if mpi4py is installed. `take_rank` serves processes that no launcher

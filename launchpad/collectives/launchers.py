@@ -1,4 +1,4 @@
-"""Find this process's rank and world size in the variables that its launcher set. Pure.
+"""Finds this process's rank and world size in the variables that its launcher set. Pure.
 
 launchpad and torchrun    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
 Open MPI                  OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}
@@ -107,7 +107,7 @@ def given(rank: int, size: int, environ: Mapping[str, str]) -> World:
     try:
         launched = world_of(environ)
     except WorldError:
-        # One from a variable and the other from the caller, which torch has always accepted.
+        # torch has always accepted the rank from a variable and the size from the caller, or the reverse.
         rank = _number(_TORCH.rank, environ) if rank < 0 <= size and environ.get(_TORCH.rank) else rank
         size = _number(_TORCH.size, environ) if size < 0 <= rank and environ.get(_TORCH.size) else size
         if rank < 0 or size < 0:

@@ -1,9 +1,9 @@
 """torch's collectives, corrected where gloo silently gives wrong results: strided tensors and sums of bools.
 
-Gloo reads and writes a tensor's memory from its first element on and ignores its strides, and the sign that some views
-keep as a flag. torch 2.13 passes it such tensors for all_reduce, broadcast, reduce, scatter and reduce_scatter, and the
-results are silently wrong. NCCL refuses them. Here, such a tensor gets a contiguous stand-in, which is copied back when
-the operation is done. Contiguous tensors go to torch as they are.
+Gloo reads and writes a tensor's memory from its first element on. It ignores strides, and the flag by which a view is
+negated or conjugated lazily. torch 2.13 passes it such tensors for all_reduce, broadcast, reduce, scatter and
+reduce_scatter, and the results are silently wrong. NCCL refuses them. Here, such a tensor gets a contiguous stand-in,
+which is copied back when the operation is done. Contiguous tensors go to torch as they are.
 
 Signatures, shapes and errors are torch's.
 """
@@ -91,7 +91,7 @@ class Stage:
 
 
 def _needs_copy(tensor: Any) -> bool:
-    """Whether the tensor's memory isn't simply its values in order; some views keep a sign as a flag."""
+    """Whether the memory is not the values in order: the tensor is strided, or negated or conjugated lazily."""
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         return False
     return not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj()

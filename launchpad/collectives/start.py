@@ -1,4 +1,4 @@
-"""Start the default process group: find the world, the frontend and the rendezvous, then leave the rest to torch."""
+"""Starts the default process group: finds the world, the frontend and the rendezvous, and lets torch do the rest."""
 
 from __future__ import annotations
 

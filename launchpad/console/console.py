@@ -47,7 +47,7 @@ class Console:
                 self._writers[fd] = Writer(post, self._failed)
         self._spec = spec
         self._shows = shows
-        self._label = labels(plan)
+        self._label = labels(["" if node.shown_there else node.name for node in plan.nodes], plan.world_size)
         self.margin = len(self._label(0, ranks[0].rank)) + 1  # the width of a prefix, in columns
         for place, node in enumerate(plan.nodes):
             for rank in () if node.shown_there else node.ranks:
@@ -134,12 +134,12 @@ class Console:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
 
 
-def labels(plan: Plan) -> Callable[[int, int], str]:
+def labels(names: Sequence[str], world_size: int) -> Callable[[int, int], str]:
     """The label of a node's rank, padded to the same length for all: [3], or [name 3] with several nodes."""
-    digits = len(str(plan.world_size - 1))
-    longest = max(len(node.name) for node in plan.nodes if not node.shown_there)
-    several = sum(not node.shown_there for node in plan.nodes) > 1
-    names = [f"{node.name:<{longest}} " if several else "" for node in plan.nodes]
+    digits = len(str(world_size - 1))
+    longest = max(map(len, names))
+    several = len([name for name in names if name]) > 1
+    names = [f"{name:<{longest}} " if several else "" for name in names]
     return lambda place, rank: f"[{names[place]}{rank:>{digits}}]"
 
 

@@ -1,4 +1,4 @@
-"""Sorts the failures of an attempt: of its own accord, secondary to another failure, or stopped by us. Pure."""
+"""Classifies an attempt's failures: independent, secondary to another, or caused by our stopping the rank. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ What = Literal["exception", "exit", "signal", "memory", "mpi", "thread", "start"
 # The agent dates an exit when it reaps the process, so exits this close together (ns) can't be ordered.
 EXIT_BLUR_NS = 1_000_000
 
-# A rank that dies of something else within this time (ns) of being told to stop failed of its own accord.
+# If a rank dies this soon (ns) after it was told to stop, but not from our signal, its failure is its own.
 COINCIDENCE_NS = 1_000_000_000
 
 # How much of a rank's last error output is searched for the reason of its end.

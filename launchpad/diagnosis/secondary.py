@@ -1,4 +1,4 @@
-"""Recognises secondary failures: the errors of a rank whose peer is gone or never came. Pure.
+"""Recognises secondary failures: the errors of a rank whose peer is gone or never joined. Pure.
 
 The texts are those of torch 2.13 (gloo's tcp transport, ProcessGroupNCCL, TCPStore), NCCL 2.2x, MPICH 4 and 5, Open MPI
 4 and 5, and the operating system.

@@ -1,8 +1,8 @@
 """The verdict: which rank failed first, why, and what that did to the others. Pure; it needs only the job's events.
 
-candidates.py sorts the failures. This module finds the first one:
+candidates.py classifies the failures. This module finds the first one:
 
-- A rank that died because another was gone (secondary.py) is a victim if another rank failed of its own accord before
+- A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
 - If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
   a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
@@ -17,9 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
 from launchpad.diagnosis.history import History
-from launchpad.job.outcome import NODE_LOST, NOT_STARTED, TIMED_OUT, CauseKind
+from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT, CauseKind
 
-# The cause that stopped the job; or none, running, cut off, unknown; or what only the events tell: early, waited, held.
+# The cause that stopped the job; or none, running, cut off, unknown; or, deduced from the events: early, waited, held.
 Kind = Literal[CauseKind, "none", "running", "cut off", "unknown", "early", "waited", "held"]
 
 # We may notice an exit this much later (ns) than its peers do.
@@ -34,7 +34,7 @@ class Victim(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a job ended, and why. Lists of ranks are sorted; after a failure, none of them holds the cause."""
+    """How a job ended, and why. Lists of ranks are sorted; after a failure, no list contains the cause."""
 
     kind: Kind
     exit_code: int
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
     apart: int = 0  # ns between the cause and the last of these
     doubt: int = 0  # ns that would have been needed to order them
     early: tuple[int, ...] = ()  # ranks that exited with 0 while the others waited for them
-    alike: tuple[int, ...] = ()  # ranks that failed of their own accord in the same way
+    alike: tuple[int, ...] = ()  # ranks that failed independently, in the same way
     victims: tuple[Victim, ...] = ()
     stopped: tuple[int, ...] = ()
     failed_too: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ def verdict_on(history: History) -> Verdict:
         case "signal":
             return Verdict("signal", 128 + history.signum, hung, **common)
         case "console":
-            return Verdict("console", 141, **common)
+            return Verdict("console", OUTPUT_CLOSED, **common)
     if history.ended:
         return Verdict("none", 0, **common)
     return Verdict("running", 0, hung, **common)

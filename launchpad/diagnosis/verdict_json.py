@@ -2,7 +2,7 @@
 
 kind        failure | early | waited | held | start | lost | timeout | stall | signal | console | peer |
             running | cut off | unknown | none
-exit_code   launchpad's; null where the record was cut off
+exit_code   launchpad's; null if the record was cut off
 rank, node, host, pid, time (seconds since 1970), after (seconds since the ranks' start)   of the cause; null for none
 how         exception | exit | signal | memory | mpi | thread | start | lost | hang
 code        the rank's exit code, -n for signal n

@@ -70,7 +70,7 @@ def _preload(names: list[str]) -> str:
         stack_server.install()
         _keep_library()
     gc.collect()
-    gc.freeze()  # or garbage collection in the ranks would write to every page, and unshare it
+    gc.freeze()  # otherwise garbage collection in the ranks would write to every page, and unshare it
     if why_not := _watched_by():  # an import may have started it
         return why_not
     try:
@@ -149,7 +149,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
                 if pid:
                     _say(link, "forked", wanted["number"], pid)
                     continue
-                # By the time the forkserver says go, the process in the middle is gone and the agent is our parent.
+                # By the time the forkserver says go, the intermediate process is gone and the agent is our parent.
                 if os.read(born, 1) != b"g" or os.getppid() == middle:
                     os._exit(1)
                 os.close(born)

@@ -37,7 +37,7 @@ def folder() -> str:
 
 
 class Control:
-    """Accepts requests in its own threads; the loop responds through `answer`. A sink only to have a deadline."""
+    """Accepts requests in its own threads. The loop responds through `answer`; as this is a sink, it calls `tick`."""
 
     def __init__(self, job: str, post: Callable[[StacksRequested], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)

@@ -60,7 +60,7 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 
 
 class FinishAttempt(NamedTuple):
-    """Have the agents sweep up and drain the output, then leave or get ready to start the ranks again."""
+    """Have the agents sweep up and drain the output, then exit or get ready to start the ranks again."""
 
     leave: bool
 
@@ -79,13 +79,13 @@ class Reopen(NamedTuple):
 
 
 class TakeStacks(NamedTuple):
-    """Take the stacks of the ranks; the job ends at the StacksTaken, or when that takes too long."""
+    """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long."""
 
     why: str  # "timeout", "failure"
 
 
 class Leave(NamedTuple):
-    """Leave at once, whatever is still unsent or alive."""
+    """Exit at once, whatever is still unsent or alive."""
 
 
 class Suspend(NamedTuple):
@@ -204,8 +204,8 @@ class Machine:
     def _fail(self, failure: Cause, at: int, now: float) -> list[Action]:
         """A rank has failed. While we are stopping that is a consequence, not a cause.
 
-        The exception is a failure that happened earlier, on another node, than the one we heard of first. If the
-        failure was caused by what other ranks do or don't do, the stacks of those are taken before they are stopped.
+        Unless it happened earlier, on another node, than the one we heard of first: then it becomes the cause. If the
+        failure was caused by what other ranks do or don't do, their stacks are taken before they are stopped.
         """
         if self.phase == "running":
             is_secondary = failure.rank in self._in_vain or failure.code == -signal.SIGABRT

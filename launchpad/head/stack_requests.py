@@ -42,7 +42,7 @@ class _StackRequest(NamedTuple):
 
 
 class StackRequests:
-    """Posts a StacksTaken for each request, and a Stalled after that of a stall."""
+    """Posts a StacksTaken for each request, and a Stalled after the request that finds a stall."""
 
     def __init__(self, nodes: Nodes, post: Callable[[Any], None], stall_timeout: float | None, now: float) -> None:
         """Times are in seconds of the job's clock, which stops while we are suspended."""

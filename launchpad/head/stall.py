@@ -21,7 +21,7 @@ from launchpad.protocol.stacks import main_frames, where
 IDLE_SHARE = 0.03
 # The kernel counts CPU time in units of 10 ms, and a sample costs a rank a few milliseconds.
 LEAST_SECONDS = 0.03
-# For a sample, a rank writes a few kilobytes.
+# A rank that moves fewer bytes than this is idle; to answer a sample, it writes a few KB.
 MOVED_BYTES = 64 << 10
 
 # The file whose functions poll in Python code.
@@ -29,10 +29,10 @@ _POLLS = "launchpad/collectives/mpi/work.py"
 
 
 class StallWatch:
-    """When to take the next sample, and the last one. Times are in seconds of one clock."""
+    """Holds the last sample, and decides when to take the next one. Times are in seconds of one clock."""
 
     def __init__(self, timeout: float, now: float) -> None:
-        """`timeout`: how long a stall lasts without output or progress before it counts as one."""
+        """`timeout`: seconds without output or progress that count as a stall."""
         self._timeout = timeout
         self._since = now  # when there was output last
         self._last: Mapping[int, StackDump] = {}

@@ -6,11 +6,18 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from launchpad.errors import UsageError
+
 CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "stall"]
 
-TIMED_OUT = 124
+# Exit codes of jobs whose ranks don't decide it. Those of a job that could not begin are in errors.py.
+NOT_STARTED = UsageError.exit_code
 NODE_LOST = 4
-NOT_STARTED = 2
+TIMED_OUT = 124
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+
+# Of several jobs in a row, the next one is not started after one that ended with these: the user has stopped it.
+INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, OUTPUT_CLOSED)
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Cause:
             case "timeout" | "stall":
                 return TIMED_OUT
             case "console":
-                return 128 + signal.SIGPIPE
+                return OUTPUT_CLOSED
             case "start":
                 return NOT_STARTED
             case "lost":

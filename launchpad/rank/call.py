@@ -124,14 +124,14 @@ class _Group:
                 self._store.set(_ALL_UP, "")
 
     def end(self) -> None:
-        """Leave, but not before every rank has finished init. Not after an exception: others may be stuck elsewhere.
+        """Destroy the group once every rank has finished init. Don't call it after an exception: others may be stuck.
 
-        Gloo connects all ranks to each other in init. A rank that left earlier looks crashed to one still connecting.
+        Gloo connects all ranks to each other in init. A rank that exits earlier looks crashed to one still connecting.
         """
         if self._store is not None:
             try:
                 self._store.wait([_ALL_UP])
-            except Exception:  # rank 0 hosted the store and has left, so all were up
+            except Exception:  # rank 0 hosted the store and has exited, so every rank had finished init
                 pass
         if self._group.is_initialized():
             self._group.destroy_process_group()

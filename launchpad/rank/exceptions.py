@@ -96,7 +96,10 @@ def keep_last(error: BaseException, ours: tuple[str, ...] = ()) -> None:
 
 
 def keep_end() -> None:
-    """Record that the program has ended normally, if others may still wait for it: they would fail before it."""
+    """Record that the program has ended normally, if others may still wait for it.
+
+    Without this record, their failures would be the first that are known, and one of them would be blamed.
+    """
     if _prefix and "torch.distributed" in sys.modules:
         _write(SystemExit(0), "", ())
 

@@ -159,8 +159,9 @@ def _clear_modules() -> None:
     sys.last_type = sys.last_value = sys.last_traceback = None
     vars(sys).pop("last_exc", None)
 
-    # While everything is still reachable, this sorts each object before those that it refers to. So when the next
-    # collection finds a text file unreachable, it is flushed into its buffer, then the buffer into the file.
+    # While everything is still reachable, this reorders the collector's list: each object comes before those that it
+    # refers to. So when the next collection finds a text file unreachable, the file is flushed into its buffer first,
+    # then the buffer into the descriptor.
     gc.collect()
     main = ("__main__", "__mp_main__")  # multiprocessing's name for it is the second
     names = [name for name in sys.modules if name not in _imported_before or name in main]
@@ -187,7 +188,7 @@ def _weak(module: object) -> bool:
 def _mpi_finisher() -> Callable[[], None]:
     """A function that finalizes MPI, as mpi4py does only in a full interpreter exit. It doesn't keep the module alive.
 
-    Not for failed ranks: they would wait in it for the others, which wait for them elsewhere.
+    Not for failed ranks: they would block in MPI_Finalize, while the others wait for them elsewhere.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:

@@ -2,8 +2,8 @@
 
 A forked rank that opens the store at the job's address becomes a client of this one. The agent starts it only on the
 first request, so the port stays free for scripts that want to listen on it themselves. All other addresses work as
-under plain torch: rank 0 listens there. So does this one in the children of a rank that has created no group itself: if
-they created two groups one after the other, the second would find the keys of the first.
+under plain torch: rank 0 listens there. This address works that way too in children of a rank that has not created a
+group itself: if they created two groups one after the other, the second would find the keys of the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def install() -> None:
 
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
-# This key tells ranks of other nodes, which have no bell, our store from one served by rank 0.
+# By this key, ranks on other nodes, which have no bell, distinguish our store from one served by rank 0.
 _OURS = "launchpad"
 
 _address: tuple[str, int, str] | None = None
@@ -93,9 +93,9 @@ def _is_ours(store: Any) -> bool:
 
 @contextlib.contextmanager
 def _hosts_from_files() -> Iterator[None]:
-    """Turn off DNS lookups: whenever torch connects, it looks up the name of ::ffff:127.0.0.1, say, for its log.
+    """Turn off DNS lookups: when torch connects, it looks up the address's name (of ::ffff:127.0.0.1, say) for its log.
 
-    Without an answer that takes 5 s or more, and of 64 concurrent queries one is easily lost.
+    A query without an answer takes 5 s or more, and of 64 at once, one often gets lost.
     """
     before = b"files dns"
     with contextlib.suppress(OSError), open("/etc/nsswitch.conf", "rb") as lines:

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Mapping
 
+from launchpad.job.plan import Plan
 from launchpad.job.state import state_folder
 from launchpad.record import liveness
 from launchpad.record.liveness import State
@@ -45,6 +46,15 @@ def link_folder(environ: Mapping[str, str], job: str, folder: str) -> None:
     store = jobs_folder(environ)
     os.makedirs(store, mode=0o700, exist_ok=True)
     os.symlink(folder, os.path.join(store, job))
+
+
+def rank_folders(plan: Plan) -> dict[int, str]:
+    """The name of each rank's folder in attempt_N: its local rank, or its rank if there are several nodes.
+
+    Spawned ranks, which no plan has, get folders named by their ranks.
+    """
+    several = len(plan.nodes) > 1
+    return {rank.rank: str(rank.rank if several else rank.local_rank) for rank in plan.ranks}
 
 
 def state_of(folder: str) -> State:

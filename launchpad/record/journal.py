@@ -27,7 +27,7 @@ from launchpad.record.event_lines import line_of
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 # The most to keep of the beginnings of all streams, and the limits for one stream's share of it. The end of a stream
 # gets as much again, in segments, of which the oldest are removed.
@@ -104,8 +104,7 @@ class Journal:
         self._put_bytes = self._done_bytes = 0  # each is written by one thread only
         self._broken = False
         self._joined = {rank.rank for node in plan.nodes if node.shown_there for rank in node.ranks}
-        several = len(plan.nodes) > 1
-        self._numbers = {rank.rank: rank.rank if several else rank.local_rank for rank in plan.ranks}
+        self._folders = job_store.rank_folders(plan)
         try:
             folder = files.folder if files else job_store.make_folder(environ, job)
             self._lock = os.open(os.path.join(folder, job_store.EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -140,7 +139,7 @@ class Journal:
             self._attempt = event.attempt
             self._streams.clear()
         elif type(event) is RanksSpawned:
-            self._numbers.update((rank, rank) for rank in event.ranks)
+            self._folders.update((rank, str(rank)) for rank in event.ranks)
         return False
 
     def _output(self, event: Output) -> None:
@@ -152,7 +151,7 @@ class Journal:
             return  # the user has chosen what to keep
         stream = self._streams.get(key)
         if stream is None:
-            folder = os.path.join(f"attempt_{self._attempt}", str(self._numbers.get(event.rank, event.rank)))
+            folder = os.path.join(f"attempt_{self._attempt}", self._folders.get(event.rank, str(event.rank)))
             stream = self._streams[key] = _StreamRecord(folder, _NAMES[event.stream], files is not None)
         size = len(event.data)
         if not stream.elsewhere:
@@ -208,7 +207,7 @@ class Journal:
         return self._flush_at
 
     def tick(self, now: float) -> None:  # noqa: ARG002
-        """Write them."""
+        """Write the ends of streams."""
         self._flush()
 
     def conclude(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:

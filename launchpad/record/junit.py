@@ -43,12 +43,12 @@ def write(path: str, suite: ET.Element, *, adds: bool) -> str:
 def _read(path: str) -> ET.Element | None:
     try:
         return ET.parse(path).getroot()
-    except (OSError, ET.ParseError):  # none of the jobs before this one came so far as to write it
+    except (OSError, ET.ParseError):  # no job before this one got as far as writing it
         return None
 
 
 def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "") -> ET.Element:
-    """One job's; `job` is its name in a job file."""
+    """One job's testsuite element; `job` is its name in a job file."""
     planned = history.planned
     name = " ".join(planned.words[:2] if planned.words[:1] == ["-m"] else planned.words[:1])
     suite = ET.Element(

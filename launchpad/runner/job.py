@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import say_on_stderr
-from launchpad.head import signals
+from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.job.plan import Plan, make_plan
 from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
@@ -51,7 +51,7 @@ def run_job(
         hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
     )
     bringup = BringUp()
-    signals.catch(bringup.post, options.signals_to_handle)
+    own_signals.catch(bringup.post, options.signals_to_handle)
     members = members_of(hosts, links, spec, options.nproc)
     brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=quiet)
     run_id = world.run_id or os.urandom(4).hex()

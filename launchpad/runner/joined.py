@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from launchpad import linux
 from launchpad.console.console import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
-from launchpad.head import signals
+from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member, make_plan
@@ -113,7 +113,7 @@ def _lead(
             *(_member(joined.name, offer, spec, options) for joined, offer in arrived),
         ]
         bringup = BringUp()
-        signals.catch(bringup.post, options.signals_to_handle)
+        own_signals.catch(bringup.post, options.signals_to_handle)
         quiet = options.reports.quiet
         brought = bring_up(bringup, spec, members, links, (), options.hosts, quiet=quiet)
         plan = make_plan(spec, brought.facts, spec.world.run_id or os.urandom(4).hex(), brought.places, brought.master)

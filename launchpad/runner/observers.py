@@ -14,12 +14,13 @@ from launchpad.head.sink import Sink
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import ExceptionRaised, JobPlanned, RanksHeld
+from launchpad.record.job_store import rank_folders
 from launchpad.record.journal import Journal
 from launchpad.record.liveness import own_process
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 
 class Observers:
@@ -82,7 +83,6 @@ def _say_nothing(_: str) -> None:
 
 def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
     """The first event of a job; `folder` is where it is recorded."""
-    several = len(plan.nodes) > 1
     return JobPlanned(
         time=time.monotonic_ns(),
         wall=time.time(),
@@ -92,7 +92,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         words=[*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args],
         cwd=spec.cwd,
         nodes=[[node.name, [rank.rank for rank in node.ranks]] for node in plan.nodes],
-        folders={str(rank.rank): str(rank.rank if several else rank.local_rank) for rank in plan.ranks},
+        folders={str(rank): name for rank, name in rank_folders(plan).items()},
         timeout=spec.timeout or 0.0,
         logs=folder,
         **own_process()._asdict(),

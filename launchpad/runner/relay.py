@@ -12,7 +12,7 @@ from typing import Any
 
 from launchpad.console.console import Console, message_line, say_on_stderr, wants_colour
 from launchpad.errors import LaunchpadError, NodeError
-from launchpad.head import signals
+from launchpad.head import own_signals
 from launchpad.head.flow import Flow
 from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
@@ -75,7 +75,7 @@ class Relay:
 
     def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
         """Take part in the job and return its exit code. Raises NodeError if it can't be joined."""
-        signals.catch(self._post, signals_to_handle)
+        own_signals.catch(self._post, signals_to_handle)
         head = self._seek()
         if head is None:
             return self._stopped
@@ -257,7 +257,7 @@ class _OwnOutput:
         plan = _plan(start)
         self._sinks: list[Sink] = []
         if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
-            from launchpad.record.files import Files, temporary_folder
+            from launchpad.record.log_dir import Files, temporary_folder
 
             folder = spec.log_dir or temporary_folder()
             self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex()))

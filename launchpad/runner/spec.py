@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from launchpad.errors import UsageError
-from launchpad.job.environment import forwarded, parse_file, parse_option
 from launchpad.job.hosts import Host
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
+from launchpad.job.user_environment import forwarded, parse_file, parse_option
 from launchpad.job.world import WorldSpec, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
@@ -205,7 +205,7 @@ def collect_environ(
 ) -> dict[str, str]:
     """The user's own variables. Options override files. Raises UsageError.
 
-    `far`: some ranks run on other machines, so the variables in job/environment.py's FORWARDED are added.
+    `far`: some ranks run on other machines, so the variables in job/user_environment.py's FORWARDED are added.
     """
     found: dict[str, str] = forwarded(environ) if far else {}
     for path in files:

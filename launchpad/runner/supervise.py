@@ -25,7 +25,7 @@ from launchpad.transport import Link
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
     from launchpad.record.event_lines import EventLines
-    from launchpad.record.files import Files
+    from launchpad.record.log_dir import Files
 
 Reopen = Callable[[int], Link]
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
@@ -55,7 +55,7 @@ def supervise(
     shows: list[Sink] = []
     files: Files | None = None
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
-        from launchpad.record.files import Files, temporary_folder
+        from launchpad.record.log_dir import Files, temporary_folder
 
         files = Files(spec, plan, spec.log_dir or temporary_folder(), bringup.post, job)
         shows.append(files)

@@ -1,6 +1,6 @@
 """Launching, beside torchrun and mpirun in one run: python tests/bench/launch.py [--runs N] [--part PART]
 
-noop: 4 ranks that print and leave. mpi: 4 that join an MPI_COMM_WORLD and sum over it. crash: from a rank's death
+noop: 4 ranks that print and exit. mpi: 4 that join an MPI_COMM_WORLD and sum over it. crash: from a rank's death
 until its launcher is gone. lines: two million lines from 4 ranks, each marked with its rank. damaged: how many of
 those did not arrive whole. memory: the launcher's own processes while it passes them on.
 
@@ -72,7 +72,7 @@ def installed() -> list[Peer]:
 
 
 def noop(peer: Peer) -> float:
-    """Seconds for 4 ranks that print and leave."""
+    """Seconds for 4 ranks that print and exit."""
     start = time.monotonic()
     done = subprocess.run(peer.argv("noop.py"), capture_output=True, timeout=DEADLINE, check=True)
     seconds = time.monotonic() - start
@@ -166,9 +166,9 @@ def _whole_lines(text: bytes) -> int:
 
 
 PARTS: dict[str, tuple[str, Callable[[Peer], float], str]] = {
-    "noop": ("4 ranks that print and leave", noop, "s"),
-    "mpi": ("4 ranks that join an MPI world, sum and leave", mpi, "s"),
-    "crash": ("a rank exits with 7: launcher gone after", crash, "s"),
+    "noop": ("4 ranks that print and exit", noop, "s"),
+    "mpi": ("4 ranks that join an MPI world, sum and exit", mpi, "s"),
+    "crash": ("a rank exits with 7: launcher exits after", crash, "s"),
     "lines": ("2 000 000 marked lines from 4 ranks", lines, "s"),
     "damaged": ("… of them cut, lost or mixed up", damaged, "lines"),
     "memory": ("the launcher's peak memory meanwhile", memory, "MB"),

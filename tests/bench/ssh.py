@@ -227,7 +227,7 @@ def bench(found: list[Peer], cluster: Hosts, parts: Sequence[str], runs: int) ->
             row("… the launcher's CPU time here, for each host", list(cpu.values()), "ms")
     if "sum" in parts:
         row(
-            "2 hosts, 2 ranks each: start, first all_reduce, out",
+            "2 hosts, 2 ranks each: start, first all_reduce, exit",
             turns(found, lambda peer: first_sum(peer, cluster)),
             "s",
         )

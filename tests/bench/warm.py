@@ -127,7 +127,7 @@ def main(runs: int) -> None:
             for name, command in asked.items():
                 figures[name].append(first_sum(command, ranks))
             figures["import"].append(bare_import())
-        row(f"{ranks} ranks: start, first all_reduce, out", [statistics.median(f or [0.0]) for f in figures.values()])
+        row(f"{ranks} ranks: start, first all_reduce, exit", [statistics.median(f or [0.0]) for f in figures.values()])
     tried = ["launchpad", "torchrun"]
     back: dict[str, list[float | None]] = {name: [] for name in tried}
     for _ in range(runs):

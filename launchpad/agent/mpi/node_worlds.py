@@ -1,4 +1,4 @@
-"""Serve PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head."""
+"""Serves PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Members:
         self.keys = Keys(world.name, world.size, known)
         self._local = range(world.first, world.first + len(world.ranks))  # their MPI ranks
         self._waiting: dict[str, set[int]] = {}  # ranks in our numbering, by barrier
-        self.silent: list[int] = []  # ranks that exited with 0 without a word of PMI
+        self.silent: list[int] = []  # ranks that exited with 0 without sending a PMI command
 
     def enter(self, rank: int, barrier: Enter) -> tuple[bool, BarrierIn | None]:
         """A rank enters a barrier. Returns whether it is complete, and what to tell the head once all are in here."""
@@ -124,7 +124,7 @@ class NodeWorlds:
             self._release(members, barrier.group)
 
     def _report_silent(self, rank: int) -> None:
-        """MPI_Init is collective: ranks in it would wait forever for those that exited without calling it."""
+        """Report ranks that exited without calling MPI_Init, once another calls it: it would wait for them forever."""
         silent = self._members[rank].silent
         while silent and any(session.has_spoken for session in self._world_sessions(rank)):
             self._outbox.say(RankFailed(time.monotonic_ns(), silent.pop(), 1, NO_INIT))
@@ -165,7 +165,7 @@ class NodeWorlds:
 
     @property
     def unused(self) -> bool:
-        """Whether all ranks here have exited with 0 without a word of PMI."""
+        """Whether all ranks here have exited with 0 without sending a PMI command."""
         sessions = self._sessions.values()
         return self._succeeded == len(sessions) and not any(session.has_spoken for session in sessions)
 

@@ -1,4 +1,4 @@
-"""Remove what killed MPI ranks leave in /dev/shm. It is found by the name of their world, which is unique.
+"""Removes what killed MPI ranks left in /dev/shm. It is found by the name of their world, which is unique.
 
 The names are kept in the job's private directory, so that the guard finds them if the agent is gone.
 """

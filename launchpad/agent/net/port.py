@@ -40,7 +40,7 @@ class Port:
                 self._everywhere = _bound(self.number, "")
 
     def listen(self) -> bool:
-        """Start to listen. Returns False if another process listens there by now."""
+        """Start to listen. Returns False if another process is already listening there."""
         assert self._socket is not None
         try:
             self._socket.listen(BACKLOG)

@@ -99,7 +99,7 @@ class Signals:
             self._release(pid, exited)
 
     def recheck(self) -> None:
-        """A process has ended: of ranks without a main process, signal new orphans, and report those that are gone."""
+        """A process has ended. For ranks whose main process is gone: signal new orphans, and report finished ranks."""
         groups = self._groups(self._held)
         for pid, exited in list(self._held.items()):
             request, group = self._requests[pid], groups.get(pid, {})

@@ -1,4 +1,4 @@
-"""Join MPI's world and leave it. A process that fails aborts the whole world, as the others would hang."""
+"""Joins MPI's world and leaves it. A process that fails aborts the whole world, as the others would hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the last operations of each group, for `launchpad stacks` and stall reports.
+"""Records the last operations of each group, for `launchpad stacks` and stall reports.
 
 Torch's flight recorder does this for torch's own groups. A record is made when an operation starts; it holds no tensor
 and no frame, as it would keep them alive.

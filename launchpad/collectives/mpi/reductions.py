@@ -1,4 +1,4 @@
-"""Translate torch's ReduceOp and dtype to MPI: the operation, the wire type, the steps before and after."""
+"""Translates torch's ReduceOp and dtype to MPI: the operation, the wire type, the steps before and after."""
 
 from __future__ import annotations
 

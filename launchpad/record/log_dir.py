@@ -1,7 +1,7 @@
 """`--log-dir`, `--tee`, `--redirects`, `--duplicate-stdout-filters`: a sink that writes files in torchrun's layout.
 
-LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with the files of
-several nodes, RANK replaces LOCAL_RANK.
+LOG_DIR/RUN_ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with several nodes, RANK replaces
+LOCAL_RANK.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Files:
             self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
 
     def on(self, event: Any) -> bool:
-        """Write what belongs into the files; True if the writer now holds the event's bytes."""
+        """Write what belongs in the files; True if the writer now holds the event's bytes."""
         if type(event) is Output:
             if event.stream in self._filtered:
                 picked = self._filters[event.stream].pick(event.rank, event.data)
