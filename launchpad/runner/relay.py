@@ -21,7 +21,7 @@ from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import Meeting
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Credit, JobEnded, Signal, Start
+from launchpad.protocol.commands import Credit, Hello, JobEnded, Signal, Start
 from launchpad.protocol.events import (
     STDERR,
     STDOUT,
@@ -71,6 +71,8 @@ class Relay:
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._own_output: _OwnOutput | None = None
         self._agent_gone = False
+        self._heard = 0.0  # when the head last sent something
+        self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
         self._deadline: float | None = None
 
     def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
@@ -205,6 +207,9 @@ class Relay:
                 continue
 
     def _command(self, command: Any, link: Any) -> None:
+        self._heard = time.monotonic()
+        if type(command) is Hello:
+            self._silence = command.silence
         if self._spec is not None:
             if type(command) is Credit:
                 return
@@ -223,7 +228,10 @@ class Relay:
         if event is None:
             if not self._agent_gone:
                 self._agent_gone = True
-                self._deadline = time.monotonic() + END_SECONDS
+                now = time.monotonic()
+                # The agent leaves if it hears nothing from the head for so long; its timer runs a little after ours.
+                silent = 0 < self._silence * 0.9 < now - self._heard
+                self._deadline = now + (0.0 if silent else END_SECONDS)
                 head.send(AgentLeft(time.monotonic_ns()))
             return
         for one in (event,) if self._own_output is None else self._own_output.take(event):
