@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import threading
@@ -16,6 +17,7 @@ from launchpad.job.spec import JobSpec
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import JobEnded
 from launchpad.runner.options import NodeOptions
+from launchpad.runner.this_machine import own_addresses
 from launchpad.transport.join.client import resolve
 from launchpad.transport.join.server import JoinedLink, JoinServer
 from launchpad.transport.local import SECRET
@@ -61,7 +63,7 @@ class Joining:
         self._spec = spec
         self._say = say
         self._changed = threading.Condition()
-        self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # in the order of their arrival
+        self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # by arrival; once all are there, by rank from 1
         self._failed = ""  # why a node can't take part
         self._turned_away: set[tuple[str, str]] = set()
         self._waiting = True
@@ -89,6 +91,8 @@ class Joining:
             taken = {0, *(one.node_rank for _, one in nodes)}
             if offer.node_rank is not None and offer.node_rank in taken:
                 return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
+            if offer.node_rank is not None and not 0 < offer.node_rank < here.nnodes:
+                return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
             self._nodes = [*nodes, (link, offer)]
         return "", offer.differences(self._spec)
 
@@ -123,12 +127,13 @@ class Joining:
         tell = [start + seconds for seconds in TELL_AT]
         with self._changed:
             while True:
-                here = [one for one in self._nodes if not one[0].gone.is_set()]
+                here = [one for one in self._nodes if one[0].ready and not one[0].gone.is_set()]
                 if self._failed:
                     raise NodeError(self._failed)
                 if len(here) == self._meeting.nnodes - 1:
                     self._waiting = False
-                    return _in_order(here)
+                    self._nodes = _in_order(here)
+                    return self._nodes
                 now = time.monotonic()
                 missing = f"{len(here) + 1} of {self._meeting.nnodes} nodes have joined"
                 names = ", ".join([socket.gethostname(), *(offer.name for _, offer in here)])
@@ -147,10 +152,10 @@ class Joining:
         deadline = time.monotonic() + AGAIN_SECONDS
         with self._changed:
             self._vacant[node] = None
-            while (link := self._vacant[node]) is None and time.monotonic() < deadline:
+            while ((link := self._vacant[node]) is None or not link.ready) and time.monotonic() < deadline:
                 self._changed.wait(deadline - time.monotonic())
             del self._vacant[node]
-        if link is None:
+        if link is None or not link.ready:
             raise NodeError(f"it did not join again within {AGAIN_SECONDS:g} s")
         return link
 
@@ -190,22 +195,18 @@ def leads(meeting: Meeting) -> bool:
     """Whether the launchpad on this machine is the one that leads the job."""
     if meeting.is_head is not None:
         return meeting.is_head
-    if meeting.host in (*LOCALHOST, socket.gethostname(), socket.getfqdn()):
+    if meeting.host in (*LOCALHOST, socket.gethostname()):
         return True
     try:
-        return any(_is_own(address) for address in resolve(meeting.host, meeting.port))
+        return bool(_own(resolve(meeting.host, meeting.port)))
     except OSError:
         return False
 
 
-def _is_own(address: str) -> bool:
-    """Whether this machine has the address."""
-    with socket.socket(linux.address_family(address)) as trial:
-        try:
-            trial.bind((address, 0))
-        except OSError:
-            return False
-    return True
+def _own(addresses: list[str]) -> list[str]:
+    """Those that this machine has."""
+    here = own_addresses()
+    return [one for one in addresses if linux.is_loopback(one) or ipaddress.ip_address(one) in here]
 
 
 def _listen_at(meeting: Meeting) -> str:
@@ -214,7 +215,7 @@ def _listen_at(meeting: Meeting) -> str:
     Debian's /etc/hosts has 127.0.1.1 for the machine's own name; and `is_host` may stand for a forwarded address.
     """
     host, addresses = meeting.host, resolve(meeting.host, 0)
-    own = [address for address in addresses if _is_own(address)]
+    own = _own(addresses)
     outward = [address for address in own if not linux.is_loopback(address)]
     if outward:
         return outward[0]

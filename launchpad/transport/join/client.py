@@ -123,5 +123,8 @@ class HeadConnection:
 
 def resolve(host: str, port: int) -> list[str]:
     """The numeric addresses of a host. Raises OSError."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # an empty label, or one of more than 63 characters
+        raise OSError(0, "no valid host name") from None
     return list(dict.fromkeys(str(place[4][0]) for place in found))

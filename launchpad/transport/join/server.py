@@ -157,6 +157,7 @@ class _Greeting:
                 self.channel.finish()
                 return
         if self._link is not None:
+            self._link.ready = True
             self._server.gate.joined(self._link)
             self._link.received(self._buffer)
             self._buffer = b""
@@ -197,6 +198,7 @@ class JoinedLink:
         self._take: Callable[[Any], None] | None = None
         self._early: list[Any] = []
         self._agent_left = False
+        self.ready = False  # the node knows that it has joined, so frames may follow
         self.gone = threading.Event()  # the connection has ended
 
     def send(self, command: Command) -> None:
