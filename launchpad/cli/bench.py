@@ -39,7 +39,7 @@ RANKS = 4
 # Options that mean the same as for `launchpad run`.
 _SHARED = {
     *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
-    *("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
+    *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
 }
 
 # Exit codes of jobs that the user has stopped: the next one is not started.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from launchpad.console.bars import HowFar, status_line, waiting
 from launchpad.console.console import say_on_stderr
-from launchpad.console.live import StatusLine, aside
+from launchpad.console.live import StatusLine
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import find_master, probe_nodes
@@ -28,10 +27,9 @@ from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
-    from launchpad.transport.ssh.connection_pool import ConnectionPool
 
 # Options that make no sense without hosts.
-_ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
+_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync")
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
@@ -82,12 +80,16 @@ def connect_all(
     links: dict[int, Link] = {}
     failures: dict[str, str] = {}
     wrong: dict[int, UsageError] = {}
+    from launchpad.runner.connector import Connector
+    from launchpad.transport.ssh.bundle import Startup
+
+    startup = Startup(python, exact)
     far = [(place, host) for place, host in enumerate(hosts) if not host.here]
     for place, host in enumerate(hosts):
-        if host.here:
+        if (place, host) not in far:
             links[place] = here()
             links[place].name = host.name
-    connector = _Connector(options, python, exact=exact) if far else None
+    connector = Connector(options, startup) if far else None
 
     def reach(place: int, host: Host) -> None:
         assert connector is not None
@@ -103,7 +105,7 @@ def connect_all(
             failures[host.name] = f"{type(error).__name__}: {error}"
 
     def reopen(place: int) -> Link:
-        if connector is None or hosts[place].here:
+        if connector is None or (place, hosts[place]) not in far:
             raise NodeError("this machine's agent can't be started again")
         return connector.connect(hosts[place])
 
@@ -130,46 +132,6 @@ def connect_all(
         ordered = {host.name: failures[host.name] for host in hosts if host.name in failures}
         raise NodeError(failed_hosts(ordered, len(hosts), ""))
     return [links[place] for place in range(len(hosts))], reopen
-
-
-class _Connector:
-    """Opens links to hosts over SSH."""
-
-    def __init__(self, options: HostOptions, python: str, *, exact: bool) -> None:
-        from launchpad.transport.ssh.config import SshConfig
-
-        self._config = SshConfig(options.ssh_config)
-        self._accept_new = options.accept_new_host_keys
-        self._python = python
-        self._exact = exact
-        self._pool: ConnectionPool | None = None
-
-    def begin(self, hosts: Sequence[Host]) -> None:
-        """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
-        for host in hosts:
-            self._config.ask(host.name, host.user, host.port)
-        from launchpad.transport.ssh import link  # noqa: F401  # once, before the threads that need it
-        from launchpad.transport.ssh.connection_pool import ConnectionPool
-
-        ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
-        self._pool = ConnectionPool(self._config, accept_new=self._accept_new, ask=ask)
-
-    def connect(self, host: Host) -> Link:
-        from launchpad.transport.ssh.link import SshLink
-
-        assert self._pool is not None
-        transport = self._pool.connect(host.name, host.user, host.port)
-        try:
-            return SshLink(host.name, transport, self._python, exact=self._exact)
-        except ConnectError:
-            transport.close()
-            raise
-
-    def abandon(self) -> None:
-        """Abort everything in progress."""
-        self._config.close()
-        if self._pool is not None:
-            self._pool.abandon()
 
 
 def _hosts(count: int) -> str:
@@ -199,14 +161,6 @@ def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[N
 
 def _leave(signum: int, _: object) -> NoReturn:
     raise SystemExit(128 + signum)
-
-
-def _ask(prompt: str) -> str | None:
-    with aside:
-        try:
-            return getpass.getpass(prompt)
-        except (EOFError, OSError):
-            return None
 
 
 def make_world(
@@ -240,7 +194,8 @@ def make_world(
     with status_line(look, quiet=quiet):
         found = probe_nodes(bringup, list(folders.values()), pythons, spec.environ, say, torch=spec.torch)
         if len(hosts) > 1:
-            seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
+            addresses = (getattr(link, "own_address", "") for link in links if link.remote)
+            seen = next(filter(None, addresses), "")
             wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
             master, interfaces = find_master(
                 bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen

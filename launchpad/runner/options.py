@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 from launchpad.job.hosts import Nproc
 from launchpad.job.spec import Backend
 
+WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
 
 # A host that is silent for this many seconds counts as lost.
@@ -18,6 +19,7 @@ class HostOptions(NamedTuple):
     hostfile: str | None = None
     include: str = ""
     exclude: str = ""
+    ssh: WayIn | None = None  # None: as each host needs it
     ssh_config: str | None = None  # instead of ~/.ssh/config
     accept_new_host_keys: bool = False
     sync: bool = False
