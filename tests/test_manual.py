@@ -58,6 +58,7 @@ TO_COME: set[str] = set()
 NOT_RUN = {
     r"^python3 -m venv|^pip install|^source ": "installs, from the network",
     r"-H |--hosts |--hostfile ": "needs other hosts; tests/test_run_hosts.py has real ones",
+    r"--enter ": "needs a container; tests/test_enter.py makes some",
     r"--nnodes 2": "needs another node; tests/test_torchrun.py starts two",
     r"-n gpu|--nproc gpu": "needs a GPU",
     r"\./solver": "needs an MPI program in C; tests/test_run_mpi.py has one",

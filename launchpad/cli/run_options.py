@@ -150,6 +150,13 @@ _OPTIONS = (
         help="Copy the working folder to each host and run there. In a git repository, ignored files are left out.",
     ),
     _hosts(
+        "--enter",
+        default="",
+        metavar="'COMMAND…'",
+        help="Run the ranks where this command leads, on each host: 'docker exec -i train', 'apptainer exec a.sif'. "
+        "Without hosts: here.",
+    ),
+    _hosts(
         "--ssh",
         type=click.Choice(["paramiko", "openssh"]),
         metavar="paramiko|openssh",

@@ -33,7 +33,11 @@ _ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
-    """The hosts that the options name, if any. `nproc` is the value of --nproc. Raises UsageError."""
+    """The hosts that the options name, if any; --enter alone names this machine. Raises UsageError.
+
+    `nproc` is the value of --nproc.
+    """
+    entering = _enter(options)
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("--hosts and --hostfile both name the hosts; give only one of them")
     if options.hosts is not None:
@@ -47,10 +51,12 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
             raise UsageError(f"--hostfile {path}: {error.strerror}; give a file with one host per line") from None
     else:
         for name in _ABOUT_HOSTS:
-            if getattr(options, name):
+            if getattr(options, name) and not (entering and name == "sync"):
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} needs hosts; name them with --hosts or --hostfile, or leave it out")
-        return ()
+        if not entering:
+            return ()
+        hosts = parse_hosts("localhost")
     hosts = choose_hosts(hosts, options.include, options.exclude)
     hosts = tuple(dataclasses.replace(host, here=is_this_machine(host, options.ssh_config)) for host in hosts)
     slots_of(hosts, nproc)  # reports errors before any host is contacted
@@ -58,6 +64,19 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     if len(here) > 1:
         raise UsageError(f"{' and '.join(here)} are both this machine; name it once, with all its ranks: {here[0]}:N")
     return hosts
+
+
+def _enter(options: HostOptions) -> tuple[str, ...]:
+    """The words of --enter. Raises UsageError."""
+    import shlex
+
+    try:
+        words = tuple(shlex.split(options.enter))
+    except ValueError as error:
+        raise UsageError(f"--enter {options.enter}: {str(error).lower()}; quote it as in a shell") from None
+    if options.enter and not words:
+        raise UsageError("--enter is empty; give a command like 'docker exec -i NAME', or leave it out")
+    return words
 
 
 def connect_all(
@@ -83,8 +102,8 @@ def connect_all(
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
-    startup = Startup(python, exact)
-    far = [(place, host) for place, host in enumerate(hosts) if not host.here]
+    startup = Startup(python, exact, _enter(options))
+    far = [(place, host) for place, host in enumerate(hosts) if startup.enter or not host.here]
     for place, host in enumerate(hosts):
         if (place, host) not in far:
             links[place] = here()

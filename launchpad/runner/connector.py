@@ -1,4 +1,4 @@
-"""Opens a link to each host, the way it needs: with paramiko or through ssh."""
+"""Opens a link to each host, the way it needs: with paramiko, through ssh, or into a container on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from launchpad.errors import ConnectError
 from launchpad.job.hosts import Host
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
+from launchpad.transport.process import Openings, ProcessLink
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.config import SshConfig
+from launchpad.transport.ssh.handover import START_SECONDS
 
 if TYPE_CHECKING:
     from launchpad.transport.ssh.connection_pool import ConnectionPool
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Connector:
-    """Opens links to hosts over SSH."""
+    """Opens links to hosts over SSH, and to a container on this machine."""
 
     def __init__(self, options: HostOptions, startup: Startup) -> None:
         self._config = SshConfig(options.ssh_config)
@@ -35,11 +37,15 @@ class Connector:
         self._pool: ConnectionPool | None = None
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
+        self._openings = Openings()
 
     def begin(self, hosts: Sequence[Host]) -> None:
         """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
+        hosts = [host for host in hosts if not host.here]
         for host in hosts:
             self._config.ask(host.name, host.user, host.port)
+        if not hosts:
+            return
         from launchpad.transport.ssh.openssh import OpenSsh
 
         self._openssh = OpenSsh(self._config, accept_new=self._accept_new, ask=self._ask, tell=say_on_stderr)
@@ -53,6 +59,8 @@ class Connector:
 
     def connect(self, host: Host) -> Link:
         """Connect to the host and start its agent. Raises ConnectError or UsageError."""
+        if host.here:
+            return self._enter(host)
         if self._way == "openssh" or (self._way is None and self._needs_ssh(host)):
             return self._through_ssh(host)
         from launchpad.transport.ssh.link import SshLink
@@ -88,9 +96,20 @@ class Connector:
         prompts = self._config.lookup(host.name, host.user, host.port).prompts
         return bool(wanted) and prompts and self._ask is not None and shutil.which("ssh") is not None
 
+    def _enter(self, host: Host) -> Link:
+        words = self._startup.words
+        try:
+            link = ProcessLink(host.name, words)
+        except OSError as error:
+            text = f"can't run {words[0]} ({error.strerror}); install it, or correct --enter"
+            raise ConnectError("enter", host.name, text) from None
+        self._openings.begin(link, self._startup, START_SECONDS)
+        return link
+
     def abandon(self) -> None:
         """Abort everything in progress."""
         self._config.close()
+        self._openings.abandon()
         if self._openssh is not None:
             self._openssh.abandon()
         if self._pool is not None:

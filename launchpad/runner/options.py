@@ -23,6 +23,7 @@ class HostOptions(NamedTuple):
     ssh_config: str | None = None  # instead of ~/.ssh/config
     accept_new_host_keys: bool = False
     sync: bool = False
+    enter: str = ""  # a command that runs another one in a container, with its options
     heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
 
     @property

@@ -29,8 +29,9 @@ def make_spec(options: RunOptions, hosts: Sequence[Host]) -> JobSpec:
         if not (redirects or tee):
             tee = StreamMap(everywhere=3)
     world = _world(options, hosts)
-    here = not hosts or any(host.here for host in hosts)
-    far = not all(host.here for host in hosts)
+    entered = bool(options.hosts.enter)  # a container has its own files and variables
+    here = not entered and (not hosts or any(host.here for host in hosts))
+    far = entered or not all(host.here for host in hosts)
     environ = preflight.collect_environ(options.env, options.env_file, os.environ, far=far)
     cwd = preflight.working_folder(options.wdir, here=here)
     target = preflight.find_target(
@@ -77,7 +78,7 @@ def _world(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
     if hosts:
         if nodes.node_rank is not None or nodes.nnodes not in ("1", str(len(hosts))):
             raise UsageError(
-                "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts"
+                "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts, --enter"
             )
         nodes = nodes._replace(nnodes="1")
     world = resolve_world(**nodes._asdict())

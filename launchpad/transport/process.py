@@ -86,7 +86,7 @@ class ProcessLink:
                     raise self.failure(code, error.output, startup) from None
                 case Unfit():
                     raise ConnectError("no Python", self.name, str(error)) from None
-            raise too_slow(self.name, seconds) from None
+            raise too_slow(self.name, seconds, startup) from None
         except BaseException:
             self._end()
             raise

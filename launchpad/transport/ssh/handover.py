@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
-from launchpad.transport.ssh.bundle import Startup, bootstrap, bundle
+from launchpad.transport.ssh.bundle import ENTERED, Startup, bootstrap, bundle
 
 # If a node's Python has not started by then, it never will.
 START_SECONDS = 30.0
@@ -57,17 +58,27 @@ def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], dea
     raise TimeoutError
 
 
-def too_slow(name: str, seconds: float) -> ConnectError:
+def too_slow(name: str, seconds: float, startup: Startup) -> ConnectError:
     """The error for a node whose bootstrap has not answered in time."""
     text = f"the agent did not start within {seconds:g} s; is the host overloaded, or does its sshd run"
-    text = f"{text} another command (ForceCommand)?"
+    if startup.enter:
+        text = f"{text} another command (ForceCommand), or {shlex.join(startup.enter)} wait for something?"
+    else:
+        text = f"{text} another command (ForceCommand)?"
     return ConnectError("timed out", name, text)
 
 
 def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:
-    """The error for a node whose shell, exited with `code` instead."""
-    text = in_one_line(output + stderr)
+    """The error for a node whose shell, or what was to enter its container, exited with `code` instead."""
+    _, entered, rest = output.rpartition(ENTERED)
+    text = in_one_line(rest + stderr)
     quoted = f" ({text})" if text else ""
+    if startup.enter and not entered:
+        failed = f"{shlex.join(startup.enter)} exited with code {code} before the agent started{quoted}"
+        return ConnectError("enter", name, f"{failed}; is the program there, and what it enters running?")
+    if startup.enter and b"SyntaxError" in stderr:  # Python took the end of its input for the program
+        text = f"{shlex.join(startup.enter)} doesn't pass standard input on; docker and podman need -i"
+        return ConnectError("enter", name, text)
     if code in _CANT_RUN:
         python = startup.python
         return ConnectError("no Python", name, f"can't run {python} there{quoted}; name another one with --python")

@@ -59,7 +59,7 @@ class SshLink:
             text = f"its sshd refused a session ({error.text}); check MaxSessions in its sshd_config"
             raise ConnectError("protocol", name, text) from None
         except TimeoutError:
-            raise too_slow(name, seconds) from None
+            raise too_slow(name, seconds, startup) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             text = f"can't start the agent: {str(error) or type(error).__name__}"
             raise ConnectError("protocol", name, text) from None
