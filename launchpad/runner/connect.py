@@ -96,16 +96,16 @@ def connect_all(
     `here` gives the link to this machine's agent; `at_end` registers a function to call when all links are closed;
     `python` is looked up on each host, with python3 as the fallback unless `exact`.
     """
-    links: dict[int, Link] = {}
-    failures: dict[str, str] = {}
-    wrong: dict[int, UsageError] = {}
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
+    links: dict[int, Link] = {}
+    failures: dict[str, str] = {}
+    wrong: dict[int, UsageError] = {}
     startup = Startup(python, exact, _enter(options))
-    far = [(place, host) for place, host in enumerate(hosts) if startup.enter or not host.here]
+    far = {place: host for place, host in enumerate(hosts) if startup.enter or not host.here}
     for place, host in enumerate(hosts):
-        if (place, host) not in far:
+        if place not in far:
             links[place] = here()
             links[place].name = host.name
     connector = Connector(options, startup) if far else None
@@ -124,21 +124,23 @@ def connect_all(
             failures[host.name] = f"{type(error).__name__}: {error}"
 
     def reopen(place: int) -> Link:
-        if connector is None or (place, hosts[place]) not in far:
+        if connector is None or place not in far:
             raise NodeError("this machine's agent can't be started again")
         return connector.connect(hosts[place])
 
     if connector is not None:
         at_end(connector.abandon)
-        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
+        threads = [
+            threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far.items()
+        ]
 
         def look() -> HowFar:
-            left = [host.name for place, host in far if place not in links and host.name not in failures]
-            reached = sum(place in links for place, _ in far)
+            left = [host.name for place, host in far.items() if place not in links and host.name not in failures]
+            reached = sum(place in links for place in far)
             return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
 
         with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
-            connector.begin([host for _, host in far])
+            connector.begin(list(far.values()))
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -35,6 +35,7 @@ class Askpass:
         self._ask = ask
         self.tell = tell
         self._asking = threading.Lock()
+        self._closing = threading.Lock()
         self._answers: dict[str, str | None] = {}
         self._helper = os.memfd_create("askpass")
         linux.write_all(self._helper, _HELPER)
@@ -59,8 +60,11 @@ class Askpass:
 
     def close(self) -> None:
         """Forget the answers."""
-        self._answers.clear()
-        os.close(self._helper)
+        with self._closing:
+            if self._helper >= 0:
+                os.close(self._helper)
+            self._helper = -1
+            self._answers = {}
 
 
 class Prompts:

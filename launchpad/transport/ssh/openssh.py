@@ -80,6 +80,8 @@ class OpenSsh:
         """End what is still being opened."""
         self._turns.end()
         self._openings.abandon()
+        if self._askpass:
+            self._askpass.close()
 
     def _attempt(self, destination: Destination, argv: Sequence[str], startup: Startup) -> ProcessLink:
         prompts = Prompts(self._askpass) if self._askpass else None
@@ -87,9 +89,11 @@ class OpenSsh:
         try:
             link = OpenSshLink(destination, argv, startup, prompts.environ if prompts else None)
             self._openings.begin(link, startup, seconds)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             text = f"--ssh openssh: ssh can't be run here ({error.strerror}); install openssh-client"
             raise UsageError(f"{text}, or leave the option out") from None
+        except OSError as error:  # no memory, or too many open files
+            raise ConnectError("protocol", destination.name, f"can't start ssh here: {error.strerror}") from None
         finally:
             if prompts:
                 prompts.end()
