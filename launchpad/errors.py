@@ -19,7 +19,15 @@ from collections.abc import Mapping
 from typing import Literal
 
 ConnectFailure = Literal[
-    "unresolvable", "refused", "timed out", "unreachable", "host key", "authentication", "protocol", "no Python"
+    "unresolvable",
+    "refused",
+    "timed out",
+    "unreachable",
+    "host key",
+    "authentication",
+    "protocol",
+    "enter",
+    "no Python",
 ]
 
 

@@ -610,7 +610,7 @@ def test_a_server_that_accepts_no_keys(make: MakeCluster, connections: MakePool)
     cluster = make(settings="PubkeyAuthentication no\nPasswordAuthentication yes")
     error = failure(lambda: connections(cluster).connect("n1"))
     assert error.kind == "authentication"
-    assert "it accepts password, but launchpad supports only keys" in error.text
+    assert "it accepts password, but paramiko is used for keys only" in error.text
 
 
 def test_a_server_that_requires_more_than_a_key(make: MakeCluster, connections: MakePool) -> None:

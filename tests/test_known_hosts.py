@@ -142,7 +142,7 @@ def test_a_revoked_key_is_refused_even_where_it_is_known(keys: Keys, file: Path,
 def test_a_certificate_authority_is_mentioned_but_not_used(keys: Keys, file: Path, n1: Destination) -> None:
     file.write_text(f"@cert-authority *.1 {keys['a'][0]}\n")
     text = refused(n1, keys["a"][1])
-    assert f"({file}:1 names a certificate authority for it, but launchpad supports only plain keys)" in text
+    assert f"({file}:1 names a certificate authority for it, but paramiko knows only plain keys)" in text
     file.write_text(f"@cert-authority *.1 {keys['a'][0]}\n10.0.0.1 {keys['b'][0]}\n")
     KnownHosts().check(n1, keys["b"][1])
 

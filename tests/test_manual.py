@@ -60,6 +60,7 @@ NOT_RUN = {
     r"-H |--hosts |--hostfile ": "needs other hosts; tests/test_run_hosts.py has real ones",
     r"--nnodes [24]|^launchpad join": "needs another node; tests/test_join.py starts several",
     r"^kubectl": "needs a cluster; tests/test_kubernetes.py reads the file",
+    r"--enter ": "needs a container; tests/test_enter.py makes some",
     r"-n gpu|--nproc gpu": "needs a GPU",
     r"\./solver": "needs an MPI program in C; tests/test_run_mpi.py has one",
     r"^launchpad bench": "measures for a minute; tests/test_bench_command.py has short ones",

@@ -226,6 +226,19 @@ def test_lost_node_ends_the_job(start: Start, kind: str, fault: str, name: str) 
     job.wait_for_clean_hosts()
 
 
+@pytest.mark.parametrize("fault", ["partition", "agent stopped", "sshd killed", "guard killed"])
+def test_lost_node_that_is_reached_through_openssh_ends_the_job(start: Start, fault: str) -> None:
+    job = start(HOSTS, "--ssh", "openssh", FAMILY, "deaf")
+    job.wait_for_ranks()
+    why = lose(job, fault, "h2")
+    code, err = job.end()
+    assert code == 4, err
+    why = "ssh ended: .*" if fault == "sshd killed" else re.escape(why)
+    assert re.search(rf"h2 was lost: {why}; it was running {job.ranks_of('h2')}", err), err
+    assert err.count(" was lost") == 1
+    job.wait_for_clean_hosts()
+
+
 @NODES
 @pytest.mark.parametrize(("end", "code"), [("exit", 7), ("kill", 137)])
 def test_failed_rank_ends_the_job(start: Start, kind: str, end: str, code: int, name: str) -> None:

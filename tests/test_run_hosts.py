@@ -18,10 +18,11 @@ import pytest
 from launchpad.errors import ConnectError, NodeError, UsageError
 from launchpad.head.node_facts import check_machines, check_versions
 from launchpad.protocol.events import NodeFacts
-from launchpad.transport.ssh import link
-from launchpad.transport.ssh.bundle import bundle
+from launchpad.transport.ssh import handover
+from launchpad.transport.ssh.bundle import Startup, bundle
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
+from launchpad.transport.ssh.link import SshLink
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
 from tests.sshd import Cluster, needs_sshd
 
@@ -38,16 +39,17 @@ class Hosts(Cluster):
     def __init__(self, launchpad: Launchpad, folder: Path, settings: str = "") -> None:
         self.cache = folder / "cache"
         super().__init__(folder, 3, settings, environ={MARK: launchpad.mark, "XDG_CACHE_HOME": str(self.cache)})
+        self.way: tuple[str, ...] = ()  # options
         self.scratch = {host: host.folder / "tmp" for host in self.hosts}
         for host, scratch in self.scratch.items():
             scratch.mkdir()
             host.environ["TMPDIR"] = str(scratch)
 
     def run(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.CompletedProcess[str]:
-        return launchpad.run("run", "--ssh-config", self.ssh_config, *args, **options)
+        return launchpad.run("run", "--ssh-config", self.ssh_config, *self.way, *args, **options)
 
     def begin(self, launchpad: Launchpad, *args: object, **options: object) -> subprocess.Popen[bytes]:
-        return launchpad.start("run", "--ssh-config", self.ssh_config, *args, **options)
+        return launchpad.start("run", "--ssh-config", self.ssh_config, *self.way, *args, **options)
 
     def cut_power(self, number: int) -> None:
         """Kill n1, n2 or n3 with all that runs there: nobody is left who could remove its temporary files."""
@@ -63,10 +65,16 @@ class Hosts(Cluster):
 
 
 @pytest.fixture
-def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+def hosts(request: pytest.FixtureRequest, launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    """Three hosts, which are reached the way that the test is run for, or else as launchpad chooses."""
     (launchpad.folder / "show.py").write_text(SHOW)
     with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        if hasattr(request, "param"):
+            cluster.way = ("--ssh", request.param)
         yield cluster
+
+
+both_ways = pytest.mark.parametrize("hosts", ["paramiko", "openssh"], indirect=True)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -75,6 +83,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+@both_ways
 def test_ranks_are_numbered_over_the_hosts_in_their_order(launchpad: Launchpad, hosts: Hosts) -> None:
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE".split()
     assert lines(hosts.run(launchpad, "--hosts", "n2:1,n1:2", "show.py", *names)) == [
@@ -96,6 +105,7 @@ def test_one_host_alone_is_a_world_on_its_loopback_address(launchpad: Launchpad,
     ]  # fmt: skip
 
 
+@both_ways
 def test_several_hosts_meet_at_an_address_that_is_no_name(launchpad: Launchpad, hosts: Hosts) -> None:
     done = lines(
         hosts.run(launchpad, "-H", "n1,n2", "show.py", "MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -111,6 +121,7 @@ def test_an_interface_that_the_user_has_chosen_stays(launchpad: Launchpad, hosts
     assert lines(hosts.run(launchpad, "-H", "n1,n2", "show.py", "GLOO_SOCKET_IFNAME")) == ["[n1 0] mine", "[n2 1] mine"]
 
 
+@both_ways
 def test_this_machine_may_be_one_of_them(launchpad: Launchpad, hosts: Hosts) -> None:
     assert (
         lines(hosts.run(launchpad, "-H", "localhost,n1", "show.py", "RANK", "SSH_CONNECTION"))[0] == "[localhost 0] 0 -"
@@ -147,6 +158,7 @@ def test_what_would_run_is_shown_by_host(launchpad: Launchpad, hosts: Hosts) -> 
 # The end.
 
 
+@both_ways
 def test_a_rank_that_fails_ends_all_and_is_named_with_its_host(launchpad: Launchpad, hosts: Hosts) -> None:
     (launchpad.folder / "fails.py").write_text(
         "import os, sys, time\n"
@@ -177,36 +189,27 @@ def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     assert sorted(line for line in done.stdout.splitlines() if line.endswith(" 1")) == ["[n1 0] 1", "[n2 1] 1"]
 
 
+@both_ways
 def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Launchpad, hosts: Hosts) -> None:
     (launchpad.folder / "waits.py").write_text(
         "import os, time\nrank, attempt = os.environ['RANK'], os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "open('here' + rank + attempt, 'w').close()\nprint('attempt', attempt)\n"
         "while attempt == '0': time.sleep(0.01)\n"
     )
-    process = launchpad.start(
-        "run",
-        "--ssh-config",
-        hosts.ssh_config,
-        "-H",
-        "n1,n2",
-        "--max-restarts",
-        1,
-        "waits.py",
-        stderr=subprocess.STDOUT,
-    )
+    process = hosts.begin(launchpad, "-H", "n1,n2", "--max-restarts", 1, "waits.py", stderr=subprocess.STDOUT)
     wait_until(lambda: all((launchpad.folder / f"here{rank}0").exists() for rank in range(2)), "the ranks")
     hosts.cut_power(2)
     hosts.hosts[1].start()
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, output
-    assert b"launchpad: failed: n2 was lost (its agent hung up); restarting all ranks (restart 1 of 1)" in output
+    why = b"ssh ended: .*" if "openssh" in hosts.way else b"its agent hung up"
+    note = rb"launchpad: failed: n2 was lost \(" + why + rb"\); restarting all ranks \(restart 1 of 1\)"
+    assert re.search(note, output), output
     assert output.count(b"attempt 1") == 2
 
 
 def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> None:
-    process = launchpad.start(
-        "run", "--ssh-config", hosts.ssh_config, "-H", "n1,n2:2", "sh", "-c", "echo here; sleep 600"
-    )
+    process = hosts.begin(launchpad, "-H", "n1,n2:2", "sh", "-c", "echo here; sleep 600")
     for _ in range(3):
         assert process.stdout.readline().endswith(b"here\n")
     hosts.cut_power(2)
@@ -221,6 +224,7 @@ def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> 
     assert not launchpad.survivors()
 
 
+@both_ways
 def test_rank_0_reads_our_standard_input(launchpad: Launchpad, hosts: Hosts) -> None:
     (launchpad.folder / "reads.py").write_text(
         "import hashlib, os, sys\nread = sys.stdin.buffer.read()\nprint(len(read), hashlib.md5(read).hexdigest())\n"
@@ -260,16 +264,15 @@ def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) ->
 # What they are given.
 
 
+@both_ways
 def test_variables_travel_in_a_frame_and_on_no_command_line(launchpad: Launchpad, hosts: Hosts) -> None:
     launchpad.environ |= {"NCCL_DEBUG": "WARN", "MY_A": "1", "MY_B": "2", "OWN": "stays"}
     (launchpad.folder / "waits.py").write_text(
         SHOW + "open('here', 'w').close()\nwhile not os.path.exists('go'): pass\n"
     )
     names = "TOKEN NCCL_DEBUG MY_A MY_B OWN".split()
-    process = launchpad.start(
-        *("run", "--ssh-config", hosts.ssh_config, "-H", "n1", "--env-file", "env", "-x", "MY_*", "waits.py", *names)
-    ) if (launchpad.folder / "env").write_text("TOKEN=hunter2\n") else None  # fmt: skip
-    assert process is not None
+    (launchpad.folder / "env").write_text("TOKEN=hunter2\n")
+    process = hosts.begin(launchpad, "-H", "n1", "--env-file", "env", "-x", "MY_*", "waits.py", *names)
     wait_until((launchpad.folder / "here").exists, "the rank")
     shown = "\n".join(launchpad.survivors())
     assert "launchpad-agent" in shown
@@ -295,12 +298,14 @@ def test_a_folder_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
     )
 
 
+@both_ways
 def test_a_python_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, "-H", "n1", "--python", "/no/python", "show.py")
     assert done.returncode == 3
     assert "n1  no Python: can't run /no/python there" in done.stderr
 
 
+@both_ways
 def test_a_python_that_is_too_old(launchpad: Launchpad, hosts: Hosts) -> None:
     """Played by the bootstrap itself, to which another version is told."""
     old = launchpad.folder / "old"
@@ -314,6 +319,7 @@ def test_a_python_that_is_too_old(launchpad: Launchpad, hosts: Hosts) -> None:
     assert re.search(r"n1  no Python: its Python \(.*\) is 3\.8; launchpad needs 3\.10 or newer", done.stderr)
 
 
+@both_ways
 def test_one_host_of_several_that_can_not_be_reached(launchpad: Launchpad, hosts: Hosts) -> None:
     hosts.hosts[1].stop()
     done = hosts.run(launchpad, "-H", "n1,n2,n3", "touch", "started")
@@ -324,6 +330,7 @@ def test_one_host_of_several_that_can_not_be_reached(launchpad: Launchpad, hosts
     assert not (launchpad.folder / "started").exists()
 
 
+@both_ways
 def test_a_wrong_ssh_config_is_one_sentence_however_many_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     hosts.configure("Bogus yes")
     done = hosts.run(launchpad, "-H", "n1,n2,n3", "true")
@@ -334,6 +341,7 @@ def test_a_wrong_ssh_config_is_one_sentence_however_many_hosts(launchpad: Launch
     )
 
 
+@both_ways
 def test_ctrl_c_while_a_match_exec_hangs(launchpad: Launchpad, hosts: Hosts) -> None:
     started = launchpad.folder / "started"
     hosts.configure(f'Match exec "touch {started}; sleep 600"\n')
@@ -364,6 +372,7 @@ def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> Non
     assert "This account is not available." in done.stderr
 
 
+@both_ways
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts, hangs: bool) -> None:
     """Whether it connects or not, it ignores the end of its input; the test's end finds what is left of it."""
@@ -385,6 +394,7 @@ def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts,
 # The agent that is sent.
 
 
+@both_ways
 def test_the_agent_is_sent_once_and_kept_private(launchpad: Launchpad, hosts: Hosts) -> None:
     assert lines(hosts.run(launchpad, "-H", "n1", "true")) == []
     (kept,) = (hosts.cache / "launchpad").iterdir()
@@ -467,11 +477,11 @@ def test_a_cache_that_can_only_be_read(launchpad: Launchpad, hosts: Hosts) -> No
 def test_a_host_that_runs_another_command(
     launchpad: Launchpad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: str
 ) -> None:
-    monkeypatch.setattr(link, "START_SECONDS", 1.0)
+    monkeypatch.setattr(handover, "START_SECONDS", 1.0)
     with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {forced}") as hosts:
         pool = ConnectionPool(SshConfig(str(hosts.ssh_config)))
         with pytest.raises(ConnectError, match=r"^n1: timed out: the agent did not start .* \(ForceCommand\)\?$"):
-            link.SshLink("n1", pool.connect("n1"), "python3", exact=True)
+            SshLink("n1", pool.connect("n1"), Startup("python3", exact=True))
         pool.close()
 
 
@@ -538,6 +548,7 @@ def test_what_git_ignores_is_not_sent(launchpad: Launchpad, hosts: Hosts) -> Non
     ]  # fmt: skip
 
 
+@both_ways
 def test_a_large_file_arrives_whole_on_all_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     data = os.urandom(1 << 20) * 12
     (launchpad.folder / "large").write_bytes(data)
@@ -562,7 +573,9 @@ def test_a_copy_that_has_no_room(launchpad: Launchpad, hosts: Hosts) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("method", ["fork", "exec"])
+@pytest.mark.parametrize(
+    ("hosts", "method"), [("paramiko", "fork"), ("paramiko", "exec"), ("openssh", "fork")], indirect=["hosts"]
+)
 def test_gloo_over_hosts_again_and_again(launchpad: Launchpad, hosts: Hosts, method: str) -> None:
     rounds = 3 if method == "fork" else 1
     (launchpad.folder / "sums.py").write_text(

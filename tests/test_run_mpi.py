@@ -337,10 +337,11 @@ def test_restarts_across_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
 @needs_namespaces
 def test_hosts_with_their_own_names_addresses_and_memory(launchpad: Launchpad, tmp_path: Path) -> None:
     with Network(tmp_path / "network", 2) as network:
-        for what, code in (("sum", 0), ("kill", 137)):
+        # MPICH may crash in the ranks that lose a peer, so soon after that the two can't be ordered.
+        for what, codes in (("sum", (0,)), ("kill", (128 + signal.SIGKILL, 128 + signal.SIGSEGV))):
             options = ("--ssh-config", network.ssh_config, *MPI, "-H", "h1:2,h2:1")
             argv = network.argv(*launchpad.argv("run", *options, "mpi_does.py", what, 2))
             done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ)
-            assert done.returncode == code, done.stderr
+            assert done.returncode in codes, done.stderr
             assert printed(done, "sum") == (sums(3) if what == "sum" else [])
             assert network.exec("h1", "ls", "/dev/shm") == network.exec("h2", "ls", "/dev/shm") == ""

@@ -311,7 +311,7 @@ def test_native_frames_that_do_not_come_are_not_waited_for(launchpad: Launchpad)
     process = spying(launchpad, "exec sleep 600")
     told = launchpad.run("stacks", "--native", "--full").stdout
     assert told.count("py-spy did not finish within 6 s") == 2, told
-    assert not [one for one in launchpad.survivors() if one.endswith(" sleep 600 ")]
+    wait_until(lambda: not [one for one in launchpad.survivors() if one.endswith(" sleep 600 ")], "py-spy to be gone")
     ended(launchpad, process)
 
 

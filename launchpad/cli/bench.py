@@ -40,7 +40,8 @@ RANKS = 4
 # Options of `launchpad run`, which mean the same here.
 _SHARED = {
     *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
-    *("hosts", "hostfile", "include", "exclude", "ssh_config", "accept_new_host_keys", "heartbeat_timeout"),
+    *("hosts", "hostfile", "include", "exclude", "enter", "ssh", "ssh_config", "accept_new_host_keys"),
+    "heartbeat_timeout",
 }
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -151,7 +152,8 @@ def command(**options: Any) -> int:
     """
     run_options = run.on_allocation(run.typed({name: options[name] for name in _SHARED}))
     hosts = read_hosts(run_options.hosts, run_options.nproc)
-    far = not all(host.here for host in hosts)
+    entered = bool(run_options.hosts.enter)
+    far = entered or not all(host.here for host in hosts)
     plot = options["plot"]
     if plot is not None:
         from launchpad.bench import plot as plotting
@@ -171,11 +173,11 @@ def command(**options: Any) -> int:
     run_options = _absolute(run_options)
     if far and run_options.wdir is None:
         run_options = run_options._replace(wdir="/")  # the ranks read nothing there, and every host has this folder
-    if not hosts and run_options.nproc is None:
+    if run_options.nproc is None and run_options.hosts.hosts is None and run_options.hosts.hostfile is None:
         run_options = run_options._replace(nproc=RANKS)
     display = Display(as_json=options["as_json"], quiet=options["quiet"])
     with tempfile.TemporaryDirectory(prefix="launchpad-bench-") as folder:
-        if not hosts or any(host.here for host in hosts):
+        if not entered and (not hosts or any(host.here for host in hosts)):
             run_options = _with_launchpad(run_options, folder)
         code = _run_all(display, request, options["backends"], run_options)
     display.finish()

@@ -7,7 +7,7 @@ import signal
 import sys
 
 # With these options the ranks usually run elsewhere, so no agent is started here yet.
-_NAMES_HOSTS = ("-H", "--host")
+_NAMES_HOSTS = ("-H", "--host", "--enter")
 
 
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"

@@ -163,6 +163,19 @@ _OPTIONS = (
         is_flag=True,
         help="Copy the working folder to each host and run there. In a git repository, ignored files are left out.",
     ),
+    _hosts(
+        "--enter",
+        default="",
+        metavar="'COMMAND…'",
+        help="Run the ranks where this command leads, on each host: 'docker exec -i train', 'apptainer exec a.sif'. "
+        "Without hosts: here.",
+    ),
+    _hosts(
+        "--ssh",
+        type=click.Choice(["paramiko", "openssh"]),
+        metavar="paramiko|openssh",
+        help="How to connect: built in, or with the ssh program. Default: with ssh where a host needs it.",
+    ),
     _hosts("--ssh-config", metavar="FILE", help="Use this instead of ~/.ssh/config."),
     _hosts(
         "--accept-new-host-keys",

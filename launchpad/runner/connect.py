@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import os
 import signal
-import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from launchpad.console.console import say_on_stderr
-from launchpad.console.live import StatusLine, aside
+from launchpad.console.live import StatusLine
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
@@ -29,14 +27,17 @@ from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
-    from launchpad.transport.ssh.connection_pool import ConnectionPool
 
 # Options that make no sense without hosts.
-_ABOUT_HOSTS = ("include", "exclude", "ssh_config", "accept_new_host_keys", "sync")
+_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync")
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
-    """The hosts that the options name, if any. `nproc` is the value of --nproc. Raises UsageError."""
+    """The hosts that the options name, if any; --enter alone names this machine. Raises UsageError.
+
+    `nproc` is the value of --nproc.
+    """
+    entering = _enter(options)
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("--hosts and --hostfile both name the hosts; give only one of them")
     if options.hosts is not None:
@@ -52,10 +53,12 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
         hosts = options.allocation
     else:
         for name in _ABOUT_HOSTS:
-            if getattr(options, name):
+            if getattr(options, name) and not (entering and name == "sync"):
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} needs hosts; name them with --hosts or --hostfile, or leave it out")
-        return ()
+        if not entering:
+            return ()
+        hosts = parse_hosts("localhost")
     hosts = choose_hosts(hosts, options.include, options.exclude)
     hosts = tuple(dataclasses.replace(host, here=is_this_machine(host, options.ssh_config)) for host in hosts)
     slots_of(hosts, nproc)  # reports errors before any host is contacted
@@ -63,6 +66,19 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     if len(here) > 1:
         raise UsageError(f"{' and '.join(here)} are both this machine; name it once, with all its ranks: {here[0]}:N")
     return hosts
+
+
+def _enter(options: HostOptions) -> tuple[str, ...]:
+    """The words of --enter. Raises UsageError."""
+    import shlex
+
+    try:
+        words = tuple(shlex.split(options.enter))
+    except ValueError as error:
+        raise UsageError(f"--enter {options.enter}: {str(error).lower()}; quote it as in a shell") from None
+    if options.enter and not words:
+        raise UsageError("--enter is empty; give a command like 'docker exec -i NAME', or leave it out")
+    return words
 
 
 def connect_all(
@@ -82,15 +98,19 @@ def connect_all(
     `here` gives the link to this machine's agent; `at_end` registers a function to call when all links are closed;
     `python` is looked up on each host, with python3 as the fallback unless `exact`.
     """
+    from launchpad.runner.connector import Connector
+    from launchpad.transport.ssh.bundle import Startup
+
     links: dict[int, Link] = {}
     failures: dict[str, str] = {}
     wrong: dict[int, UsageError] = {}
-    far = [(place, host) for place, host in enumerate(hosts) if not host.here]
+    startup = Startup(python, exact, _enter(options))
+    far = {place: host for place, host in enumerate(hosts) if startup.enter or not host.here}
     for place, host in enumerate(hosts):
-        if host.here:
+        if place not in far:
             links[place] = here()
             links[place].name = host.name
-    connector = _Connector(options, python, exact=exact) if far else None
+    connector = Connector(options, startup) if far else None
 
     def reach(place: int, host: Host) -> None:
         assert connector is not None
@@ -106,21 +126,23 @@ def connect_all(
             failures[host.name] = f"{type(error).__name__}: {error}"
 
     def reopen(place: int) -> Link:
-        if connector is None or hosts[place].here:
+        if connector is None or place not in far:
             raise NodeError("this machine's agent can't be started again")
         return connector.connect(hosts[place])
 
     if connector is not None:
         at_end(connector.abandon)
-        threads = [threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far]
+        threads = [
+            threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far.items()
+        ]
 
         def look() -> HowFar:
-            left = [host.name for place, host in far if place not in links and host.name not in failures]
-            reached = sum(place in links for place, _ in far)
+            left = [host.name for place, host in far.items() if place not in links and host.name not in failures]
+            reached = sum(place in links for place in far)
             return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
 
-        with status_line(look, quiet=quiet) as line, exit_on_signal(connector.abandon, line):
-            connector.begin([host for _, host in far])
+        with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
+            connector.begin(list(far.values()))
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -135,52 +157,12 @@ def connect_all(
     return [links[place] for place in range(len(hosts))], reopen
 
 
-class _Connector:
-    """Opens links to hosts over SSH."""
-
-    def __init__(self, options: HostOptions, python: str, *, exact: bool) -> None:
-        from launchpad.transport.ssh.config import SshConfig
-
-        self._config = SshConfig(options.ssh_config)
-        self._accept_new = options.accept_new_host_keys
-        self._python = python
-        self._exact = exact
-        self._pool: ConnectionPool | None = None
-
-    def begin(self, hosts: Sequence[Host]) -> None:
-        """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
-        for host in hosts:
-            self._config.ask(host.name, host.user, host.port)
-        from launchpad.transport.ssh import link  # noqa: F401  # once, before the threads that need it
-        from launchpad.transport.ssh.connection_pool import ConnectionPool
-
-        ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
-        self._pool = ConnectionPool(self._config, accept_new=self._accept_new, ask=ask)
-
-    def connect(self, host: Host) -> Link:
-        from launchpad.transport.ssh.link import SshLink
-
-        assert self._pool is not None
-        transport = self._pool.connect(host.name, host.user, host.port)
-        try:
-            return SshLink(host.name, transport, self._python, exact=self._exact)
-        except ConnectError:
-            transport.close()
-            raise
-
-    def abandon(self) -> None:
-        """Abort everything in progress."""
-        self._config.close()
-        if self._pool is not None:
-            self._pool.abandon()
-
-
 def _hosts(count: int) -> str:
     return f"{count} host{'s' if count > 1 else ''}"
 
 
 @contextlib.contextmanager
-def exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
+def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
     """Let Ctrl-C end the process meanwhile, and restore the terminal if a passphrase prompt was open."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
     handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
@@ -202,14 +184,6 @@ def exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[No
 
 def _leave(signum: int, _: object) -> NoReturn:
     raise SystemExit(128 + signum)
-
-
-def _ask(prompt: str) -> str | None:
-    with aside:
-        try:
-            return getpass.getpass(prompt)
-        except (EOFError, OSError):
-            return None
 
 
 def make_world(
@@ -244,7 +218,8 @@ def make_world(
     with status_line(look, quiet=quiet):
         found = probe_nodes(bringup, probes, say, apart=spec.world.meeting is None)
         if len(members) > 1:
-            seen = next((link.own_address for link in links if link.remote and hasattr(link, "own_address")), "")
+            addresses = (getattr(link, "own_address", "") for link in links if link.remote)
+            seen = next(filter(None, addresses), "")
             wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
             master, interfaces = find_master(
                 bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen

@@ -72,7 +72,7 @@ def open_links(
         return [local.link()], None
     from launchpad.runner.connect import connect_all
 
-    if not any(host.here for host in hosts):
+    if options.enter or not any(host.here for host in hosts):
         local.close()
 
     def at_end(abandon: Callable[[], None]) -> None:

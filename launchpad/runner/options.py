@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.spec import Backend
 
+WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
 
 # A host that is silent for this many seconds counts as lost.
@@ -19,9 +20,11 @@ class HostOptions(NamedTuple):
     allocation: tuple[Host, ...] = ()  # the nodes of the batch allocation to run in, instead of these; not an option
     include: str = ""
     exclude: str = ""
+    ssh: WayIn | None = None  # None: as each host needs it
     ssh_config: str | None = None  # instead of ~/.ssh/config
     accept_new_host_keys: bool = False
     sync: bool = False
+    enter: str = ""  # a command that runs another one in a container, with its options
     heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
 
     @property

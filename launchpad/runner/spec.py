@@ -30,8 +30,9 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         log_dir = os.path.abspath(log_dir)
         if not (redirects or tee):
             tee = StreamMap(everywhere=3)
-    here = not hosts or any(host.here for host in hosts)
-    far = not all(host.here for host in hosts)
+    entered = bool(options.hosts.enter)  # a container has its own files and variables
+    here = not entered and (not hosts or any(host.here for host in hosts))
+    far = entered or not all(host.here for host in hosts)
     environ = collect_environ(options.env, options.env_file, os.environ, far=far)
     cwd = working_folder(options.wdir, here=here)
     target = find_target(
@@ -79,7 +80,7 @@ def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
     if hosts:
         if nodes.node_rank is not None or nodes.nnodes not in ("1", str(len(hosts))):
             raise UsageError(
-                "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts"
+                "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts, --enter"
             )
         nodes = nodes._replace(nnodes="1")
     return resolve_world(**{name: value for name, value in nodes._asdict().items() if name != "rdzv_secret_file"})

@@ -11,6 +11,7 @@ import shlex
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from launchpad.errors import NodeError
 from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
@@ -29,6 +30,9 @@ _FOR_RANKS = ("__init__.py", "_version.py", "errors.py", "collectives", "bench")
 # Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
 # no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
 _RUN = "import io;stdin=io.FileIO(0,closefd=False);exec(eval(stdin.readline()));main(stdin)"
+
+# What the shell in a container says: from then on --enter has done its part.
+ENTERED = b"launchpad-entered\n"
 
 
 @functools.cache
@@ -75,13 +79,24 @@ def _folder_of(package: str) -> str:
     return os.path.dirname(spec.origin)
 
 
-def command(python: str, *, exact: bool) -> str:
-    """What sshd is to hand to the user's login shell, whichever that is.
+class Startup(NamedTuple):
+    """How to start the agent on a node."""
 
-    `python`: a path or a name; unless it is to be `exact`, python3 where there is no such file.
-    """
-    find = f"p={shlex.quote(python)}"
-    if not exact:
-        find += '; [ -x "$p" ] || p=python3'
-    script = f'{find}; exec "$p" -I -S -c "{_RUN}" launchpad-agent'
-    return f"exec /bin/sh -c {shlex.quote(script)}"
+    python: str  # a path or a name
+    exact: bool = False  # use no other Python; otherwise python3 where there is no such file
+    enter: tuple[str, ...] = ()  # the words of --enter: a command that runs another one in a container
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        find = f"p={shlex.quote(self.python)}"
+        if not self.exact:
+            find += '; [ -x "$p" ] || p=python3'
+        if self.enter:
+            find = f"echo {ENTERED.decode().strip()}; {find}"
+        return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{_RUN}" launchpad-agent']
+
+    @property
+    def command(self) -> str:
+        """The same as what sshd is to hand to the user's login shell, whichever that is."""
+        return f"exec {shlex.join(self.words)}"

@@ -13,6 +13,7 @@ import pwd
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,10 @@ class Destination:
     global_known_hosts_files: tuple[str, ...] = ()
     host_key_alias: str = ""
     connect_timeout: float = CONNECT_SECONDS
+    beyond_keys: tuple[str, ...] = ()  # settings, as they would stand in the file, that only ssh itself can follow
+    gssapi: bool = False  # log in with Kerberos, if there is a ticket
+    control_path: str = ""  # the socket of a connection that ssh keeps
+    prompts: bool = True  # whether ssh may ask the user for a password
 
     @property
     def place(self) -> str:
@@ -85,6 +90,10 @@ class SshConfig:
         query = self._query(Hop(host, user, port))
         answer = query.answer() if query else f"user {user}\nport {port or ''}\n"
         return _Reader(host, answer).destination()
+
+    def options(self, host: str, user: str = "", port: int = 0) -> list[str]:
+        """The options of ssh that make it go where `lookup` says."""
+        return self._options(Hop(host, user, port))
 
     def close(self) -> None:
         """End what is still being asked."""
@@ -168,11 +177,27 @@ class _Reader:
                 "globalknownhostsfile", f"{SYSTEM_FOLDER}/ssh_known_hosts {SYSTEM_FOLDER}/ssh_known_hosts2"
             ),
             host_key_alias=self._first("hostkeyalias"),
+            beyond_keys=tuple(self._beyond_keys()),
+            gssapi=self._first("gssapiauthentication") == "yes",
+            control_path=self._first("controlpath").replace("none", ""),
+            prompts=self._first("batchmode") != "yes",
             connect_timeout=float(self._first("connecttimeout").replace("none", "") or 0) or CONNECT_SECONDS,
         )
 
     def _first(self, keyword: str) -> str:
         return self._values.get(keyword, [""])[0]
+
+    def _beyond_keys(self) -> Iterator[str]:
+        for keyword, name in (("certificatefile", "CertificateFile"), ("pkcs11provider", "PKCS11Provider")):
+            if self._first(keyword) not in ("", "none"):
+                yield f"{name} {self._first(keyword)}"
+        if self._first("hostbasedauthentication") == "yes":
+            yield "HostbasedAuthentication yes"
+        if self._first("pubkeyauthentication") in ("no", "false"):
+            yield "PubkeyAuthentication no"
+        methods = self._first("preferredauthentications")
+        if methods and "publickey" not in methods.split(","):
+            yield f"PreferredAuthentications {methods}"
 
     def _fail(self, value: str, mend: str) -> UsageError:
         return UsageError(f"ssh's configuration of {self._host}: {value}: {mend}")

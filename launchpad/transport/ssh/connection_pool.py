@@ -13,13 +13,10 @@ from launchpad.transport.ssh.config import Destination, SshConfig
 from launchpad.transport.ssh.keys import Ask, Keyring
 from launchpad.transport.ssh.known_hosts import KnownHosts
 from launchpad.transport.ssh.login import log_in
-from launchpad.transport.ssh.session import Dropped, Session
+from launchpad.transport.ssh.session import Session
 from launchpad.transport.ssh.streams import ProxyCommand, open_channel, open_tcp
+from launchpad.transport.ssh.turns import Dropped, Turns
 
-# From ten unauthenticated connections on, sshd starts to drop some (MaxStartups 10:30:100).
-AT_ONCE = 8
-# Seconds to wait before each retry of a host that hung up without a banner: others may be connecting to it too.
-RETRY_DELAYS = (0.1, 0.3, 0.9)
 # How long to wait for a closed connection's thread; it checks every 0.1 s.
 END_SECONDS = 2.0
 
@@ -35,9 +32,9 @@ class ConnectionPool:
         self._config = config
         self._hosts = KnownHosts(accept_new=accept_new)
         self._keys = Keyring(ask)
-        self._closed = threading.Event()
+        self._turns = Turns()
+        self._closed = False
         self._lock = threading.Lock()
-        self._slots: dict[tuple[Destination | None, str], threading.BoundedSemaphore] = {}
         self._jumps: dict[Destination, Future[Session]] = {}
         self._open: dict[Session, ProxyCommand | None] = {}
 
@@ -56,8 +53,9 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections, including those still being opened."""
-        self._closed.set()
+        self._turns.end()
         with self._lock:
+            self._closed = True
             sessions, self._open = list(self._open.items()), {}
         for session, _ in reversed(sessions):  # those through a jump host come after its own
             session.hang_up()
@@ -69,8 +67,9 @@ class ConnectionPool:
 
     def abandon(self) -> None:
         """Exit in a hurry: the connections die with this process, but the ProxyCommands must be told to end."""
-        self._closed.set()
+        self._turns.end()
         with self._lock:
+            self._closed = True
             commands = [command for command in self._open.values() if command]
         for command in commands:
             command.hang_up()
@@ -106,17 +105,7 @@ class ConnectionPool:
         return future.result()
 
     def _connect(self, destination: Destination, via: Destination | None, jump: Session | None) -> Session:
-        with self._lock:
-            slot = self._slots.setdefault((via, destination.place), threading.BoundedSemaphore(AT_ONCE))
-        for delay in (*RETRY_DELAYS, None):
-            with slot:
-                try:
-                    return self._attempt(destination, via, jump)
-                except Dropped as dropped:
-                    error = dropped.error
-            if delay is None or self._closed.wait(delay):
-                break
-        raise error
+        return self._turns.take((via, destination.place), lambda: self._attempt(destination, via, jump))
 
     def _attempt(self, destination: Destination, via: Destination | None, jump: Session | None) -> Session:
         command = None
@@ -129,7 +118,7 @@ class ConnectionPool:
             session = Session(open_tcp(destination), destination)
         try:
             with self._lock:
-                if self._closed.is_set():
+                if self._closed:
                     raise ConnectError("protocol", destination.name, "given up; the run is ending")
                 self._open[session] = command
             session.handshake(self._hosts)

@@ -51,6 +51,11 @@ class KnownHosts:
             found = self._known(destination)
         return tuple(dict.fromkeys(entry.key_type for entry in found))
 
+    def has_authority(self, destination: Destination) -> bool:
+        """Whether a certificate authority is named for the host."""
+        with self._lock:
+            return bool(self._matching(destination, [lookup_name(destination)], "@cert-authority"))
+
     def check(self, destination: Destination, key: paramiko.PKey) -> None:
         """Raises ConnectError unless the host is known by this key, or is new and new ones are accepted."""
         with self._lock:
@@ -85,7 +90,7 @@ class KnownHosts:
             return
         hint = ""
         if authority:
-            hint = f" ({authority.place} names a certificate authority for it, but launchpad supports only plain keys)"
+            hint = f" ({authority.place} names a certificate authority for it, but paramiko knows only plain keys)"
         raise _error(
             destination, f"{shown}, which is in no known_hosts file{hint}; compare it with the host's own (ssh-keygen "
             f"-lf /etc/ssh/ssh_host_{_short(key_type)}_key.pub there), then {_accept(destination, key_type, name)}"

@@ -13,20 +13,22 @@ import paramiko
 from launchpad.errors import ConnectError
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
-from launchpad.transport.ssh import bundle
-from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
+from launchpad.transport.ssh import handover
+from launchpad.transport.ssh.bundle import Startup
+from launchpad.transport.ssh.handover import (
+    STDERR_BYTES,
+    HungUp,
+    Unfit,
+    hand_over,
+    in_one_line,
+    not_started,
+    too_slow,
+)
 
 READ_BYTES = 1 << 20
 
-# If a node's Python has not started by then, it never will.
-START_SECONDS = 30.0
-
 # Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
 CLOSE_SECONDS = 20.0
-
-# How much of a node's stderr to keep for error messages, and of its output before the bootstrap.
-_STDERR_BYTES = 2000
-_GREETING_BYTES = 64 << 10
 
 # How long to wait for the rest of stderr once the channel has ended.
 _STDERR_SECONDS = 1.0
@@ -37,25 +39,30 @@ class SshLink:
 
     remote = True
 
-    def __init__(self, name: str, transport: paramiko.Transport, python: str, *, exact: bool) -> None:
-        """Start the agent. Raises ConnectError. `exact`: use no other Python than `python`."""
+    def __init__(self, name: str, transport: paramiko.Transport, startup: Startup) -> None:
+        """Start the agent. Raises ConnectError."""
         self.name = name
         self._transport = transport
         self._stderr = b""
+        seconds = handover.START_SECONDS
         try:
-            self._channel = transport.open_session(timeout=START_SECONDS)
-            self._channel.settimeout(START_SECONDS)
-            self._channel.exec_command(bundle.command(python, exact=exact))
-            self._start(python)
+            self._channel = transport.open_session(timeout=seconds)
+            self._channel.settimeout(seconds)
+            self._channel.exec_command(startup.command)
+            hand_over(self._channel.sendall, lambda: self._channel.recv(READ_BYTES), time.monotonic() + seconds)
             self._channel.settimeout(None)
+        except HungUp as ended:
+            raise not_started(name, self._exit_code(), ended.output, self._said(), startup) from None
+        except Unfit as reason:
+            raise ConnectError("no Python", name, str(reason)) from None
         except paramiko.ChannelException as error:
             text = f"its sshd refused a session ({error.text}); check MaxSessions in its sshd_config"
-            raise self._failure("protocol", text) from None
+            raise ConnectError("protocol", name, text) from None
         except TimeoutError:
-            text = f"the agent did not start within {START_SECONDS:g} s; is the host overloaded, or does its sshd run"
-            raise self._failure("timed out", f"{text} another command (ForceCommand)?") from None
+            raise too_slow(name, seconds, startup) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise self._failure("protocol", f"can't start the agent: {str(error) or type(error).__name__}") from None
+            text = f"can't start the agent: {str(error) or type(error).__name__}"
+            raise ConnectError("protocol", name, text) from None
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._write, name=f"ssh-writer-{name}", daemon=True).start()
         self._stderr_reader = threading.Thread(target=self._read_stderr, name=f"ssh-stderr-{name}", daemon=True)
@@ -69,50 +76,18 @@ class SshLink:
         except (AttributeError, TypeError, IndexError, OSError):
             return ""
 
-    def _start(self, python: str) -> None:
-        digest, data = bundle.bundle()
-        self._channel.sendall(bundle.bootstrap() + f"{digest} {len(data)}\n".encode())
-        answer = self._answer(python)
-        if answer == NEED:
-            self._channel.sendall(data)
-        elif answer != HAVE:
-            raise self._failure("no Python", answer.decode(errors="replace"))
-
-    def _answer(self, python: str) -> bytes:
-        """The bootstrap's answer; a shell's greeting before it is skipped."""
-        received = b""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            start = received.find(MARK)
-            if start >= 0 and b"\n" in received[start:]:
-                # The bootstrap sends nothing after this line until we send something.
-                return received[start + len(MARK) :].partition(b"\n")[0]
-            data = self._channel.recv(READ_BYTES)
-            if not data:
-                raise self._no_python(python, received)
-            received = (received + data)[-_GREETING_BYTES:]
-        raise TimeoutError
-
-    def _no_python(self, python: str, output: bytes) -> ConnectError:
-        deadline = time.monotonic() + START_SECONDS
+    def _exit_code(self) -> int:
+        """The exit code of the command, -1 if the connection ended first."""
+        deadline = time.monotonic() + handover.START_SECONDS
         while not self._channel.exit_status_ready() and time.monotonic() < deadline and not self._channel.closed:
             self._channel.status_event.wait(0.1)
-        code = self._channel.recv_exit_status() if self._channel.exit_status_ready() else -1
-        text = self._text(output)
-        quoted = f" ({text})" if text else ""
-        if code in (126, 127):
-            return self._failure("no Python", f"can't run {python} there{quoted}; name another one with --python")
-        return self._failure("protocol", f"its shell exited with code {code} before the agent started{quoted}")
+        return self._channel.recv_exit_status() if self._channel.exit_status_ready() else -1
 
-    def _text(self, output: bytes = b"") -> str:
-        """The node's output and stderr so far, in one line."""
+    def _said(self) -> bytes:
+        """The end of the node's stderr so far."""
         while self._channel.recv_stderr_ready():
-            self._stderr = (self._stderr + self._channel.recv_stderr(READ_BYTES))[-_STDERR_BYTES:]
-        lines = (output + self._stderr).decode(errors="replace").split("\n")
-        return "; ".join(line.strip() for line in lines if line.strip())[:300]
-
-    def _failure(self, kind: Any, text: str) -> ConnectError:
-        return ConnectError(kind, self.name, text)
+            self._stderr = (self._stderr + self._channel.recv_stderr(READ_BYTES))[-STDERR_BYTES:]
+        return self._stderr
 
     def send(self, command: Command) -> None:
         """Queue a command for the writer thread: a node that doesn't read must not block the head."""
@@ -128,7 +103,7 @@ class SshLink:
 
     def _read_stderr(self) -> None:
         while data := self._channel.recv_stderr(READ_BYTES):
-            self._stderr = (self._stderr + data)[-_STDERR_BYTES:]
+            self._stderr = (self._stderr + data)[-STDERR_BYTES:]
 
     def messages(self) -> Iterator[Any]:
         """The agent's events, until it or the connection ends."""
@@ -139,7 +114,7 @@ class SshLink:
             yield from decoder.feed(data)
         if silent:  # the agent never came up, so only stderr can say why
             self._stderr_reader.join(_STDERR_SECONDS)
-            if text := self._text():
+            if text := in_one_line(self._said()):
                 raise OSError(f"it said: {text}")
 
     def close(self) -> None:

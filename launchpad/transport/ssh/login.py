@@ -10,10 +10,21 @@ import paramiko
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.config import DEFAULT_PORT, Destination
 from launchpad.transport.ssh.keys import Keyring
-from launchpad.transport.ssh.session import Dropped, Session
+from launchpad.transport.ssh.session import Session
+from launchpad.transport.ssh.turns import Dropped
 
 # A longer pause between two keys means that the user was at a prompt.
 PROMPT_SECONDS = 1.0
+
+_OTHERWISE = "give --ssh openssh on a terminal, or have its sshd_config be content with a key"
+
+
+class LoginRefused(ConnectError):
+    """The host takes none of the keys. `methods`: the ways to log in that it would have taken further."""
+
+    def __init__(self, destination: Destination, text: str, methods: Sequence[str]) -> None:
+        super().__init__("authentication", destination.name, text)
+        self.methods = methods
 
 
 def log_in(session: Session, destination: Destination, keys: Keyring) -> None:
@@ -45,9 +56,8 @@ def log_in(session: Session, destination: Destination, keys: Keyring) -> None:
             return
         if "publickey" in rest:  # it requires another key
             continue
-        text = f"{destination.place} accepts {offer.label}, but also requires {' or '.join(rest)}, which launchpad"
-        fix = "change AuthenticationMethods in its sshd_config so that a key is enough"
-        raise ConnectError("authentication", destination.name, f"{text} doesn't support; {fix}")
+        text = f"{destination.place} accepts {offer.label}, but also requires {' or '.join(rest)}, which paramiko is"
+        raise LoginRefused(destination, f"{text} not used for; {_OTHERWISE}", rest)
     else:
         try:
             # sshd lists its methods only in reply to a request without credentials; a host may even accept that.
@@ -57,17 +67,14 @@ def log_in(session: Session, destination: Destination, keys: Keyring) -> None:
             methods = error.allowed_types
         except (paramiko.SSHException, EOFError, OSError):
             pass
-    raise ConnectError("authentication", destination.name, _refused(destination, tried, notes, methods))
+    raise LoginRefused(destination, _refused(destination, tried, notes, methods), methods)
 
 
 def _refused(destination: Destination, tried: list[str], notes: list[str], methods: Sequence[str]) -> str:
     refused = f"{destination.place} refused user {destination.user!r}"
     if "publickey" not in methods:
         accepted = " and ".join(methods) or "nothing"
-        return (
-            f"{refused}: it accepts {accepted}, but launchpad supports only keys; set PubkeyAuthentication yes in its "
-            "sshd_config"
-        )
+        return f"{refused}: it accepts {accepted}, but paramiko is used for keys only; {_OTHERWISE}"
     if tried:
         keys = f"tried {', '.join(tried)}"
     else:

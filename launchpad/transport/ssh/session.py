@@ -13,6 +13,7 @@ from paramiko.packet import Packetizer
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.config import Destination
 from launchpad.transport.ssh.known_hosts import KnownHosts
+from launchpad.transport.ssh.turns import Dropped
 
 # The key exchange takes CPU time: a busy host that accepts a connection quickly may still be slow here.
 HANDSHAKE_FACTOR = 3
@@ -23,14 +24,6 @@ _TURNED_AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
 
 # Without a handler, Python prints paramiko's errors to stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
-
-
-class Dropped(Exception):
-    """The host hung up, but may not do so on a retry. `error` is what to raise if it does."""
-
-    def __init__(self, error: ConnectError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class _Packets(Packetizer):

@@ -1,0 +1,131 @@
+"""Opens a link to each host, the way it needs: with paramiko, through ssh, or into a container on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launchpad.console.console import say_on_stderr
+from launchpad.console.live import aside
+from launchpad.errors import ConnectError
+from launchpad.job.hosts import Host
+from launchpad.runner.options import HostOptions
+from launchpad.transport import Link
+from launchpad.transport.process import Openings, ProcessLink
+from launchpad.transport.ssh.bundle import Startup
+from launchpad.transport.ssh.config import SshConfig
+from launchpad.transport.ssh.handover import START_SECONDS
+
+if TYPE_CHECKING:
+    from launchpad.transport.ssh.connection_pool import ConnectionPool
+    from launchpad.transport.ssh.known_hosts import KnownHosts
+    from launchpad.transport.ssh.openssh import OpenSsh
+
+
+class Connector:
+    """Opens links to hosts over SSH, and to a container on this machine."""
+
+    def __init__(self, options: HostOptions, startup: Startup) -> None:
+        self._config = SshConfig(options.ssh_config)
+        self._way = options.ssh
+        self._accept_new = options.accept_new_host_keys
+        self._startup = startup
+        self._ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+        self._pool: ConnectionPool | None = None
+        self._known: KnownHosts | None = None
+        self._openssh: OpenSsh | None = None
+        self._openings = Openings()
+
+    def begin(self, hosts: Sequence[Host]) -> None:
+        """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
+        hosts = [host for host in hosts if not host.here]
+        for host in hosts:
+            self._config.ask(host.name, host.user, host.port)
+        if not hosts:
+            return
+        from launchpad.transport.ssh.openssh import OpenSsh
+
+        self._openssh = OpenSsh(self._config, accept_new=self._accept_new, ask=self._ask, tell=say_on_stderr)
+        if self._way != "openssh":
+            from launchpad.transport.ssh import choice, link  # noqa: F401  # once, before the threads that need them
+            from launchpad.transport.ssh.connection_pool import ConnectionPool
+            from launchpad.transport.ssh.known_hosts import KnownHosts
+
+            self._pool = ConnectionPool(self._config, accept_new=self._accept_new, ask=self._ask)
+            self._known = KnownHosts()
+
+    def connect(self, host: Host) -> Link:
+        """Connect to the host and start its agent. Raises ConnectError or UsageError."""
+        if host.here:
+            return self._enter(host)
+        if self._way == "openssh" or (self._way is None and self._needs_ssh(host)):
+            return self._through_ssh(host)
+        from launchpad.transport.ssh.link import SshLink
+        from launchpad.transport.ssh.login import LoginRefused
+
+        assert self._pool is not None
+        try:
+            transport = self._pool.connect(host.name, host.user, host.port)
+        except LoginRefused as error:
+            if self._way is None and self._may_be_asked(host, error.methods):
+                return self._through_ssh(host)
+            raise
+        try:
+            return SshLink(host.name, transport, self._startup)
+        except ConnectError:
+            transport.close()
+            raise
+
+    def _through_ssh(self, host: Host) -> Link:
+        assert self._openssh is not None
+        return self._openssh.connect(host.name, host.user, host.port, self._startup)
+
+    def _needs_ssh(self, host: Host) -> bool:
+        from launchpad.transport.ssh.choice import needs_ssh
+
+        assert self._known is not None
+        destination = self._config.lookup(host.name, host.user, host.port)
+        return shutil.which("ssh") is not None and bool(needs_ssh(self._config, self._known, destination))
+
+    def _may_be_asked(self, host: Host, methods: Sequence[str]) -> bool:
+        """Whether ssh would ask the user for what the host wants besides keys."""
+        wanted = {"password", "keyboard-interactive"} & set(methods)
+        prompts = self._config.lookup(host.name, host.user, host.port).prompts
+        return bool(wanted) and prompts and self._ask is not None and shutil.which("ssh") is not None
+
+    def _enter(self, host: Host) -> Link:
+        words = self._startup.words
+        try:
+            link = ProcessLink(host.name, words)
+        except OSError as error:
+            text = f"can't run {words[0]} ({error.strerror}); install it, or correct --enter"
+            raise ConnectError("enter", host.name, text) from None
+        self._openings.begin(link, self._startup, START_SECONDS)
+        return link
+
+    def abandon(self) -> None:
+        """Abort everything in progress."""
+        self._config.close()
+        self._openings.abandon()
+        if self._openssh is not None:
+            self._openssh.abandon()
+        if self._pool is not None:
+            self._pool.abandon()
+
+
+def _ask(prompt: str) -> str | None:
+    with aside:
+        try:
+            return _ask_openly(prompt) if "(yes/no" in prompt else getpass.getpass(prompt)
+        except (EOFError, OSError):
+            return None
+
+
+def _ask_openly(prompt: str) -> str | None:
+    """Ask for what may be seen while it is typed. Standard input is left to rank 0."""
+    with open("/dev/tty", "r+b", buffering=0) as terminal:
+        terminal.write(prompt.encode())
+        return terminal.readline().decode(errors="replace").strip() or None
