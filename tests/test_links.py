@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from launchpad._version import __version__
+from launchpad.job.spec import JobSpec, Target
+from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Call, Hello, Ping
 from launchpad.protocol.events import AgentFailed, AgentReady, Pong
-from launchpad.transport import Link
+from launchpad.runner.joining import Joining
+from launchpad.transport import Delivering, Link
 from launchpad.transport.local import LocalLink
 from launchpad.transport.memory import MemoryLink
 from launchpad.transport.process import Openings, ProcessLink
@@ -25,11 +28,11 @@ from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
 from launchpad.transport.ssh.openssh import OpenSsh
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
-from tests.sshd import SSHD, Cluster
+from tests.sshd import SSHD, Cluster, free_port
 
 Open = Callable[[], Link]
 
-REAL = ["local", "paramiko", "openssh", "process"]
+REAL = ["local", "paramiko", "openssh", "process", "joined"]
 PIECE = bytes(1 << 20)
 
 # How long a send may take. It only queues, but the machine may be busy.
@@ -62,8 +65,12 @@ class Heard:
 
     def __init__(self, link: Link) -> None:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._read, args=(link,))
+        read = self._deliver if isinstance(link, Delivering) else self._read
+        self._thread = threading.Thread(target=read, args=(link,))
         self._thread.start()
+
+    def _deliver(self, link: Delivering) -> None:
+        link.deliver(self._events.put)
 
     def _read(self, link: Link) -> None:
         try:
@@ -112,6 +119,17 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
             return keep(link)
 
         yield enter
+    elif kind == "joined":
+        port = free_port()
+        joining = Joining(Meeting("127.0.0.1", port, 2), JobSpec(Target("program", "true")), b"none", print)
+
+        def join() -> Link:
+            launchpad.start("join", f"127.0.0.1:{port}")
+            ((link, _),) = joining.wait()
+            return keep(link)
+
+        yield join
+        joining.close()
     else:
         if SSHD is None:
             pytest.skip("sshd is not installed (openssh-server)")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from launchpad._version import __version__
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Command
+from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
 from launchpad.transport.join.channel import Channel, Reactor
 from launchpad.transport.join.proof import head_context, nonce, proof
@@ -198,11 +198,13 @@ class JoinedLink:
         self._take: Callable[[Any], None] | None = None
         self._early: list[Any] = []
         self._agent_left = False
+        self._told = False  # it knows how the job ended
         self.ready = False  # the node knows that it has joined, so frames may follow
         self.gone = threading.Event()  # the connection has ended
 
     def send(self, command: Command) -> None:
         """Queue a command for the node."""
+        self._told = self._told or type(command) is JobEnded
         self._channel.send(wire.encode(command))
 
     def deliver(self, take: Callable[[Any], None]) -> None:
@@ -247,7 +249,9 @@ class JoinedLink:
             self._take(event)
 
     def close(self) -> None:
-        """Wait until the node, which has been told how the job ended, has hung up."""
+        """Wait until the node, which knows how the job ended, has hung up."""
+        if not self._told:
+            self.send(JobEnded(1, ["the head of the job ended without saying why"]))
         if not self.gone.wait(CLOSE_SECONDS):
             self.abandon()
 
