@@ -156,6 +156,22 @@ def test_a_machine_that_is_only_offered_runs_what_the_head_says(launchpad: Launc
     assert ends(joined) == (0, "", "")
 
 
+def test_the_folder_is_copied_to_a_machine_that_is_only_offered(launchpad: Launchpad, show: str) -> None:
+    (launchpad.folder / "beside.txt").write_text("it is here")
+    (launchpad.folder / show).write_text("import os\nprint(open('beside.txt').read(), os.getcwd())\n")
+    launchpad.environ["XDG_CACHE_HOME"] = str(launchpad.folder.parent / "cache")
+    port = free_port()
+    head = launchpad.start("run", *c10d(port), "--sync", show)
+    joined = launchpad.start("join", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    code, out, err = ends(head)
+    assert (code, err) == (0, "")
+    folders = re.findall(r"it is here (\S+)$", out, re.M)
+    assert len(folders) == 2
+    assert str(launchpad.folder) in folders
+    assert any(folder.startswith(launchpad.environ["XDG_CACHE_HOME"]) for folder in folders)
+    assert ends(joined) == (0, "", "")
+
+
 # The end.
 
 

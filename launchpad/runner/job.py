@@ -65,11 +65,14 @@ def run_job(
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:
-    if not options.hosts.given:
+    named = options.hosts
+    if options.nodes.nnodes != "1":
+        named = named._replace(sync=False)  # it is also for nodes that join
+    if not named.given:
         return ()
     from launchpad.runner.connect import read_hosts
 
-    return read_hosts(options.hosts, options.nproc)
+    return read_hosts(named, options.nproc)
 
 
 def _say_nothing(*_: Any) -> None:

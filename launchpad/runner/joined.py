@@ -9,9 +9,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launchpad import linux
 from launchpad.console.console import say_on_stderr
@@ -29,6 +29,9 @@ from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
 
 # How long a node that can't take part looks for the head to say so.
 FAILED_SECONDS = 5.0
@@ -65,9 +68,11 @@ def run_joined(
                     "the same on every node"
                 )
             return _lead(options, spec, joining, local, closing, taker)
-    return Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet).run(
-        local, options.signals_to_handle
-    )
+    for option, value in (("--junit", options.reports.junit), ("--events", options.reports.events)):
+        if value is not None:
+            say(f"{option} has no effect on this node: the first one writes it, if it is given there")
+    relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet)
+    return relay.run(local, options.signals_to_handle)
 
 
 def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
@@ -114,8 +119,12 @@ def _lead(
         ]
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
-        quiet = options.reports.quiet
-        brought = bring_up(bringup, spec, members, links, (), options.hosts, quiet=quiet)
+        files: Sequence[SyncedFile] = ()
+        if options.hosts.sync:  # for the machines that are only offered
+            from launchpad.head.sync import list_files
+
+            files = list_files(spec.cwd, spec.log_dir)
+        brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=options.reports.quiet)
         plan = make_plan(spec, brought.facts, spec.world.run_id or os.urandom(4).hex(), brought.places, brought.master)
         return supervise(bringup, spec, plan, joining.tell, joining.reopen, options.reports, taker, here=True)
     except LaunchpadError as error:

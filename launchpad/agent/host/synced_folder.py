@@ -27,10 +27,7 @@ class SyncedFolder:
         if "/" in command.name or "\0" in command.name:
             raise ValueError(f"{command.name!r} is not a valid name for a copy")
         self._files = command.files
-        self._folder = os.path.join(os.path.realpath(_base()), f"copy-{command.name}")
-        self._record = self._folder + ".json"  # the paths of the last sync
-        # Hosts that share a home may receive the same folder at the same time; in containers even the pid may match.
-        self._unfinished = f"{self._folder}.{os.getpid()}-{os.urandom(6).hex()}.unfinished"
+        self._name = command.name
         self._wanted: list[int] = []
         self._open = -1  # the descriptor of the file that is being received
         self._left = 0  # its missing bytes
@@ -39,6 +36,10 @@ class SyncedFolder:
     def begin(self) -> list[Event]:
         """Remove deleted files, and find out which ones are missing or have changed."""
         try:
+            self._folder = os.path.join(os.path.realpath(_base()), f"copy-{self._name}")
+            self._record = self._folder + ".json"  # the paths of the last sync
+            # Hosts that share a home may receive the same folder at once; in containers even the pid may match.
+            self._unfinished = f"{self._folder}.{os.getpid()}-{os.urandom(6).hex()}.unfinished"
             os.makedirs(self._folder, 0o700, exist_ok=True)
             self._remove_deleted()
             self._wanted = [index for index, file in enumerate(self._files) if not self._is_same(*file)]
@@ -174,11 +175,20 @@ def _is_behind_link(path: str) -> bool:
 
 
 def _base() -> str:
-    """The parent of the folder that the agent was unpacked in (transport/ssh/bootstrap.py): private to the user."""
+    """A folder that is private to the user: the one that the agent was unpacked in (transport/ssh/bootstrap.py).
+
+    An agent that belongs to an installed launchpad (`launchpad join`) uses the same one. Raises OSError or ValueError.
+    """
     folder = os.path.dirname(PACKAGE)
-    if not os.path.basename(folder).startswith("agent-"):
-        raise ValueError("only an agent that was sent to its node keeps copies")
-    return os.path.dirname(folder)
+    if os.path.basename(folder).startswith("agent-"):
+        return os.path.dirname(folder)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = os.path.join(cache, "launchpad")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    facts = os.lstat(folder)
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:
+        raise ValueError(f"{folder} is not a directory that only you can enter")
+    return folder
 
 
 def _describe(error: Exception) -> str:
