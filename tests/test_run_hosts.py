@@ -209,7 +209,7 @@ def test_a_lost_host_that_comes_back_is_part_of_the_next_attempt(launchpad: Laun
 
 
 def test_a_lost_host_ends_the_job_with_4(launchpad: Launchpad, hosts: Hosts) -> None:
-    process = hosts.begin(launchpad, "-H", "n1,n2:2", "sh", "-c", "echo here; sleep 600")
+    process = hosts.begin(launchpad, "-H", "n1,n2:2", "sh", "-c", "echo here; exec sleep 600")
     for _ in range(3):
         assert process.stdout.readline().endswith(b"here\n")
     hosts.cut_power(2)

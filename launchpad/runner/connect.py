@@ -141,11 +141,22 @@ def connect_all(
             reached = sum(place in links for place in far)
             return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
 
+        def begin() -> None:
+            try:
+                connector.begin(list(far.values()))
+            except UsageError as error:
+                wrong[-1] = error
+            except ConnectError:  # given up
+                pass
+
+        # A signal interrupts this thread. It must not do so between the start of a process and the note of it.
+        beginning = threading.Thread(target=begin, name="dial", daemon=True)
         with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
-            connector.begin(list(far.values()))
-            for thread in threads:
+            beginning.start()
+            beginning.join()
+            for thread in threads if not wrong else ():
                 thread.start()
-            for thread in threads:
+            for thread in threads if not wrong else ():
                 thread.join()
     if failures or wrong:
         for link in links.values():

@@ -62,6 +62,8 @@ class LocalLink:
                 os.close(fd)
         self._out = commands_out
         self._in = events_in
+        self._read = threading.Event()  # nobody is reading
+        self._read.set()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
         self._writer.start()
@@ -80,8 +82,12 @@ class LocalLink:
     def messages(self) -> Iterator[Any]:
         """The agent's events, until end-of-file."""
         decoder = wire.Decoder()
-        while data := os.read(self._in, READ_BYTES):
-            yield from decoder.feed(data)
+        self._read.clear()
+        try:
+            while data := os.read(self._in, READ_BYTES):
+                yield from decoder.feed(data)
+        finally:
+            self._read.set()
 
     def close(self) -> None:
         """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
@@ -101,6 +107,7 @@ class LocalLink:
         except ChildProcessError:  # other code in this process reaps all children
             pass
         self._pid = 0
+        self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 
     def abandon(self) -> None:
