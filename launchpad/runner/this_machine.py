@@ -31,7 +31,7 @@ def is_this_machine(host: Host, ssh_config: str | None) -> bool:
     address = _address(host.name)
     if address is None and _first_label(host.name) != _first_label(own):
         return False  # perhaps an alias, but that is not worth a DNS lookup for each host
-    if address is not None and address not in _own_addresses():
+    if address is not None and address not in own_addresses():
         return False
     return _is_reached_plainly(host.name, ssh_config)
 
@@ -45,16 +45,16 @@ def _is_reached_plainly(name: str, ssh_config: str | None) -> bool:
         return False
     address = _address(found.address)
     if address is not None:
-        return address in _own_addresses()
+        return address in own_addresses()
     try:
         places = socket.getaddrinfo(found.address, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    own = _own_addresses() | _LOOPBACK
+    own = own_addresses() | _LOOPBACK
     return any(_address(str(place[4][0])) in own for place in places)
 
 
-def _own_addresses() -> frozenset[Address]:
+def own_addresses() -> frozenset[Address]:
     """The addresses of the network interfaces, without loopback."""
     import psutil  # takes 20 ms
 
