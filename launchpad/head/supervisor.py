@@ -172,7 +172,7 @@ class Supervisor:
             case StopRequested():  # a signal to the launchpad of a node that has joined
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
-                if event.signum in (signal.SIGTERM, signal.SIGHUP) and machine.phase == "stopping":
+                if event.signum in (signal.SIGTERM, signal.SIGHUP) and machine.phase in ("stopping", "over"):
                     return  # a scheduler sends it to all nodes, and the ranks shall have it once
                 self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
             case Suspended():

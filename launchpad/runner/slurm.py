@@ -31,8 +31,10 @@ from launchpad.transport.local import SECRET
 _KEPT_LINES = 200
 _SHOWN_LINES = 6
 
-# srun ends by itself when its tasks have; on TERM it kills them first.
+# srun ends by itself when its tasks have. On TERM it kills them first, and waits long for a node that doesn't answer;
+# if it is killed, its child has Slurm cancel what is left.
 _SRUN_EXIT_SECONDS = 10.0
+_SRUN_TERM_SECONDS = 2.0
 
 # So many nodes are named on one line.
 _NAMED = 8
@@ -81,17 +83,15 @@ class _Srun:
 
     def close(self) -> None:
         """Wait until it has exited; end it if it doesn't."""
-        if self.gone.wait(_SRUN_EXIT_SECONDS):
-            return
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            self._process.send_signal(signum)
-            if self.gone.wait(_SRUN_EXIT_SECONDS):
-                return
+        if not self.gone.wait(_SRUN_EXIT_SECONDS):
+            self.end()
 
     def end(self) -> None:
-        """Have it kill its tasks."""
-        if not self.gone.is_set():
-            self._process.send_signal(signal.SIGTERM)
+        """Have it kill its tasks, and exit."""
+        for signum, seconds in ((signal.SIGTERM, _SRUN_TERM_SECONDS), (signal.SIGKILL, _SRUN_EXIT_SECONDS)):
+            if not self.gone.is_set():
+                self._process.send_signal(signum)
+                self.gone.wait(seconds)
 
 
 class SrunNodes:
@@ -107,6 +107,7 @@ class SrunNodes:
         self._links: dict[str, JoinedLink] = {}
         self._sruns: list[_Srun] = []
         self._told = False
+        self._absent: list[str] = []  # those that have not joined, or are lost, when the job ends
         self._secret = os.urandom(32).hex()
         self._server = _listen(self._secret.encode(), self)
         try:
@@ -199,6 +200,7 @@ class SrunNodes:
     def tell(self, lines: list[str], code: int) -> None:  # noqa: ARG002  # what srun's tasks print is not shown
         """Tell the nodes how the job ended."""
         self._told = True
+        self._absent = [name for name in self._names if not self._is_here(name)]
         for link in list(self._links.values()):
             link.send(JobEnded(code, []))
         sent = threading.Event()
@@ -214,13 +216,13 @@ class SrunNodes:
         if not self._told:
             self.tell([], _code(error))
         self._server.stop_listening()
-        if any(not self._is_here(name) and name not in self._links for name in self._names):
-            for srun in self._sruns:
-                srun.end()
         for link in self._links.values():
             link.close()
         for srun in self._sruns:
-            srun.close()
+            if self._absent:  # their tasks would not end by themselves
+                srun.end()
+            else:
+                srun.close()
         self._server.close()
 
 
