@@ -76,6 +76,7 @@ class Supervisor:
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
         self._lost: set[int] = set()  # nodes
+        self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._worlds: MpiWorlds | None = None
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
@@ -151,8 +152,11 @@ class Supervisor:
             self._input_lost = self._input_lost or event.node == 0
             return
         if source < 0:
-            if type(event) is StopRequested and event.signum == signal.SIGQUIT:
-                self._stack_requests.ask("asked")
+            if type(event) is StopRequested:
+                if event.signum == signal.SIGQUIT:
+                    self._stack_requests.ask("asked")
+                if self._is_the_same_request(source, event, machine):
+                    return
             self._pass_on(event, source, machine)
             return
         match event:
@@ -172,8 +176,8 @@ class Supervisor:
             case StopRequested():  # a signal to the launchpad of a node that has joined
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
-                if event.signum in (signal.SIGTERM, signal.SIGHUP) and machine.phase in ("stopping", "over"):
-                    return  # a scheduler sends it to all nodes, and the ranks shall have it once
+                if self._is_the_same_request(source, event, machine):
+                    return
                 self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
@@ -195,6 +199,14 @@ class Supervisor:
                 if type(event) is RankExited and self._worlds:
                     self._worlds.left(source, event)
                     self._look_for_absent(machine)
+
+    def _is_the_same_request(self, source: int, event: StopRequested, machine: Machine) -> bool:
+        """Whether this signal has stopped the job already: a scheduler sends it to us and to the nodes that joined."""
+        new = source not in self._asked
+        if event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._asked.add(source)
+        is_stopping = machine.cause is not None and machine.cause.kind == "signal"
+        return new and is_stopping and event.signum in (signal.SIGTERM, signal.SIGHUP)
 
     def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
         self._stack_requests.on(event, self._clock())
