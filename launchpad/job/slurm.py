@@ -90,12 +90,31 @@ def srun_line(nodes: Sequence[str], every: bool, environ: Mapping[str, str]) -> 
         "--overlap",  # with the batch script, and with other steps
         *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),  # who ends is for launchpad to judge
         *("--cpu-bind=none", "--mpi=none", "--export=ALL"),
+        *_all_gpus(environ),
         *([] if every else [f"--nodelist={','.join(nodes)}"]),
     ]
     moved = {name: value for name, value in environ.items() if name in _OPTIONS_OF_TASKS}
     if moved:
         argv += ["env", *(f"{name}={value}" for name, value in sorted(moved.items()))]
     return argv, {name: value for name, value in environ.items() if name not in moved}
+
+
+def _all_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The option that gives the one task on a node all GPUs that the job has there, where that is not the default.
+
+    With --gpus-per-task it would get those of one of the job's tasks, with --gpus an arbitrary share.
+    """
+    if per_task := environ.get("SLURM_GPUS_PER_TASK"):
+        kind, colon, count = per_task.rpartition(":")
+        tasks = _TASKS.fullmatch(environ.get("SLURM_TASKS_PER_NODE", "")) if "SLURM_NTASKS" in environ else None
+        number = _number(count) * int(tasks[1]) if tasks else 0
+    elif "SLURM_GPUS_PER_NODE" not in environ:
+        kind, colon, count = environ.get("SLURM_GPUS", "").rpartition(":")
+        number, rest = divmod(_number(count), max(1, _number(environ.get("SLURM_JOB_NUM_NODES", ""))))
+        number = 0 if rest else number  # the nodes have different numbers, which srun can't be asked for
+    else:
+        return []
+    return [f"--gpus-per-node={kind}{colon}{number}"] if number else []
 
 
 def stop_time(before: float, environ: Mapping[str, str]) -> float:

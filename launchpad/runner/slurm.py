@@ -40,7 +40,12 @@ _SRUN_TERM_SECONDS = 2.0
 _NAMED = 8
 
 # What says nothing about the reason when srun has failed.
-_NOISE = ("srun: launch/slurm:", "srun: Job step aborted", "srun: error: Timed out waiting for job step")
+_NOISE = (
+    "srun: launch/slurm:",
+    "srun: cluster configuration lacks",
+    "srun: Job step aborted",
+    "srun: error: Timed out waiting for job step",
+)
 
 
 class _Srun:
