@@ -96,6 +96,8 @@ def test_what_is_about_other_tasks_is_kept_from_srun_and_given_to_the_ranks() ->
     assert srun_line(["a", "b"], False, left)[0][-1] == "--nodelist=a,b"
     tasks = {"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}
     assert "--gpus-per-node=4" in srun_line(["a", "b"], True, environ | tasks)[0]
+    assert "--gpus-per-node=4" in srun_line(["a"], False, {"SLURM_GPUS": "8", "SLURM_JOB_NUM_NODES": "2"})[0]
+    assert "--gpus" not in str(srun_line(["a", "b"], True, {"SLURM_GPUS": "7", "SLURM_JOB_NUM_NODES": "2"})[0])
     assert "--gpus-per-node=a100:8" in srun_line(["a"], False, {"SLURM_GPUS_PER_TASK": "a100:2", **tasks})[0]
 
 
