@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -93,10 +92,10 @@ class _Srun:
 
     def end(self) -> None:
         """Have it kill its tasks, and exit."""
-        for signum, seconds in ((signal.SIGTERM, _SRUN_TERM_SECONDS), (signal.SIGKILL, _SRUN_EXIT_SECONDS)):
-            if not self.gone.is_set():
-                self._process.send_signal(signum)
-                self.gone.wait(seconds)
+        if not self.gone.is_set():
+            self._process.terminate()
+            if not self.gone.wait(_SRUN_TERM_SECONDS):
+                self._process.kill()
 
 
 class SrunNodes:
