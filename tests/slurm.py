@@ -10,7 +10,6 @@ cancelled, and what carries the cluster's mark is killed.
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ import pytest
 
 from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.netns import HEAD, Network
-from tests.sshd import Running, free_port
+from tests.sshd import USER, Running, free_port
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "salloc", "sbatch", "scancel", "scontrol", "squeue")
@@ -90,7 +89,7 @@ class Slurm(Running):
             host=socket.gethostname().split(".")[0],
             address=address,
             port=free_port(),
-            user=getpass.getuser(),
+            user=USER,
             folder=self.folder,
             nodes=",".join(self.nodes),
         )
@@ -125,7 +124,7 @@ class Slurm(Running):
 
     def stop(self) -> None:
         if self._started:
-            subprocess.run(self._argv("scancel", "--user", getpass.getuser()), env=self._whole(), timeout=DEADLINE)
+            subprocess.run(self._argv("scancel", "--user", USER), env=self._whole(), timeout=DEADLINE)
         for process in reversed(self._started):
             process.terminate()
         for process in reversed(self._started):

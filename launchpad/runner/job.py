@@ -52,11 +52,13 @@ def run_job(
     reopen: Reopen | None
     tell: Tell = _say_nothing
     if options.hosts.by_srun:
+        from launchpad.runner.joining import exit_on_signals
         from launchpad.runner.slurm import SrunNodes
 
         local.close()
-        nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
-        links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
+        with exit_on_signals():
+            nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
+            links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
     else:
         links, reopen = open_links(
             hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet

@@ -20,7 +20,7 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.slurm import srun_line
 from launchpad.job.world import JOIN_SECONDS, parse_conf
 from launchpad.protocol.commands import JobEnded
-from launchpad.runner.joining import AGAIN_SECONDS, TELL_AT, TELL_EVERY, TELL_SECONDS, exit_on_signals
+from launchpad.runner.joining import AGAIN_SECONDS, TELL_AT, TELL_EVERY, TELL_SECONDS
 from launchpad.runner.options import RunOptions
 from launchpad.runner.this_machine import own_addresses
 from launchpad.transport.join.server import JoinedLink, JoinServer
@@ -34,6 +34,9 @@ _SHOWN_LINES = 6
 # if it is killed, its child has Slurm cancel what is left.
 _SRUN_EXIT_SECONDS = 10.0
 _SRUN_TERM_SECONDS = 2.0
+
+# How long a task of srun's tries to reach us. We listen before it is started, or we have been killed.
+_DIAL_SECONDS = 60.0
 
 # So many nodes are named on one line.
 _NAMED = 8
@@ -115,15 +118,23 @@ class SrunNodes:
         self._secret = os.urandom(32).hex()
         self._server = _listen(self._secret.encode(), self)
         try:
-            self._start(self._names, self._every, self._seconds)
-        except NodeError:
+            self._start(self._names, self._every)
+        except BaseException:
             self._server.close()
             raise
 
-    def _start(self, names: Sequence[str], every: bool, seconds: float) -> _Srun:
+    def _start(self, names: Sequence[str], every: bool) -> _Srun:
         argv, environ = srun_line(names, every, os.environ)
         places = ",".join(_place(address, self._server.port) for address in _addresses(names))
-        argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet", f"--rdzv-conf=join_timeout={seconds:g}"]
+        argv += [
+            sys.executable,
+            "-P",
+            "-m",
+            "launchpad",
+            "join",
+            "--quiet",
+            f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}",
+        ]
         srun = _Srun(names, [*argv, places], {**environ, SECRET: self._secret}, self._notify)
         self._sruns.append(srun)
         return srun
@@ -157,9 +168,8 @@ class SrunNodes:
     # In the head's own threads.
 
     def wait(self) -> list[JoinedLink]:
-        """Wait for all nodes. Raises NodeError; Ctrl-C, TERM and HUP raise SystemExit."""
-        with exit_on_signals():
-            self._await(self._sruns[0], self._seconds)
+        """Wait for all nodes. Raises NodeError."""
+        self._await(self._sruns[0], self._seconds)
         return [self._links[name] for name in self._names]
 
     def _await(self, srun: _Srun, seconds: float) -> None:
@@ -193,7 +203,7 @@ class SrunNodes:
         if before is not None and not before.gone.is_set():
             before.abandon()
             before.gone.wait(TELL_SECONDS)
-        srun = self._start([name], len(self._names) == 1 and self._every, AGAIN_SECONDS)
+        srun = self._start([name], len(self._names) == 1 and self._every)
         try:
             self._await(srun, AGAIN_SECONDS)
         except NodeError:
