@@ -85,7 +85,7 @@ class _Srun:
 
     def said(self) -> list[str]:
         """The last that srun and its tasks have said, each thing once."""
-        lines = dict.fromkeys(line for line in self._lines if line and not line.startswith(_NOISE))
+        lines = dict.fromkeys(line for line in list(self._lines) if line and not line.startswith(_NOISE))
         return list(lines)[-_SHOWN_LINES:]
 
     def close(self) -> None:
@@ -126,16 +126,9 @@ class SrunNodes:
     def _start(self, names: Sequence[str], every: bool) -> _Srun:
         argv, environ = srun_line(names, every, os.environ)
         places = ",".join(_place(address, self._server.port) for address in _addresses(names))
-        argv += [
-            sys.executable,
-            "-P",
-            "-m",
-            "launchpad",
-            "join",
-            "--quiet",
-            f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}",
-        ]
-        srun = _Srun(names, [*argv, places], {**environ, SECRET: self._secret}, self._notify)
+        argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet"]
+        argv += [f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}", places]
+        srun = _Srun(names, argv, {**environ, SECRET: self._secret}, self._notify)
         self._sruns.append(srun)
         return srun
 
