@@ -363,6 +363,17 @@ def relays(launchpad: Launchpad) -> dict[str, int]:
 
 
 @needs_slurm
+def test_the_head_is_killed(slurm: Slurm, launchpad: Launchpad) -> None:
+    """The nodes see that it is gone, and leave nothing."""
+    job = slurm.sbatch(launchpad, ["-N2"], "launchpad run -q waits.py")
+    job.await_output("ready", 2)
+    (head,) = (line.split()[0] for line in launchpad.survivors() if " -m launchpad run " in line)
+    os.kill(int(head), signal.SIGKILL)
+    assert job.end()[0] == 137
+    wait_until(slurm.is_idle, "the step to end", launchpad.survivors)
+
+
+@needs_slurm
 def test_srun_is_killed(slurm: Slurm, launchpad: Launchpad) -> None:
     """Slurm cancels the step: first with TERM, or at once with KILL."""
     job = slurm.sbatch(launchpad, ["-N2"], "launchpad run -q waits.py")
