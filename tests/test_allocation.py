@@ -132,7 +132,7 @@ def test_where_a_scheduler_lists_the_nodes() -> None:
     assert where(FLUX_BATCH[0]) == ("flux", "kvs", "get", "resource.R")
 
 
-@pytest.mark.parametrize("name", sorted(ALLOCATION_VARIABLES))
+@pytest.mark.parametrize("name", sorted(ALLOCATION_VARIABLES - {"SLURM_JOB_ID"}))  # that one is in test_slurm.py
 def test_a_variable_that_makes_us_look_is_one_that_is_read(name: str) -> None:
     source = find_source({name: "x"})
     assert source is not None

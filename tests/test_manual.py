@@ -54,6 +54,9 @@ PAGES = [*sorted(MANUAL.glob("*.md")), README]
 # Listed by `launchpad help`, and comes with another change.
 TO_COME: set[str] = set()
 
+# Commands whose options are not ours.
+OTHERS = ("launchpad ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
+
 # Commands that are not run here: a pattern, and why.
 NOT_RUN = {
     r"^python3 -m venv|^pip install|^source ": "installs, from the network",
@@ -296,7 +299,7 @@ def test_an_option_that_the_text_names_exists(page: Path) -> None:
     commands = [cli.get_command(ctx, name) for name in cli.list_commands(ctx)]
     known = {name for command in commands for option in command.params for name in option.opts} | {"--help"}
     for span in code(prose(page)):
-        words = [] if span.startswith(("launchpad ", "python ", "pip ", "tests/")) else span.split()
+        words = [] if span.startswith(OTHERS) else span.split()
         for word in re.findall(r"(?<![\w-])--[a-z][\w-]+", " ".join(words)):
             assert word.replace("_", "-") in known, span
 

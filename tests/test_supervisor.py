@@ -201,6 +201,23 @@ def test_a_posted_signal_reaches_the_ranks(head: BringUp, play: Play) -> None:
     assert play(script)[0] == 143
 
 
+def test_a_signal_that_a_scheduler_sends_to_everyone_reaches_the_ranks_once(head: BringUp, play: Play) -> None:
+    """The node's launchpad reports it too, and then we get it; the second one of ours is a new request."""
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(StopRequested(0, 15))
+        assert agent.hear(Signal).signum == 15
+        head.post(StopRequested(0, 15))
+        head.post(StopRequested(0, 10))
+        assert agent.hear(Signal).signum == 10
+        head.post(StopRequested(0, 15))
+        assert agent.hear(Signal).signum == 15
+        agent.leave(0)
+
+    assert play(script)[0] == 143
+
+
 def test_a_second_signal_after_the_end_leaves_without_the_agent(head: BringUp, play: Play) -> None:
     def script(agent: Agent) -> None:
         agent.hear(Start)

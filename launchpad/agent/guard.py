@@ -31,6 +31,7 @@ def main(stdin_fd: int | None) -> None:
 
     `stdin_fd` is the head's own standard input, for rank 0; None if there is none to pass on.
     """
+    processes.outlive_signals()
     _close_inherited(keep=stdin_fd)
     if stdin_fd is not None:
         os.set_inheritable(stdin_fd, False)  # only rank 0 gets it, as its descriptor 0

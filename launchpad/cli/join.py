@@ -17,7 +17,7 @@ Example, on the first node and on each of the others:
 
 
 @click.command("join", cls=GroupedCommand, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("endpoint", metavar="HOST[:PORT]")
+@click.argument("endpoint", metavar="HOST[:PORT],…")
 @click.option("--slots", type=rank_count, metavar="N|auto|cpu|gpu", help="Ranks here. Default: as on the head.")
 @click.option("--rdzv-id", default="none", metavar="ID", help="The job's id.")
 @click.option("--rdzv-secret-file", metavar="FILE", help="A file with the job's secret. LAUNCHPAD_SECRET has it too.")
@@ -36,6 +36,7 @@ def command(
     """Offer this machine to the job whose head is at HOST: ranks run here as the head's command line says.
 
     The head is `launchpad run --nnodes N --rdzv-endpoint HOST`. It may be started later; its job's exit code is ours.
+    If HOST has several addresses of which only some are reachable, list them.
     """
     nodes = NodeOptions(rdzv_id=rdzv_id, rdzv_secret_file=rdzv_secret_file, rdzv_conf=rdzv_conf)
     return offer_machine(endpoint, slots, nodes, local, quiet=quiet)

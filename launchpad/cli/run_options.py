@@ -120,6 +120,12 @@ _OPTIONS = (
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
     _end(
+        "--stop-before",
+        type=seconds,
+        metavar="SECONDS",
+        help="Stop the job, as TERM does, this long before the Slurm allocation ends.",
+    ),
+    _end(
         "--stall-timeout",
         type=positive_seconds,
         metavar="SECONDS",
@@ -149,7 +155,7 @@ _OPTIONS = (
         *("-H", "--host", "--hosts", "-host", "-hosts", "hosts"),
         metavar="HOST[:N],…",
         help="Run N ranks on each host, over SSH unless it is localhost. Also USER@HOST, [::1]:N. Default: the nodes "
-        "of the PBS, LSF, SGE, OAR or Flux allocation that this is in, else this machine.",
+        "of the Slurm, PBS, LSF, SGE, OAR or Flux allocation that this is in, else this machine.",
     ),
     _hosts(
         *("--hostfile", "-hostfile", "--machinefile", "-machinefile", "hostfile"),

@@ -75,6 +75,7 @@ class History:
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
         self.signum = 0  # the first signal that told us to stop
+        self.time_to_stop = ""  # why it was not a signal, but time to stop
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
@@ -135,8 +136,8 @@ class History:
                 self.lost.setdefault(event.node, event)
             case ClockSeen(_, node, doubt):
                 self.doubts[node] = doubt
-            case StopRequested(_, signum) if signum in _STOPS:
-                self.signum = self.signum or signum
+            case StopRequested(_, signum, reason) if signum in _STOPS and not self.signum:
+                self.signum, self.time_to_stop = signum, reason
             case ConsoleClosed(_, reason):
                 self.console = reason
             case RanksHeld():

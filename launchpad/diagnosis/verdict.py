@@ -117,7 +117,7 @@ def _failure(history: History, found: Candidates) -> Verdict:
     else:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
     close, apart, doubt = _too_close(history, own)
-    alike = tuple(one.rank for one in own[1:] if one.is_like(cause) and one.rank not in close)
+    alike = tuple(one.rank for one in own[1:] if one.rank >= 0 and one.is_like(cause) and one.rank not in close)
     gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
     known = {cause.rank, *close, *alike, *early}
     victims = tuple(

@@ -101,7 +101,8 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
             lines += _held(history)
         case "signal":
-            lines = [f"the job was stopped by {signal_name(history.signum)}"]
+            because = f": {history.time_to_stop}" if history.time_to_stop else f" by {signal_name(history.signum)}"
+            lines = [f"the job was stopped{because}"]
         case "console":
             return [f"the job was stopped: standard output can't be written to ({history.console})"]
         case "cut off":

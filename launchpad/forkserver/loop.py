@@ -29,11 +29,15 @@ _MOST_TOOLS = 6
 # Allocators and runtimes that are preloaded for speed and work in forks too.
 _HARMLESS = ("libjemalloc", "libtcmalloc", "libmimalloc", "libiomp5", "libomp", "libgomp", "libstdc++", "libgcc_s")
 
+# Schedulers send these to every process of a job. Blocked, so that a rank gets those that are sent to it meanwhile.
+_OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
 Request = dict[str, Any]
 
 
 def main() -> None:
     """Serve the agent. `_serve` returns only in a new process: a rank, or the store."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
     os.set_inheritable(LINK, False)
     link = socket.socket(fileno=LINK)
     request, _ = _receive(link)
@@ -49,6 +53,7 @@ def main() -> None:
         become.become(request, fds)
         if heeds_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         program.run(request["argv"], request["calls"])
 
 

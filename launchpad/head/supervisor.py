@@ -76,6 +76,7 @@ class Supervisor:
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
         self._lost: set[int] = set()  # nodes
+        self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._worlds: MpiWorlds | None = None
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
@@ -89,6 +90,7 @@ class Supervisor:
         *,
         grace: float | None,
         timeout: float | None,
+        stop_at: float | None = None,
         stall_timeout: float | None = None,
         max_restarts: int = 0,
         terminal: Sequence[int] = (),
@@ -98,14 +100,15 @@ class Supervisor:
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
-        `reopen` makes a new link to a node, or raises NodeError; it is called in threads of its own. `sends_input`:
-        rank 0 is on another machine and gets our stdin. `waited`: whether an exception says that a rank waited for
-        other ranks in vain.
+        `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a node, or
+        raises NodeError; it is called in threads of its own. `sends_input`: rank 0 is on another machine and gets our
+        stdin. `waited`: whether an exception says that a rank waited for other ranks in vain.
         """
         self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
         self._plan = plan
         self._terminal = terminal
+        self._stop_at = stop_at
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
@@ -124,6 +127,10 @@ class Supervisor:
             if self.nodes.deadline is not None and self.nodes.deadline <= now:
                 for silent, since in self.nodes.tick(now):
                     self._lose(silent, f"no heartbeat for {self.nodes.silence:g} s", since, machine)
+            if self._stop_at is not None and self._stop_at <= time.time():
+                self._stop_at = None
+                reason = "the allocation is about to end (--stop-before)"
+                self._pass_on(StopRequested(time.monotonic_ns(), signal.SIGTERM, reason), -1, machine)
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
@@ -145,8 +152,11 @@ class Supervisor:
             self._input_lost = self._input_lost or event.node == 0
             return
         if source < 0:
-            if type(event) is StopRequested and event.signum == signal.SIGQUIT:
-                self._stack_requests.ask("asked")
+            if type(event) is StopRequested:
+                if event.signum == signal.SIGQUIT:
+                    self._stack_requests.ask("asked")
+                if self._is_the_same_request(source, event, machine):
+                    return
             self._pass_on(event, source, machine)
             return
         match event:
@@ -166,6 +176,8 @@ class Supervisor:
             case StopRequested():  # a signal to the launchpad of a node that has joined
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
+                if self._is_the_same_request(source, event, machine):
+                    return
                 self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
@@ -187,6 +199,14 @@ class Supervisor:
                 if type(event) is RankExited and self._worlds:
                     self._worlds.left(source, event)
                     self._look_for_absent(machine)
+
+    def _is_the_same_request(self, source: int, event: StopRequested, machine: Machine) -> bool:
+        """Whether this signal has stopped the job already: a scheduler sends it to us and to the nodes that joined."""
+        new = source not in self._asked
+        if event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._asked.add(source)
+        is_stopping = machine.cause is not None and machine.cause.kind == "signal"
+        return new and is_stopping and event.signum in (signal.SIGTERM, signal.SIGHUP)
 
     def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
         self._stack_requests.on(event, self._clock())
@@ -271,6 +291,8 @@ class Supervisor:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
         if self._stack_requests.deadline is not None:
             waits.append(self._stack_requests.deadline - self._clock())
+        if self._stop_at is not None:
+            waits.append(self._stop_at - time.time())
         if machine.deadline is not None:
             waits.append(machine.deadline - self._clock())
         if self.nodes.deadline is not None:

@@ -1,5 +1,7 @@
 """The nodes of a batch allocation, as PBS, Torque, LSF, SGE, OAR and Flux list them for the job. Pure.
 
+Slurm's are in slurm.py.
+
     FLUX_JOB_ID        a job of Flux: what `flux job info ID R` prints (JSON); a slot is a core
     FLUX_URI           all that flux batch and flux alloc set: what `flux kvs get resource.R` prints
     PBS_NODEFILE       a file with a line per slot (mpiprocs= of PBS, ppn= of Torque)
@@ -56,8 +58,7 @@ class Source(NamedTuple):
 
 def find_source(environ: Mapping[str, str]) -> Source | None:
     """Where the nodes are listed, if this process is in an allocation and free to use all of it."""
-    several = any(environ.get(name, "").strip() not in ("", "0", "1") for name in _SIZES)
-    if several or "TORCHELASTIC_RUN_ID" in environ:  # a rank's own launchpads stay where the rank is
+    if is_one_of_several(environ) or "TORCHELASTIC_RUN_ID" in environ:  # a rank's launchpads stay where it is
         return None
     if job := environ.get("FLUX_JOB_ID"):
         return Source("Flux", "FLUX_JOB_ID", command=("flux", "job", "info", job, "R"))
@@ -74,6 +75,11 @@ def find_source(environ: Mapping[str, str]) -> Source | None:
     if path := environ.get("OAR_NODEFILE"):
         return Source("OAR", "OAR_NODEFILE", path)
     return None
+
+
+def is_one_of_several(environ: Mapping[str, str]) -> bool:
+    """Whether launchpad itself is one of several tasks of mpirun or flux run."""
+    return any(environ.get(name, "").strip() not in ("", "0", "1") for name in _SIZES)
 
 
 def parse_nodes(source: Source, text: str) -> tuple[Host, ...]:

@@ -36,10 +36,10 @@ Nproc = int | Literal["auto", "cpu", "gpu"]
 MOST_SLOTS = 999_999
 MOST_PORT = 65_535
 
-# One of these is set in a batch allocation (allocation.py), whose nodes are then the hosts. They stand here because a
-# job without an allocation doesn't load that module.
+# One of these is set in a batch allocation (allocation.py, slurm.py), whose nodes are then the hosts. They stand here
+# because a job without an allocation doesn't load those modules.
 ALLOCATION_VARIABLES = frozenset(
-    "FLUX_JOB_ID FLUX_URI PBS_NODEFILE LSB_DJOB_HOSTFILE LSB_MCPU_HOSTS PE_HOSTFILE OAR_NODEFILE".split()
+    "FLUX_JOB_ID FLUX_URI PBS_NODEFILE LSB_DJOB_HOSTFILE LSB_MCPU_HOSTS PE_HOSTFILE OAR_NODEFILE SLURM_JOB_ID".split()
 )
 
 _KEYS = {

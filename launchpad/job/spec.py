@@ -97,6 +97,7 @@ class JobSpec:
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
     timeout: float | None = None  # seconds, for the whole job
+    stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
     max_restarts: int = 0  # how many times all ranks are restarted after a failure
     world: WorldSpec = WorldSpec()

@@ -27,6 +27,7 @@ class Meeting:
     static: bool = False  # each has the node rank that it was given
     is_head: bool | None = None  # whether this one leads the job; None: if `host` is this machine
     join_seconds: float = JOIN_SECONDS
+    elsewhere: tuple[tuple[str, int], ...] = ()  # other hosts and ports to try, all of the same machine
 
     @property
     def place(self) -> str:

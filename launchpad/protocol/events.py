@@ -288,10 +288,11 @@ class NodeBack(NamedTuple):
 
 
 class StopRequested(NamedTuple):
-    """A signal reached the head, or the launchpad of a node that has joined."""
+    """A signal reached the head, or the launchpad of a node that has joined; or it is time to stop."""
 
     time: int
     signum: int
+    reason: str = ""  # why it is time
 
 
 class StdinRead(NamedTuple):

@@ -27,12 +27,28 @@ def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptio
         return options
     source = find_source(environ)
     if source is None:
-        return options
+        return _with_slurm(options, environ) if "SLURM_JOB_ID" in environ else options
     found = parse_nodes(source, _read(source))
     if not options.reports.quiet:
         used = choose_hosts(found, hosts.include, hosts.exclude)
         say_on_stderr(_what_is_used(source.scheduler, used, len(found), options.nproc))
     return options._replace(hosts=hosts._replace(allocation=found))
+
+
+def _with_slurm(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
+    from launchpad.job.slurm import find_job
+
+    job = find_job(environ, options.nproc, options.target)
+    if job is None:
+        return options
+    hosts = options.hosts
+    used = choose_hosts(job.hosts, hosts.include, hosts.exclude)
+    nproc = options.nproc or job.nproc
+    if not options.reports.quiet:
+        say_on_stderr(_what_is_used("Slurm", used, len(job.hosts), nproc))
+    if [host.name for host in used] == [job.here]:
+        return options._replace(nproc=nproc or used[0].mentions, hosts=hosts._replace(include="", exclude=""))
+    return options._replace(nproc=nproc, hosts=hosts._replace(allocation=job.hosts, by_srun=True))
 
 
 def _read(source: Source) -> str:

@@ -60,6 +60,8 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
             return ()
         hosts = parse_hosts("localhost")
     hosts = choose_hosts(hosts, options.include, options.exclude)
+    if options.by_srun:
+        return hosts
     hosts = tuple(dataclasses.replace(host, here=is_this_machine(host, options.ssh_config)) for host in hosts)
     slots_of(hosts, nproc)  # reports errors before any host is contacted
     here = [host.name for host in hosts if host.here]
@@ -205,11 +207,12 @@ def make_world(
     files: Sequence[SyncedFile],
     *,
     sync: bool,
+    apart: bool,
     quiet: bool,
 ) -> tuple[list[NodePlacement], Master | None]:
     """Send the nodes the `files` of --sync, probe them, and if there are several, choose the rendezvous address.
 
-    Raises NodeError.
+    `apart`: the nodes must be different machines. Raises NodeError.
     """
     folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
     if sync:
@@ -227,7 +230,7 @@ def make_world(
         for node, member in enumerate(members)
     ]
     with status_line(look, quiet=quiet):
-        found = probe_nodes(bringup, probes, say, apart=spec.world.meeting is None)
+        found = probe_nodes(bringup, probes, say, apart=apart)
         if len(members) > 1:
             addresses = (getattr(link, "own_address", "") for link in links if link.remote)
             seen = next(filter(None, addresses), "")

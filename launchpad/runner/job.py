@@ -14,11 +14,12 @@ from launchpad.job.plan import Plan, make_plan
 from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_spec, make_world_spec
-from launchpad.runner.supervise import Taker, supervise
+from launchpad.runner.supervise import Reopen, Taker, Tell, supervise
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
+    from launchpad.transport import Link
 
 
 def run_job(
@@ -47,12 +48,24 @@ def run_job(
 
         files = list_files(spec.cwd, spec.log_dir)
     quiet = options.reports.quiet
-    links, reopen = open_links(
-        hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
-    )
+    links: Sequence[Link]
+    reopen: Reopen | None
+    tell: Tell = _say_nothing
+    if options.hosts.by_srun:
+        from launchpad.runner.joining import exit_on_signals
+        from launchpad.runner.slurm import SrunNodes
+
+        local.close()
+        with exit_on_signals():
+            nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
+            links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
+    else:
+        links, reopen = open_links(
+            hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
+        )
     bringup = BringUp()
     own_signals.catch(bringup.post, options.signals_to_handle)
-    members = members_of(hosts, links, spec, options.nproc)
+    members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=quiet)
     run_id = world.run_id or os.urandom(4).hex()
     if show is not None:
@@ -61,7 +74,7 @@ def run_job(
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
     plan = make_plan(spec, brought.facts, run_id, brought.places, brought.master)
-    return supervise(bringup, spec, plan, _say_nothing, reopen, options.reports, taker, here=not links[0].remote)
+    return supervise(bringup, spec, plan, tell, reopen, options.reports, taker, here=not links[0].remote)
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:

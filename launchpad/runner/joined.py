@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import errno
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
 from launchpad.console.console import say_on_stderr
@@ -22,7 +21,7 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member, make_plan
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, JOIN_SECONDS, Meeting, WorldSpec, parse_conf, parse_endpoint
-from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.joining import Joining, exit_on_signals, is_guessable, job_secret, leads, order_here
 from launchpad.runner.nodes import LocalAgent, bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
@@ -76,10 +75,14 @@ def run_joined(
 
 
 def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
-    """Offer this machine to the job that is led from `endpoint`. Returns its exit code; raises LaunchpadError."""
-    host, port = parse_endpoint(endpoint, "launchpad join")
+    """Offer this machine to the job that is led from `endpoint`. Returns its exit code; raises LaunchpadError.
+
+    `endpoint`: HOST[:PORT], or several of the same machine, separated by commas.
+    """
+    (host, port), *others = (parse_endpoint(part, "launchpad join") for part in endpoint.split(","))
     seconds = float(parse_conf(nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
-    meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds)
+    elsewhere = tuple((host, port or C10D_PORT) for host, port in others)
+    meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
     secret = job_secret(nodes, os.environ)
     offer = dataclasses.replace(_offer(meeting, None), slots=slots)
     return Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
@@ -88,7 +91,8 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
 def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
     exact = meeting.node_rank if meeting.static else None
     order = meeting.node_rank if meeting.node_rank is not None else order_here(os.environ)
-    return NodeOffer(socket.gethostname(), sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
+    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return NodeOffer(name, sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
@@ -103,7 +107,7 @@ def _lead(
 ) -> int:
     closing.callback(joining.close)
     try:
-        with _exit_on_signals():
+        with exit_on_signals():
             arrived = joining.wait()
         if spec.world.master_port:  # static's nodes meet at the port of torch's store
             joining.stop_listening()
@@ -150,19 +154,3 @@ def _unique(name: str, names: set[str]) -> str:
         made = f"{name}.{number}"
     names.add(made)
     return made
-
-
-@contextlib.contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Let Ctrl-C, TERM and HUP end the wait for the other nodes."""
-    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, _exit) for one in handled}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _exit(signum: int, _: Any) -> NoReturn:
-    raise SystemExit(128 + signum)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
 from launchpad import linux
 from launchpad.errors import NodeError, UsageError
@@ -229,3 +231,19 @@ def order_here(environ: Mapping[str, str] = os.environ) -> int | None:
     """This node's place according to the scheduler that started it."""
     given = environ.get("SLURM_NODEID", "")
     return int(given) if given.isdecimal() else None
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Let Ctrl-C, TERM and HUP end the wait for the other nodes."""
+    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = {one: signal.signal(one, _exit) for one in handled}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _exit(signum: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + signum)

@@ -92,14 +92,16 @@ def open_links(
     return links, reopen
 
 
-def members_of(hosts: Sequence[Host], links: Sequence[Link], spec: JobSpec, nproc: Nproc | None) -> list[Member]:
-    """The hosts as members. `nproc` is the value of --nproc."""
+def members_of(
+    hosts: Sequence[Host], links: Sequence[Link], spec: JobSpec, nproc: Nproc | None, *, by_srun: bool = False
+) -> list[Member]:
+    """The hosts as members. `nproc` is the value of --nproc. `by_srun`: launchpad itself was started on each."""
     if not hosts:
         return []
     from launchpad.job.hosts import slots_of
 
-    # A remote agent runs in the ranks' interpreter; the local one in ours, which may differ.
-    pythons = ["" if link.remote or spec.python == sys.executable else spec.python for link in links]
+    # An agent that was sent there runs in the ranks' interpreter; others in launchpad's, which may differ.
+    pythons = ["" if (link.remote and not by_srun) or spec.python == sys.executable else spec.python for link in links]
     counts = slots_of(hosts, nproc)
     return [Member(host.name, count, python) for host, count, python in zip(hosts, counts, pythons, strict=True)]
 
@@ -128,5 +130,6 @@ def bring_up(
         return BroughtUp(facts, (), None)
     from launchpad.runner.connect import make_world
 
-    places, master = make_world(bringup, spec, members, links, files, sync=options.sync, quiet=quiet)
+    apart = spec.world.meeting is None and not options.by_srun
+    places, master = make_world(bringup, spec, members, links, files, sync=options.sync, apart=apart, quiet=quiet)
     return BroughtUp(facts, places, master)

@@ -13,11 +13,12 @@ HEARTBEAT_SECONDS = 10.0
 
 
 class HostOptions(NamedTuple):
-    """Which hosts a job runs on, and how to reach them; the fields are options of `launchpad run`, except one."""
+    """Which hosts a job runs on, and how to reach them; the fields are options of `launchpad run`, except two."""
 
     hosts: str | None = None  # HOST[:N],…
     hostfile: str | None = None
     allocation: tuple[Host, ...] = ()  # the nodes of the batch allocation to run in, instead of these; not an option
+    by_srun: bool = False  # the allocation is Slurm's, whose srun starts launchpad on the nodes; not an option
     include: str = ""
     exclude: str = ""
     ssh: WayIn | None = None  # None: as each host needs it
@@ -82,8 +83,9 @@ class RunOptions(NamedTuple):
     local_ranks_filter: frozenset[int] | None = None
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""
-    grace: float | None = None  # in seconds, like the next two
+    grace: float | None = None  # in seconds, like the next three
     timeout: float | None = None
+    stop_before: float | None = None
     stall_timeout: float | None = None
     max_restarts: int = 0
     signals_to_handle: frozenset[int] = frozenset()

@@ -151,29 +151,43 @@ class Relay:
 
     def _try(self, over: threading.Event) -> None:
         full_until = 0.0
+        places = [(self._meeting.host, self._meeting.port), *self._meeting.elsewhere]
         while not over.is_set():
-            try:
-                for address in resolve(self._meeting.host, self._meeting.port):
-                    try:
-                        found = HeadConnection((address, self._meeting.port), self._secret, self._offer.as_json())
-                    except OSError as error:
-                        self._reason = error.strerror or str(error)
-                        continue
-                    self._inbox.put(("found", found))
+            refused = ""
+            for host, port in places:
+                try:
+                    found = self._dial(host, port)
+                except JoinRefused as error:  # where there are several places, another may be the head's
+                    refused = refused or str(error)
+                except Exception as error:  # a bug must not look like a head that never comes
+                    self._inbox.put(("refused", f"{type(error).__name__}: {error}"))
                     return
-            except OSError as error:
-                self._reason = f"{self._meeting.host} can't be resolved ({error.strerror})"
-            except JoinRefused as error:
+                else:
+                    if found is not None:
+                        self._inbox.put(("found", found))
+                        return
+            if refused:
                 now = time.monotonic()
                 full_until = full_until or now + FULL_SECONDS
-                if "joined already" not in str(error) or now >= full_until:
-                    self._inbox.put(("refused", str(error)))
+                if "joined already" not in refused or now >= full_until:
+                    self._inbox.put(("refused", refused))
                     return
-                self._reason = str(error)
-            except Exception as error:  # a bug must not look like a head that never comes
-                self._inbox.put(("refused", f"{type(error).__name__}: {error}"))
-                return
+                self._reason = refused
             over.wait(RETRY_SECONDS)
+
+    def _dial(self, host: str, port: int) -> HeadConnection | None:
+        """Try the addresses of a host. None if there is no head at any, and then `_reason` says why."""
+        try:
+            addresses = resolve(host, port)
+        except OSError as error:
+            self._reason = f"{host} can't be resolved ({error.strerror})"
+            return None
+        for address in addresses:
+            try:
+                return HeadConnection((address, port), self._secret, self._offer.as_json())
+            except OSError as error:
+                self._reason = error.strerror or str(error)
+        return None
 
     # Taking part.
 

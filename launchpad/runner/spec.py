@@ -31,7 +31,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         if not (redirects or tee):
             tee = StreamMap(everywhere=3)
     entered = bool(options.hosts.enter)  # a container has its own files and variables
-    here = not entered and (not hosts or any(host.here for host in hosts))
+    # srun's nodes have the same files.
+    here = not entered and (not hosts or options.hosts.by_srun or any(host.here for host in hosts))
     far = entered or not all(host.here for host in hosts)
     environ = collect_environ(options.env, options.env_file, os.environ, far=far)
     cwd = working_folder(options.wdir, here=here)
@@ -62,6 +63,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         },
         grace=options.grace,
         timeout=options.timeout,
+        stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,
         max_restarts=options.max_restarts,
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
@@ -72,6 +74,14 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         virtual_local_rank=options.virtual_local_rank,
         backend=options.backend or "",
     )
+
+
+def _stop_at(before: float | None) -> float | None:
+    if before is None:
+        return None
+    from launchpad.job.slurm import stop_time
+
+    return stop_time(before, os.environ)
 
 
 def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:

@@ -86,6 +86,7 @@ def supervise(
             sinks,
             grace=spec.grace,
             timeout=spec.timeout,
+            stop_at=spec.stop_at,
             stall_timeout=spec.stall_timeout,
             max_restarts=spec.max_restarts,
             terminal=terminal_size(os.environ, console.margin) if here else (),

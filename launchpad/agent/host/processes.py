@@ -32,6 +32,28 @@ PYTHON, SHELL, CLEANER, OTHER = "python", "shell", "cleaner", "other"
 _SHELLS = frozenset("sh bash rbash dash ash busybox zsh ksh ksh93 mksh fish tcsh csh".split())
 
 
+# Schedulers and init systems send these to every process of a job. What they mean for the ranks is for the head to say.
+_OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+
+def outlive_signals() -> None:
+    """Don't die of a signal that is sent to every process of a job. Programs executed from here don't inherit this."""
+    for signum in _OUTLIVED:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, _do_nothing)
+
+
+def heed_signals() -> None:
+    """Undo `outlive_signals`, in a child that is about to execute a program."""
+    for signum in _OUTLIVED:
+        if signal.getsignal(signum) is _do_nothing:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
 def become_subreaper() -> None:
     """Become the parent of every orphaned descendant, even one that called setsid or forked twice."""
     linux.prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -146,6 +146,7 @@ def start(
     if pid == 0:
         step = "start"
         try:
+            processes.heed_signals()
             os.setsid()
             processes.die_with_parent(parent)
             for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):

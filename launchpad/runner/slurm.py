@@ -1,0 +1,280 @@
+"""The nodes of a Slurm allocation: one srun starts `launchpad join` on each of them, which dials back to us."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from launchpad.errors import LaunchpadError, NodeError
+from launchpad.job.hosts import Host
+from launchpad.job.offer import NodeOffer
+from launchpad.job.slurm import srun_line
+from launchpad.job.world import JOIN_SECONDS, parse_conf
+from launchpad.protocol.commands import JobEnded
+from launchpad.runner.joining import AGAIN_SECONDS, TELL_AT, TELL_EVERY, TELL_SECONDS
+from launchpad.runner.options import RunOptions
+from launchpad.runner.this_machine import own_addresses
+from launchpad.transport.join.server import JoinedLink, JoinServer
+from launchpad.transport.local import SECRET
+
+# How much of what srun and its tasks say is kept, and shown if they fail: lines.
+_KEPT_LINES = 200
+_SHOWN_LINES = 6
+
+# srun ends by itself when its tasks have. On TERM it kills them first, and waits long for a node that doesn't answer;
+# if it is killed, its child has Slurm cancel what is left.
+_SRUN_EXIT_SECONDS = 10.0
+_SRUN_TERM_SECONDS = 2.0
+
+# How long a task of srun's tries to reach us. We listen before it is started, or we have been killed.
+_DIAL_SECONDS = 60.0
+
+# So many nodes are named on one line.
+_NAMED = 8
+
+# What says nothing about the reason when srun has failed.
+_NOISE = (
+    "srun: launch/slurm:",
+    "srun: cluster configuration lacks",
+    "srun: Job step aborted",
+    "srun: error: Timed out waiting for job step",
+)
+
+
+class _Srun:
+    """One srun, which starts a task on each of some nodes."""
+
+    def __init__(
+        self, nodes: Sequence[str], argv: Sequence[str], environ: dict[str, str], ended: Callable[[], None]
+    ) -> None:
+        """`ended` is called in a thread when srun has exited. Raises NodeError."""
+        self.nodes = frozenset(nodes)
+        self.gone = threading.Event()
+        self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
+        except OSError as error:
+            raise NodeError(f"srun: {error.strerror}; this is a Slurm allocation, so srun has to be on PATH") from None
+        threading.Thread(target=self._read, args=(ended,), name="srun", daemon=True).start()
+
+    def _read(self, ended: Callable[[], None]) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line.rstrip())
+        self._process.wait()
+        self.gone.set()
+        ended()
+
+    def said(self) -> list[str]:
+        """The last that srun and its tasks have said, each thing once."""
+        lines = dict.fromkeys(line for line in list(self._lines) if line and not line.startswith(_NOISE))
+        return list(lines)[-_SHOWN_LINES:]
+
+    def close(self) -> None:
+        """Wait until it has exited; end it if it doesn't."""
+        if not self.gone.wait(_SRUN_EXIT_SECONDS):
+            self.end()
+
+    def end(self) -> None:
+        """Have it kill its tasks, and exit."""
+        if not self.gone.is_set():
+            self._process.terminate()
+            if not self.gone.wait(_SRUN_TERM_SECONDS):
+                self._process.kill()
+
+
+class SrunNodes:
+    """The nodes, in their order. As a context manager: at the end they are told how it ended, and are left."""
+
+    def __init__(self, hosts: Sequence[Host], options: RunOptions, say: Callable[[str], None]) -> None:
+        """Listen for the nodes, and start srun. Raises NodeError."""
+        self._names = [host.name for host in hosts]
+        self._every = len(hosts) == len(options.hosts.allocation)
+        self._say = say
+        self._seconds = float(parse_conf(options.nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
+        self._changed = threading.Condition()
+        self._links: dict[str, JoinedLink] = {}
+        self._sruns: list[_Srun] = []
+        self._told = False
+        self._absent: list[str] = []  # those that have not joined, or are lost, when the job ends
+        self._secret = os.urandom(32).hex()
+        self._server = _listen(self._secret.encode(), self)
+        try:
+            self._start(self._names, self._every)
+        except BaseException:
+            self._server.close()
+            raise
+
+    def _start(self, names: Sequence[str], every: bool) -> _Srun:
+        argv, environ = srun_line(names, every, os.environ)
+        places = ",".join(_place(address, self._server.port) for address in _addresses(names))
+        argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet"]
+        argv += [f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}", places]
+        srun = _Srun(names, argv, {**environ, SECRET: self._secret}, self._notify)
+        self._sruns.append(srun)
+        return srun
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # In the server's thread.
+
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
+        """Judge a node."""
+        name = NodeOffer.from_json(offered).name
+        with self._changed:
+            if name not in self._names:
+                return f"{name} is none of the job's nodes, which are {_several(self._names)}", []
+            known = self._links.get(name)
+            if known is not None and not known.gone.is_set():
+                return f"{name} has joined already", []
+            self._links[name] = link
+        return "", []
+
+    def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
+        """An admitted node knows that it is."""
+        self._notify()
+
+    def refused(self, address: str, reason: str) -> None:
+        """Tell the user: only what srun has started knows the secret."""
+        self._say(f"a node at {address} can't join: {reason}")
+
+    # In the head's own threads.
+
+    def wait(self) -> list[JoinedLink]:
+        """Wait for all nodes. Raises NodeError."""
+        self._await(self._sruns[0], self._seconds)
+        return [self._links[name] for name in self._names]
+
+    def _await(self, srun: _Srun, seconds: float) -> None:
+        """Wait for the nodes that this srun starts."""
+        start = time.monotonic()
+        tell = [start + after for after in TELL_AT]
+        with self._changed:
+            while True:
+                left = [name for name in self._names if name in srun.nodes and not self._is_here(name)]
+                if not left:
+                    return
+                now = time.monotonic()
+                missing = f"no launchpad on {_several(left)} of the Slurm allocation"
+                if srun.gone.is_set():
+                    raise NodeError("\n  ".join([f"{missing}: srun has ended", *srun.said()]))
+                if now >= start + seconds:
+                    raise NodeError("\n  ".join([f"{missing} within {seconds:g} s", *srun.said()]))
+                if now >= tell[0]:
+                    self._say("\n  ".join([f"{missing} after {now - start:.0f} s", *srun.said()]))
+                    tell = tell[1:] or [now + TELL_EVERY]
+                self._changed.wait(min(1.0, start + seconds - now, tell[0] - now))  # 1 s: notices one that has left
+
+    def _is_here(self, name: str) -> bool:
+        return name in self._links and not self._links[name].gone.is_set()
+
+    def reopen(self, node: int) -> JoinedLink:
+        """Start launchpad again on a lost node. Raises NodeError if it doesn't join in time."""
+        name = self._names[node]
+        with self._changed:
+            before = self._links.get(name)
+        if before is not None and not before.gone.is_set():
+            before.abandon()
+            before.gone.wait(TELL_SECONDS)
+        srun = self._start([name], len(self._names) == 1 and self._every)
+        try:
+            self._await(srun, AGAIN_SECONDS)
+        except NodeError:
+            srun.end()
+            raise
+        return self._links[name]
+
+    def tell(self, lines: list[str], code: int) -> None:  # noqa: ARG002  # what srun's tasks print is not shown
+        """Tell the nodes how the job ended."""
+        self._told = True
+        self._absent = [name for name in self._names if not self._is_here(name)]
+        for link in list(self._links.values()):
+            link.send(JobEnded(code, []))
+        sent = threading.Event()
+        self._server.reactor.call(sent.set)
+        sent.wait(TELL_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._told:
+            self.tell([], _code(error))
+        self._server.stop_listening()
+        for link in self._links.values():
+            link.close()
+        for srun in self._sruns:
+            if self._absent:  # their tasks would not end by themselves
+                srun.end()
+            else:
+                srun.close()
+        self._server.close()
+
+
+def _code(error: BaseException | None) -> int:
+    match error:
+        case None:
+            return 0
+        case LaunchpadError():
+            return error.exit_code
+        case SystemExit(code=int(code)):
+            return code
+    return 1
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= _NAMED else [*names[: _NAMED - 1], "…", names[-1]])
+
+
+def _listen(secret: bytes, gate: SrunNodes) -> JoinServer:
+    """At a free port of all addresses. Raises NodeError."""
+    try:
+        return JoinServer(("::", 0), secret, gate)  # IPv4 too
+    except OSError:  # this kernel has no IPv6
+        try:
+            return JoinServer(("0.0.0.0", 0), secret, gate)
+        except OSError as error:
+            raise NodeError(f"this machine can't be listened at for the nodes: {error.strerror}") from None
+
+
+def _place(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _addresses(nodes: Sequence[str]) -> list[str]:
+    """This machine's addresses, those first from which it reaches the nodes; loopback if there is no other."""
+    towards = [address for name in (nodes[0], nodes[-1]) for address in _towards(name)]
+    rest = sorted((address for address in own_addresses() if not address.is_link_local), key=lambda one: one.version)
+    found = list(dict.fromkeys([*towards, *map(str, rest)]))
+    return found or ["127.0.0.1"]
+
+
+def _towards(name: str) -> Iterator[str]:
+    """The addresses from which this machine reaches the node, if its name has an address here."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, _, _, _, place in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
+                trial.connect(place)  # chooses the route, and sends nothing
+                yield str(trial.getsockname()[0])
