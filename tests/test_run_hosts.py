@@ -334,7 +334,7 @@ def test_one_host_of_several_that_can_not_be_reached(launchpad: Launchpad, hosts
 def test_a_wrong_ssh_config_is_one_sentence_however_many_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
     hosts.configure("Bogus yes")
     done = hosts.run(launchpad, "-H", "n1,n2,n3", "true")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr == (
         f"launchpad: error: ssh's configuration of n1: {hosts.ssh_config}: line 1: Bad configuration option: bogus; "
         f"correct it and try ssh -G -F {hosts.ssh_config} n1\n"

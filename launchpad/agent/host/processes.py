@@ -23,6 +23,9 @@ _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 _HELPERS = (*_CLEANERS, "multiprocessing.forkserver")
 HELPER_SECONDS = 2.0
 
+# A process has no command line while it exits, and for a moment while it executes a program.
+NAMELESS_SECONDS = 0.05
+
 # Command lines are shown up to this length.
 _NAME_LENGTH = 60
 
@@ -204,7 +207,7 @@ def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared
         for pid in left:
             name = name_of(pid)
             exits_by_itself = _is_one_of(_HELPERS, name) and waited < HELPER_SECONDS
-            if exits_by_itself or is_zombie(pid):
+            if exits_by_itself or (not name and waited < NAMELESS_SECONDS) or is_zombie(pid):
                 continue
             if name and pid not in own and not procfs.is_dying(pid):
                 killed[pid] = name

@@ -109,18 +109,23 @@ class ConnectionPool:
 
     def _attempt(self, destination: Destination, via: Destination | None, jump: Session | None) -> Session:
         command = None
+        session: Session | None = None
         if via is not None and jump is not None:
             session = Session(open_channel(jump, via.name, destination), destination)
-        elif destination.proxy_command:
-            command = ProxyCommand(destination)
-            session = Session(command.stream, destination)
-        else:
+        elif not destination.proxy_command:
             session = Session(open_tcp(destination), destination)
-        try:
-            with self._lock:
-                if self._closed:
-                    raise ConnectError("protocol", destination.name, "given up; the run is ending")
+        with self._lock:  # whoever ends us must know of each command that has been started
+            if not self._closed:
+                if session is None:
+                    command = ProxyCommand(destination)
+                    session = Session(command.stream, destination)
                 self._open[session] = command
+            given_up = self._closed
+        if given_up or session is None:
+            if session is not None:
+                session.hang_up()
+            raise ConnectError("protocol", destination.name, "given up; the run is ending")
+        try:
             session.handshake(self._hosts)
             log_in(session, destination, self._keys)
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -54,7 +55,8 @@ class Query:
     def give_up(self) -> None:
         """Kill ssh if it is still running."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # another thread has just reaped it
+                os.killpg(self._process.pid, signal.SIGKILL)
         with self._lock:
             if self._answer is None:
                 self._answer = self._wait()
