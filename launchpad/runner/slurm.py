@@ -186,7 +186,8 @@ class SrunNodes:
                 self._changed.wait(min(1.0, start + seconds - now, tell[0] - now))  # 1 s: notices one that has left
 
     def _is_here(self, name: str) -> bool:
-        return name in self._links and not self._links[name].gone.is_set()
+        link = self._links.get(name)
+        return link is not None and link.ready and not link.gone.is_set()
 
     def reopen(self, node: int) -> JoinedLink:
         """Start launchpad again on a lost node. Raises NodeError if it doesn't join in time."""
