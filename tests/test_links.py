@@ -114,9 +114,7 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
         entered = startup._replace(enter=("env", f"{MARK}={launchpad.mark}"))
 
         def enter() -> Link:
-            link = ProcessLink("n1", entered.words)
-            Openings().begin(link, entered, DEADLINE)
-            return keep(link)
+            return keep(Openings().begin("n1", lambda: ProcessLink("n1", entered.words), entered, DEADLINE))
 
         yield enter
     elif kind == "joined":

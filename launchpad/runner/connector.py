@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
 import shutil
 import sys
@@ -99,12 +100,11 @@ class Connector:
     def _enter(self, host: Host) -> Link:
         words = self._startup.words
         try:
-            link = ProcessLink(host.name, words)
+            make = functools.partial(ProcessLink, host.name, words)
+            return self._openings.begin(host.name, make, self._startup, START_SECONDS)
         except OSError as error:
             text = f"can't run {words[0]} ({error.strerror}); install it, or correct --enter"
             raise ConnectError("enter", host.name, text) from None
-        self._openings.begin(link, self._startup, START_SECONDS)
-        return link
 
     def abandon(self) -> None:
         """Abort everything in progress."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from launchpad import linux
@@ -247,17 +247,19 @@ class Openings:
         self._links: set[ProcessLink] = set()
         self._closed = False
 
-    def begin(self, link: ProcessLink, startup: Startup, seconds: float) -> None:
-        """Start the link's agent. Raises ConnectError."""
-        with self._lock:
-            self._links.add(link)
+    def begin(self, name: str, make: Callable[[], ProcessLink], startup: Startup, seconds: float) -> ProcessLink:
+        """Make the link to this host and start its agent. Raises ConnectError, and what `make` raises."""
+        with self._lock:  # `abandon` must know of each process that has been started
             if self._closed:
-                link.signal()
+                raise ConnectError("protocol", name, "given up; the run is ending")
+            link = make()
+            self._links.add(link)
         try:
             link.begin(startup, seconds)
         finally:
             with self._lock:
                 self._links.discard(link)
+        return link
 
     def abandon(self) -> None:
         """Tell the processes to end, without waiting."""

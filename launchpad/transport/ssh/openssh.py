@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -87,8 +88,9 @@ class OpenSsh:
         prompts = Prompts(self._askpass) if self._askpass else None
         seconds = START_SECONDS + destination.connect_timeout + (PROMPT_SECONDS if self._asks else LOGIN_SECONDS)
         try:
-            link = OpenSshLink(destination, argv, startup, prompts.environ if prompts else None)
-            self._openings.begin(link, startup, seconds)
+            environ = prompts.environ if prompts else None
+            make = functools.partial(OpenSshLink, destination, argv, startup, environ)
+            link = self._openings.begin(destination.name, make, startup, seconds)
         except (FileNotFoundError, PermissionError) as error:
             text = f"--ssh openssh: ssh can't be run here ({error.strerror}); install openssh-client"
             raise UsageError(f"{text}, or leave the option out") from None
