@@ -270,7 +270,12 @@ def _leads(job: Job) -> bool:
 
 def test_the_record_has_the_end_of_what_other_nodes_ranks_wrote(launchpad: Launchpad) -> None:
     (launchpad.folder / "writes.py").write_text(
-        "import os, sys\nprint('x' * 200_000)\nprint('the end of', os.environ['RANK'])\nsys.exit(3)\n"
+        "import os, sys, time\nrank = int(os.environ['RANK'])\n"
+        "print('x' * 200_000)\nprint('the end of', rank, flush=True)\n"
+        "open(f'wrote{rank}', 'w').close()\n"
+        f"deadline = time.monotonic() + {DEADLINE}\n"
+        "while not os.path.exists(f'wrote{1 - rank}') and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "sys.exit(3)\n"
     )
     port = free_port()
     jobs = [launchpad.start("run", *static(rank, port), "--log-dir", f"logs{rank}", "writes.py") for rank in range(2)]

@@ -340,6 +340,7 @@ def test_hosts_with_their_own_names_addresses_and_memory(launchpad: Launchpad, t
         # MPICH may crash in the ranks that lose a peer, so soon after that the two can't be ordered.
         for what, codes in (("sum", (0,)), ("kill", (128 + signal.SIGKILL, 128 + signal.SIGSEGV))):
             options = ("--ssh-config", network.ssh_config, *MPI, "-H", "h1:2,h2:1")
+            launchpad.environ["PYTHONFAULTHANDLER"] = "1"  # MPICH has crashed here, seldom
             argv = network.argv(*launchpad.argv("run", *options, "mpi_does.py", what, 2))
             done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ)
             assert done.returncode in codes, done.stderr

@@ -19,7 +19,6 @@ from launchpad.api.screen import Screen
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.supervisor import Supervisor
-from launchpad.head.sync import list_files
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan, make_plan
@@ -28,7 +27,7 @@ from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH
-from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
+from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
@@ -213,7 +212,7 @@ class _Job:
 
     def _supervise(self) -> None:
         spec, bringup = self._spec, self._bringup
-        files = list_files(spec.cwd) if self._options.sync else ()
+        files = files_to_sync(self._options, spec)
         links = self._links()
         brought = bring_up(
             bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True

@@ -150,12 +150,10 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="backslashreplace")
 
 
-def say_on_stderr(text: str) -> None:
-    """Show a message of the launcher's own before there is a console."""
+def say_on_stderr(text: str, *, bad: bool = False) -> None:
+    """Show a message of the launcher's own before there is a console, or without one."""
     with live.aside:
-        os.write(
-            STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad=False) + "\n").encode(errors="replace")
-        )
+        os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
 
 
 def message_line(line: str, colour: bool, bad: bool) -> str:

@@ -26,8 +26,8 @@ def show(plan: Plan, sources: Sources, *, as_json: bool) -> None:
 
 def in_words(plan: Plan) -> str:
     """The plan for people; what all ranks of a node share is shown once."""
-    lines = [f"imported once per node, then forked into the ranks: {', '.join(plan.nodes[0].preload)}"]
-    lines = lines if plan.nodes[0].preload else []
+    preload = ", ".join(plan.nodes[0].preload)
+    lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
     for node in plan.nodes:
         first = node.ranks[0].environ
         shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}

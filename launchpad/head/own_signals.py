@@ -1,17 +1,21 @@
-"""Turns signals to the head into events."""
+"""Turns signals to the head into events, or, before there is a job, into its exit."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import NoReturn
 
 from launchpad.protocol.events import StopRequested
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 HANDLED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # stop the job
+    *STOPPING,
     *(signal.SIGUSR1, signal.SIGUSR2),  # are forwarded to the ranks
     *(signal.SIGTSTP, signal.SIGCONT),  # suspend and resume us and the ranks
     signal.SIGQUIT,  # shows the stacks of the ranks
@@ -38,3 +42,21 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
         for number in numbers:
             if number in handled:
                 post(StopRequested(time.monotonic_ns(), number))
+
+
+@contextlib.contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Let Ctrl-C, TERM and HUP raise SystemExit meanwhile. In another thread than the main one, nothing changes."""
+    handled = [one for one in STOPPING if signal.getsignal(one) != signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():  # in launchpad.run, which handles Ctrl-C itself
+        handled = []
+    before = {one: signal.signal(one, _exit) for one in handled}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _exit(signum: int, _: object) -> NoReturn:
+    raise SystemExit(128 + signum)

@@ -34,6 +34,9 @@ from launchpad.errors import UsageError
 Nproc = int | Literal["auto", "cpu", "gpu"]
 
 MOST_SLOTS = 999_999
+
+# So many hosts are named on one line.
+NAMED = 8
 MOST_PORT = 65_535
 
 # One of these is set in a batch allocation (allocation.py, slurm.py), whose nodes are then the hosts. They stand here
@@ -129,6 +132,11 @@ def choose_hosts(hosts: Sequence[Host], include: str, exclude: str) -> tuple[Hos
     if not kept:
         raise UsageError(f"--exclude {_show(exclude)} leaves no hosts; exclude fewer of {_names(hosts)}")
     return kept
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The names on one line: the first ones and the last, if there are many."""
+    return ", ".join(names if len(names) <= NAMED else [*names[: NAMED - 1], "…", names[-1]])
 
 
 def slots_of(hosts: Sequence[Host], nproc: Nproc | None) -> tuple[Nproc, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launchpad.errors import UsageError
@@ -87,7 +88,7 @@ def resolve_world(
     is_head = _flag(conf, "is_host", rdzv_conf)
     if static and is_head is None and node_rank is not None:
         is_head = node_rank == 0
-    seconds = float(conf.get("join_timeout", conf.get("timeout", JOIN_SECONDS)))
+    seconds = join_seconds(conf)
     meeting = Meeting(host, port or (STATIC_PORT if static else C10D_PORT), nodes, node_rank, static, is_head, seconds)
     if static:
         return WorldSpec(host, meeting.port, run_id, meeting)
@@ -127,6 +128,11 @@ def parse_conf(text: str) -> dict[str, str]:
         except ValueError:
             raise UsageError(f"--rdzv-conf {text}: {name} must be a number of seconds") from None
     return found
+
+
+def join_seconds(conf: Mapping[str, str]) -> float:
+    """How long to wait for the other nodes, by what --rdzv-conf says."""
+    return float(conf.get("join_timeout", conf.get("timeout", JOIN_SECONDS)))
 
 
 def _flag(conf: dict[str, str], name: str, text: str) -> bool | None:

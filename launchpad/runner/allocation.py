@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from launchpad.console.console import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.allocation import INSTEAD, Source, find_source, parse_nodes
-from launchpad.job.hosts import Host, Nproc, choose_hosts
+from launchpad.job.hosts import Host, Nproc, choose_hosts, some_of
 from launchpad.runner.options import RunOptions
 
 # flux answers in 100 ms; its broker may hang, or be at the other end of a dead connection.
 COMMAND_SECONDS = 20.0
-
-# So many nodes are named on the line that says which ones are used.
-_NAMED = 8
 
 
 def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
@@ -90,9 +87,7 @@ def run_command(command: Sequence[str], seconds: float) -> str:
 def _what_is_used(scheduler: str, used: Sequence[Host], count: int, nproc: Nproc | None) -> str:
     """`using the 2 nodes of this PBS allocation: a:8, b:8`; without numbers if each node counts its GPUs or cores."""
     shown = [host.name if isinstance(nproc, str) else f"{host.name}:{nproc or host.mentions}" for host in used]
-    if len(shown) > _NAMED:
-        shown = [*shown[: _NAMED - 1], "…", shown[-1]]
     nodes = "the node" if count == 1 else f"the {count} nodes"
     if len(used) < count:
         nodes = f"{len(used)} of {nodes}"
-    return f"using {nodes} of this {scheduler} allocation: {', '.join(shown)}"
+    return f"using {nodes} of this {scheduler} allocation: {some_of(shown)}"

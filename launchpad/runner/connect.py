@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from launchpad.console.console import say_on_stderr
 from launchpad.console.live import StatusLine
@@ -17,6 +16,7 @@ from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import find_master, probe_nodes
+from launchpad.head.own_signals import exit_on_signals
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
@@ -178,25 +178,15 @@ def _hosts(count: int) -> str:
 def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
     """Let Ctrl-C end the process meanwhile, and restore the terminal if a passphrase prompt was open."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
-    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    if threading.current_thread() is not threading.main_thread():  # in launchpad.run, which handles Ctrl-C itself
-        handled = []
-    before = {one: signal.signal(one, _leave) for one in handled}
-    try:
-        yield
-    except SystemExit as request:
-        line.close()
-        if modes is not None:
-            termios.tcsetattr(0, termios.TCSANOW, modes)
-        abandon()
-        os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _leave(signum: int, _: object) -> NoReturn:
-    raise SystemExit(128 + signum)
+    with exit_on_signals():
+        try:
+            yield
+        except SystemExit as request:
+            line.close()
+            if modes is not None:
+                termios.tcsetattr(0, termios.TCSANOW, modes)
+            abandon()
+            os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
 
 
 def make_world(

@@ -11,13 +11,12 @@ from launchpad.console.console import say_on_stderr
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.job.plan import Plan, make_plan
-from launchpad.runner.nodes import LocalAgent, bring_up, members_of, open_links
+from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_spec, make_world_spec
 from launchpad.runner.supervise import Reopen, Taker, Tell, supervise
 
 if TYPE_CHECKING:
-    from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
     from launchpad.transport import Link
 
@@ -42,21 +41,16 @@ def run_job(
 
         return run_joined(options, world, local, closing, taker)
     spec = make_spec(options, hosts, world)
-    files: Sequence[SyncedFile] = ()
-    if options.hosts.sync:
-        from launchpad.head.sync import list_files
-
-        files = list_files(spec.cwd, spec.log_dir)
+    files = files_to_sync(options.hosts, spec)
     quiet = options.reports.quiet
     links: Sequence[Link]
     reopen: Reopen | None
     tell: Tell = _say_nothing
     if options.hosts.by_srun:
-        from launchpad.runner.joining import exit_on_signals
         from launchpad.runner.slurm import SrunNodes
 
         local.close()
-        with exit_on_signals():
+        with own_signals.exit_on_signals():
             nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
             links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
     else:

@@ -8,9 +8,9 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launchpad import linux
 from launchpad.console.console import say_on_stderr
@@ -20,17 +20,14 @@ from launchpad.head.bringup import BringUp
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member, make_plan
 from launchpad.job.spec import JobSpec
-from launchpad.job.world import C10D_PORT, JOIN_SECONDS, Meeting, WorldSpec, parse_conf, parse_endpoint
-from launchpad.runner.joining import Joining, exit_on_signals, is_guessable, job_secret, leads, order_here
-from launchpad.runner.nodes import LocalAgent, bring_up
+from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
+from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
-
-if TYPE_CHECKING:
-    from launchpad.head.sync import SyncedFile
 
 # How long a node that can't take part looks for the head to say so.
 FAILED_SECONDS = 5.0
@@ -80,7 +77,7 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
     `endpoint`: HOST[:PORT], or several of the same machine, separated by commas.
     """
     (host, port), *others = (parse_endpoint(part, "launchpad join") for part in endpoint.split(","))
-    seconds = float(parse_conf(nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
+    seconds = join_seconds(parse_conf(nodes.rdzv_conf))
     elsewhere = tuple((host, port or C10D_PORT) for host, port in others)
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
     secret = job_secret(nodes, os.environ)
@@ -107,7 +104,8 @@ def _lead(
 ) -> int:
     closing.callback(joining.close)
     try:
-        with exit_on_signals():
+        files = files_to_sync(options.hosts, spec)  # for the machines that are only offered
+        with own_signals.exit_on_signals():
             arrived = joining.wait()
         if spec.world.master_port:  # static's nodes meet at the port of torch's store
             joining.stop_listening()
@@ -123,11 +121,6 @@ def _lead(
         ]
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
-        files: Sequence[SyncedFile] = ()
-        if options.hosts.sync:  # for the machines that are only offered
-            from launchpad.head.sync import list_files
-
-            files = list_files(spec.cwd, spec.log_dir)
         brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=options.reports.quiet)
         plan = make_plan(spec, brought.facts, spec.world.run_id or os.urandom(4).hex(), brought.places, brought.master)
         return supervise(bringup, spec, plan, joining.tell, joining.reopen, options.reports, taker, here=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from launchpad import linux
 from launchpad.errors import NodeError, UsageError
@@ -30,10 +28,6 @@ TELL_EVERY = 60.0
 
 # How long a restart waits for a lost node to join again.
 AGAIN_SECONDS = 30.0
-
-# How long telling the nodes how the job ended may delay us.
-TELL_SECONDS = 1.0
-
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
 
@@ -54,6 +48,24 @@ def job_secret(nodes: NodeOptions, environ: Mapping[str, str]) -> bytes:
 def is_guessable(nodes: NodeOptions, environ: Mapping[str, str]) -> bool:
     """Whether the user has given no secret."""
     return nodes.rdzv_secret_file is None and not environ.get(SECRET) and nodes.rdzv_id == "none"
+
+
+class Reminders:
+    """When to tell the user again who is missing. Times are those of time.monotonic()."""
+
+    def __init__(self, start: float) -> None:
+        self._at = [start + seconds for seconds in TELL_AT]
+
+    def due(self, now: float) -> bool:
+        """Whether it is time; then the next time is later."""
+        if now < self._at[0]:
+            return False
+        self._at = self._at[1:] or [now + TELL_EVERY]
+        return True
+
+    def wait(self, now: float, deadline: float) -> float:
+        """How many seconds to wait for news: at most one, to notice a node that has left."""
+        return min(1.0, deadline - now, self._at[0] - now)
 
 
 class Joining:
@@ -126,7 +138,7 @@ class Joining:
         """Wait for the other nodes; then they are in the order of their ranks. Raises NodeError."""
         start = time.monotonic()
         deadline = start + self._meeting.join_seconds
-        tell = [start + seconds for seconds in TELL_AT]
+        reminders = Reminders(start)
         with self._changed:
             while True:
                 here = [one for one in self._nodes if one[0].ready and not one[0].gone.is_set()]
@@ -141,11 +153,10 @@ class Joining:
                 names = ", ".join([socket.gethostname(), *(offer.name for _, offer in here)])
                 if now >= deadline:
                     raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
-                if now >= tell[0]:
+                if reminders.due(now):
                     rest = f"on the others, run the same line, or: launchpad join {self._meeting.place}"
                     self._say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
-                    tell = tell[1:] or [now + TELL_EVERY]
-                self._changed.wait(min(1.0, deadline - now, tell[0] - now))  # 1 s: notices one that has left
+                self._changed.wait(reminders.wait(now, deadline))
 
     def reopen(self, node: int) -> JoinedLink:
         """A new link to a lost node, when it joins again. Raises NodeError if it doesn't in time."""
@@ -167,11 +178,7 @@ class Joining:
 
     def tell(self, lines: list[str], code: int) -> None:
         """Tell the nodes how the job ended."""
-        for link, _ in self._nodes:
-            link.send(JobEnded(code, lines))
-        sent = threading.Event()
-        self._server.reactor.call(sent.set)
-        sent.wait(TELL_SECONDS)
+        self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
 
     def close(self) -> None:
         """Wait until the nodes, which have been told, have hung up."""
@@ -231,19 +238,3 @@ def order_here(environ: Mapping[str, str] = os.environ) -> int | None:
     """This node's place according to the scheduler that started it."""
     given = environ.get("SLURM_NODEID", "")
     return int(given) if given.isdecimal() else None
-
-
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Let Ctrl-C, TERM and HUP end the wait for the other nodes."""
-    handled = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    before = {one: signal.signal(one, _exit) for one in handled}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-
-
-def _exit(signum: int, _: Any) -> NoReturn:
-    raise SystemExit(128 + signum)

@@ -92,6 +92,15 @@ def open_links(
     return links, reopen
 
 
+def files_to_sync(options: HostOptions, spec: JobSpec) -> Sequence[SyncedFile]:
+    """The files of the working folder, with --sync. Raises UsageError if they can't be copied."""
+    if not options.sync:
+        return ()
+    from launchpad.head.sync import list_files
+
+    return list_files(spec.cwd, spec.log_dir)
+
+
 def members_of(
     hosts: Sequence[Host], links: Sequence[Link], spec: JobSpec, nproc: Nproc | None, *, by_srun: bool = False
 ) -> list[Member]:

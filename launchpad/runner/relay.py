@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launchpad.console.console import Console, message_line, say_on_stderr, wants_colour
+from launchpad.console.console import Console, say_on_stderr
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
 from launchpad.head.flow import Flow
@@ -95,7 +95,7 @@ class Relay:
             self._own_output.end(ended.lines)
         else:
             for line in ended.lines:
-                os.write(STDERR, f"{message_line(line, wants_colour(STDERR, os.environ), bad=True)}\n".encode())
+                say_on_stderr(line, bad=True)
         return ended.code
 
     def tell(self) -> None:

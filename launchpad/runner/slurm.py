@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from launchpad.errors import LaunchpadError, NodeError
-from launchpad.job.hosts import Host
+from launchpad.job.hosts import Host, some_of
 from launchpad.job.offer import NodeOffer
 from launchpad.job.slurm import srun_line
-from launchpad.job.world import JOIN_SECONDS, parse_conf
+from launchpad.job.world import join_seconds, parse_conf
 from launchpad.protocol.commands import JobEnded
-from launchpad.runner.joining import AGAIN_SECONDS, TELL_AT, TELL_EVERY, TELL_SECONDS
+from launchpad.runner.joining import AGAIN_SECONDS, Reminders
 from launchpad.runner.options import RunOptions
 from launchpad.runner.this_machine import own_addresses
-from launchpad.transport.join.server import JoinedLink, JoinServer
+from launchpad.transport.join.server import TELL_SECONDS, JoinedLink, JoinServer
 from launchpad.transport.local import SECRET
 
 # How much of what srun and its tasks say is kept, and shown if they fail: lines.
@@ -37,9 +37,6 @@ _SRUN_TERM_SECONDS = 2.0
 
 # How long a task of srun's tries to reach us. We listen before it is started, or we have been killed.
 _DIAL_SECONDS = 60.0
-
-# So many nodes are named on one line.
-_NAMED = 8
 
 # What says nothing about the reason when srun has failed.
 _NOISE = (
@@ -56,32 +53,46 @@ class _Srun:
     def __init__(
         self, nodes: Sequence[str], argv: Sequence[str], environ: dict[str, str], ended: Callable[[], None]
     ) -> None:
-        """`ended` is called in a thread when srun has exited. Raises NodeError."""
+        """`ended` is called in a thread when srun has exited."""
         self.nodes = frozenset(nodes)
         self.gone = threading.Event()
+        self.failed = ""  # why it could not be started
+        self._argv = argv
+        self._environ = environ
+        self._ended = ended
         self._lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-        try:
-            self._process = subprocess.Popen(
-                argv,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # Ctrl-C is ours to handle
-            )
-        except OSError as error:
-            raise NodeError(f"srun: {error.strerror}; this is a Slurm allocation, so srun has to be on PATH") from None
-        threading.Thread(target=self._read, args=(ended,), name="srun", daemon=True).start()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._unwanted = False
 
-    def _read(self, ended: Callable[[], None]) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.append(line.rstrip())
-        self._process.wait()
-        self.gone.set()
-        ended()
+    def start(self) -> None:
+        """Start it, in a thread: a signal interrupts the main thread, also between the start and the note of it."""
+        threading.Thread(target=self._run, name="srun", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with self._lock:
+                if self._unwanted:
+                    return
+                self._process = subprocess.Popen(
+                    self._argv,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C is ours to handle
+                )
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                self._lines.append(line.rstrip())
+            self._process.wait()
+        except OSError as error:
+            self.failed = f"srun: {error.strerror}; this is a Slurm allocation, so srun has to be on PATH"
+        finally:
+            self.gone.set()
+            self._ended()
 
     def said(self) -> list[str]:
         """The last that srun and its tasks have said, each thing once."""
@@ -95,7 +106,9 @@ class _Srun:
 
     def end(self) -> None:
         """Have it kill its tasks, and exit."""
-        if not self.gone.is_set():
+        with self._lock:
+            self._unwanted = True
+        if self._process is not None and not self.gone.is_set():
             self._process.terminate()
             if not self.gone.wait(_SRUN_TERM_SECONDS):
                 self._process.kill()
@@ -105,11 +118,11 @@ class SrunNodes:
     """The nodes, in their order. As a context manager: at the end they are told how it ended, and are left."""
 
     def __init__(self, hosts: Sequence[Host], options: RunOptions, say: Callable[[str], None]) -> None:
-        """Listen for the nodes, and start srun. Raises NodeError."""
+        """Listen for the nodes. Raises NodeError."""
         self._names = [host.name for host in hosts]
         self._every = len(hosts) == len(options.hosts.allocation)
         self._say = say
-        self._seconds = float(parse_conf(options.nodes.rdzv_conf).get("join_timeout", JOIN_SECONDS))
+        self._seconds = join_seconds(parse_conf(options.nodes.rdzv_conf))
         self._changed = threading.Condition()
         self._links: dict[str, JoinedLink] = {}
         self._sruns: list[_Srun] = []
@@ -117,11 +130,6 @@ class SrunNodes:
         self._absent: list[str] = []  # those that have not joined, or are lost, when the job ends
         self._secret = os.urandom(32).hex()
         self._server = _listen(self._secret.encode(), self)
-        try:
-            self._start(self._names, self._every)
-        except BaseException:
-            self._server.close()
-            raise
 
     def _start(self, names: Sequence[str], every: bool) -> _Srun:
         argv, environ = srun_line(names, every, os.environ)
@@ -129,7 +137,8 @@ class SrunNodes:
         argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet"]
         argv += [f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}", places]
         srun = _Srun(names, argv, {**environ, SECRET: self._secret}, self._notify)
-        self._sruns.append(srun)
+        self._sruns.append(srun)  # before it is started, so that `__exit__` ends it whenever a signal comes
+        srun.start()
         return srun
 
     def _notify(self) -> None:
@@ -143,7 +152,7 @@ class SrunNodes:
         name = NodeOffer.from_json(offered).name
         with self._changed:
             if name not in self._names:
-                return f"{name} is none of the job's nodes, which are {_several(self._names)}", []
+                return f"{name} is none of the job's nodes, which are {some_of(self._names)}", []
             known = self._links.get(name)
             if known is not None and not known.gone.is_set():
                 return f"{name} has joined already", []
@@ -161,29 +170,30 @@ class SrunNodes:
     # In the head's own threads.
 
     def wait(self) -> list[JoinedLink]:
-        """Wait for all nodes. Raises NodeError."""
-        self._await(self._sruns[0], self._seconds)
+        """Start launchpad on all nodes, and wait for them. Raises NodeError."""
+        self._await(self._start(self._names, self._every), self._seconds)
         return [self._links[name] for name in self._names]
 
     def _await(self, srun: _Srun, seconds: float) -> None:
         """Wait for the nodes that this srun starts."""
         start = time.monotonic()
-        tell = [start + after for after in TELL_AT]
+        reminders = Reminders(start)
         with self._changed:
             while True:
                 left = [name for name in self._names if name in srun.nodes and not self._is_here(name)]
                 if not left:
                     return
                 now = time.monotonic()
-                missing = f"no launchpad on {_several(left)} of the Slurm allocation"
+                missing = f"no launchpad on {some_of(left)} of the Slurm allocation"
+                if srun.failed:
+                    raise NodeError(srun.failed)
                 if srun.gone.is_set():
                     raise NodeError("\n  ".join([f"{missing}: srun has ended", *srun.said()]))
                 if now >= start + seconds:
                     raise NodeError("\n  ".join([f"{missing} within {seconds:g} s", *srun.said()]))
-                if now >= tell[0]:
+                if reminders.due(now):
                     self._say("\n  ".join([f"{missing} after {now - start:.0f} s", *srun.said()]))
-                    tell = tell[1:] or [now + TELL_EVERY]
-                self._changed.wait(min(1.0, start + seconds - now, tell[0] - now))  # 1 s: notices one that has left
+                self._changed.wait(reminders.wait(now, start + seconds))
 
     def _is_here(self, name: str) -> bool:
         link = self._links.get(name)
@@ -209,11 +219,7 @@ class SrunNodes:
         """Tell the nodes how the job ended."""
         self._told = True
         self._absent = [name for name in self._names if not self._is_here(name)]
-        for link in list(self._links.values()):
-            link.send(JobEnded(code, []))
-        sent = threading.Event()
-        self._server.reactor.call(sent.set)
-        sent.wait(TELL_SECONDS)
+        self._server.tell(list(self._links.values()), JobEnded(code, []))
 
     def __enter__(self) -> Self:
         return self
@@ -243,10 +249,6 @@ def _code(error: BaseException | None) -> int:
         case SystemExit(code=int(code)):
             return code
     return 1
-
-
-def _several(names: Sequence[str]) -> str:
-    return ", ".join(names if len(names) <= _NAMED else [*names[: _NAMED - 1], "…", names[-1]])
 
 
 def _listen(secret: bytes, gate: SrunNodes) -> JoinServer:

@@ -11,6 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from launchpad.protocol.commands import Command
 
+# How long `close` waits. Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
+CLOSE_SECONDS = 20.0
+
 
 class Link(Protocol):
     """The head's end of the connection to one agent."""

@@ -14,6 +14,7 @@ from typing import Any
 from launchpad import linux
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
+from launchpad.transport import CLOSE_SECONDS
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
 
@@ -21,9 +22,6 @@ READ_BYTES = 1 << 20
 
 # The variable with the secret by which nodes join a job (transport/join/). Ranks don't get it.
 SECRET = "LAUNCHPAD_SECRET"
-
-# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
-GUARD_EXIT_SECONDS = 20.0
 
 
 class LocalLink:
@@ -96,7 +94,7 @@ class LocalLink:
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
-        deadline = time.monotonic() + GUARD_EXIT_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         try:
             while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > deadline:

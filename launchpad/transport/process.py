@@ -16,6 +16,7 @@ from launchpad import linux
 from launchpad.errors import ConnectError
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
+from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
     STDERR_BYTES,
@@ -28,9 +29,6 @@ from launchpad.transport.ssh.handover import (
 )
 
 READ_BYTES = 1 << 20
-
-# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
-CLOSE_SECONDS = 20.0
 
 # How long a process may take to exit once it has closed its standard output, or was told to end.
 END_SECONDS = 2.0

@@ -6,13 +6,14 @@ import hmac
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
+from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.join.channel import Channel, Reactor
 from launchpad.transport.join.proof import head_context, nonce, proof
 
@@ -24,8 +25,8 @@ MOST_GREETING = 512
 
 LONGEST_LINE = 1 << 20
 
-# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS; then the node hangs up.
-CLOSE_SECONDS = 20.0
+# How long telling the nodes how the job ended may delay us.
+TELL_SECONDS = 1.0
 
 
 class Gate(Protocol):
@@ -66,6 +67,14 @@ class JoinServer:
         self.reactor = Reactor()
         self._greeting: dict[_Greeting, None] = {}
         self.reactor.call(lambda: self.reactor.watch(self._listener, self._accept, 1))
+
+    def tell(self, links: Iterable[JoinedLink], ended: JobEnded) -> None:
+        """Tell the nodes how the job ended. Waits until that is on its way, for a moment at most."""
+        for link in links:
+            link.send(ended)
+        sent = threading.Event()
+        self.reactor.call(sent.set)
+        sent.wait(TELL_SECONDS)
 
     def stop_listening(self) -> None:
         """Let nobody else in, and free the port."""

@@ -13,6 +13,7 @@ import paramiko
 from launchpad.errors import ConnectError
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
+from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.ssh import handover
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
@@ -26,9 +27,6 @@ from launchpad.transport.ssh.handover import (
 )
 
 READ_BYTES = 1 << 20
-
-# Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
-CLOSE_SECONDS = 20.0
 
 # How long to wait for the rest of stderr once the channel has ended.
 _STDERR_SECONDS = 1.0
