@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from launchpad.console.lines import (
     LEAST_PENDING_BYTES,
-    QUIET_SECONDS,
+    QUIET_SECONDS_PLAIN,
+    QUIET_SECONDS_TERMINAL,
     TURN_SECONDS_PLAIN,
     TURN_SECONDS_TERMINAL,
     Device,
@@ -111,11 +112,12 @@ def test_binary_lines_are_unchanged_on_a_plain_device(lines: list[bytes]) -> Non
 
 @pytest.mark.parametrize("columns", [None, 80])
 def test_an_unfinished_line_is_shown_after_a_pause_and_continued_by_its_stream(columns: int | None) -> None:
+    quiet = QUIET_SECONDS_PLAIN if columns is None else QUIET_SECONDS_TERMINAL
     device, own = Device(2, columns), stream()
     assert device.feed(own, b"name? ", 10.0) == []
-    assert device.deadline == 10.0 + QUIET_SECONDS
-    assert device.tick(10.0 + QUIET_SECONDS / 2) == []
-    assert text(device.tick(10.0 + QUIET_SECONDS)) == b"[0] name? "
+    assert device.deadline == 10.0 + quiet
+    assert device.tick(10.0 + quiet / 2) == []
+    assert text(device.tick(10.0 + quiet)) == b"[0] name? "
     assert device.deadline is None
     assert text(device.feed(own, b"Ada", 20.0)) == b"Ada"
     assert text(device.feed(own, b", hello\nnext\n", 20.0)) == b", hello\n[0] next\n"
@@ -124,40 +126,40 @@ def test_an_unfinished_line_is_shown_after_a_pause_and_continued_by_its_stream(c
 def test_another_stream_ends_the_open_line_and_the_rest_gets_a_prefix() -> None:
     device, one, two = Device(2, None), stream(0), stream(1)
     device.feed(one, b"half", 0.0)
-    shown = text(device.tick(1.0)) + text(device.feed(two, b"other\n", 1.0)) + text(device.feed(one, b" rest\n", 1.0))
+    shown = text(device.tick(3.0)) + text(device.feed(two, b"other\n", 3.0)) + text(device.feed(one, b" rest\n", 3.0))
     assert shown == b"[0] half\n[1] other\n[0]  rest\n"
 
 
 def test_another_streams_unfinished_line_does_not_end_the_open_one_before_it_is_due() -> None:
     device, one, two = Device(2, None), stream(0), stream(1)
     device.feed(one, b"half", 0.0)
-    shown = text(device.tick(1.0)) + text(device.feed(two, b"ot", 1.0)) + text(device.feed(one, b" rest\n", 1.0))
-    assert shown + text(device.tick(2.0)) == b"[0] half rest\n[1] ot"
+    shown = text(device.tick(3.0)) + text(device.feed(two, b"ot", 3.0)) + text(device.feed(one, b" rest\n", 3.0))
+    assert shown + text(device.tick(9.0)) == b"[0] half rest\n[1] ot"
 
 
 def test_the_newline_goes_to_the_descriptor_of_the_open_line() -> None:
     device, out, err = Device(2, None), stream(0, fd=1), stream(0, fd=2)
     device.feed(out, b"half", 0.0)
-    device.tick(1.0)
-    assert device.feed(err, b"oops\n", 1.0) == [(1, b"\n"), (2, b"[0] oops\n")]
+    device.tick(3.0)
+    assert device.feed(err, b"oops\n", 3.0) == [(1, b"\n"), (2, b"[0] oops\n")]
 
 
 def test_two_devices_do_not_disturb_each_other() -> None:
     stdout, stderr = Device(1, None), Device(1, None)
     out, err = stream(0, fd=1), stream(0, fd=2)
     stdout.feed(out, b"half", 0.0)
-    stdout.tick(1.0)
-    assert stderr.feed(err, b"oops\n", 1.0) == [(2, b"[0] oops\n")]
-    assert stdout.feed(out, b" whole\n", 1.0) == [(1, b" whole\n")]
+    stdout.tick(3.0)
+    assert stderr.feed(err, b"oops\n", 3.0) == [(2, b"[0] oops\n")]
+    assert stdout.feed(out, b" whole\n", 3.0) == [(1, b" whole\n")]
 
 
 def test_a_note_ends_the_open_line_first() -> None:
     device, own = Device(1, None), stream()
     device.feed(own, b"half", 0.0)
-    device.tick(1.0)
+    device.tick(3.0)
     assert device.note(b"launchpad: stopping", 2) == [(1, b"\n"), (2, b"launchpad: stopping\n")]
     assert device.note(b"launchpad: again", 2) == [(2, b"launchpad: again\n")]
-    assert text(device.feed(own, b" rest\n", 1.0)) == b"[0]  rest\n"
+    assert text(device.feed(own, b" rest\n", 3.0)) == b"[0]  rest\n"
 
 
 @pytest.mark.parametrize("is_shown", [False, True])
@@ -165,7 +167,7 @@ def test_a_last_line_without_a_newline_gets_one_at_the_end(is_shown: bool) -> No
     device, one, two = Device(2, None), stream(0), stream(1)
     shown = text(device.feed(one, b"last words", 0.0)) + text(device.feed(two, b"mine too", 0.0))
     if is_shown:
-        shown += text(device.tick(1.0))
+        shown += text(device.tick(3.0))
     shown += text(device.close([one, two]))
     assert sorted(shown.splitlines(keepends=True)) == [b"[0] last words\n", b"[1] mine too\n"]
     assert device.close([one, two]) == []

@@ -164,7 +164,9 @@ def test_nothing_survives_the_death_of(launchpad: Launchpad, victim: str) -> Non
     process = launchpad.start("run", "-n", 2, "strays.py", "wait")
     seen = b""
     while seen.count(b"leaving") < 2 or seen.count(b"stray up") < 6:
-        seen += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, (seen, process.stderr.read())
+        seen += line
     guard, agent = agent_of(process)
     {"head": process, "guard": guard, "agent": agent}[victim].send_signal(signal.SIGKILL)
     if victim == "agent":

@@ -198,7 +198,9 @@ def test_a_deaf_process_left_behind_does_not_hold_up_the_end(launchpad: Launchpa
     process = launchpad.start("run", "-n", 2, "--grace", 10 * DEADLINE, "leaves.py", "deaf")
     seen = b""
     while seen.count(b" port ") < 2:
-        seen += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, (seen, process.stderr.read())
+        seen += line
     process.send_signal(TERM)
     _, err = process.communicate(timeout=DEADLINE)
     assert process.returncode == 143

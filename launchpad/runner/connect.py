@@ -156,10 +156,11 @@ def connect_all(
         with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
             beginning.start()
             beginning.join()
-            for thread in threads if not wrong else ():
-                thread.start()
-            for thread in threads if not wrong else ():
-                thread.join()
+            if not wrong:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
     if failures or wrong:
         for link in links.values():
             link.close()
