@@ -33,6 +33,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     NodeBack,
     NodeLost,
+    NotRestarted,
     PhaseChanged,
     RankExited,
     StacksTaken,
@@ -463,6 +464,40 @@ def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
     machine.on(exited(0, 9), START)
     assert ends(machine.on(exited(1, -TERM), START))
     assert machine.exit_code == 9
+
+
+def test_a_restart_that_can_not_help_ends_the_job() -> None:
+    """It is asked for when all output has arrived, and once."""
+    answers = ["", "no"]
+    machine = Machine(range(1), None, None, START, max_restarts=9, may_restart=lambda: answers.pop(0))
+    machine.on(exited(0, 7), START)
+    assert len(answers) == 2
+    assert machine.on(Drained(0), START) == [Restart(1, Cause("failure", rank=0, code=7))]
+    assert machine.on(exited(0, 8), START)[-1] == FinishAttempt(leave=False)
+    refused, *rest = machine.on(Drained(0), START)
+    assert (type(refused), refused.reason, ends(rest)) == (NotRestarted, "no", True)
+    assert (machine.exit_code, answers) == (8, [])
+
+
+def test_a_job_that_restarts_no_more_is_not_judged() -> None:
+    machine = Machine(range(1), None, None, START, may_restart=lambda: pytest.fail("asked"))
+    assert ends(machine.on(exited(0, 7), START))
+
+
+def fail_at(machine: Machine, now: float) -> list[Any]:
+    """The only rank fails, and its output has arrived."""
+    actions = machine.on(exited(0, 7), now)
+    return machine.on(Drained(0), now) if actions[-1] == FinishAttempt(leave=False) else actions
+
+
+def test_restarts_in_a_period_are_counted_back_from_now() -> None:
+    machine = Machine(range(1), None, None, START, max_restarts=2, restart_period=60.0)
+    for number, now in enumerate([0, 59, 60, 119.5, 200, 200], start=1):
+        assert fail_at(machine, START + now) == [Restart(number, Cause("failure", rank=0, code=7))]
+    _, refused, *rest = fail_at(machine, START + 259.9)
+    assert (type(refused), refused.reason) == (NotRestarted, "2 restarts in 1m are used up; not started again")
+    assert ends(rest)
+    assert machine.exit_code == 7
 
 
 def test_a_restart_waits_for_every_node() -> None:

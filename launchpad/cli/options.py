@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from launchpad.job.spec import RestartLimit
+
 
 class GroupedOption(click.Option):
     """An option listed under a heading in --help. With `pet`, PET_<NAME> sets its default, as with torchrun."""
@@ -113,6 +115,14 @@ def positive_seconds(text: str) -> float:
     if value == 0:
         raise click.BadParameter(f"{text!r} is too short; give a time above 0, like 30, 5m or 2h")
     return value
+
+
+def restart_limit(text: str) -> RestartLimit:
+    """A number of restarts, or N/TIME: so many in any such time."""
+    number, slash, period = text.partition("/")
+    if not number.isdecimal():
+        raise click.BadParameter(f"{text!r} is not a number of restarts; give one, or one per time, like 10/1h")
+    return RestartLimit(int(number), positive_seconds(period) if slash else None)
 
 
 def local_ranks(text: str) -> frozenset[int]:

@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from launchpad.cli.options import GroupedOption, local_ranks, positive_seconds, rank_count, seconds, signal_names
+from launchpad.cli.options import (
+    GroupedOption,
+    local_ranks,
+    positive_seconds,
+    rank_count,
+    restart_limit,
+    seconds,
+    signal_names,
+)
 
 Declare = Callable[..., Callable[[Any], Any]]
 
@@ -133,11 +141,26 @@ _OPTIONS = (
     ),
     _end(
         "--max-restarts",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
+        type=restart_limit,
+        default="0",
+        metavar="N[/TIME]",
         pet=True,
-        help="Restart all ranks when one fails, at most N times.",
+        help="Restart all ranks when one fails, at most N times. 10/1h: at most 10 times in any hour.",
+    ),
+    _end(
+        "--restart",
+        type=click.Choice(["judged", "always"]),
+        default="judged",
+        metavar="judged|always",
+        help="judged (default): no restart where it can't help: not of a job that fails the same way each time without "
+        "progress, nor after an import error, a syntax error or wrong arguments at the start. always: whatever failed.",
+    ),
+    _end(
+        "--progress",
+        multiple=True,
+        metavar="GLOB",
+        help="Files that the ranks write as they get on, like 'ckpt/*': if there is a new one, a failure is worth a "
+        "restart. Repeatable. Default: a job that ran for 10 minutes has got on.",
     ),
     _end(
         "--signals-to-handle",

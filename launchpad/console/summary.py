@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis.history import History
 from launchpad.job.outcome import ranks_in_words, signal_name
+from launchpad.job.spec import duration
 from launchpad.protocol.events import LogFailed, NoMpi, NotForked, OrphansKilled, PhaseChanged, RanksSpawned, Restarted
 
 if TYPE_CHECKING:  # a job that succeeds needs no verdict
@@ -80,7 +81,8 @@ class Summary:
         from launchpad.diagnosis.verdict_text import summarize
 
         failure = summarize(self.history, self.verdict())
-        self._say(f"failed: {failure}; restarting all ranks (restart {event.attempt} of {event.most})")
+        of = f" of {event.most}" if not event.period else f"; at most {event.most} in {duration(event.period)}"
+        self._say(f"failed: {failure}; restarting all ranks (restart {event.attempt}{of})")
         self.earlier.append(failure)
         self._stopping = False
 

@@ -15,6 +15,7 @@ from launchpad.protocol.events import (
     JobOver,
     JobPlanned,
     NodeLost,
+    NotRestarted,
     Output,
     PhaseChanged,
     RankExited,
@@ -79,6 +80,7 @@ class History:
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
+        self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.ranks = {
             rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
@@ -149,6 +151,8 @@ class History:
             case Restarted():
                 self.attempt = event.attempt
                 self._reset()
+            case NotRestarted(_, reason):
+                self.not_restarted = reason
             case JobOver():
                 self.over = event
 

@@ -10,6 +10,7 @@ type, message, file, line, function   of the exception, or of the crash; in the 
 close, early, alike, stopped, failed_too   ranks
 victims     [{"rank", "why"}]; for early also first_victim, whose time, exception and place these are
 history     a line for each earlier attempt
+not_restarted   why the ranks were not started again, although restarts were allowed; null if that is not the reason
 text        what was shown
 """
 
@@ -44,6 +45,7 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         "lost": [history.node_name(node) for node in verdict.lost],
         "running": list(verdict.running),
         "history": list(earlier),
+        "not_restarted": history.not_restarted or None,
         "text": lines,
     }
     if cause is None:

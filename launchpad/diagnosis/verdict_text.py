@@ -46,6 +46,8 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
         if len(earlier) > MOST_ATTEMPTS:
             attempts += f" (the last {MOST_ATTEMPTS} of {len(earlier)})"
         lines.append(f"earlier {attempts}: {'; '.join(earlier[-MOST_ATTEMPTS:])}")
+    if history.not_restarted:
+        lines.append(history.not_restarted)
     return lines
 
 

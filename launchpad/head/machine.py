@@ -3,7 +3,8 @@
     running ──first failure, stop signal, timeout, stall, lost node───► stopping ──all ranks have left──► over
        ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
        └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
-                   └──── a stop signal, the timeout, a lost node that does not come back ───────────┘
+                   └─ a stop signal, the timeout, a lost node that does not come back, ─────────────┘
+                      a failure after which the ranks must not start again
 
 While stopping, the ladder lists the signals that the ranks get next, and how long they have to obey each.
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from launchpad.job.outcome import Cause
+from launchpad.job.spec import duration
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     ConsoleClosed,
@@ -22,6 +24,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     NodeBack,
     NodeLost,
+    NotRestarted,
     PhaseChanged,
     RankExited,
     RankFailed,
@@ -92,7 +95,7 @@ class Suspend(NamedTuple):
     """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
 
-Action = SendSignal | PhaseChanged | FinishAttempt | Restart | Reopen | TakeStacks | Leave | Suspend
+Action = SendSignal | PhaseChanged | NotRestarted | FinishAttempt | Restart | Reopen | TakeStacks | Leave | Suspend
 
 
 class Machine:
@@ -107,10 +110,14 @@ class Machine:
         max_restarts: int = 0,
         nodes: Sequence[int] = (0,),
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        restart_period: float | None = None,
+        may_restart: Callable[[], str] = lambda: "",
     ) -> None:
         """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
 
-        `waited`: whether an exception says that a rank waited for other ranks in vain.
+        `waited`: whether an exception says that a rank waited for other ranks in vain. `max_restarts` are allowed in
+        any `restart_period`; None: in all. `may_restart` is asked before each restart, when everything that the last
+        attempt had to say is known: it returns why the ranks must not start again, or "".
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -123,6 +130,9 @@ class Machine:
         self._reopening: set[int] = set()  # the lost ones that we are reconnecting to
         self._draining: set[int] = set()  # those that still send output of the last attempt
         self._max_restarts = max_restarts
+        self._restart_period = restart_period
+        self._restarted: list[float] = []  # when
+        self._may_restart = may_restart
         self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
@@ -161,14 +171,14 @@ class Machine:
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
             case Drained() if self.phase == "clearing":
                 self._draining.discard(node)
-                return self._cleared()
+                return self._cleared(now)
             case NodeLost():
                 return self._lose(event, now)
             case NodeBack() if self.phase == "clearing":
                 self._missing.discard(event.node)
                 self._reopening.discard(event.node)
                 self._nodes.add(event.node)
-                return self._cleared()
+                return self._cleared(now)
         return []
 
     def join(self, ranks: Sequence[int]) -> None:
@@ -236,23 +246,35 @@ class Machine:
         if self.running:
             return self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else []
         if self.phase == "clearing":
-            return self._over(now) if again else self._cleared()
+            return self._over(now) if again else self._cleared(now)
         return self._all_left(now)
 
     def _all_left(self, now: float) -> list[Action]:
         """No rank is running any more: end the job, or start the next attempt."""
-        if self._starts_again:
+        if self._starts_again(now):
             self._enter("clearing")
             self.deadline = self._timeout_at
             self._draining = set(self._nodes)
-            return [FinishAttempt(leave=False)] if self._nodes else self._cleared()
+            return [FinishAttempt(leave=False)] if self._nodes else self._cleared(now)
+        if self._restartable and self._max_restarts and self._restart_period is not None:
+            return self._refuse(
+                f"{self._max_restarts} restarts in {duration(self._restart_period)} are used up; not started again", now
+            )
         return self._over(now)
 
     @property
-    def _starts_again(self) -> bool:
-        return self.cause is not None and self.cause.kind in ("failure", "lost") and self.attempt < self._max_restarts
+    def _restartable(self) -> bool:
+        return self.cause is not None and self.cause.kind in ("failure", "lost")
 
-    def _cleared(self) -> list[Action]:
+    def _starts_again(self, now: float) -> bool:
+        period = self._restart_period
+        used = sum(period is None or now - at < period for at in self._restarted)
+        return self._restartable and used < self._max_restarts
+
+    def _refuse(self, reason: str, now: float) -> list[Action]:
+        return [NotRestarted(int(now * 1e9), reason), *self._over(now)]
+
+    def _cleared(self, now: float) -> list[Action]:
         """Restart once nothing of the last attempt is left and all nodes are connected."""
         if self._draining:
             return []
@@ -260,11 +282,14 @@ class Machine:
             new = tuple(sorted(self._missing - self._reopening))
             self._reopening |= self._missing
             return [Reopen(new)] if new else []
+        if refusal := self._may_restart():
+            return self._refuse(refusal, now)
         assert self.cause is not None  # the reason for the restart
         failed, self.cause = self.cause, None
         self._in_vain.clear()
         self._enter("running")
         self.attempt += 1
+        self._restarted.append(now)
         self.running = set(self._ranks)
         return [Restart(self.attempt, failed)]
 
@@ -288,7 +313,7 @@ class Machine:
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
         """A stop signal while we are stopping."""
-        if self._starts_again:
+        if self._starts_again(now):
             self.cause = Cause("signal", signum=signum)  # cancel the restart
         if signum != signal.SIGINT:
             return [SendSignal(signum)]

@@ -41,6 +41,7 @@ from launchpad.protocol.events import (
     MpiRequest,
     NodeFacts,
     NodeLost,
+    NotRestarted,
     Output,
     PhaseChanged,
     Pong,
@@ -97,12 +98,17 @@ class Supervisor:
         reopen: Callable[[int], Link] | None = None,
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        restart_period: float | None = None,
+        may_restart: Callable[[], str] = lambda: "",
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
         `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a node, or
         raises NodeError; it is called in threads of its own. `sends_input`: rank 0 is on another machine and gets our
         stdin. `waited`: whether an exception says that a rank waited for other ranks in vain.
+        `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
+        restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
+        or "".
         """
         self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
@@ -110,8 +116,19 @@ class Supervisor:
         self._terminal = terminal
         self._stop_at = stop_at
         self._max_restarts = max_restarts
+        self._restart_period = restart_period
         ranks = [rank.rank for rank in plan.ranks]
-        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
+        machine = Machine(
+            ranks,
+            grace,
+            timeout,
+            self._clock(),
+            max_restarts,
+            range(len(plan.nodes)),
+            waited,
+            restart_period,
+            may_restart,
+        )
         self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
@@ -325,11 +342,14 @@ class Supervisor:
                     for node in self.nodes.remote if action.phase == "stopping" else ():
                         self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
                     self._dispatch(action._replace(time=now))
+                case NotRestarted():
+                    self._dispatch(action._replace(time=time.monotonic_ns()))
                 case FinishAttempt(leave):
                     self.nodes.send_all(FinishCommand(leave))
                 case Restart(attempt, cause):
                     now = time.monotonic_ns()
-                    self._dispatch(Restarted(now, attempt, self._max_restarts, cause.rank, cause.code, cause.node))
+                    limit = (self._max_restarts, cause.rank, cause.code, cause.node, self._restart_period or 0.0)
+                    self._dispatch(Restarted(now, attempt, *limit))
                     self._start(attempt)
                 case Reopen(nodes):
                     for node in nodes:

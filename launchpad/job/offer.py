@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launchpad.job.hosts import Nproc
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import JobSpec, RestartLimit, Target
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks")
@@ -16,10 +16,15 @@ _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hook
 _OF_THE_JOB = {
     "--backend": "backend",
     "--max-restarts": "max_restarts",
+    "--restart": "restart",
+    "--progress": "progress",
     "--timeout": "timeout",
     "--stall-timeout": "stall_timeout",
     "--grace": "grace",
 }
+
+# The values of those that the command line doesn't have.
+_NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class NodeOffer:
         return [
             f"{option} {_shown(ours)} has no effect on this node: the head's is {_shown(theirs)}"
             for option, (ours, theirs) in values.items()
-            if ours not in (theirs, None, "", 0)
+            if ours != theirs and ours not in _NOT_GIVEN
         ]
 
 
@@ -67,6 +72,7 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
     own = {name: getattr(spec, name) for name in _OWN}
     target = [spec.target.kind, spec.target.name, list(spec.target.args)]
     own["environ"] = dict(spec.environ)
+    of_job["max_restarts"] = dataclasses.astuple(spec.max_restarts)
     return {"target": target, "nproc": spec.nproc, "preload": list(spec.preload), **own, **of_job}
 
 
@@ -80,7 +86,9 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
         preload=tuple(_of(str, module) for module in found["preload"]),
         environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
         **{name: found[name] for name in _OWN if name != "environ"},
-        **{name: found[name] for name in _OF_THE_JOB.values()},
+        **{name: found[name] for name in _OF_THE_JOB.values() if name not in ("max_restarts", "progress")},
+        max_restarts=RestartLimit(*found["max_restarts"]),
+        progress=tuple(_of(str, pattern) for pattern in found["progress"]),
     )
 
 
@@ -97,4 +105,6 @@ def _of(kind: type, value: Any, *others: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "not given"
     return f"{value:g}" if isinstance(value, float) else str(value) if value not in (None, "") else "not given"

@@ -193,7 +193,7 @@ def make_plan(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts.most),
         "TORCHELASTIC_RUN_ID": run_id,
         # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
         # one address (rank/store.py); at any other address rank 0 hosts the store.

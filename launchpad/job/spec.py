@@ -11,6 +11,7 @@ from launchpad.job.world import WorldSpec
 
 Kind = Literal["script", "module", "program", "function", "pickled"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
+Restarts = Literal["judged", "always"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,24 @@ def split_filters(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class RestartLimit:
+    """How often all ranks may be restarted: `most` times in all, or in any `period`."""
+
+    most: int = 0
+    period: float | None = None  # seconds; None: in all
+
+    def __str__(self) -> str:
+        return str(self.most) if self.period is None else f"{self.most}/{duration(self.period)}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit that needs no fraction, as the options take it: 90s, 30m, 1h, 2d."""
+    units = {"d": 86400, "h": 3600, "m": 60}
+    unit = next((unit for unit, size in units.items() if seconds % size == 0), "s")
+    return f"{seconds / units.get(unit, 1):g}{unit}"
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One `launchpad run`."""
 
@@ -99,7 +118,9 @@ class JobSpec:
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
-    max_restarts: int = 0  # how many times all ranks are restarted after a failure
+    max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
+    restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job
+    progress: tuple[str, ...] = ()  # patterns of files, relative to cwd: a new one means progress
     world: WorldSpec = WorldSpec()
     role: str = "default"  # ROLE_NAME
     torch: bool = False  # whether the target imports torch, as far as its sources tell

@@ -332,6 +332,14 @@ class Restarted(NamedTuple):
     rank: int  # the rank that failed first; -1 if a node was lost
     code: int  # its exit code, or -n for signal n
     node: int  # the lost node; -1 if a rank failed
+    period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
+
+
+class NotRestarted(NamedTuple):
+    """Restarts are allowed, but the ranks are not started again, and the job ends."""
+
+    time: int
+    reason: str  # a sentence for the user
 
 
 class RanksSpawned(NamedTuple):
@@ -461,6 +469,7 @@ Event = (
     | LogFailed
     | Written
     | Restarted
+    | NotRestarted
     | RanksSpawned
     | PhaseChanged
     | ExceptionRaised

@@ -83,6 +83,7 @@ TABLE = (
     MessageType(events.ConsoleClosed, "", recorded=True),
     MessageType(events.LogFailed, "", recorded=True),
     MessageType(events.Restarted, "", recorded=True),
+    MessageType(events.NotRestarted, "", recorded=True),
     MessageType(events.RanksSpawned, "", recorded=True),
     MessageType(events.PhaseChanged, "", recorded=True),
     MessageType(events.JobPlanned, "", recorded=True),

@@ -62,6 +62,17 @@ class Observers:
         """The ranks are gone: take no more questions about where they are."""
         self._control.close()
 
+    def restart_judge(self, spec: JobSpec) -> Callable[[], str]:
+        """A function that says why the ranks must not start again after the attempt that has failed, or "".
+
+        Called before they start for the first time: it looks for the files of --progress.
+        """
+        if not spec.max_restarts.most or spec.restart == "always":
+            return lambda: ""
+        from launchpad.runner.restart_judge import RestartJudge
+
+        return RestartJudge(self.summary, spec.cwd, spec.progress).refusal
+
     def conclude(self) -> tuple[Verdict, list[str]]:
         """Record the verdict on a failed job. Returns it, and its text."""
         verdict = self.summary.verdict()

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend
+from launchpad.job.spec import Backend, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
@@ -87,7 +87,9 @@ class RunOptions(NamedTuple):
     timeout: float | None = None
     stop_before: float | None = None
     stall_timeout: float | None = None
-    max_restarts: int = 0
+    max_restarts: RestartLimit = RestartLimit()
+    restart: Restarts = "judged"
+    progress: tuple[str, ...] = ()
     signals_to_handle: frozenset[int] = frozenset()
     hosts: HostOptions = HostOptions()
     nodes: NodeOptions = NodeOptions()

@@ -23,6 +23,7 @@ _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
+    _check_restarts(options)
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -66,6 +67,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,
         max_restarts=options.max_restarts,
+        restart=options.restart,
+        progress=options.progress,
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
         hooks=not options.no_hooks,
@@ -74,6 +77,14 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         virtual_local_rank=options.virtual_local_rank,
         backend=options.backend or "",
     )
+
+
+def _check_restarts(options: RunOptions) -> None:
+    given = "--restart always" if options.restart == "always" else "--progress" if options.progress else ""
+    if given and not options.max_restarts.most:
+        raise UsageError(f"{given} only works with restarts; add --max-restarts N, or leave it out")
+    if options.progress and options.restart == "always":
+        raise UsageError("--restart always restarts with or without progress; leave it or --progress out")
 
 
 def _stop_at(before: float | None) -> float | None:

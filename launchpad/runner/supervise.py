@@ -88,11 +88,13 @@ def supervise(
             timeout=spec.timeout,
             stop_at=spec.stop_at,
             stall_timeout=spec.stall_timeout,
-            max_restarts=spec.max_restarts,
+            max_restarts=spec.max_restarts.most,
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
             sends_input=not here,
             waited=waited,
+            restart_period=spec.max_restarts.period,
+            may_restart=observers.restart_judge(spec),
         )
     finally:
         observers.end()
