@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from launchpad.job.offer import NodeOffer
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import JobSpec, RestartLimit, Target
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.events import Pong
@@ -112,12 +112,12 @@ def test_each_node_says_what_its_own_ranks_run(launchpad: Launchpad, tmp_path: P
     (tmp_path / "there").mkdir()
     (launchpad.folder / "a.py").write_text("import os\nprint('a', os.environ['MINE'], os.getcwd())\n")
     head = launchpad.start("run", *c10d(port), "-x", "MINE=1", "--timeout", 50, "a.py")
-    words = ("-x", "MINE=2", "--wdir", tmp_path / "there", "--max-restarts", 3, "--no-python", "sh", "-c")
+    words = ("-x", "MINE=2", "--wdir", tmp_path / "there", "--max-restarts", "3/1h", "--no-python", "sh", "-c")
     other = launchpad.start("run", *c10d(port, rdzv_conf="is_host=0"), *words, "echo b $MINE $PWD")
     assert ends(head) == (0, f"[0] a 1 {launchpad.folder}\n", "")
     code, out, err = ends(other)
     assert (code, out) == (0, f"[1] b 2 {tmp_path}/there\n")
-    assert err == "launchpad: --max-restarts 3 has no effect on this node: the head's is 0\n"
+    assert err == "launchpad: --max-restarts 3/1h has no effect on this node: the head's is 0\n"
 
 
 @needs_torch
@@ -408,7 +408,7 @@ def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
 
 # The door, from inside.
 
-SPEC = JobSpec(Target("program", "true"))
+SPEC = JobSpec(Target("program", "true"), max_restarts=RestartLimit(3, 3600.0), progress=("ckpt/*",))
 OFFER = NodeOffer("b", "python3", 2, spec=SPEC)
 
 
@@ -452,6 +452,15 @@ def test_frames_go_both_ways(door: Door) -> None:
     node.close()
     assert link.gone.wait(DEADLINE)
     assert events[-1] is None
+
+
+def test_what_a_node_says_about_the_whole_job_has_no_effect() -> None:
+    offer = NodeOffer.from_json(json.loads(json.dumps(OFFER.as_json())))
+    assert offer.differences(SPEC) == []
+    assert offer.differences(JobSpec(Target("program", "true"), restart="always")) == [
+        "--max-restarts 3/1h has no effect on this node: the head's is 0",
+        "--progress ckpt/* has no effect on this node: the head's is not given",
+    ]
 
 
 def test_a_node_too_many_and_another_version_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
