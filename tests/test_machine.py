@@ -44,6 +44,7 @@ from launchpad.protocol.events import (
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
+USR1 = signal.SIGUSR1
 START = 100.0
 
 
@@ -232,9 +233,56 @@ def test_a_timeout_ends_the_job_with_124() -> None:
     assert machine.tick(START + 60) == [TakeStacks("timeout")]
     actions = machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60.5)
     assert sent(actions) == [TERM]
-    assert step(machine) == (START + 65.5, [KILL], False)
-    assert step(machine) == (START + 75.5, [], True)
+    assert step(machine) == (START + 60.5 + GRACE_AFTER_REQUEST, [KILL], False)  # it was planned: there is time to save
+    assert step(machine) == (START + 100.5, [], True)
     assert machine.exit_code == 124
+
+
+def with_stop_signal(signum: int = USR1, timeout: float | None = None) -> Machine:
+    return Machine(range(4), None, timeout, START, stop_signal=signum)
+
+
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_the_stop_signal_comes_first_then_term_then_kill(signum: int) -> None:
+    machine = with_stop_signal()
+    actions = machine.on(asked(signum), START)
+    assert actions[0] == PhaseChanged(100 * 10**9, "stopping", "signal", USR1, 30.0, [0, 1, 2, 3])
+    assert actions[1:] == [SendSignal(USR1, stops=True)]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [TERM], False)
+    assert step(machine) == (START + 35, [KILL], False)
+    assert machine.exit_code == 128 + signum
+
+
+def test_the_stop_signal_may_be_term() -> None:
+    machine = with_stop_signal(TERM)
+    assert sent(machine.on(asked(INT), START)) == [TERM]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [KILL], False)
+
+
+def test_a_timeout_sends_the_stop_signal() -> None:
+    machine = with_stop_signal(timeout=60)
+    machine.tick(START + 60)
+    assert sent(machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60)) == [USR1]
+    assert step(machine) == (START + 90, [TERM], False)
+    machine = with_stop_signal(timeout=60)
+    machine.tick(START + 60)
+    assert step(machine) == (START + 60 + STACKS_SECONDS, [USR1], False)
+
+
+@pytest.mark.parametrize(
+    "event", [exited(1, 7), Stalled(0, 60.0), ConsoleClosed(0, "closed"), NodeLost(0, 0, "silent", [0, 1])], ids=repr
+)
+def test_what_nobody_planned_sends_term_whatever_the_stop_signal(event: Any) -> None:
+    machine = with_stop_signal()
+    assert sent(machine.on(event, START)) == [TERM]
+    assert step(machine) == (START + GRACE_AFTER_FAILURE, [KILL], False)
+
+
+def test_a_second_signal_means_the_same_whatever_the_stop_signal() -> None:
+    machine = with_stop_signal()
+    machine.on(asked(INT), START)
+    assert sent(machine.on(asked(TERM), START + 1)) == [TERM]
+    assert sent(machine.on(asked(INT), START + 2)) == [KILL]
 
 
 def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:

@@ -186,7 +186,7 @@ def test_each_cause_has_its_sentence(kind: str, event: Any, line: str) -> None:
 
 def test_a_stop_by_signal_is_announced_with_what_comes_next() -> None:
     job = Job()
-    job.on(stopping("signal", 2, 30.0, [0, 1, 2, 3]))
+    job.on(StopRequested(100 * SECOND, 2), stopping("signal", 2, 30.0, [0, 1, 2, 3]))
     assert job.notes == ["sent SIGINT to ranks 0-3; they have 30 s to exit; Ctrl-C kills them at once"]
     job.on(stopping("signal", 15, 5.0, [1], at=134))
     job.on(PhaseChanged(135 * SECOND, "over", "signal", 0, 0.0, []))

@@ -160,6 +160,13 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
         (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
         (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
+        (
+            ["--stop-signal", "FOO"],
+            "--stop-signal: 'FOO' is not a signal; write a name like USR1",
+        ),
+        (["--stop-signal", "33"], "--stop-signal: '33' is not a signal"),
+        (["--stop-signal", "sigkill"], "--stop-signal: sigkill can't be caught"),
+        (["--stop-signal", "STOP"], "--stop-signal: STOP can't be caught"),
         (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; give a folder"),
         (
             ["-H", "a,b", "--node-rank=1", "--nnodes=2", "--master-addr=c"],

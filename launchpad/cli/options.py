@@ -123,6 +123,22 @@ def local_ranks(text: str) -> frozenset[int]:
     return frozenset(int(part) for part in parts)
 
 
+def stop_signal(text: str) -> int:
+    """The number of a signal that can be caught, given by its name, with or without SIG, or its number."""
+    import signal
+
+    name = text.strip().upper()
+    try:
+        signum = int(name) if name.isdecimal() else signal.Signals[f"SIG{name.removeprefix('SIG')}"].value
+    except KeyError:
+        signum = 0
+    if signum not in signal.valid_signals():
+        raise click.BadParameter(f"{text!r} is not a signal; write a name like USR1 or SIGUSR1, or a number")
+    if signum in (signal.SIGKILL, signal.SIGSTOP):
+        raise click.BadParameter(f"{text} can't be caught, so no program can save its state on it; choose another")
+    return signum
+
+
 def signal_names(text: str) -> frozenset[int]:
     """The numbers of comma-separated signal names."""
     import signal

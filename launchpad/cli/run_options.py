@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from launchpad.cli.options import GroupedOption, local_ranks, positive_seconds, rank_count, seconds, signal_names
+from launchpad.cli.options import (
+    GroupedOption,
+    local_ranks,
+    positive_seconds,
+    rank_count,
+    seconds,
+    signal_names,
+    stop_signal,
+)
 
 Declare = Callable[..., Callable[[Any], Any]]
 
@@ -116,7 +124,15 @@ _OPTIONS = (
         type=seconds,
         metavar="SECONDS",
         pet=True,
-        help="Time between the first signal and the next. Default: 5 after a failure, 30 on Ctrl-C, TERM or HUP.",
+        help="Time between the first signal and the next. Default: 5 after a failure, 30 if the job is stopped by you "
+        "or by a time limit.",
+    ),
+    _end(
+        "--stop-signal",
+        type=stop_signal,
+        metavar="SIGNAL",
+        help="What the ranks get first when the job is stopped by a signal, --timeout or --stop-before; then TERM, "
+        "then KILL. Default: the same signal; TERM.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
     _end(

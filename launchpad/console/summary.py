@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +70,11 @@ class Summary:
         name = signal_name(event.signum)
         if self._stopping and event.ranks:
             self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
-        elif event.cause == "signal" and event.ranks:
+        elif event.cause in ("signal", "timeout") and event.ranks:
+            again = event.cause == "signal" and self.history.signum == signal.SIGINT
             self._say(
                 f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
-                + (" to exit; Ctrl-C kills them at once" if name == "SIGINT" else " to exit")
+                + (" to exit; Ctrl-C kills them at once" if again else " to exit")
             )
         self._stopping = True
 

@@ -31,8 +31,8 @@ from launchpad.protocol.events import (
     StopRequested,
 )
 
-# Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, they
-# may have a checkpoint to write.
+# Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, or
+# its time is up, they may have a checkpoint to write.
 GRACE_AFTER_FAILURE = 5.0
 GRACE_AFTER_REQUEST = 30.0
 
@@ -107,10 +107,12 @@ class Machine:
         max_restarts: int = 0,
         nodes: Sequence[int] = (0,),
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        stop_signal: int | None = None,
     ) -> None:
         """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
 
-        `waited`: whether an exception says that a rank waited for other ranks in vain.
+        `waited`: whether an exception says that a rank waited for other ranks in vain. `stop_signal`: what the ranks
+        get first when the job is stopped on request or because its time is up; None: the signal that we got, or TERM.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -126,6 +128,7 @@ class Machine:
         self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
+        self._stop_signal = stop_signal
         self._ladder: list[tuple[int, float]] = []
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
@@ -156,7 +159,7 @@ class Machine:
             case StacksTaken(_, "failure") if self.phase == "running" and self.cause:
                 return self._stop(self.cause, self._after_failure(), now)
             case StacksTaken(_, "timeout") if self.phase == "running":
-                return self._stop(Cause("timeout"), self._after_failure(), now)
+                return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
             case Stalled(_, seconds) if self.phase == "running":
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
             case Drained() if self.phase == "clearing":
@@ -187,7 +190,7 @@ class Machine:
                 self.deadline = now + STACKS_SECONDS
                 return [TakeStacks("timeout")]
             case "running" | "clearing":
-                return self._stop(Cause("timeout"), self._after_failure(), now)
+                return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
             case "stopping":
                 return self._step(now)
             case "over":
@@ -280,11 +283,7 @@ class Machine:
             return [Leave()]
         if self.phase == "stopping":
             return self._on_another_signal(signum, now)
-        grace = self._grace_after_request
-        ladder: list[tuple[int, float]] = [(signum, grace), (signal.SIGKILL, KILL_SECONDS)]
-        if signum == signal.SIGINT:
-            ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
-        return self._stop(Cause("signal", signum=signum), ladder, now)
+        return self._stop(Cause("signal", signum=signum), self._on_request(signum), now)
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
         """A stop signal while we are stopping."""
@@ -295,6 +294,15 @@ class Machine:
         self._hurried = True
         self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
         return self._step(now)
+
+    def _on_request(self, signum: int) -> list[tuple[int, float]]:
+        """The ladder of a stop that the user asked for or planned, so that the ranks can save their state."""
+        grace = self._grace_after_request
+        first = self._stop_signal or signum
+        ladder: list[tuple[int, float]] = [(first, grace), (signal.SIGKILL, KILL_SECONDS)]
+        if first != signal.SIGTERM and (self._stop_signal or first == signal.SIGINT):
+            ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
+        return ladder
 
     def _after_failure(self) -> list[tuple[int, float]]:
         return [(signal.SIGTERM, self._grace_after_failure), (signal.SIGKILL, KILL_SECONDS)]
@@ -317,7 +325,7 @@ class Machine:
         signum, seconds = self._ladder.pop(0)
         self.deadline = now + seconds
         actions: list[Action] = [self._changed(now, signum, seconds)]
-        return [*actions, SendSignal(signum)] if self.running else actions
+        return [*actions, SendSignal(signum, stops=signum == self._stop_signal)] if self.running else actions
 
     def _over(self, now: float) -> list[Action]:
         self._enter("over")

@@ -97,12 +97,14 @@ class Supervisor:
         reopen: Callable[[int], Link] | None = None,
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        stop_signal: int | None = None,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
         `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a node, or
         raises NodeError; it is called in threads of its own. `sends_input`: rank 0 is on another machine and gets our
-        stdin. `waited`: whether an exception says that a rank waited for other ranks in vain.
+        stdin. `waited`: whether an exception says that a rank waited for other ranks in vain. `stop_signal`: what asks
+        the ranks to stop, instead of the signal that we got.
         """
         self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
@@ -111,7 +113,8 @@ class Supervisor:
         self._stop_at = stop_at
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
-        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
+        places = range(len(plan.nodes))
+        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, places, waited, stop_signal)
         self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:

@@ -19,6 +19,7 @@ _OF_THE_JOB = {
     "--timeout": "timeout",
     "--stall-timeout": "stall_timeout",
     "--grace": "grace",
+    "--stop-signal": "stop_signal",
 }
 
 

@@ -96,6 +96,7 @@ class JobSpec:
     )  # by stream: lines that contain one of these are also written to a filtered file
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
+    stop_signal: int | None = None  # asks the ranks to stop; None: the signal that the job is stopped with
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank

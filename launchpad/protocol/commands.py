@@ -97,6 +97,7 @@ class Signal(NamedTuple):
     """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
 
     signum: int
+    stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
 
 
 class Credit(NamedTuple):

@@ -86,6 +86,7 @@ class RunOptions(NamedTuple):
     grace: float | None = None  # in seconds, like the next three
     timeout: float | None = None
     stop_before: float | None = None
+    stop_signal: int | None = None
     stall_timeout: float | None = None
     max_restarts: int = 0
     signals_to_handle: frozenset[int] = frozenset()

@@ -62,6 +62,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             STDERR: split_filters(options.duplicate_stderr_filters),
         },
         grace=options.grace,
+        stop_signal=options.stop_signal,
         timeout=options.timeout,
         stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,

@@ -93,6 +93,7 @@ def supervise(
             reopen=reopen,
             sends_input=not here,
             waited=waited,
+            stop_signal=spec.stop_signal,
         )
     finally:
         observers.end()

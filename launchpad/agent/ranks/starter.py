@@ -293,9 +293,9 @@ class Starter:
 
     # Signals and exits.
 
-    def signal(self, signum: int) -> None:
-        """Apply a signal to ranks that have no process yet."""
-        if signum in _ENDING and self._waiting:
+    def signal(self, signum: int, *, stops: bool = False) -> None:
+        """Apply a signal to ranks that have no process yet. `stops`: it asks the ranks to stop."""
+        if (stops or signum in _ENDING) and self._waiting:
             self._cancelled = signum
             in_flight = self._forkserver.cancel_orders() if self._forkserver else ()
             for number in [number for number in self._waiting if number not in in_flight]:
