@@ -417,6 +417,46 @@ def test_own_machine_and_another(head: Head, fault: str, code: int, kind: str) -
     job.wait_for_clean_hosts()
 
 
+# Faults that --inject makes.
+
+RECOVERS = """
+import os, signal
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, "of rank", os.environ["RANK"], flush=True)
+while attempt == "0":
+    signal.pause()
+"""
+INJECTED = {
+    "kill": ("SIGKILL to the agent on h2", "the agent was killed by signal 9"),
+    "stop": ("SIGSTOP to the agent on h2", f"no heartbeat for {SILENCE:g} s"),
+    "cut": ("the link to h2 cut", f"no heartbeat for {SILENCE:g} s"),
+}
+
+
+@pytest.mark.parametrize("what", INJECTED)
+def test_a_job_recovers_from_an_injected_loss(start: Start, head: Head, what: str) -> None:
+    (head.folder / "recovers.py").write_text(RECOVERS)
+    fault, why = INJECTED[what]
+    job = start(2, "--max-restarts", 1, "--inject", f"{what}:host=h2@1s", head.folder / "recovers.py")
+    out, err = job.process.communicate(timeout=LATEST)
+    assert job.process.returncode == 0, err.decode()
+    ended = sorted(line.partition("] ")[2] for line in out.decode().splitlines() if "attempt 1" in line)
+    assert ended == [f"attempt 1 of rank {rank}" for rank in range(4)]
+    assert f"launchpad: injected: {fault}\n" in err.decode()
+    assert f"launchpad: failed: h2 was lost ({why}, by --inject); restarting all ranks" in err.decode()
+    job.wait_for_clean_hosts()
+
+
+def test_an_injected_loss_is_told_in_the_verdict(start: Start, head: Head) -> None:
+    (head.folder / "recovers.py").write_text(RECOVERS)
+    job = start(2, "--inject", "cut:host=h2@1s", head.folder / "recovers.py")
+    code, err = job.end()
+    assert code == 4, err
+    assert f"launchpad: h2 was lost: no heartbeat for {SILENCE:g} s; it was running ranks 2-3\n" in err
+    assert "launchpad: injected: the link to h2 cut (" in err
+    job.wait_for_clean_hosts()
+
+
 # torch.distributed.
 
 

@@ -31,6 +31,8 @@ from ..protocol.commands import (
     Probe,
     Reach,
     Signal,
+    SignalAgent,
+    SignalRank,
     Start,
     StartMore,
     StdinData,
@@ -218,6 +220,10 @@ class Agent:
                     self._outbox.say(Suspended(time.monotonic_ns()))
                 if signum in (signal.SIGSTOP, signal.SIGCONT):
                     self._suspended = signum == signal.SIGSTOP
+            case SignalRank(number, signum):
+                self._signals.send_to(number, signum)
+            case SignalAgent(signum):
+                os.kill(os.getpid(), signum)
             case StdinData(data):
                 self._starter.take_input(data)
             case Credit(number, stream, size):

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from launchpad.job.duration import parse_seconds
+
 
 class GroupedOption(click.Option):
     """An option listed under a heading in --help. With `pet`, PET_<NAME> sets its default, as with torchrun."""
@@ -97,14 +99,10 @@ def rank_count(text: str) -> int | str:
 
 def seconds(text: str) -> float:
     """A non-negative time in seconds; the number may be followed by s, m, h or d."""
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}.get(text[-1:])
     try:
-        value = float(text[:-1]) * unit if unit else float(text)
+        return parse_seconds(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise click.BadParameter(f"{text!r} is not a time; give seconds (30), or 5m, 2h, 1d")
-    return value
+        raise click.BadParameter(f"{text!r} is not a time; give seconds (30), or 5m, 2h, 1d") from None
 
 
 def positive_seconds(text: str) -> float:

@@ -148,6 +148,13 @@ _OPTIONS = (
         help="If no rank writes or makes progress for this long, show where each one is and exit with 124.",
     ),
     _end(
+        "--inject",
+        default="",
+        metavar="FAULT,…",
+        help="To try how the job recovers, not for production: kill:3@20s kills rank 3 after 20 s; also stop, term; "
+        "kill:host=b@1m a host; also stop, cut; random:1/60s[:SEED] a random rank a minute.",
+    ),
+    _end(
         "--max-restarts",
         type=click.IntRange(min=0),
         default=0,

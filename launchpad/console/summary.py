@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis.history import History
 from launchpad.job.outcome import ranks_in_words, signal_name
-from launchpad.protocol.events import LogFailed, NoMpi, NotForked, OrphansKilled, PhaseChanged, RanksSpawned, Restarted
+from launchpad.protocol.events import (
+    FaultInjected,
+    FaultMissed,
+    LogFailed,
+    NoMpi,
+    NotForked,
+    OrphansKilled,
+    PhaseChanged,
+    RanksSpawned,
+    Restarted,
+)
 
 if TYPE_CHECKING:  # a job that succeeds needs no verdict
     from launchpad.diagnosis.verdict import Verdict
@@ -55,6 +65,10 @@ class Summary:
             case OrphansKilled(_, processes):
                 count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
                 self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
+            case FaultInjected():
+                self._say(f"injected: {self.history.fault(event)}")
+            case FaultMissed(_, fault):
+                self._say(f"not injected: {fault}; the job was over before")
             case PhaseChanged():
                 self._phase(event)
             case Restarted():

@@ -6,12 +6,14 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
+from launchpad.job.outcome import signal_name
 from launchpad.protocol.events import (
     STDERR,
     ClockSeen,
     ConsoleClosed,
     Crashed,
     ExceptionRaised,
+    FaultInjected,
     JobOver,
     JobPlanned,
     NodeLost,
@@ -63,6 +65,8 @@ class History:
         self.attempt = 0
         self.over: JobOver | None = None
         self.ended = False  # its ranks are gone
+        self.lost: dict[int, NodeLost] = {}
+        self.injected: list[FaultInjected] = []
         self._reset()
         for event in events:
             self.on(event)
@@ -70,7 +74,9 @@ class History:
     def _reset(self) -> None:
         """Reset what belongs to one attempt."""
         self.started = 0
-        self.lost: dict[int, NodeLost] = {}
+        # A host may be lost in the attempt after that in which it fell silent.
+        self.injected = [one for one in self.injected if one.rank < 0 and one.node not in self.lost]
+        self.lost = {}
         self.stop: PhaseChanged | None = None
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
@@ -97,6 +103,13 @@ class History:
         if rank in self.names:
             return self.names[rank]
         return f"rank {rank} on {self.node_name(self.of(rank).node)}" if self.several else f"rank {rank}"
+
+    def fault(self, one: FaultInjected) -> str:
+        """An injected fault in words."""
+        if not one.signum:
+            return f"the link to {self.node_name(one.node)} cut"
+        to = self.name(one.rank) if one.rank >= 0 else f"the agent on {self.node_name(one.node)}"
+        return f"{signal_name(one.signum)} to {to}"
 
     def of(self, rank: int) -> RankHistory:
         """What is known about the rank."""
@@ -142,6 +155,8 @@ class History:
                 self.console = reason
             case RanksHeld():
                 self.held = event
+            case FaultInjected():
+                self.injected.append(event)
             case Stalled(_, seconds):
                 self.stalled = seconds
             case PhaseChanged():

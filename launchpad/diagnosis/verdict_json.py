@@ -9,6 +9,7 @@ code        the rank's exit code, -n for signal n
 type, message, file, line, function   of the exception, or of the crash; in the program's own code if possible
 close, early, alike, stopped, failed_too   ranks
 victims     [{"rank", "why"}]; for early also first_victim, whose time, exception and place these are
+injected    what --inject did in this attempt, in words
 history     a line for each earlier attempt
 text        what was shown
 """
@@ -43,6 +44,7 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         "failed_too": list(verdict.failed_too),
         "lost": [history.node_name(node) for node in verdict.lost],
         "running": list(verdict.running),
+        "injected": [history.fault(one) for one in history.injected],
         "history": list(earlier),
         "text": lines,
     }

@@ -40,6 +40,7 @@ class Nodes:
         self._heard = dict.fromkeys(self.remote, 0.0)  # when we last heard from it; written by the reader threads
         self._due = 0.0
         self._stopping: set[int] = set()  # nodes that have not suspended their ranks yet
+        self._cut: dict[Link, threading.Event] = {}  # links that we treat as dead; set when the far end has hung up
         # By node, in ns: its clock minus ours, the round-trip time of that measurement, and when we made it.
         self._offset = [0] * len(self._links)
         self._uncertain = [1 << 62] * len(self._links)
@@ -77,6 +78,11 @@ class Nodes:
 
     def _take(self, node: int, link: Link, event: Any) -> None:
         """Take an event, what went wrong, or None at the end of the link; runs in the reader's thread."""
+        cut = self._cut.get(link)
+        if cut is not None:
+            if event is None:
+                cut.set()
+            return
         if self._links[node] is not link:  # this link has been replaced
             return
         self._heard[node] = time.monotonic()
@@ -98,12 +104,17 @@ class Nodes:
 
     def send(self, node: int, command: Command) -> None:
         """Send a command to one node."""
-        self._links[node].send(command)
+        if self._links[node] not in self._cut:
+            self._links[node].send(command)
 
     def send_all(self, command: Command) -> None:
         """Send a command to all nodes that are connected."""
         for node in self.open:
-            self._links[node].send(command)
+            self.send(node, command)
+
+    def cut(self, node: int) -> None:
+        """From now on, drop all that comes from the node or is meant for it, and let neither side hear of it."""
+        self._cut[self._links[node]] = threading.Event()
 
     # Clocks.
 
@@ -115,7 +126,7 @@ class Nodes:
     def ping(self) -> None:
         """Ask all remote nodes for a heartbeat, and for their time."""
         for node in self._watched:
-            self._links[node].send(Ping(time.monotonic_ns()))
+            self.send(node, Ping(time.monotonic_ns()))
 
     def _learn(self, node: int, event: Pong) -> None:
         """Estimate the node's clock: it read it half-way between ping and answer. Short round trips are more exact."""
@@ -162,9 +173,15 @@ class Nodes:
         """Expect nothing more from a lost node."""
         self.ended(node)
         # Closing a connection whose far end is silent takes time.
-        threading.Thread(target=self._links[node].abandon, name=f"abandon-{node}", daemon=True).start()
+        threading.Thread(target=self._hang_up, args=(self._links[node],), name=f"abandon-{node}", daemon=True).start()
         if self._stopping:  # it may never report that its ranks are suspended
             self.resume()
+
+    def _hang_up(self, link: Link) -> None:
+        cut = self._cut.get(link)
+        if cut is not None:  # the far end has to notice by itself, which it has done by then
+            cut.wait(2 * self.silence)
+        link.abandon()
 
     # Suspending (Ctrl-Z).
 

@@ -62,7 +62,9 @@ from launchpad.protocol.events import (
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
+    from launchpad.job.faults import Faults
 
 
 class Supervisor:
@@ -98,13 +100,14 @@ class Supervisor:
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         stop_signal: int | None = None,
+        faults: Faults | None = None,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
         `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a node, or
         raises NodeError; it is called in threads of its own. `sends_input`: rank 0 is on another machine and gets our
         stdin. `waited`: whether an exception says that a rank waited for other ranks in vain. `stop_signal`: what asks
-        the ranks to stop, instead of the signal that we got.
+        the ranks to stop, instead of the signal that we got. `faults`: those to inject.
         """
         self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
         self._sinks = sinks
@@ -116,6 +119,11 @@ class Supervisor:
         places = range(len(plan.nodes))
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, places, waited, stop_signal)
         self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
+        self._injector: Injector | None = None
+        if faults is not None:
+            from launchpad.head.injection import Injector
+
+            self._injector = Injector(faults, plan, self.nodes, self._dispatch, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
@@ -138,6 +146,8 @@ class Supervisor:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
             self._stack_requests.tick(self._clock(), machine.running, watching=machine.phase == "running")
+            if self._injector:
+                self._injector.tick(self._clock(), machine.phase)
             self._act(machine.tick(self._clock()))
         return machine.exit_code, machine.cause
 
@@ -294,6 +304,8 @@ class Supervisor:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
         if self._stack_requests.deadline is not None:
             waits.append(self._stack_requests.deadline - self._clock())
+        if self._injector and self._injector.deadline is not None:
+            waits.append(self._injector.deadline - self._clock())
         if self._stop_at is not None:
             waits.append(self._stop_at - time.time())
         if machine.deadline is not None:
@@ -309,6 +321,8 @@ class Supervisor:
         if type(event) is Written:
             self._flow.written(event.output)
             return
+        if self._injector:
+            self._injector.on(event)
         holders = 0
         for sink in self._sinks:
             holders += sink.on(event)

@@ -243,7 +243,12 @@ def make_plan(
             )
         )
         first += count
-    return Plan(run_id, tuple(planned), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
+    plan = Plan(run_id, tuple(planned), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
+    if spec.faults is not None:
+        from launchpad.job.faults import check_targets
+
+        check_targets(spec.faults, world, [node.name for node in planned])
+    return plan
 
 
 def port_taken(port: int, name: str) -> UsageError:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from launchpad.errors import UsageError
 from launchpad.job.world import WorldSpec
+
+if TYPE_CHECKING:
+    from launchpad.job.faults import Faults
 
 Kind = Literal["script", "module", "program", "function", "pickled"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
@@ -100,6 +103,7 @@ class JobSpec:
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
+    faults: Faults | None = None  # those to inject, to try how the job recovers
     max_restarts: int = 0  # how many times all ranks are restarted after a failure
     world: WorldSpec = WorldSpec()
     role: str = "default"  # ROLE_NAME

@@ -100,6 +100,19 @@ class Signal(NamedTuple):
     stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
 
 
+class SignalRank(NamedTuple):
+    """Send a signal to the main process of one rank: an injected fault."""
+
+    rank: int
+    signum: int
+
+
+class SignalAgent(NamedTuple):
+    """Send a signal to yourself: an injected fault, KILL or STOP."""
+
+    signum: int
+
+
 class Credit(NamedTuple):
     """This many bytes of the stream were consumed; as many more may be sent."""
 
@@ -186,4 +199,6 @@ Command = (
     | Call
     | DumpStacks
     | JobEnded
+    | SignalRank
+    | SignalAgent
 )

@@ -426,6 +426,22 @@ class Stalled(NamedTuple):
     seconds: float
 
 
+class FaultInjected(NamedTuple):
+    """The head is injecting a fault (--inject)."""
+
+    time: int
+    signum: int  # the signal for the rank's main process or the node's agent; 0: the link to the node is cut
+    rank: int  # -1: it is for the node
+    node: int
+
+
+class FaultMissed(NamedTuple):
+    """The job was over before a fault could be injected."""
+
+    time: int
+    fault: str  # as --inject has it
+
+
 Event = (
     AgentReady
     | NodeFacts
@@ -473,4 +489,6 @@ Event = (
     | StacksRequested
     | StacksTaken
     | Stalled
+    | FaultInjected
+    | FaultMissed
 )

@@ -77,6 +77,8 @@ TABLE = (
     MessageType(events.StopRequested, "head", recorded=True),
     MessageType(events.AgentLeft, "head"),
     MessageType(commands.JobEnded, "agent"),
+    MessageType(commands.SignalRank, "agent"),
+    MessageType(commands.SignalAgent, "agent"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeBack, "", recorded=True),
@@ -90,6 +92,8 @@ TABLE = (
     MessageType(events.RanksHeld, "", recorded=True),
     MessageType(events.JobOver, "", recorded=True),
     MessageType(events.Stalled, "", recorded=True),
+    MessageType(events.FaultInjected, "", recorded=True),
+    MessageType(events.FaultMissed, "", recorded=True),
 )
 MESSAGES = tuple(entry.kind for entry in TABLE if entry.to)
 CODES = {message: code for code, message in enumerate(MESSAGES)}

@@ -88,6 +88,7 @@ class RunOptions(NamedTuple):
     stop_before: float | None = None
     stop_signal: int | None = None
     stall_timeout: float | None = None
+    inject: str = ""
     max_restarts: int = 0
     signals_to_handle: frozenset[int] = frozenset()
     hosts: HostOptions = HostOptions()

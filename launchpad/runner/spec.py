@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host
@@ -17,6 +18,9 @@ from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import RunOptions
+
+if TYPE_CHECKING:
+    from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
@@ -66,6 +70,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         timeout=options.timeout,
         stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,
+        faults=_faults(options.inject),
         max_restarts=options.max_restarts,
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
@@ -83,6 +88,14 @@ def _stop_at(before: float | None) -> float | None:
     from launchpad.job.slurm import stop_time
 
     return stop_time(before, os.environ)
+
+
+def _faults(text: str) -> Faults | None:
+    if not text:
+        return None
+    from launchpad.job.faults import parse_faults
+
+    return parse_faults(text, seed=int.from_bytes(os.urandom(2), "big"))
 
 
 def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:

@@ -51,6 +51,11 @@ def supervise(
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
     console; `here`: rank 0 is on this machine.
     """
+    if spec.faults is not None:
+        from launchpad.job.faults import check_noticed
+
+        watched = bringup.nodes.remote if bringup.nodes.silence else []
+        check_noticed(spec.faults, [plan.nodes[node].name for node in watched])
     job = os.urandom(4).hex()
     shows: list[Sink] = []
     files: Files | None = None
@@ -78,6 +83,8 @@ def supervise(
         machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
         shows.append(machine)
     sinks = observers.begin(shows)
+    if spec.faults is not None and spec.faults.random is not None:
+        observers.note(f"ranks are killed at random (--inject {spec.faults.random})")
     supervisor = Supervisor(bringup)
     modes = terminal_modes()
     try:
@@ -94,6 +101,7 @@ def supervise(
             sends_input=not here,
             waited=waited,
             stop_signal=spec.stop_signal,
+            faults=spec.faults,
         )
     finally:
         observers.end()

@@ -92,6 +92,12 @@ class Signals:
             group = groups.get(pid, {})
             self._request(pid, receivers(None if pid in self._held else pid, group, signum), group, signum)
 
+    def send_to(self, number: int, signum: int) -> None:
+        """Send a signal to the main process of one rank, if it runs."""
+        for rank in self._ranks.values():
+            if rank.rank == number:
+                _kill(rank.pid, signum)
+
     def exited(self, pid: int, exited: RankExited) -> None:
         """A rank's main process is gone. Call `recheck` after a round of these."""
         if pid in self._requests and processes.has_group(pid):
