@@ -23,6 +23,6 @@ def test_simulated_nodes_start_fail_and_stop() -> None:
     assert [row.split()[1] for row in rows] == ["2", "30"]
 
 
-@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery"])
+@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery", "goodput"])
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")
