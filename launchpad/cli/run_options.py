@@ -131,8 +131,8 @@ _OPTIONS = (
         "--stop-signal",
         type=stop_signal,
         metavar="SIGNAL",
-        help="What the ranks get first when the job is stopped by a signal, --timeout or --stop-before; then TERM, "
-        "then KILL. Default: the same signal; TERM.",
+        help="What the ranks get first when you stop the job or its time is up (--timeout, --stop-before); then TERM, "
+        "then KILL. Default: the signal that launchpad got, else TERM.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
     _end(
@@ -151,8 +151,8 @@ _OPTIONS = (
         "--inject",
         default="",
         metavar="FAULT,…",
-        help="To try how the job recovers, not for production: kill:3@20s kills rank 3 after 20 s; also stop, term; "
-        "kill:host=b@1m a host; also stop, cut; random:1/60s[:SEED] a random rank a minute.",
+        help="To try how the job recovers, not for production: kill:3@20s (rank 3, after 20 s; also stop, term), "
+        "kill:host=b@1m (also stop, cut), random:1/60s[:SEED] (some rank, once a minute on average).",
     ),
     _end(
         "--max-restarts",
