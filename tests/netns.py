@@ -36,6 +36,7 @@ _TOOLS = ("ip", "bridge", "unshare", "nsenter", "mount", "ssh-keygen")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _BRIDGES = ("ssh", "data")
 _DROPS, _FORWARDS = 0, 3  # states of a bridge's port: disabled, forwarding
+_NOBODY = "02:de:ad:de:ad:01"
 
 # The init process of a PID namespace: prints its pid as seen from outside, then mounts the namespace's own /proc. It
 # reaps orphans, and exits at end-of-file on its standard input, which kills everything in the namespace.
@@ -279,14 +280,33 @@ PrintMotd no
         self._switch(self.hosts[name], _DROPS)
 
     def heal(self, name: str) -> None:
-        """Undo `partition`, `isolate` and `open_data_network` for the host."""
+        """Undo `partition`, `isolate`, `cut`, `spoil` and `open_data_network` for the host."""
         self._switch(self.hosts[name], _FORWARDS)
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "off")
-        self._ip(self.hosts[name].pid, "addr flush dev eth1")
+        self._ip(self.hosts[name].pid, "addr flush dev eth1", "neigh flush dev eth0 nud permanent")
+        argv = [*self._in_network_of(name), "tc", "qdisc", "del", "dev", "eth0", "root"]
+        # It complains where nothing was spoilt.
+        subprocess.run(argv, env={"PATH": _PATH}, stderr=subprocess.DEVNULL, timeout=DEADLINE)
 
     def isolate(self, name: str) -> None:
         """From now on isolated hosts can't reach each other on the ssh network; the head still reaches them."""
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "on")
+
+    def cut(self, one: str, other: str) -> None:
+        """From now on these two hosts can't reach each other on the ssh network, and get no sign of it."""
+        for name, peer in ((one, other), (other, one)):
+            # A hardware address that nobody has: ARP is not asked, so nothing fails.
+            address = self.hosts[peer].address
+            self._ip(self.hosts[name].pid, f"neigh replace {address} lladdr {_NOBODY} dev eth0 nud permanent")
+
+    def spoil(self, name: str, *how: str) -> None:
+        """Delay, lose or reorder what the host sends on the ssh network (`how` as for tc's netem), until `heal`."""
+        argv = [*self._in_network_of(name), "tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *how]
+        done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE)
+        assert done.returncode == 0, f"tc: {how}: {done.stderr}"
+
+    def _in_network_of(self, name: str) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self.hosts[name].pid}/ns/net", "--"]
 
     def open_data_network(self) -> None:
         """Connect the hosts by a second network, IPv6 only, until `heal` or `restore`."""

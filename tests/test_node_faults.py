@@ -417,6 +417,51 @@ def test_own_machine_and_another(head: Head, fault: str, code: int, kind: str) -
     job.wait_for_clean_hosts()
 
 
+# A network that fails between two hosts only: no heartbeat tells.
+
+STALL = 6.0  # --stall-timeout
+WAITS = ("--no-python", "sh", "-c", "echo up $RANK; sleep 1000")
+
+
+def test_stalled_job_says_which_hosts_can_not_reach_each_other(start: Start, network: Network) -> None:
+    job = start(HOSTS, "--stall-timeout", STALL, *WAITS)
+    job.wait_for_ranks()
+    network.cut("h2", "h3")
+    code, err = job.end()
+    assert code == 124, err
+    assert "h2 and h3 can't reach each other" in err
+    assert err.count("can't reach") == 1
+    job.wait_for_clean_hosts()
+
+
+def test_stalled_job_whose_network_is_whole_says_nothing_of_it(start: Start) -> None:
+    job = start(HOSTS, "--stall-timeout", STALL, *WAITS)
+    code, err = job.end()
+    assert code == 124, err
+    assert "the job was stopped: it hung" in err
+    assert "can't reach" not in err
+    job.wait_for_clean_hosts()
+
+
+# Guard and agent at once.
+
+
+def test_what_a_killed_guard_and_agent_leave_is_removed_by_the_next_visit(start: Start, network: Network) -> None:
+    job = started(start, "deaf")
+    for name in ("h1", "h3"):
+        both = (job.guard(name), job.agent(name))
+        for one in both:  # neither must see the other die
+            os.kill(one.pid, signal.SIGSTOP)
+        for one in both:
+            os.kill(one.pid, signal.SIGKILL)
+    code, err = job.end()
+    assert code == 4, err
+    again = start(HOSTS, "--no-python", "true")
+    assert again.end() == (0, "")
+    again.wait_for_clean_hosts()
+    assert [os.listdir(host.scratch) for host in network.hosts.values()] == [[]] * HOSTS
+
+
 # torch.distributed.
 
 

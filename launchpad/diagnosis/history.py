@@ -15,6 +15,7 @@ from launchpad.protocol.events import (
     JobOver,
     JobPlanned,
     NodeLost,
+    NodesApart,
     Output,
     PhaseChanged,
     RankExited,
@@ -79,6 +80,7 @@ class History:
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
+        self.apart: list[list[int]] = []  # pairs of nodes of which the first could not reach the second
         self.ranks = {
             rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
@@ -142,6 +144,8 @@ class History:
                 self.console = reason
             case RanksHeld():
                 self.held = event
+            case NodesApart(_, pairs):
+                self.apart = pairs
             case Stalled(_, seconds):
                 self.stalled = seconds
             case PhaseChanged():

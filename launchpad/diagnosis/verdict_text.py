@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis import apart, tracebacks
 from launchpad.diagnosis.candidates import Candidate
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import Verdict
@@ -99,6 +99,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             lines += _held(history)
         case "stall":
             lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
+            lines += _apart(history)
             lines += _held(history)
         case "signal":
             because = f": {history.time_to_stop}" if history.time_to_stop else f" by {signal_name(history.signum)}"
@@ -133,6 +134,13 @@ def _hung(history: History, cause: Candidate) -> str:
 
 def _held(history: History) -> list[str]:
     return [f"    {line}" for line in history.held.lines] if history.held else []
+
+
+def _apart(history: History) -> list[str]:
+    """Which nodes can't reach each other."""
+    names = [history.node_name(node) for node in range(len(history.planned.nodes))]
+    found = apart.sentences(history.apart, names)
+    return [*found, "launchpad reaches all of them; check the network between them"] if found else []
 
 
 def _how(history: History, cause: Candidate) -> str:

@@ -123,6 +123,15 @@ def find_master(
     return Master(address, held.port), [own.get(address, ""), *(reached[node][address] for node in others)]
 
 
+def address_at(interface: str, facts: NodeFacts, master: Master) -> str:
+    """A node's own address at an interface, of the same family as the rendezvous; "" if it has none."""
+    of_interface = [address for address, name, *_ in facts.addresses if name == interface]
+    if master.address in of_interface:  # the node that holds it
+        return master.address
+    family = linux.address_family(master.address)
+    return next((address for address in of_interface if linux.address_family(address) == family), "")
+
+
 def _number(name: str) -> str:
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])

@@ -50,6 +50,7 @@ from launchpad.protocol.events import (
     RankRaised,
     RanksSpawned,
     RankStarted,
+    Reached,
     Restarted,
     StackDump,
     StartFailed,
@@ -112,7 +113,10 @@ class Supervisor:
         self._max_restarts = max_restarts
         ranks = [rank.rank for rank in plan.ranks]
         machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
-        self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
+        self._stack_requests = StackRequests(
+            *(self.nodes, self._bringup.post, stall_timeout, self._clock()),
+            {node: place.address for node, place in enumerate(plan.nodes)},
+        )
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
@@ -183,6 +187,8 @@ class Supervisor:
                 if self.nodes.suspended(source):
                     self._suspended += self.nodes.stand_still()
             case _ if source in self._lost:  # its ranks were lost with it, whatever it says now
+                pass
+            case Listening() | Reached() if self._stack_requests.answers(source, event, self._clock()):
                 pass
             case _ if not self._makes_sense(source, event):
                 self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)

@@ -48,6 +48,7 @@ class NodePlacement(NamedTuple):
     cwd: str  # the ranks' working folder there
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
     own: JobSpec | None = None  # what its ranks run, if its own command line said so
+    address: str = ""  # its own at that interface
 
 
 class Master(NamedTuple):
@@ -79,6 +80,7 @@ class NodePlan:
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
+    address: str = ""  # its own there
     preload: tuple[str, ...] = ()  # imported once, before the ranks are forked; empty: they are exec'd
     python: bool = False  # the ranks are Python programs
     calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
@@ -235,6 +237,7 @@ def make_plan(
                 dict(here.environ),
                 store=("use" if index else "serve") if reserved and spec.preload and here.preload else "",
                 interface=place.interface,
+                address=place.address,
                 preload=here.preload,
                 python=kind != "program",
                 calls=kind if kind == "function" or kind == "pickled" else "",

@@ -419,6 +419,13 @@ class StacksTaken(NamedTuple):
     dumps: list[StackDump]  # of those that answered
 
 
+class NodesApart(NamedTuple):
+    """These nodes could not reach each other when the job stalled, though the head reached them."""
+
+    time: int
+    pairs: list[list[int]]  # [from, to] each
+
+
 class Stalled(NamedTuple):
     """No rank has written anything or made progress for `seconds`."""
 
@@ -472,5 +479,6 @@ Event = (
     | JobOver
     | StacksRequested
     | StacksTaken
+    | NodesApart
     | Stalled
 )

@@ -89,6 +89,7 @@ TABLE = (
     MessageType(events.ClockSeen, "", recorded=True),
     MessageType(events.RanksHeld, "", recorded=True),
     MessageType(events.JobOver, "", recorded=True),
+    MessageType(events.NodesApart, "", recorded=True),
     MessageType(events.Stalled, "", recorded=True),
 )
 MESSAGES = tuple(entry.kind for entry in TABLE if entry.to)

@@ -15,7 +15,7 @@ from launchpad.console.live import StatusLine
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.node_facts import find_master, probe_nodes
+from launchpad.head.node_facts import address_at, find_master, probe_nodes
 from launchpad.head.own_signals import exit_on_signals
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
@@ -229,7 +229,10 @@ def make_world(
                 bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen
             )
     places = [
-        NodePlacement(member.name, member.nproc, found[node].python, folders[node], interfaces[node], member.own)
+        NodePlacement(
+            *(member.name, member.nproc, found[node].python, folders[node], interfaces[node], member.own),
+            address=address_at(interfaces[node], found[node], master) if master else "",
+        )
         for node, member in enumerate(members)
     ]
     return places, master
