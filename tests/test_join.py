@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,8 +12,10 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -518,6 +521,70 @@ def test_a_stranger_delays_nobody_and_is_dropped(door: Door, words: bytes, monke
                 pass
         stranger.close()
     node.close()
+
+
+def test_nodes_that_come_all_at_once_do_not_push_each_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_GREETING", 3)
+    monkeypatch.setattr(server, "FAIR_SECONDS", DEADLINE)
+    door = Door(nodes=21)
+    with ThreadPoolExecutor(20) as pool:
+        nodes = list(pool.map(lambda _: door.join(dataclasses.replace(OFFER, nnodes=21)), range(20)))
+    assert len(door.joining.wait()) == 20
+    for node in nodes:
+        node.close()
+    door.joining.close()
+
+
+def test_many_strangers_who_say_nothing_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_GREETING", 3)
+    monkeypatch.setattr(server, "FAIR_SECONDS", 0.1)
+    strangers = [socket.create_connection(door.address) for _ in range(20)]
+    node = door.join()
+    assert len(door.joining.wait()) == 1
+    for stranger in strangers:
+        stranger.close()
+    node.close()
+
+
+FULL_OF_FILES = """
+import contextlib, os, resource, selectors, socket, sys
+from tests.conftest import wait_until
+from tests.test_join import Door
+most = int(sys.argv[1])
+door = Door()
+# Open as many files as are allowed, but for those that connections to the door need at our end.
+strangers = [socket.socket() for _ in range(20)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+held = []
+with contextlib.suppress(OSError):
+    while len(held) < 64:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+for stranger in strangers:
+    stranger.connect(door.address)
+listens = lambda: door.joining._server._listener in door.joining._server.reactor._selector.get_map()
+if most == 64:
+    wait_until(lambda: not listens(), "the door to pause")
+else:
+    wait_until(lambda: len(door.joining._server._greeting) == len(strangers), "all to be let in")
+for fd in held:
+    os.close(fd)
+for stranger in strangers:
+    stranger.close()
+node = door.join()
+assert len(door.joining.wait()) == 1
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+node.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("most", "limit"), [(64, 64), (128, 128)])
+def test_more_connections_than_files_may_be_open(most: int, limit: int) -> None:
+    """The limit is raised where that is allowed; else the door pauses, and goes on when there is room again."""
+    argv = [sys.executable, "-c", FULL_OF_FILES, str(most)]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, cwd=root)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{limit}\n", "")
 
 
 def test_nonsense_after_the_proof_ends_only_that_connection(door: Door) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launchpad._version import __version__
@@ -27,9 +27,14 @@ class BringUp:
     def __init__(self) -> None:
         self.inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self.early: list[StopRequested] = []  # signals for ranks that have not started yet
-        self.awaited: tuple[int, ...] = ()  # nodes that have not answered yet; other threads may read it
+        self._awaited: set[int] = set()  # nodes that have not answered yet
         self._stood_still = 0.0  # seconds
         self._unheard: list[tuple[int, Any]] = []  # events that arrived while we waited for a different answer
+
+    @property
+    def awaited(self) -> list[int]:
+        """The nodes that have not answered yet. From any thread."""
+        return sorted(self._awaited.copy())
 
     def clock(self) -> float:
         """The time in seconds, for deadlines. It stops while the head is suspended (Ctrl-Z)."""
@@ -67,20 +72,18 @@ class BringUp:
         answers: dict[int, Any] = {}
         later = []
         deadline = self.clock() + seconds
-        while self._await(commands.keys() - answers.keys()):
+        self._awaited = set(commands)
+        while self._awaited:
             heard = self.hear(deadline)
             if heard is None:
                 raise NodeError(self._of(self.awaited[0], f"no answer from the agent within {seconds:g} s"))
             if type(heard[1]) is answer:
                 answers[heard[0]] = heard[1]
+                self._awaited.discard(heard[0])
             else:
                 later.append(heard)
         self._unheard += later
         return [answers[node] for node in sorted(answers)]
-
-    def _await(self, nodes: Set[int]) -> bool:
-        self.awaited = tuple(sorted(nodes))
-        return bool(nodes)
 
     def measure_clocks(self) -> None:
         """Ping the remote nodes to learn their clocks. Raises NodeError."""

@@ -128,7 +128,7 @@ class Nodes:
 
     def doubt(self, node: int) -> int:
         """How wrong a converted time may be, in ns: half the round trip, plus the drift of the clocks since."""
-        if node not in self.remote:
+        if not self._links[node].remote:
             return 0
         return self._uncertain[node] // 2 + int((time.monotonic_ns() - self._learnt[node]) * DRIFT)
 

@@ -111,7 +111,7 @@ def _lead(
             joining.stop_listening()
         link = local.link()
         link.name = socket.gethostname()
-        names = {link.name}
+        names = {link.name: 1}
         for joined, offer in arrived:
             joined.name = _unique(offer.name, names)
         links: list[Link] = [link, *(joined for joined, _ in arrived)]
@@ -139,11 +139,12 @@ def _member(name: str, offer: NodeOffer, spec: JobSpec, options: RunOptions) -> 
     return Member(name, offer.spec.nproc, "" if offer.spec.python == offer.python else offer.spec.python, offer.spec)
 
 
-def _unique(name: str, names: set[str]) -> str:
-    """The name, with a number if another node has it."""
-    number, made = 1, name
+def _unique(name: str, names: dict[str, int]) -> str:
+    """The name, with a number if another node has it. `names`: those taken, with the last number given to each."""
+    number, made = names.get(name, 1), name
     while made in names:
         number += 1
         made = f"{name}.{number}"
-    names.add(made)
+    names[made] = 1
+    names[name] = number
     return made

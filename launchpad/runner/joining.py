@@ -26,6 +26,9 @@ from launchpad.transport.local import SECRET
 TELL_AT = (3.0, 30.0)
 TELL_EVERY = 60.0
 
+# More names than this are counted.
+MOST_NAMES = 16
+
 # How long a restart waits for a lost node to join again.
 AGAIN_SECONDS = 30.0
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
@@ -78,6 +81,8 @@ class Joining:
         self._say = say
         self._changed = threading.Condition()
         self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # by arrival; once all are there, by rank from 1
+        self._taken: dict[int, JoinedLink] = {}  # node ranks that nodes must have
+        self._ready = 0  # how many nodes have been let in, some of which may have left
         self._failed = ""  # why a node can't take part
         self._turned_away: set[tuple[str, str]] = set()
         self._waiting = True
@@ -91,7 +96,7 @@ class Joining:
         """Judge a node."""
         offer = NodeOffer.from_json(offered)
         with self._changed:
-            here, nodes = self._meeting, [one for one in self._nodes if not one[0].gone.is_set()]
+            here = self._meeting
             if offer.failed:
                 self._failed = f"{offer.name} can't take part: {offer.failed}"
                 self._changed.notify_all()
@@ -100,14 +105,18 @@ class Joining:
                 return f"--nnodes differs: {here.nnodes} on the head, {offer.nnodes} here", []
             if not self._waiting:
                 return self._again(link, offer)
-            if len(nodes) >= here.nnodes - 1:
+            if len(self._nodes) >= here.nnodes - 1:
+                self._nodes = [one for one in self._nodes if not one[0].gone.is_set()]
+            if len(self._nodes) >= here.nnodes - 1:
                 return FULL.format(here.nnodes), []
-            taken = {0, *(one.node_rank for _, one in nodes)}
-            if offer.node_rank is not None and offer.node_rank in taken:
-                return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
-            if offer.node_rank is not None and not 0 < offer.node_rank < here.nnodes:
-                return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
-            self._nodes = [*nodes, (link, offer)]
+            if offer.node_rank is not None:
+                has_it = self._taken.get(offer.node_rank)
+                if offer.node_rank == 0 or (has_it is not None and not has_it.gone.is_set()):
+                    return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
+                if not 0 < offer.node_rank < here.nnodes:
+                    return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
+                self._taken[offer.node_rank] = link
+            self._nodes.append((link, offer))
         return "", offer.differences(self._spec)
 
     def _again(self, link: JoinedLink, offer: NodeOffer) -> tuple[str, list[str]]:
@@ -124,7 +133,9 @@ class Joining:
     def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
         """An admitted node knows that it is."""
         with self._changed:
-            self._changed.notify_all()
+            self._ready += 1
+            if self._ready >= self._meeting.nnodes - 1:  # all are there, unless one has left; or a lost one is back
+                self._changed.notify_all()
 
     def refused(self, address: str, reason: str) -> None:
         """Tell the user once of each that was turned away."""
@@ -150,7 +161,7 @@ class Joining:
                     return self._nodes
                 now = time.monotonic()
                 missing = f"{len(here) + 1} of {self._meeting.nnodes} nodes have joined"
-                names = ", ".join([socket.gethostname(), *(offer.name for _, offer in here)])
+                names = _some([socket.gethostname(), *(offer.name for _, offer in here)])
                 if now >= deadline:
                     raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
                 if reminders.due(now):
@@ -186,6 +197,12 @@ class Joining:
         for link, _ in self._nodes:
             link.close()
         self._server.close()
+
+
+def _some(names: list[str]) -> str:
+    """The names, or the first of many."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names if more <= 0 else [*names[:MOST_NAMES], f"… {more} more"])
 
 
 # What a node hears that comes when the job has all its nodes.
