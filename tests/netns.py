@@ -200,18 +200,24 @@ PrintMotd no
 
     def restore(self) -> None:
         """Undo a test's changes: every host is up and reachable, and runs nothing but sshd."""
+        self.mend()
         for host in self.hosts.values():
             if host.init is None:
                 self._boot(host)
                 continue
-            self.heal(host.name)
             self._kill(host, lambda _: True)
             self._start_sshd(host)
-        # A pending ARP lookup of a host that was unreachable may be about to fail.
-        for pid in (self._lab_pid, *(host.pid for host in self.hosts.values())):
-            self._ip(pid, "neigh flush all")
         for host in self.hosts.values():
             self._await_sshd(host)
+
+    def mend(self) -> None:
+        """Undo all changes to the network; the hosts that are up keep what they run."""
+        up = [host for host in self.hosts.values() if host.init is not None]
+        for host in up:
+            self.heal(host.name)
+        # A pending ARP lookup of a host that was unreachable may be about to fail.
+        for pid in (self._lab_pid, *(host.pid for host in up)):
+            self._ip(pid, "neigh flush all")
 
     # A host.
 
@@ -274,6 +280,19 @@ PrintMotd no
             subprocess.run(
                 self.argv("ip", "link", "del", f"{bridge}{host.number}"), env={"PATH": _PATH}, stderr=subprocess.DEVNULL
             )
+
+    def power_on(self, name: str) -> None:
+        """Undo `power_off`: the host boots, and its sshd listens."""
+        if self.hosts[name].init is None:
+            self._boot(self.hosts[name])
+            self._await_sshd(self.hosts[name])
+
+    def serve(self, name: str) -> None:
+        """Undo `kill_sshd`."""
+        host = self.hosts[name]
+        if not any(one.name.startswith("sshd") and "listener" in one.words for one in self._inside(host)):
+            self._start_sshd(host)
+            self._await_sshd(host)
 
     def partition(self, name: str) -> None:
         """Silently drop all traffic to and from the host from now on."""
