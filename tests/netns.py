@@ -150,7 +150,9 @@ class Network(Running):
 ListenAddress {host.address}
 HostKey {key}
 AuthorizedKeysFile {self.identity}.pub
-SetEnv TMPDIR={host.scratch} XDG_CACHE_HOME={host.folder / "cache"}
+# With this SHLVL, bash takes none of its sessions for a login by ssh, and leaves ~/.bashrc alone: what that starts may
+# hold locks that all hosts share, and would keep them if it is killed.
+SetEnv TMPDIR={host.scratch} XDG_CACHE_HOME={host.folder / "cache"} SHLVL=2
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from launchpad.console.lines import (
     LEAST_PENDING_BYTES,
-    QUIET_SECONDS,
+    QUIET_SECONDS_PLAIN,
+    QUIET_SECONDS_TERMINAL,
     TURN_SECONDS_PLAIN,
     TURN_SECONDS_TERMINAL,
     Device,
@@ -113,9 +114,10 @@ def test_binary_lines_are_unchanged_on_a_plain_device(lines: list[bytes]) -> Non
 def test_an_unfinished_line_is_shown_after_a_pause_and_continued_by_its_stream(columns: int | None) -> None:
     device, own = Device(2, columns), stream()
     assert device.feed(own, b"name? ", 10.0) == []
-    assert device.deadline == 10.0 + QUIET_SECONDS
-    assert device.tick(10.0 + QUIET_SECONDS / 2) == []
-    assert text(device.tick(10.0 + QUIET_SECONDS)) == b"[0] name? "
+    quiet = QUIET_SECONDS_TERMINAL if columns else QUIET_SECONDS_PLAIN
+    assert device.deadline == 10.0 + quiet
+    assert device.tick(10.0 + quiet / 2) == []
+    assert text(device.tick(10.0 + quiet)) == b"[0] name? "
     assert device.deadline is None
     assert text(device.feed(own, b"Ada", 20.0)) == b"Ada"
     assert text(device.feed(own, b", hello\nnext\n", 20.0)) == b", hello\n[0] next\n"

@@ -456,3 +456,16 @@ def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Lau
 def free_ports() -> list[int]:
     """Two ports."""
     return [free_port(), free_port()]
+
+
+def test_what_a_killed_forkserver_had_begun_to_fork_goes_on(launchpad: Launchpad) -> None:
+    """It is killed by the intermediate process, before that forks the ranks."""
+    (launchpad.folder / "kills.py").write_text(
+        "import os, signal\nown = os.getpid()\ndef forked():\n    if os.getppid() == own:\n"
+        "        os.kill(own, signal.SIGKILL)\nos.register_at_fork(after_in_child=forked)\n"
+    )
+    (launchpad.folder / "plain.py").write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(0.5)\n")
+    done = launchpad.run("run", "-n", 3, "--preload", "kills", "plain.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] here" for rank in range(3)]
+    assert done.stderr == ""

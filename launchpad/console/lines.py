@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import heapq
 
-# An unfinished line is shown when it has been quiet this long.
-QUIET_SECONDS = 0.1
+# An unfinished line is shown when it has been quiet this long. On a terminal it may be a prompt, and somebody waits for
+# it. Elsewhere it is rather a line that its rank, which writes it in pieces (print under -u does), will finish when it
+# is scheduled again; shown before that, another rank's line would cut it in two.
+QUIET_SECONDS_TERMINAL = 0.1
+QUIET_SECONDS_PLAIN = 1.0
 
 # Progress bars of several ranks take turns as the open line. Each turn costs a line, so turns are at least this long.
 TURN_SECONDS_TERMINAL = 1.0
@@ -46,6 +49,7 @@ class Device:
         """`streams`: how many may write here. `columns`: a terminal's width, None if lines can't be redrawn."""
         self._open: LineStream | None = None
         self._columns = columns
+        self._quiet = QUIET_SECONDS_PLAIN if columns is None else QUIET_SECONDS_TERMINAL
         self._turn = TURN_SECONDS_PLAIN if columns is None else TURN_SECONDS_TERMINAL
         self._most_pending = max(LEAST_PENDING_BYTES, PENDING_BYTES // max(1, streams))
         self._due: list[tuple[float, int, LineStream]] = []  # a heap; an entry is stale if its time is not stream.due
@@ -67,9 +71,9 @@ class Device:
         elif continues or len(stream.pending) > self._most_pending:
             out += self._show(stream, now)
         elif b"\r" not in stream.pending:
-            self._schedule(stream, now + QUIET_SECONDS)
+            self._schedule(stream, now + self._quiet)
         elif stream.due is None:  # a bar may never be quiet, but it gets its turn
-            self._schedule(stream, max(now + QUIET_SECONDS, stream.shown_at + self._turn))
+            self._schedule(stream, max(now + self._quiet, stream.shown_at + self._turn))
         return out
 
     def note(self, text: bytes, fd: int) -> list[tuple[int, bytes]]:

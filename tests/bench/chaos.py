@@ -4,10 +4,11 @@ The hosts are those of tests/netns.py; it needs root. Each round runs a job with
 faults happen, at any moment from the first second on, and checks that
 
 - the launcher's exit code is one that the faults allow, and it exits in time;
+- it says of no other host that it was lost, and which hosts can't reach each other;
 - each line that it prints is whole, but for the last one of a rank that was lost with its host;
 - afterwards there is no process of the job on any host or here, and no file, at the latest after the next visit.
 
-Prints a row for each round. A round is repeated by its seed: --seed SEED --rounds 1 and the same --hosts, --restarts.
+Prints a row for each round. A round is repeated by its seed: --seed SEED --rounds 1 and the same other options.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,19 +58,20 @@ class Fault(NamedTuple):
 class Round:
     """One job and its faults, all of which follow from the seed."""
 
-    def __init__(self, seed: int, network: Network, restarts: int, folder: Path) -> None:
+    def __init__(self, seed: int, network: Network, restarts: int, faults: Sequence[Fault], folder: Path) -> None:
         self.random = random.Random(seed)
         self.network = network
         self.restarts = restarts
         self.folder = folder
         names = list(network.hosts)
         both = self.random.random() < 0.25
-        self.faults = [(self.random.choice(FAULTS), name) for name in self.random.sample(names, 2 if both else 1)]
+        self.faults = [(self.random.choice(faults), name) for name in self.random.sample(names, 2 if both else 1)]
         kinds = [fault.kind for fault, _ in self.faults if fault.kind]
         self.kind = kinds[0] if kinds else self.random.choice(("lines", "lines", "torch"))
         self.early = self.random.random() < 0.25  # in the first second
         self.delay = self.random.random() * (1.0 if self.early else 3.0)
         self.wrong: list[str] = []
+        self.spoiling: list[threading.Thread] = []
         self.seconds = 0.0
         self.code: int | None = None
         self._out: list[bytes] = []
@@ -109,9 +111,10 @@ class Round:
             self.wrong.append("the launcher did not exit")
             self.job.process.kill()
         self.seconds = time.monotonic() - start
-        for thread in (*readers, *healing):
+        for thread in (*readers, *healing, *self.spoiling):
             thread.join()
         self._check_code()
+        self._check_words()
         self._check_lines()
         self._check_hosts(head)
 
@@ -148,6 +151,15 @@ class Round:
             allowed |= {0, NOTHING_STARTED}
         if self.code not in allowed:
             self.wrong.append(f"exit code {self.code} instead of {' or '.join(map(str, sorted(allowed)))}")
+
+    def _check_words(self) -> None:
+        said, struck = self.output(), {name for _, name in self.faults}
+        if others := set(re.findall(r"(h\d+) was lost", said)) - struck:
+            self.wrong.append(f"it says that {' and '.join(sorted(others))} was lost")
+        if self.code == STALLED and {fault.name for fault, _ in self.faults} == {"pair cut"} and not self.early:
+            names = re.findall(r"(h\d+) and (h\d+) can't reach each other", said)
+            if not any(struck & set(pair) for pair in names):
+                self.wrong.append("it doesn't say which hosts can't reach each other")
 
     def _check_lines(self) -> None:
         cut: dict[bytes, int] = {}
@@ -237,7 +249,20 @@ def _cut_pair(this: Round, name: str) -> None:
 
 
 def _spoil(this: Round, name: str) -> None:
-    this.network.spoil(name, "delay", "30ms", "20ms", "loss", "2%")
+    """Delay and lose packets; where the kernel has no netem, cut the host off for moments, again and again."""
+    try:
+        this.network.spoil(name, "delay", "30ms", "20ms", "loss", "2%")
+    except AssertionError:
+        this.spoiling.append(threading.Thread(target=_flap, args=(this, name)))
+        this.spoiling[-1].start()
+
+
+def _flap(this: Round, name: str) -> None:
+    while this.job.process.poll() is None:
+        this.network.partition(name)
+        time.sleep(0.05)
+        this.network.heal(name)
+        time.sleep(0.2)
 
 
 FAILED = ({137}, {0})
@@ -275,13 +300,15 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next one has the next number")
     parser.add_argument("--restarts", type=int, default=0, help="--max-restarts of the jobs")
+    parser.add_argument("--only", default="", help="faults whose names contain this")
     options = parser.parse_args()
+    faults = [fault for fault in FAULTS if options.only in fault.name]
     bad = []
     print("| seed | faults | exit code | s | |\n|---|---|---|---|---|")
     with _folder() as folder, Network(folder / "network", options.hosts) as network:
         for seed in range(options.seed, options.seed + options.rounds):
             with _folder() as own:
-                one = Round(seed, network, options.restarts, own / "work")
+                one = Round(seed, network, options.restarts, faults, own / "work")
                 try:
                     one.run()
                 except Exception as error:

@@ -243,6 +243,9 @@ class Starter:
         before = self._forkserver.state
         if not self._forkserver.hear(self._forked, self._failed):
             self._poll.unwatch(self._forkserver.link.fileno())
+            if not self._forkserver.pid and before != "off":
+                self._turn_off("the forkserver died")
+                return
         if before == "importing" and self._forkserver.state == "ready":
             self._order_all()
         elif before == "importing" and self._forkserver.state == "off":
@@ -309,7 +312,8 @@ class Starter:
         if self._forkserver is not None and pid == self._forkserver.pid:
             self._forkserver.process.pid = 0
             self.hear()
-            if self._forkserver.state != "off":
+            # What it had begun to fork goes on without it; the end of the link says that no more will come.
+            if self._forkserver.state != "off" and not self._forkserver.is_forking:
                 self._turn_off("the forkserver died")
         elif pid == self._store:
             self._store = 0
