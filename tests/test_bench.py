@@ -29,6 +29,6 @@ def test_simulated_nodes_join_and_are_lost(part: str, count: str) -> None:
     assert row.split()[1] == count
 
 
-@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery"])
+@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos"])
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")
