@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Index into what `stat` returns: the process's start time, in clock ticks since boot.
 STARTED = 19
 
+# The limits of open files that this process was started with, where it has raised its own.
+_files_at_start: tuple[int, int] | None = None
+
 # With the default of 64 KiB, a writer blocks whenever its reader is briefly busy.
 PIPE_BYTES = 1 << 20
 
@@ -99,6 +102,31 @@ def widen_pipe(writer: int) -> None:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     except OSError:
         pass
+
+
+def raise_file_limit() -> bool:
+    """Raise our limit of open files as far as we may. Returns whether it is higher now."""
+    global _files_at_start
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    except (OSError, ValueError):
+        return False
+    _files_at_start = _files_at_start or before
+    return resource.getrlimit(resource.RLIMIT_NOFILE) != before
+
+
+def lower_file_limit(pid: int) -> None:
+    """Give a child that has just been started the limit of open files that we had at first."""
+    if _files_at_start is not None:
+        import resource
+
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _files_at_start)
+        except OSError:  # it has gone
+            pass
 
 
 def path_of(fd: int) -> str:

@@ -36,6 +36,7 @@ _TOOLS = ("ip", "bridge", "unshare", "nsenter", "mount", "ssh-keygen")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _BRIDGES = ("ssh", "data")
 _DROPS, _FORWARDS = 0, 3  # states of a bridge's port: disabled, forwarding
+_NOBODY = "02:de:ad:de:ad:01"
 
 # The init process of a PID namespace: prints its pid as seen from outside, then mounts the namespace's own /proc. It
 # reaps orphans, and exits at end-of-file on its standard input, which kills everything in the namespace.
@@ -149,7 +150,9 @@ class Network(Running):
 ListenAddress {host.address}
 HostKey {key}
 AuthorizedKeysFile {self.identity}.pub
-SetEnv TMPDIR={host.scratch} XDG_CACHE_HOME={host.folder / "cache"}
+# With this SHLVL, bash takes none of its sessions for a login by ssh, and leaves ~/.bashrc alone: what that starts may
+# hold locks that all hosts share, and would keep them if it is killed.
+SetEnv TMPDIR={host.scratch} XDG_CACHE_HOME={host.folder / "cache"} SHLVL=2
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -199,25 +202,35 @@ PrintMotd no
 
     def restore(self) -> None:
         """Undo a test's changes: every host is up and reachable, and runs nothing but sshd."""
+        self.mend()
         for host in self.hosts.values():
             if host.init is None:
                 self._boot(host)
                 continue
-            self.heal(host.name)
             self._kill(host, lambda _: True)
             self._start_sshd(host)
-        # A pending ARP lookup of a host that was unreachable may be about to fail.
-        for pid in (self._lab_pid, *(host.pid for host in self.hosts.values())):
-            self._ip(pid, "neigh flush all")
         for host in self.hosts.values():
             self._await_sshd(host)
 
+    def mend(self) -> None:
+        """Undo all changes to the network; the hosts that are up keep what they run."""
+        up = [host for host in self.hosts.values() if host.init is not None]
+        for host in up:
+            self.heal(host.name)
+        # A pending ARP lookup of a host that was unreachable may be about to fail.
+        for pid in (self._lab_pid, *(host.pid for host in up)):
+            self._ip(pid, "neigh flush all")
+
     # A host.
+
+    def inside(self, name: str, *words: object) -> list[str]:
+        """The command line that runs a command on the host."""
+        pid = self.hosts[name].pid
+        return ["nsenter", "-t", str(pid), "--net", "--pid", "--mount", "--uts", "--ipc", "--", *map(str, words)]
 
     def exec(self, name: str, *words: object) -> str:
         """Run a command on the host; returns its output."""
-        host = self.hosts[name]
-        argv = ["nsenter", "-t", str(host.pid), "--net", "--pid", "--mount", "--uts", "--ipc", "--", *map(str, words)]
+        argv = self.inside(name, *words)
         done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE)
         assert done.returncode == 0, f"{name}: {argv}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -274,19 +287,51 @@ PrintMotd no
                 self.argv("ip", "link", "del", f"{bridge}{host.number}"), env={"PATH": _PATH}, stderr=subprocess.DEVNULL
             )
 
+    def power_on(self, name: str) -> None:
+        """Undo `power_off`: the host boots, and its sshd listens."""
+        if self.hosts[name].init is None:
+            self._boot(self.hosts[name])
+            self._await_sshd(self.hosts[name])
+
+    def serve(self, name: str) -> None:
+        """Undo `kill_sshd`."""
+        host = self.hosts[name]
+        if not any(one.name.startswith("sshd") and "listener" in one.words for one in self._inside(host)):
+            self._start_sshd(host)
+            self._await_sshd(host)
+
     def partition(self, name: str) -> None:
         """Silently drop all traffic to and from the host from now on."""
         self._switch(self.hosts[name], _DROPS)
 
     def heal(self, name: str) -> None:
-        """Undo `partition`, `isolate` and `open_data_network` for the host."""
+        """Undo `partition`, `isolate`, `cut`, `spoil` and `open_data_network` for the host."""
         self._switch(self.hosts[name], _FORWARDS)
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "off")
-        self._ip(self.hosts[name].pid, "addr flush dev eth1")
+        self._ip(self.hosts[name].pid, "addr flush dev eth1", "neigh flush dev eth0 nud permanent")
+        argv = [*self._in_network_of(name), "tc", "qdisc", "del", "dev", "eth0", "root"]
+        # It complains where nothing was spoilt.
+        subprocess.run(argv, env={"PATH": _PATH}, stderr=subprocess.DEVNULL, timeout=DEADLINE)
 
     def isolate(self, name: str) -> None:
         """From now on isolated hosts can't reach each other on the ssh network; the head still reaches them."""
         self._in_lab("bridge", "link", "set", "dev", f"ssh{self.hosts[name].number}", "isolated", "on")
+
+    def cut(self, one: str, other: str) -> None:
+        """From now on these two hosts can't reach each other on the ssh network, and get no sign of it."""
+        for name, peer in ((one, other), (other, one)):
+            # A hardware address that nobody has: ARP is not asked, so nothing fails.
+            address = self.hosts[peer].address
+            self._ip(self.hosts[name].pid, f"neigh replace {address} lladdr {_NOBODY} dev eth0 nud permanent")
+
+    def spoil(self, name: str, *how: str) -> None:
+        """Delay, lose or reorder what the host sends on the ssh network (`how` as for tc's netem), until `heal`."""
+        argv = [*self._in_network_of(name), "tc", "qdisc", "replace", "dev", "eth0", "root", "netem", *how]
+        done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": _PATH}, timeout=DEADLINE)
+        assert done.returncode == 0, f"tc: {how}: {done.stderr}"
+
+    def _in_network_of(self, name: str) -> list[str]:
+        return ["nsenter", f"--net=/proc/{self.hosts[name].pid}/ns/net", "--"]
 
     def open_data_network(self) -> None:
         """Connect the hosts by a second network, IPv6 only, until `heal` or `restore`."""

@@ -23,6 +23,12 @@ def test_simulated_nodes_start_fail_and_stop() -> None:
     assert [row.split()[1] for row in rows] == ["2", "30"]
 
 
-@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery"])
+@pytest.mark.parametrize(("part", "count"), [("join", "20"), ("lose", "200")])
+def test_simulated_nodes_join_and_are_lost(part: str, count: str) -> None:
+    (row,) = run("scale.py", f"--{part}", count).splitlines()[2:]
+    assert row.split()[1] == count
+
+
+@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery"])
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")

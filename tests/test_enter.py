@@ -213,7 +213,7 @@ def test_a_command_that_leads_nowhere(launchpad: Launchpad) -> None:
         (["--enter", " "], "--enter is empty; give a command like 'docker exec -i NAME', or leave it out"),
         (
             ["--enter", "env", "--nnodes", "2", "--node-rank", "0"],
-            "--nnodes and --node-rank are for launchpads started",
+            "--node-rank is for launchpads started on each node",
         ),
         (["--enter", "env", "--ssh", "openssh"], "--ssh needs hosts; name them with --hosts or --hostfile"),
         (["--ssh", "openssh"], "--ssh needs hosts; name them with --hosts or --hostfile"),

@@ -29,8 +29,8 @@ from launchpad.console.summary import Summary
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.errors import LaunchpadError
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol import commands, events, wire
 from launchpad.runner.observers import planned
@@ -266,7 +266,7 @@ ASKED = [
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.HoldPort("127.0.0.1", 0),
     commands.Ping(1),
-    commands.Start(".", {"A": "b"}, {"C": "d"}, SLEEPERS, [], 1 << 16, "", 0, True, [], False, True),
+    commands.Start(0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, [], False, True),
     commands.StdinData(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),
@@ -336,13 +336,13 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     spec = JobSpec(target=Target("program", "true"), nproc=2)
     try:
         facts = head.connect([FuzzedLink(data)], count_gpus=False)
-        plan = make_plan(spec, facts, run_id="x")
+        cluster = Cluster(spec, "x", facts)
     except LaunchpadError:  # a sentence and an exit code: as good an end as any
         return
     notes: list[str] = []
     summary = Summary(notes.append, False)
-    summary.on(planned("0a1b", spec, plan, ""))
-    code, cause = Supervisor(head).run(plan, [summary], grace=None, timeout=None)
+    summary.on(planned("0a1b", spec, cluster.plan, ""))
+    code, cause = Supervisor(head).run(cluster, [summary], grace=None, timeout=None)
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:
@@ -376,7 +376,8 @@ def test_an_agent_that_runs_out_of_disk_says_where(launchpad: Launchpad) -> None
 
 def test_an_agent_that_breaks_down_tells_how(launchpad: Launchpad) -> None:
     """An order that no head of ours gives stands in for a bug of the agent's."""
-    start = commands.Start(".", {}, {}, [{"rank": 0, "environ": {}}], [], 1 << 16, "", 0, True, [], False, True)
+    ranks = [{"rank": 0, "environ": {}}]
+    start = commands.Start(0, ".", {}, {}, {}, ranks, [], "", [], 1 << 16, "", 0, True, [], False, True)
     said = failure(heard_by_agent(launchpad, wire.encode(start)))
     assert said.reason == "its agent crashed because of a bug in launchpad: KeyError: 'argv'"
     assert said.trace.startswith("Traceback (most recent call last):\n")

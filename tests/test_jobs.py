@@ -157,7 +157,7 @@ def test_what_is_wrong_in_a_file_is_named(text: str, message: str) -> None:
         ("nproc = 0", "nproc: 0 ranks can't be started"),
         ("module = 'yes'", "module: write true or false"),
         ("nproc = [1, 2]", "nproc: write a single value"),
-        ("max-restarts = -1", "max-restarts: -1 is not in the range"),
+        ("max-restarts = -1", "max-restarts: '-1' is not a number of restarts"),
     ],
 )
 def test_a_value_that_an_option_does_not_take_is_named(launchpad: Launchpad, text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,14 +12,17 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from launchpad.job.offer import NodeOffer
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.plan import Member
+from launchpad.job.spec import JobSpec, RestartLimit, Target
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.events import Pong
@@ -112,12 +116,12 @@ def test_each_node_says_what_its_own_ranks_run(launchpad: Launchpad, tmp_path: P
     (tmp_path / "there").mkdir()
     (launchpad.folder / "a.py").write_text("import os\nprint('a', os.environ['MINE'], os.getcwd())\n")
     head = launchpad.start("run", *c10d(port), "-x", "MINE=1", "--timeout", 50, "a.py")
-    words = ("-x", "MINE=2", "--wdir", tmp_path / "there", "--max-restarts", 3, "--no-python", "sh", "-c")
+    words = ("-x", "MINE=2", "--wdir", tmp_path / "there", "--max-restarts", "3/1h", "--no-python", "sh", "-c")
     other = launchpad.start("run", *c10d(port, rdzv_conf="is_host=0"), *words, "echo b $MINE $PWD")
     assert ends(head) == (0, f"[0] a 1 {launchpad.folder}\n", "")
     code, out, err = ends(other)
     assert (code, out) == (0, f"[1] b 2 {tmp_path}/there\n")
-    assert err == "launchpad: --max-restarts 3 has no effect on this node: the head's is 0\n"
+    assert err == "launchpad: --max-restarts 3/1h has no effect on this node: the head's is 0\n"
 
 
 @needs_torch
@@ -248,7 +252,7 @@ def test_a_lost_node_may_join_again(launchpad: Launchpad) -> None:
     for job in (head, lost):
         assert job.stdout is not None
         assert b"attempt 0" in job.stdout.readline()
-    first, second = (head, lost) if _leads(head) else (lost, head)
+    first, second = (head, lost) if leads(head) else (lost, head)
     second.kill()
     second.communicate(timeout=DEADLINE)
     again = launchpad.start(*line)
@@ -258,7 +262,7 @@ def test_a_lost_node_may_join_again(launchpad: Launchpad) -> None:
         assert "attempt 1" in out
 
 
-def _leads(job: Job) -> bool:
+def leads(job: Job) -> bool:
     """Whether this launchpad leads the job: it listens for the others."""
     inodes = {
         os.readlink(path) for path in Path(f"/proc/{job.pid}/fd").iterdir() if path.is_symlink() and path.exists()
@@ -408,17 +412,22 @@ def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
 
 # The door, from inside.
 
-SPEC = JobSpec(Target("program", "true"))
-OFFER = NodeOffer("b", "python3", 2, spec=SPEC)
+SPEC = JobSpec(Target("program", "true"), max_restarts=RestartLimit(3, 3600.0), progress=("ckpt/*",))
+OFFER = NodeOffer("b", "python3", "2", spec=SPEC)
+
+
+def _member(offer: NodeOffer) -> Member:
+    return Member(offer.name, 1, "")
 
 
 class Door:
     """A head that waits, in this process."""
 
-    def __init__(self, nodes: int = 2) -> None:
+    def __init__(self, nodes: int = 2, *, static: bool = False) -> None:
         self.port = free_port()
         self.said: list[str] = []
-        self.joining = Joining(Meeting("127.0.0.1", self.port, nodes), SPEC, b"s", self.said.append)
+        meeting = Meeting("127.0.0.1", self.port, nodes, static=static)
+        self.joining = Joining(meeting, SPEC, b"s", self.said.append, _member)
         self.address = ("127.0.0.1", self.port)
 
     def join(self, offer: NodeOffer = OFFER, secret: bytes = b"s") -> HeadConnection:
@@ -431,7 +440,7 @@ def door() -> Iterator[Door]:
     yield door
     for link, _ in door.joining._nodes:
         link.abandon()
-    door.joining.close()
+    door.joining.leave()
 
 
 def test_frames_go_both_ways(door: Door) -> None:
@@ -454,10 +463,33 @@ def test_frames_go_both_ways(door: Door) -> None:
     assert events[-1] is None
 
 
-def test_a_node_too_many_and_another_version_are_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = door.join()
+def test_what_a_node_says_about_the_whole_job_has_no_effect() -> None:
+    offer = NodeOffer.from_json(json.loads(json.dumps(OFFER.as_json())))
+    assert offer.differences(SPEC) == []
+    assert offer.differences(JobSpec(Target("program", "true"), restart="always")) == [
+        "--max-restarts 3/1h has no effect on this node: the head's is 0",
+        "--progress ckpt/* has no effect on this node: the head's is not given",
+    ]
+
+
+def test_a_node_too_many_is_a_spare_or_refused(door: Door) -> None:
+    nodes = [door.join(), door.join()]
+    assert [node.notes for node in nodes] == [
+        [],
+        ["the job has its 2 nodes: this one is a spare, for when one of them is lost"],
+    ]
+    for node in nodes:
+        node.close()
+    static = Door(static=True)
+    node = static.join()
     with pytest.raises(JoinRefused, match="all 2 nodes of the job have joined already"):
-        door.join()
+        static.join()
+    node.close()
+    static.joining.leave()
+
+
+def test_another_version_is_refused(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = door.join()
     monkeypatch.setattr(client, "__version__", "0.0.1")
     with pytest.raises(JoinRefused, match=r"it runs launchpad 0\.0\.1, and the head \S+; install the same version"):
         door.join()
@@ -495,7 +527,7 @@ def test_an_impostor_head_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(server, "proof", lambda *given: real(*given) if given[1] == "node" else "made up")
     with pytest.raises(JoinRefused, match="what listens there doesn't know the job's secret"):
         door.join()
-    door.joining.close()
+    door.joining.leave()
 
 
 @pytest.mark.parametrize(
@@ -518,6 +550,70 @@ def test_a_stranger_delays_nobody_and_is_dropped(door: Door, words: bytes, monke
                 pass
         stranger.close()
     node.close()
+
+
+def test_nodes_that_come_all_at_once_do_not_push_each_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_GREETING", 3)
+    monkeypatch.setattr(server, "FAIR_SECONDS", DEADLINE)
+    door = Door(nodes=21)
+    with ThreadPoolExecutor(20) as pool:
+        nodes = list(pool.map(lambda _: door.join(dataclasses.replace(OFFER, nnodes="21")), range(20)))
+    assert len(door.joining.wait()) == 20
+    for node in nodes:
+        node.close()
+    door.joining.leave()
+
+
+def test_many_strangers_who_say_nothing_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_GREETING", 3)
+    monkeypatch.setattr(server, "FAIR_SECONDS", 0.1)
+    strangers = [socket.create_connection(door.address) for _ in range(20)]
+    node = door.join()
+    assert len(door.joining.wait()) == 1
+    for stranger in strangers:
+        stranger.close()
+    node.close()
+
+
+FULL_OF_FILES = """
+import contextlib, os, resource, selectors, socket, sys
+from tests.conftest import wait_until
+from tests.test_join import Door
+most = int(sys.argv[1])
+door = Door()
+# Open as many files as are allowed, but for those that connections to the door need at our end.
+strangers = [socket.socket() for _ in range(20)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+held = []
+with contextlib.suppress(OSError):
+    while len(held) < 64:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+for stranger in strangers:
+    stranger.connect(door.address)
+listens = lambda: door.joining._server._listener in door.joining._server.reactor._selector.get_map()
+if most == 64:
+    wait_until(lambda: not listens(), "the door to pause")
+else:
+    wait_until(lambda: len(door.joining._server._greeting) == len(strangers), "all to be let in")
+for fd in held:
+    os.close(fd)
+for stranger in strangers:
+    stranger.close()
+node = door.join()
+assert len(door.joining.wait()) == 1
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+node.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("most", "limit"), [(64, 64), (128, 128)])
+def test_more_connections_than_files_may_be_open(most: int, limit: int) -> None:
+    """The limit is raised where that is allowed; else the door pauses, and goes on when there is room again."""
+    argv = [sys.executable, "-c", FULL_OF_FILES, str(most)]
+    root = Path(__file__).parent.parent
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, cwd=root)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{limit}\n", "")
 
 
 def test_nonsense_after_the_proof_ends_only_that_connection(door: Door) -> None:

@@ -166,7 +166,7 @@ def test_a_record_that_can_not_be_kept_is_one_warning(launchpad: Launchpad, why:
 
 def test_few_descriptors_do_for_many_attempts(launchpad: Launchpad) -> None:
     done = launchpad.run(
-        *("run", "-n", 5, "--max-restarts", 11, "sh", "-c", "echo out; echo err >&2; exit 3"),
+        *("run", "-n", 5, "--max-restarts", 11, "--restart", "always", "sh", "-c", "echo out; echo err >&2; exit 3"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (70, 4096)),
     )
     assert done.returncode == 3
@@ -200,7 +200,7 @@ def test_a_record_that_can_not_be_kept_to_its_end_claims_no_kill(launchpad: Laun
         "import os, sys\nif os.environ['TORCHELASTIC_RESTART_COUNT'] != '9': sys.exit(3)\n"
     )
     done = launchpad.run(
-        *("run", "--max-restarts", 9, "p.py"),
+        *("run", "--max-restarts", 9, "--restart", "always", "p.py"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
     )
     assert (done.returncode, done.stderr.count("events.jsonl: File too large")) == (0, 1)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from launchpad._version import __version__
+from launchpad.job.offer import NodeOffer
+from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Call, Hello, Ping
@@ -37,6 +39,10 @@ PIECE = bytes(1 << 20)
 
 # How long a send may take. It only queues, but the machine may be busy.
 AT_ONCE = 5.0
+
+
+def _member(offer: NodeOffer) -> Member:
+    return Member(offer.name, 1, "")
 
 
 class Played(MemoryLink):
@@ -119,7 +125,7 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
         yield enter
     elif kind == "joined":
         port = free_port()
-        joining = Joining(Meeting("127.0.0.1", port, 2), JobSpec(Target("program", "true")), b"none", print)
+        joining = Joining(Meeting("127.0.0.1", port, 2), JobSpec(Target("program", "true")), b"none", print, _member)
 
         def join() -> Link:
             launchpad.start("join", f"127.0.0.1:{port}")
@@ -127,7 +133,7 @@ def start(request: pytest.FixtureRequest, launchpad: Launchpad, monkeypatch: pyt
             return keep(link)
 
         yield join
-        joining.close()
+        joining.leave()
     else:
         if SSHD is None:
             pytest.skip("sshd is not installed (openssh-server)")

@@ -15,26 +15,31 @@ from launchpad.head.machine import (
     GRACE_AFTER_REQUEST,
     HURRY_SECONDS,
     KILL_SECONDS,
+    NODES_SECONDS,
     STACKS_SECONDS,
     TIMEOUT_DRAIN_SECONDS,
     FinishAttempt,
     Leave,
     Machine,
+    Meet,
     Reopen,
     Restart,
     Suspend,
     TakeStacks,
 )
+from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
-    NodeBack,
+    NodeJoined,
     NodeLost,
+    NotRestarted,
     PhaseChanged,
     RankExited,
+    SeatsReady,
     StacksTaken,
     Stalled,
     StartFailed,
@@ -44,6 +49,7 @@ from launchpad.protocol.events import (
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
+USR1 = signal.SIGUSR1
 START = 100.0
 
 
@@ -62,6 +68,22 @@ def asked(signum: int) -> StopRequested:
 def sent(actions: Sequence[Any]) -> list[int]:
     """The signals among the actions."""
     return [action.signum for action in actions if isinstance(action, SendSignal)]
+
+
+def on_nodes(count: int) -> list[Seat]:
+    """One rank on each node, as far as the seats say."""
+    return [Seat(node, 1) for node in range(count)]
+
+
+def joined(node: int, slots: int = 1) -> NodeJoined:
+    return NodeJoined(0, node, f"n{node}", slots)
+
+
+def started(machine: Machine, actions: Sequence[Any], now: float = START) -> tuple[int, Cause]:
+    """The nodes are told to meet, and do: the next attempt, and why it is made."""
+    (meet,) = actions
+    (restart,) = machine.on(SeatsReady(0, [list(seat) for seat in meet.seats]), now)
+    return restart.attempt, restart.cause
 
 
 def ends(actions: Sequence[Any]) -> bool:
@@ -232,9 +254,56 @@ def test_a_timeout_ends_the_job_with_124() -> None:
     assert machine.tick(START + 60) == [TakeStacks("timeout")]
     actions = machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60.5)
     assert sent(actions) == [TERM]
-    assert step(machine) == (START + 65.5, [KILL], False)
-    assert step(machine) == (START + 75.5, [], True)
+    assert step(machine) == (START + 60.5 + GRACE_AFTER_REQUEST, [KILL], False)  # it was planned: there is time to save
+    assert step(machine) == (START + 100.5, [], True)
     assert machine.exit_code == 124
+
+
+def with_stop_signal(signum: int = USR1, timeout: float | None = None) -> Machine:
+    return Machine(range(4), None, timeout, START, stop_signal=signum)
+
+
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_the_stop_signal_comes_first_then_term_then_kill(signum: int) -> None:
+    machine = with_stop_signal()
+    actions = machine.on(asked(signum), START)
+    assert actions[0] == PhaseChanged(100 * 10**9, "stopping", "signal", USR1, 30.0, [0, 1, 2, 3])
+    assert actions[1:] == [SendSignal(USR1, stops=True)]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [TERM], False)
+    assert step(machine) == (START + 35, [KILL], False)
+    assert machine.exit_code == 128 + signum
+
+
+def test_the_stop_signal_may_be_term() -> None:
+    machine = with_stop_signal(TERM)
+    assert sent(machine.on(asked(INT), START)) == [TERM]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [KILL], False)
+
+
+def test_a_timeout_sends_the_stop_signal() -> None:
+    machine = with_stop_signal(timeout=60)
+    machine.tick(START + 60)
+    assert sent(machine.on(StacksTaken(0, "timeout", 0, False, [], []), START + 60)) == [USR1]
+    assert step(machine) == (START + 90, [TERM], False)
+    machine = with_stop_signal(timeout=60)
+    machine.tick(START + 60)
+    assert step(machine) == (START + 60 + STACKS_SECONDS, [USR1], False)
+
+
+@pytest.mark.parametrize(
+    "event", [exited(1, 7), Stalled(0, 60.0), ConsoleClosed(0, "closed"), NodeLost(0, 0, "silent", [0, 1])], ids=repr
+)
+def test_what_nobody_planned_sends_term_whatever_the_stop_signal(event: Any) -> None:
+    machine = with_stop_signal()
+    assert sent(machine.on(event, START)) == [TERM]
+    assert step(machine) == (START + GRACE_AFTER_FAILURE, [KILL], False)
+
+
+def test_a_second_signal_means_the_same_whatever_the_stop_signal() -> None:
+    machine = with_stop_signal()
+    machine.on(asked(INT), START)
+    assert sent(machine.on(asked(TERM), START + 1)) == [TERM]
+    assert sent(machine.on(asked(INT), START + 2)) == [KILL]
 
 
 def test_a_timeout_does_not_wait_for_ever_for_the_stacks() -> None:
@@ -318,7 +387,7 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
 
 @pytest.mark.parametrize(("at", "kind"), [(99, "lost"), (101, "failure")])
 def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, kind: str) -> None:
-    machine = Machine(range(4), None, None, START, nodes=range(2))
+    machine = Machine(range(4), None, None, START, seats=on_nodes(2))
     machine.on(RankExited(100, 0, 1, 0, False), START)
     machine.on(lost(1, 2, 3)._replace(time=at), START)
     assert machine.cause is not None
@@ -326,7 +395,7 @@ def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, ki
 
 
 def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
-    machine = Machine(range(4), None, None, START, nodes=range(2))
+    machine = Machine(range(4), None, None, START, seats=on_nodes(2))
     assert sent(machine.on(lost(1, 2, 3), START)) == [TERM]
     assert machine.on(exited(0, -15), START) == []
     assert ends(machine.on(exited(1, 0), START))
@@ -341,12 +410,12 @@ def test_a_node_lost_while_stopping_does_not_change_the_cause() -> None:
 
 
 def test_a_lost_node_is_brought_back_before_a_restart() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=1, nodes=range(2))
+    machine = Machine(range(4), None, None, START, max_restarts=1, seats=on_nodes(2))
     machine.on(lost(1, 2, 3), START)
     machine.on(exited(0, -15), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
-    assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
-    assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("lost", node=1, text="killed"))]
+    assert machine.on(Drained(0), START, 0)[:1] == [Reopen((1,))]
+    assert started(machine, machine.on(joined(1), START)) == (1, Cause("lost", node=1, text="killed"))
     assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1, 2, 3}, 0)
     machine.on(lost(1, 2, 3), START)
     machine.on(exited(0, -15), START)
@@ -355,32 +424,33 @@ def test_a_lost_node_is_brought_back_before_a_restart() -> None:
 
 
 def test_a_node_that_does_not_come_back_ends_the_job() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=3, nodes=range(1))
-    assert machine.on(lost(0, 0, 1), START) == [Reopen((0,))]
-    assert ends(machine.on(lost(0), START))
+    machine = Machine(range(2), None, None, START, max_restarts=3, seats=on_nodes(1))
+    assert machine.on(lost(0, 0, 1), START)[:1] == [Reopen((0,))]
+    assert machine.deadline == START + NODES_SECONDS
+    assert ends(machine.tick(START + NODES_SECONDS))
     assert machine.exit_code == 4
 
 
 def test_a_rank_fails_and_a_node_is_lost_because_of_it() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=3, nodes=range(2))
+    machine = Machine(range(4), None, None, START, max_restarts=3, seats=on_nodes(2))
     machine.on(exited(0, 7), START)
     machine.on(lost(1, 2, 3), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
-    assert machine.on(Drained(0), START, 0) == [Reopen((1,))]
-    assert machine.on(NodeBack(0, 1), START) == [Restart(1, Cause("failure", rank=0, code=7))]
+    assert machine.on(Drained(0), START, 0)[:1] == [Reopen((1,))]
+    assert started(machine, machine.on(joined(1), START)) == (1, Cause("failure", rank=0, code=7))
 
 
 def test_a_node_lost_between_two_attempts_is_brought_back() -> None:
-    machine = Machine(range(3), None, None, START, max_restarts=3, nodes=range(3))
+    machine = Machine(range(3), None, None, START, max_restarts=3, seats=on_nodes(3))
     machine.on(exited(0, 7), START)
     machine.on(exited(2, -15), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0) == []
     assert machine.on(lost(1, 1), START) == [], "node 2 has not sent all yet"
-    assert machine.on(Drained(0), START, 2) == [Reopen((1,))]
+    assert machine.on(Drained(0), START, 2)[:1] == [Reopen((1,))]
     assert machine.on(lost(2, 2), START) == [Reopen((2,))]
-    assert machine.on(NodeBack(0, 1), START) == []
-    assert machine.on(NodeBack(0, 2), START) == [Restart(1, Cause("failure", rank=0, code=7))]
+    assert machine.on(joined(1), START) == []
+    assert started(machine, machine.on(joined(2), START)) == (1, Cause("failure", rank=0, code=7))
 
 
 def test_a_node_lost_before_its_last_output_arrived_ends_the_job() -> None:
@@ -442,7 +512,7 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
 
 def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:
     """Two ranks that may be restarted; rank 1 has failed with 7, and both have left."""
-    machine = Machine(range(2), None, timeout, START, max_restarts=most, nodes=range(nodes))
+    machine = Machine(range(2), None, timeout, START, max_restarts=most, seats=on_nodes(nodes))
     machine.on(exited(1, 7), START)
     assert machine.on(exited(0, -TERM), START) == [FinishAttempt(leave=False)]
     return machine
@@ -450,7 +520,7 @@ def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> M
 
 def test_after_a_failure_all_ranks_start_again() -> None:
     machine = restarting()
-    assert machine.on(Drained(0), START) == [Restart(1, Cause("failure", rank=1, code=7))]
+    assert started(machine, machine.on(Drained(0), START)) == (1, Cause("failure", rank=1, code=7))
     assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1}, 0)
     machine.on(exited(0), START)
     assert ends(machine.on(exited(1), START))
@@ -459,16 +529,53 @@ def test_after_a_failure_all_ranks_start_again() -> None:
 
 def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
     machine = restarting()
-    machine.on(Drained(0), START)
+    started(machine, machine.on(Drained(0), START))
     machine.on(exited(0, 9), START)
     assert ends(machine.on(exited(1, -TERM), START))
     assert machine.exit_code == 9
 
 
+def test_a_restart_that_can_not_help_ends_the_job() -> None:
+    """It is asked for when all output has arrived, and once."""
+    answers = ["", "no"]
+    machine = Machine(range(1), None, None, START, max_restarts=9, may_restart=lambda: answers.pop(0))
+    machine.on(exited(0, 7), START)
+    assert len(answers) == 2
+    assert started(machine, machine.on(Drained(0), START)) == (1, Cause("failure", rank=0, code=7))
+    assert machine.on(exited(0, 8), START)[-1] == FinishAttempt(leave=False)
+    refused, *rest = machine.on(Drained(0), START)
+    assert (type(refused), refused.reason, ends(rest)) == (NotRestarted, "no", True)
+    assert (machine.exit_code, answers) == (8, [])
+
+
+def test_a_job_that_restarts_no_more_is_not_judged() -> None:
+    machine = Machine(range(1), None, None, START, may_restart=lambda: pytest.fail("asked"))
+    assert ends(machine.on(exited(0, 7), START))
+
+
+def fail_at(machine: Machine, now: float) -> list[Any]:
+    """The only rank fails, and its output has arrived."""
+    actions = machine.on(exited(0, 7), now)
+    return machine.on(Drained(0), now) if actions[-1] == FinishAttempt(leave=False) else actions
+
+
+def test_restarts_in_a_period_are_counted_back_from_now() -> None:
+    machine = Machine(range(1), None, None, START, max_restarts=2, restart_period=60.0)
+    for number, now in enumerate([0, 59, 60, 119.5, 200, 200], start=1):
+        assert started(machine, fail_at(machine, START + now), START + now) == (
+            number,
+            Cause("failure", rank=0, code=7),
+        )
+    _, refused, *rest = fail_at(machine, START + 259.9)
+    assert (type(refused), refused.reason) == (NotRestarted, "2 restarts in 1m are used up; not started again")
+    assert ends(rest)
+    assert machine.exit_code == 7
+
+
 def test_a_restart_waits_for_every_node() -> None:
     machine = restarting(nodes=3)
     assert [machine.on(Drained(0), START, node) for node in (2, 0)] == [[], []]
-    assert machine.on(Drained(0), START, 1) == [Restart(1, Cause("failure", rank=1, code=7))]
+    assert started(machine, machine.on(Drained(0), START, 1)) == (1, Cause("failure", rank=1, code=7))
 
 
 @pytest.mark.parametrize(
@@ -485,7 +592,7 @@ def test_a_reason_to_stop_between_two_attempts_ends_the_job(event: Any, code: in
 def test_the_timeout_covers_all_attempts_together() -> None:
     machine = restarting(timeout=60)
     assert machine.deadline == START + 60
-    machine.on(Drained(0), START + 50)
+    started(machine, machine.on(Drained(0), START + 50), START + 50)
     assert machine.deadline == START + 60
     assert machine.tick(START + 60) == [TakeStacks("timeout")]
     assert step(machine)[1] == [TERM]
@@ -522,3 +629,129 @@ def test_the_timeout_limits_the_wait_for_output() -> None:
     assert machine.deadline == START + 61 + TIMEOUT_DRAIN_SECONDS
     assert machine.tick(machine.deadline) == [Leave()]
     assert machine.exit_code == 124
+
+
+# Other nodes.
+
+SPARE = Membership(2, 2, changes=True)
+ELASTIC = Membership(1, 3, changes=True)
+
+
+def on_two(membership: Membership, spares: dict[int, int] | None = None) -> Machine:
+    """A rank on each of two nodes."""
+    return Machine(range(2), None, None, START, seats=on_nodes(2), spares=spares, membership=membership)
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_which_is_no_restart() -> None:
+    machine = on_two(SPARE, {2: 1})
+    actions = machine.on(lost(1, 1), START)
+    assert Reopen((1,)) in actions
+    assert sent(actions) == [TERM]
+    machine.on(exited(0, -TERM), START)
+    (meet,) = machine.on(Drained(0), START, 0)
+    assert meet == Meet((Seat(0, 1), Seat(2, 1)))
+    (restart,) = machine.on(SeatsReady(0, [[0, 1], [2, 1]]), START)
+    assert (restart.attempt, restart.restarts, restart.counted) == (1, 0, False)
+    assert (machine.phase, machine.running) == ("running", {0, 1})
+    assert machine.on(joined(1), START) == [], "the new spare"
+    machine.on(lost(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    again = started(machine, machine.on(Drained(0), START, 2))
+    assert again == (2, Cause("lost", node=0, text="killed"))
+
+
+def test_when_no_spare_is_left_a_lost_node_ends_the_job() -> None:
+    machine = on_two(SPARE)
+    machine.on(lost(1, 1), START)
+    assert ends(machine.on(exited(0, -TERM), START))
+    assert machine.exit_code == 4
+
+
+def test_a_lost_spare_stops_nobody() -> None:
+    machine = on_two(SPARE, {2: 1})
+    assert machine.on(lost(2), START) == [Reopen((2,))]
+    assert (machine.phase, machine.cause) == ("running", None)
+
+
+def test_a_failure_is_a_restart_even_with_spares() -> None:
+    machine = on_two(SPARE, {2: 1})
+    machine.on(exited(1, 7), START)
+    assert ends(machine.on(exited(0, -TERM), START))
+    assert machine.exit_code == 7
+
+
+def test_a_job_of_varying_size_goes_on_with_those_that_are_left() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(lost(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    (meet,) = machine.on(Drained(0), START, 1)
+    assert meet == Meet((Seat(1, 1),))
+    machine.on(SeatsReady(0, [[1, 1]]), START)
+    assert machine.running == {0}
+
+
+def test_too_few_nodes_wait_for_others() -> None:
+    machine = on_two(Membership(2, 3, changes=True))
+    machine.on(lost(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    (awaited,) = machine.on(Drained(0), START, 1)
+    assert (awaited.nodes, awaited.seconds) == ([0], NODES_SECONDS)
+    assert machine.on(joined(2), START + 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
+    assert machine.deadline is None
+
+
+def test_all_ranks_start_again_with_a_node_that_joins() -> None:
+    machine = on_two(ELASTIC)
+    assert sent(machine.on(joined(2, slots=4), START)) == [TERM]
+    machine.on(exited(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    machine.on(Drained(0), START, 0)
+    assert started(machine, machine.on(Drained(0), START, 1)) == (1, Cause("joined", node=2))
+    assert machine.running == set(range(6))
+    assert machine.on(joined(3), START) == [], "there are enough"
+
+
+@pytest.mark.parametrize("membership", [SPARE, Membership(1, 3, changes=True, waits=True)])
+def test_a_node_that_joins_may_have_to_wait(membership: Membership) -> None:
+    assert on_two(membership).on(joined(2), START) == []
+
+
+def test_nobody_is_let_in_when_the_first_rank_has_ended_well() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(exited(0), START)
+    assert machine.on(joined(2), START) == []
+    assert ends(machine.on(exited(1), START))
+    assert machine.exit_code == 0
+
+
+def test_a_node_that_is_lost_while_the_others_meet() -> None:
+    machine = on_two(ELASTIC, {2: 1})
+    machine.on(lost(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    assert machine.on(Drained(0), START, 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
+    assert machine.on(lost(2), START)[-1] == Meet((Seat(1, 1),))
+    assert machine.on(SeatsReady(0, [[2, 1], [1, 1]]), START) == [], "too late"
+    assert type(machine.on(SeatsReady(0, [[1, 1]]), START)[0]) is Restart
+
+
+def test_ctrl_c_while_the_ranks_are_stopped_for_a_new_node() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(joined(2), START)
+    machine.on(asked(TERM), START)
+    machine.on(exited(0, -TERM), START)
+    assert ends(machine.on(exited(1, -TERM), START))
+    assert machine.exit_code == 143
+
+
+def test_ranks_that_lost_their_peers_may_be_heard_of_before_the_lost_node() -> None:
+    machine = Machine(
+        *(range(2), None, None, START),
+        seats=on_nodes(2),
+        spares={2: 1},
+        membership=SPARE,
+        waited=lambda _: True,
+    )
+    machine.on(waited(0), START)
+    assert machine.on(RankExited(1000, 0, 1, 0, False), START) == [TakeStacks("failure")]
+    assert machine.on(lost(1, 1)._replace(time=9000), START)[-1] == FinishAttempt(leave=False)
+    assert machine.on(Drained(0), START, 0) == [Meet((Seat(0, 1), Seat(2, 1)))]

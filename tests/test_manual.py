@@ -369,7 +369,7 @@ def test_what_travels_to_other_hosts() -> None:
 
 def test_what_an_mpi_rank_finds() -> None:
     told = {name for cells in table("mpi", "variable") for name in code(cells[0])}
-    assert told == {*mpi.environ(mpi.Seat(0, 1, 0, 1, "host")), "PMI_FD"}
+    assert told == {*mpi.environ(mpi.MpiSeat(0, 1, 0, 1, "host")), "PMI_FD"}
 
 
 def test_why_a_host_can_not_take_part() -> None:

@@ -417,6 +417,91 @@ def test_own_machine_and_another(head: Head, fault: str, code: int, kind: str) -
     job.wait_for_clean_hosts()
 
 
+# Faults that --inject makes.
+
+RECOVERS = """
+import os, signal
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, "of rank", os.environ["RANK"], flush=True)
+while attempt == "0":
+    signal.pause()
+"""
+INJECTED = {
+    "kill": ("SIGKILL to the agent on h2", "the agent was killed by signal 9"),
+    "stop": ("SIGSTOP to the agent on h2", f"no heartbeat for {SILENCE:g} s"),
+    "cut": ("the link to h2 cut", f"no heartbeat for {SILENCE:g} s"),
+}
+
+
+@pytest.mark.parametrize("what", INJECTED)
+def test_a_job_recovers_from_an_injected_loss(start: Start, head: Head, what: str) -> None:
+    (head.folder / "recovers.py").write_text(RECOVERS)
+    fault, why = INJECTED[what]
+    job = start(2, "--max-restarts", 1, "--inject", f"{what}:host=h2@1s", head.folder / "recovers.py")
+    out, err = job.process.communicate(timeout=LATEST)
+    assert job.process.returncode == 0, err.decode()
+    ended = sorted(line.partition("] ")[2] for line in out.decode().splitlines() if "attempt 1" in line)
+    assert ended == [f"attempt 1 of rank {rank}" for rank in range(4)]
+    assert f"launchpad: injected: {fault}\n" in err.decode()
+    assert f"launchpad: failed: h2 was lost ({why}, by --inject); restarting all ranks" in err.decode()
+    job.wait_for_clean_hosts()
+
+
+def test_an_injected_loss_is_told_in_the_verdict(start: Start, head: Head) -> None:
+    (head.folder / "recovers.py").write_text(RECOVERS)
+    job = start(2, "--inject", "cut:host=h2@1s", head.folder / "recovers.py")
+    code, err = job.end()
+    assert code == 4, err
+    assert f"launchpad: h2 was lost: no heartbeat for {SILENCE:g} s; it was running ranks 2-3\n" in err
+    assert "launchpad: injected: the link to h2 cut (" in err
+    job.wait_for_clean_hosts()
+
+
+# A network that fails between two hosts only: no heartbeat tells.
+
+STALL = 6.0  # --stall-timeout
+WAITS = ("--no-python", "sh", "-c", "echo up $RANK; sleep 1000")
+
+
+def test_stalled_job_says_which_hosts_can_not_reach_each_other(start: Start, network: Network) -> None:
+    job = start(HOSTS, "--stall-timeout", STALL, *WAITS)
+    job.wait_for_ranks()
+    network.cut("h2", "h3")
+    code, err = job.end()
+    assert code == 124, err
+    assert "h2 and h3 can't reach each other" in err
+    assert err.count("can't reach") == 1
+    job.wait_for_clean_hosts()
+
+
+def test_stalled_job_whose_network_is_whole_says_nothing_of_it(start: Start) -> None:
+    job = start(HOSTS, "--stall-timeout", STALL, *WAITS)
+    code, err = job.end()
+    assert code == 124, err
+    assert "the job was stopped: it hung" in err
+    assert "can't reach" not in err
+    job.wait_for_clean_hosts()
+
+
+# Guard and agent at once.
+
+
+def test_what_a_killed_guard_and_agent_leave_is_removed_by_the_next_visit(start: Start, network: Network) -> None:
+    job = started(start, "deaf")
+    for name in ("h1", "h3"):
+        both = (job.guard(name), job.agent(name))
+        for one in both:  # neither must see the other die
+            os.kill(one.pid, signal.SIGSTOP)
+        for one in both:
+            os.kill(one.pid, signal.SIGKILL)
+    code, err = job.end()
+    assert code == 4, err
+    again = start(HOSTS, "--no-python", "true")
+    assert again.end() == (0, "")
+    again.wait_for_clean_hosts()
+    assert [os.listdir(host.scratch) for host in network.hosts.values()] == [[]] * HOSTS
+
+
 # torch.distributed.
 
 

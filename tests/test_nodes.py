@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launchpad.agent.host import probe
-from launchpad.head.nodes import LATE_SECONDS, Nodes
+from launchpad.head.nodes import LATE_SECONDS, Node, Nodes
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.commands import Probe as Asked
 from launchpad.protocol.events import LinkClosed, Pong, RankStarted
@@ -33,12 +33,12 @@ def test_times_are_converted_to_the_heads_clock() -> None:
     nodes, _ = nodes_of(MemoryLink("a"), MemoryLink("b", remote=True))
     hour = 3600 * 10**9
     asked = time.monotonic_ns()
-    nodes._learn(1, Pong(asked + hour, asked))
+    nodes[1].learn(Pong(asked + hour, asked))
     corrected = nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time
     assert asked <= corrected < asked + 10**9
-    nodes._learn(1, Pong(asked, asked - 60 * 10**9))
+    nodes[1].learn(Pong(asked, asked - 60 * 10**9))
     assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
-    nodes._learn(1, Pong(asked, asked + hour))  # an answer from the future
+    nodes[1].learn(Pong(asked, asked + hour))  # an answer from the future
     assert nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time == corrected
     assert nodes.in_our_time(0, RankStarted(7, 0, 1)).time == 7
 
@@ -83,7 +83,9 @@ def test_the_end_of_a_replaced_link_is_ignored() -> None:
     nodes, inbox = nodes_of(first)
     nodes.read()
     nodes.open.discard(0)
-    nodes.replace(0, second)
+    again = Node(second, lambda _: None)
+    nodes.adopt(0, again)
+    again.read()
     assert nodes.open == {0}
     first.hang_up()
     second.say(RankStarted(1, 0, 1))

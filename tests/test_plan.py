@@ -145,7 +145,7 @@ def test_the_json_plan_names_the_users_variables_and_hides_their_values() -> Non
 
 def test_the_start_command_matches_the_plan() -> None:
     plan = make_plan(spec(nproc=2, environ={"TOKEN": "hunter2"}), [NODE], "abc")
-    start = plan.start(plan.nodes[0], attempt=0, window=65536, terminal=(24, 80))
+    start = plan.start(plan.nodes[0], attempt=0, restarts=0, window=65536, terminal=(24, 80))
     assert (start.cwd, start.environ, start.defaults) == ("/work", {"TOKEN": "hunter2"}, plan.nodes[0].defaults)
     assert [entry["rank"] for entry in start.ranks] == [0, 1]
     assert start.ranks[1]["argv"] == ["/venv/bin/python", "-u", "train.py", "--lr", "0.1"]

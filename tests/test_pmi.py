@@ -17,7 +17,7 @@ from launchpad.agent.mpi.node_worlds import Members
 from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out, parse
 from launchpad.head.machine import Machine
 from launchpad.head.mpi_worlds import MpiWorlds
-from launchpad.job.mpi import Seat, environ, process_mapping, spawned_programs
+from launchpad.job.mpi import MpiSeat, environ, process_mapping, spawned_programs
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import BarrierOut, MpiReply, MpiWorld
@@ -345,7 +345,9 @@ def test_the_mapping_of_ranks_to_nodes(counts: list[int], mapping: str) -> None:
 def test_the_ranks_environment() -> None:
     first, *_, last = plan(2, 1).ranks
     assert first.environ["PMI_RANK"] == first.environ["OMPI_COMM_WORLD_RANK"] == "0"
-    assert {name: last.environ[name] for name in environ(Seat(0, 1, 0, 1, "h"))} == environ(Seat(2, 3, 0, 1, "n1"))
+    assert {name: last.environ[name] for name in environ(MpiSeat(0, 1, 0, 1, "h"))} == environ(
+        MpiSeat(2, 3, 0, 1, "n1")
+    )
     assert last.environ["LAUNCHPAD_BACKEND"] == "mpi"
     assert last.environ["WORLD_SIZE"] == "3"
     assert "PMI_HOSTNAME" not in plan(1).ranks[0].environ

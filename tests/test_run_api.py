@@ -112,6 +112,27 @@ def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]
     assert "raise Stubborn(1, 2)" in str(other.value.__cause__)
 
 
+def fails_until(attempt: int) -> str:
+    """Rank 1 fails in each attempt up to that one, after rank 0 has returned."""
+    now = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if os.environ["RANK"] == "1" and int(now) < attempt:
+        raise ValueError(f"attempt {now}")
+    return now * (9 - int(now))  # what comes later is shorter
+
+
+def test_it_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the results of the last attempt; and not if that can't help."""
+    assert lp.run(fails_until, 1, nproc=2, backend=None, max_restarts=3) == ("1" * 8, "1" * 8)
+    assert "restarting all ranks (restart 1 of 3)" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="attempt 1") as error:
+        lp.run(fails_until, 9, nproc=2, backend=None, max_restarts=(3, 3600.0))
+    why = "launchpad: it fails the same way each time; not started again (--restart always insists)"
+    assert error.value.__notes__ == [why]
+    with pytest.raises(ValueError, match="attempt 2") as error:
+        lp.run(fails_until, 9, nproc=2, backend=None, max_restarts=2, restart="always")
+    assert not hasattr(error.value, "__notes__")
+
+
 def test_its_jobs_are_recorded_and_can_be_asked_for_stacks(launchpad: Launchpad, tmp_path: Path) -> None:
     with pytest.raises(UnicodeDecodeError):
         lp.run(raises, nproc=2, backend=None)
@@ -177,6 +198,11 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, message in (
         ({"backend": "tcp"}, "backend='tcp'"),
         ({"timeout": 0}, "timeout=0"),
+        ({"max_restarts": -1}, "max_restarts=-1: give a number"),
+        ({"max_restarts": (3, 0)}, "give a number, or "),
+        ({"max_restarts": 1, "restart": "never"}, "restart='never': give 'judged' or 'always'"),
+        ({"restart": "always"}, "only work with restarts; add max_restarts=N"),
+        ({"progress": "*"}, "only work with restarts; add max_restarts=N"),
         ({"nproc": 2, "hosts": "a:3"}, "a is given 3 ranks, but --nproc asks for 2"),
         ({"env": {"RANK": "3"}}, "launchpad sets RANK"),
     ):
@@ -381,5 +407,6 @@ def test_over_ssh(
     with pytest.raises(UnicodeDecodeError) as error:
         lp.run(raises, backend=None, **there)
     assert str(error.value.__cause__).startswith("\nrank 1 on n2:\nTraceback")
+    assert lp.run(fails_until, 1, backend=None, max_restarts=3, **there) == ("1" * 8,) * 3
     with pytest.raises(lp.NodeError, match="n9  unresolvable"):
         lp.run(by_reference, hosts="n1,n9", ssh_config=str(hosts.ssh_config))

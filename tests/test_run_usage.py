@@ -52,7 +52,7 @@ CASES = {
     "json alone": (["--json", "ok.py"], "--json only works with --dry-run; add --dry-run"),
     "unknown option": (
         ["--nprocs", "2", "ok.py"],
-        "no such option '--nprocs'. (Did you mean one of: '--nnodes', '--nproc'?)",
+        "no such option '--nprocs'. (Did you mean one of: '--nnodes', '--nproc', '--progress'?)",
     ),
 }
 

@@ -159,6 +159,36 @@ def test_what_a_program_leaves_behind_is_told_when_it_is_gone(launchpad: Launchp
     assert (code, out) == (143, ["[0] saved after SIGTERM", "[1] saved after SIGTERM"]), err
 
 
+@pytest.mark.parametrize("signum", [INT, TERM], ids=["INT", "TERM"])
+@pytest.mark.parametrize("until", [".", "orphan"], ids=["a program", "a shell that dies of it"])
+def test_a_program_is_asked_by_its_own_signal(launchpad: Launchpad, until: str, signum: int) -> None:
+    """The same rules hold for it as for TERM: a child whose shell has died of it may save too."""
+    words = ["saves.py", until] if until == "." else ["--no-python", "sh", "-c", f"{SAVES} {until}; true"]
+    code, out, err = asked_to_stop(launchpad, signum, "--stop-signal", "USR1", *words)
+    assert (code, out) == (128 + signum, ["[0] saved after SIGUSR1", "[1] saved after SIGUSR1"]), err
+    again = "; Ctrl-C kills them at once" if signum == INT else ""
+    assert f"launchpad: sent SIGUSR1 to ranks 0-1; they have 30 s to exit{again}\n" in err
+
+
+def test_a_program_may_save_when_its_time_is_up(launchpad: Launchpad) -> None:
+    (launchpad.folder / "go").touch()
+    done = launchpad.run("run", "-n", 2, "--timeout", 5, "--grace", DEADLINE, "--stop-signal", 10, "saves.py", ".")
+    assert done.returncode == 124
+    assert sorted(line[4:] for line in done.stdout.splitlines() if "saved" in line) == ["saved after SIGUSR1"] * 2
+    assert f"launchpad: sent SIGUSR1 to ranks 0-1; they have {DEADLINE:g} s to exit\n" in done.stderr
+
+
+def test_the_second_ctrl_c_kills_a_program_that_saves(launchpad: Launchpad) -> None:
+    process = launchpad.start("run", "-n", 2, "--stop-signal", "USR1", "saves.py", ".")
+    for word in (b"ready", b"saving"):
+        for _ in range(2):
+            assert word in process.stdout.readline()
+        process.send_signal(INT)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, b"saved" in out) == (130, False), err
+    assert b"launchpad: ranks 0-1 still running: sent SIGKILL" in err
+
+
 def test_what_a_rank_leaves_behind_has_its_grace_and_no_more(launchpad: Launchpad) -> None:
     process = launchpad.start("run", "-n", 2, "--grace", "0.3", "--no-python", "sh", "-c", f"{SAVES} orphan; true")
     for _ in range(2):

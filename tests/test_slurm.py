@@ -432,6 +432,34 @@ def test_a_lost_node_is_started_again(slurm: Slurm, launchpad: Launchpad) -> Non
     assert out.count("attempt 1") == 2
 
 
+@needs_slurm
+def test_a_job_goes_on_with_the_nodes_that_are_left_and_with_a_spare(slurm: Slurm, launchpad: Launchpad) -> None:
+    """Slurm still has the lost node, so it is started again: as one of two, or as the new spare."""
+    (launchpad.folder / "size.py").write_text(
+        "import os, time\nprint('size', os.environ['GROUP_WORLD_SIZE'], flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    go = launchpad.folder / "go"
+    job = slurm.sbatch(launchpad, ["-N2"], "launchpad run -n 1 --nnodes 1:2 size.py")
+    job.await_output("size 2", 2)
+    os.kill(relays(launchpad)["c1"], signal.SIGKILL)
+    job.await_output("launchpad: starting all ranks again on c2, c1")
+    job.await_output("size 2", 4)
+    go.touch()
+    code, out = job.end()
+    assert code == 0, out
+    assert "launchpad: failed: c1 was lost" in out
+    go.unlink()
+    job = slurm.sbatch(launchpad, ["-N2"], "launchpad run -n 2 --spares 1 size.py")
+    job.await_output("[c1 1] size 1")
+    os.kill(relays(launchpad)["c1"], signal.SIGKILL)
+    job.await_output("[c2 1] size 1")
+    job.await_output("launchpad: c1 is back")
+    go.touch()
+    code, out = job.end()
+    assert code == 0, out
+
+
 # Machines of their own.
 
 

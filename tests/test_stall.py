@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from launchpad.diagnosis.apart import sentences
+from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stall import StallWatch, is_stuck, stalled
-from launchpad.protocol.events import StackDump
+from launchpad.protocol.commands import Listen, Reach
+from launchpad.protocol.events import Listening, Reached, StackDump
 from tests.conftest import DEADLINE, Launchpad
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -298,3 +301,85 @@ def test_bad_times_and_places_are_refused(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--stall-timeout", 0, "x.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--stall-timeout: '0' is too short" in done.stderr
+
+
+# Which nodes can't reach each other.
+
+NAMES = [f"h{number}" for number in range(5)]
+
+
+def mutual(*pairs: tuple[int, int]) -> list[list[int]]:
+    return [list(pair) for one, other in pairs for pair in ((one, other), (other, one))]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([], []),
+        (mutual((1, 4)), ["h1 and h4 can't reach each other"]),
+        ([[1, 4]], ["h1 can't reach h4, which reaches h1"]),
+        (mutual((2, 0), (2, 1), (2, 3), (2, 4)), ["h2 and the other nodes can't reach each other"]),
+        (mutual((0, 1), (0, 2), (0, 3)), ["h0 and h1, h2 and h3 can't reach each other"]),
+        (mutual((0, 1), (2, 3)), ["h0 and h1 can't reach each other", "h2 and h3 can't reach each other"]),
+        (
+            [[0, 1], [1, 2], [2, 3], [3, 4], [4, 0]],
+            [f"h{one} can't reach h{one + 1}, which reaches h{one}" for one in range(3)] + ["… (2 more like this)"],
+        ),
+    ],
+)
+def test_nodes_that_can_not_reach_each_other_in_words(pairs: list[list[int]], said: list[str]) -> None:
+    assert sentences(pairs, NAMES) == said
+
+
+class Nodes:
+    """Hears what the nodes of a check are asked, and has them answer."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.asked: dict[int, list[Any]] = {}
+        self.check = PairCheck(dict(enumerate(addresses)), self._ask, 0.0)
+
+    def _ask(self, node: int, command: Any) -> None:
+        self.asked.setdefault(node, []).append(command)
+
+    def listen(self, *nodes: int) -> None:
+        for node in nodes:
+            self.check.on(node, Listening(0, [5000 + node]), 0.1)
+
+    def reach(self, node: int, *addresses: str) -> None:
+        for address in addresses:
+            self.check.on(node, Reached(0, address, "eth0"), 0.2)
+
+
+def test_each_pair_is_tried_once_all_listen() -> None:
+    nodes = Nodes("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    nodes.listen(0, 1)
+    assert [[type(one) for one in asked] for asked in nodes.asked.values()] == [[Listen]] * 3
+    nodes.listen(2)
+    assert [type(asked[-1]) for asked in nodes.asked.values()] == [Reach] * 3
+    assert sorted(nodes.asked[0][-1].places) == [["10.0.0.2", 5001], ["10.0.0.3", 5002]]
+    for node in range(3):
+        nodes.reach(node, *(f"10.0.0.{other + 1}" for other in range(3) if (node, other) != (0, 2)))
+    assert (nodes.check.over, nodes.check.apart) == (False, [[0, 2]])
+    nodes.reach(0, "10.0.0.3")
+    assert (nodes.check.over, nodes.check.apart) == (True, [])
+
+
+def test_a_node_that_does_not_listen_is_not_blamed() -> None:
+    nodes = Nodes("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    nodes.listen(0, 2)
+    nodes.check.tick(LISTEN_SECONDS)
+    assert nodes.check.deadline == LISTEN_SECONDS + REACH_SECONDS
+    nodes.reach(0, "10.0.0.3")
+    assert nodes.check.apart == [[2, 0]]
+    nodes.listen(1)
+    nodes.reach(2, "10.0.0.1")
+    assert nodes.check.over
+
+
+@pytest.mark.parametrize(
+    "addresses", [(), ("10.0.0.1",), ("10.0.0.1", ""), ("10.0.0.1", "10.0.0.1"), ("::1", "127.0.0.1")]
+)
+def test_nodes_that_can_not_be_told_apart_are_not_tried(addresses: tuple[str, ...]) -> None:
+    nodes = Nodes(*addresses)
+    nodes.listen(*nodes.asked)
+    assert (nodes.check.over, nodes.check.apart) == (True, [])

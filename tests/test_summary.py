@@ -17,6 +17,8 @@ from launchpad.protocol.events import (
     STDERR,
     STDOUT,
     ConsoleClosed,
+    FaultInjected,
+    FaultMissed,
     JobPlanned,
     LogFailed,
     NodeLost,
@@ -26,6 +28,7 @@ from launchpad.protocol.events import (
     RankExited,
     RankRaised,
     RankStarted,
+    Restarted,
     StartFailed,
     StopRequested,
 )
@@ -186,11 +189,37 @@ def test_each_cause_has_its_sentence(kind: str, event: Any, line: str) -> None:
 
 def test_a_stop_by_signal_is_announced_with_what_comes_next() -> None:
     job = Job()
-    job.on(stopping("signal", 2, 30.0, [0, 1, 2, 3]))
+    job.on(StopRequested(100 * SECOND, 2), stopping("signal", 2, 30.0, [0, 1, 2, 3]))
     assert job.notes == ["sent SIGINT to ranks 0-3; they have 30 s to exit; Ctrl-C kills them at once"]
     job.on(stopping("signal", 15, 5.0, [1], at=134))
     job.on(PhaseChanged(135 * SECOND, "over", "signal", 0, 0.0, []))
     assert job.notes[1:] == ["rank 1 still running: sent SIGTERM"]
+
+
+def test_injected_faults_are_told_when_they_happen_and_in_the_report() -> None:
+    job = Job(nodes=(2, 2))
+    job.on(FaultInjected(103 * SECOND, 9, 3, 1), FaultInjected(103 * SECOND, 0, -1, 1), FaultMissed(0, "kill:0@9s"))
+    told = ["SIGKILL to rank 3 on h1", "the link to h1 cut"]
+    assert job.notes == [*(f"injected: {one}" for one in told), "not injected: kill:0@9s; the job was over before"]
+    first, second = job.fails(3, -9)
+    assert first.startswith("rank 3 on h1 failed first: killed by SIGKILL (Killed), by --inject (pid 4003, 2.50 s")
+    assert re.sub(r" \([0-9:]+\)", "", second) == f"injected: {'; '.join(told)}"
+
+
+def test_the_failure_of_a_rank_that_got_no_fault_is_its_own() -> None:
+    job = Job()
+    job.on(FaultInjected(103 * SECOND, 9, 3, 0), FaultInjected(103 * SECOND, 15, 2, 0))
+    assert "inject" not in job.fails(2, -9)[0]
+
+
+def test_a_host_that_was_cut_off_may_be_lost_in_the_next_attempt() -> None:
+    job = Job(nodes=(2, 2))
+    job.on(FaultInjected(103 * SECOND, 0, -1, 1), FaultInjected(103 * SECOND, 9, 1, 0))
+    job.on(Restarted(104 * SECOND, 1, 9, 1, -9, -1, 1), NodeLost(105 * SECOND, 1, "silent", [2, 3]))
+    assert job.notes[-1].endswith("restarting all ranks (restart 1 of 9)")
+    job.on(Restarted(106 * SECOND, 2, 9, -1, 0, 1))
+    assert "failed: h1 was lost (silent, by --inject); restarting" in job.notes[-1]
+    assert job.summary.history.injected == []
 
 
 def test_a_stop_by_failure_is_announced_only_if_ranks_do_not_exit() -> None:

@@ -12,11 +12,12 @@ import pytest
 from launchpad import __version__
 from launchpad.errors import NodeError, UsageError
 from launchpad.head import bringup as module
-from launchpad.head import reconnect
+from launchpad.head import machine
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
+from launchpad.job.plan import Master, NodePlacement
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Signal, Start
 from launchpad.protocol.events import (
@@ -28,6 +29,7 @@ from launchpad.protocol.events import (
     PhaseChanged,
     RankExited,
     RankStarted,
+    SpareReady,
     StopRequested,
     Written,
 )
@@ -118,7 +120,8 @@ def play(head: BringUp) -> Iterator[Play]:
         assert facts == [READY]
         seen = Sink()
         supervisors.append(Supervisor(head))
-        code, cause = supervisors[-1].run(plan_of(ranks), [seen, *sinks], **{"grace": None, "timeout": None, **limits})
+        limits = {"grace": None, "timeout": None, **limits}
+        code, cause = supervisors[-1].run(cluster_of(ranks), [seen, *sinks], **limits)
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
         if agents[-1].error:
@@ -130,8 +133,8 @@ def play(head: BringUp) -> Iterator[Play]:
         agent.link.hang_up()
 
 
-def plan_of(ranks: int) -> Plan:
-    return make_plan(JobSpec(Target("program", "/bin/true"), nproc=ranks), [READY], "abc")
+def cluster_of(ranks: int) -> Cluster:
+    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks), "abc", [READY])
 
 
 def phases(sink: Sink) -> list[str]:
@@ -334,7 +337,13 @@ def test_garbage_on_the_link_ends_the_job_with_4(play: Play) -> None:
 
 
 def test_the_only_node_comes_back(play: Play) -> None:
-    second = Agent(lambda agent: (agent.hear(Start), agent.leave()))  # type: ignore[arg-type, return-value]
+    def comes_back(agent: Agent) -> None:
+        assert agent.hear(Start).ranks == []
+        agent.say(SpareReady(0))
+        assert len(agent.hear(Start).ranks) == 1
+        agent.leave()
+
+    second = Agent(comes_back)
     second.thread.start()
 
     def script(agent: Agent) -> None:
@@ -347,7 +356,7 @@ def test_the_only_node_comes_back(play: Play) -> None:
 
 def test_a_node_that_can_not_be_dialled_any_more_ends_the_job(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, because its ssh_config has changed meanwhile."""
-    monkeypatch.setattr(reconnect, "SECONDS", 0.0)
+    monkeypatch.setattr(machine, "NODES_SECONDS", 0.0)
 
     def reopen(_: int) -> MemoryLink:
         raise UsageError("ssh's configuration is wrong")
@@ -387,10 +396,9 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
         agent.thread.start()
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
-    plan = make_plan(
-        JobSpec(Target("program", "/bin/true")), facts, "abc", places=places, master=Master("127.0.0.1", 29501)
-    )
-    code, _ = Supervisor(head).run(plan, [], grace=None, timeout=None, max_restarts=1, reopen=reopen)
+    spec = JobSpec(Target("program", "/bin/true"))
+    cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
+    code, _ = Supervisor(head).run(cluster, [], grace=None, timeout=None, max_restarts=1, reopen=reopen)
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (143, None)
     assert late.heard.empty()

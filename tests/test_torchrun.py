@@ -144,7 +144,7 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nnodes", "1:4"], "--nnodes 1:4: a varying number of nodes is not supported; give a single number"),
+        (["--nnodes", "1:4"], "--nnodes 1:4: with a varying number of nodes, they meet by --rdzv-backend c10d"),
         (["--nnodes", "x"], "--nnodes x: give the number of nodes"),
         (
             ["--nnodes=2", "--rdzv-backend=etcd"],
@@ -160,10 +160,17 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
         (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
         (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
+        (
+            ["--stop-signal", "FOO"],
+            "--stop-signal: 'FOO' is not a signal; write a name like USR1",
+        ),
+        (["--stop-signal", "33"], "--stop-signal: '33' is not a signal"),
+        (["--stop-signal", "sigkill"], "--stop-signal: sigkill can't be caught"),
+        (["--stop-signal", "STOP"], "--stop-signal: STOP can't be caught"),
         (["--wdir", "nowhere"], "--wdir nowhere: No such file or directory; give a folder"),
         (
             ["-H", "a,b", "--node-rank=1", "--nnodes=2", "--master-addr=c"],
-            "--nnodes and --node-rank are for launchpads",
+            "--node-rank is for launchpads started on each node; leave it out with --hosts, --enter",
         ),
         (["--hostfile", "f"], "--hostfile f: No such file or directory; give a file with one host per line"),
         (["-H", "a:2", "-n", "4"], "--hosts: a is given 2 ranks, but --nproc asks for 4"),

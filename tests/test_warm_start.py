@@ -284,7 +284,7 @@ def test_a_restart_forks_from_the_same_forkserver(launchpad: Launchpad) -> None:
         "import os, sys, slow\nprint('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
         "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '3')\n"
     )
-    done = launchpad.run("run", "-n", 3, "--max-restarts", 3, "--preload", "slow", "flaky.py")
+    done = launchpad.run("run", "-n", 3, "--max-restarts", 3, "--restart", "always", "--preload", "slow", "flaky.py")
     assert done.returncode == 0
     assert "left behind" not in done.stderr
     assert len(list(launchpad.folder.glob("imported.*"))) == 1
@@ -306,7 +306,7 @@ def test_gloo_comes_up_again_after_every_restart(launchpad: Launchpad) -> None:
         SUM + "if os.environ['TORCHELASTIC_RESTART_COUNT'] != '8' and dist.get_rank() == 1: os._exit(9)\n"
         "dist.all_reduce(x)\nprint('end', x.item())\ndist.destroy_process_group()\n"
     )
-    done = launchpad.run("run", "-n", 4, "--max-restarts", 8, "again.py")
+    done = launchpad.run("run", "-n", 4, "--max-restarts", 8, "--restart", "always", "again.py")
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "end" in line) == [f"[{n}] end 16.0" for n in range(4)]
     assert "(restart 8 of 8)" in done.stderr
@@ -446,7 +446,7 @@ def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Lau
         "while sum(link in ours for link in theirs()) > 2 and time.monotonic() < deadline: time.sleep(0.01)\n"
         "print(len(theirs()))\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] != '12')\n"
     )
-    done = launchpad.run("run", "--max-restarts", 12, "--preload", "json", "counts.py")
+    done = launchpad.run("run", "--max-restarts", 12, "--restart", "always", "--preload", "json", "counts.py")
     counts = [int(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(counts) == 13
     assert max(counts[2:]) <= counts[1], counts
@@ -456,3 +456,16 @@ def test_no_descriptor_of_ours_is_left_in_a_long_life_of_restarts(launchpad: Lau
 def free_ports() -> list[int]:
     """Two ports."""
     return [free_port(), free_port()]
+
+
+def test_what_a_killed_forkserver_had_begun_to_fork_goes_on(launchpad: Launchpad) -> None:
+    """It is killed by the intermediate process, before that forks the ranks."""
+    (launchpad.folder / "kills.py").write_text(
+        "import os, signal\nown = os.getpid()\ndef forked():\n    if os.getppid() == own:\n"
+        "        os.kill(own, signal.SIGKILL)\nos.register_at_fork(after_in_child=forked)\n"
+    )
+    (launchpad.folder / "plain.py").write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(0.5)\n")
+    done = launchpad.run("run", "-n", 3, "--preload", "kills", "plain.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] here" for rank in range(3)]
+    assert done.stderr == ""

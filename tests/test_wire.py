@@ -104,7 +104,8 @@ def test_message_order_does_not_depend_on_the_cuts(messages: list[Any], places: 
 def test_non_utf_8_arguments_arrive_unchanged() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
-    start = Start("/", {}, {}, [{"rank": 0, "argv": argv, "environ": {}}], [], 1, "", -1, False, [], False, True)
+    ranks = [{"rank": 0, "argv": argv, "environ": {}}]
+    start = Start(0, "/", {}, {}, {}, ranks, argv, "", [], 1, "", -1, False, [], False, True)
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 

@@ -57,6 +57,7 @@ def main(stdin_fd: int | None) -> None:
             os._exit(code)
     if stdin_fd is not None:
         os.close(stdin_fd)
+    _tidy_up()
     status = _wait(agent)
     ended = time.monotonic_ns()
     processes.sweep(lambda: processes.reap(0))
@@ -65,6 +66,18 @@ def main(stdin_fd: int | None) -> None:
     if status != 0:
         _report(f"the agent was killed by signal {-status}" if status < 0 else "the agent crashed", ended)
     os._exit(0 if status == 0 else 1)
+
+
+def _tidy_up() -> None:
+    """Remove what other jobs' guards and agents left on this machine when both were killed at once."""
+    for folder in rundir.abandoned():
+        # The ranks' environment names their error files in it (TORCHELASTIC_ERROR_FILE), and its name is unique.
+        mark = f"/{os.path.basename(folder)}/".encode()
+        if any(mark in value for value in os.environb.values()):  # we descend from one of them
+            continue
+        processes.kill_those_with(mark)
+        shm.remove(folder)
+        rundir.remove(folder)
 
 
 def _warn(text: bytes) -> None:

@@ -31,6 +31,8 @@ from ..protocol.commands import (
     Probe,
     Reach,
     Signal,
+    SignalAgent,
+    SignalRank,
     Start,
     StartMore,
     StdinData,
@@ -211,13 +213,17 @@ class Agent:
                     self._reachability.close()
                 self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
                 self._starter.start(command, self._reap, self._debug_channel.path)
-            case Signal(signum):
-                self._signals.send(signum)
-                self._starter.signal(signum)
+            case Signal(signum, stops):
+                self._signals.send(signum, stops=stops)
+                self._starter.signal(signum, stops=stops)
                 if signum == signal.SIGSTOP:
                     self._outbox.say(Suspended(time.monotonic_ns()))
                 if signum in (signal.SIGSTOP, signal.SIGCONT):
                     self._suspended = signum == signal.SIGSTOP
+            case SignalRank(number, signum):
+                self._signals.send_to(number, signum)
+            case SignalAgent(signum):
+                os.kill(os.getpid(), signum)
             case StdinData(data):
                 self._starter.take_input(data)
             case Credit(number, stream, size):

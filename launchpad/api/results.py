@@ -11,7 +11,7 @@ from launchpad import errors, linux
 from launchpad.errors import RankError, RemoteTraceback
 from launchpad.job.outcome import exit_in_words
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import RESULT, Output, RankExited
+from launchpad.protocol.events import RESULT, Output, RankExited, Restarted
 from launchpad.rank import pickling
 
 
@@ -57,11 +57,16 @@ class ResultCollector:
         return linux.path_of(self._files[rank])
 
     def on(self, event: Any) -> bool:
-        """Keep results and exit codes."""
+        """Keep the results and exit codes of the last attempt."""
         if type(event) is Output and event.stream == RESULT:
             linux.write_all(self._files[event.rank], event.data)
         elif type(event) is RankExited:
             self.codes[event.rank] = event.code
+        elif type(event) is Restarted:
+            self.codes.clear()
+            for file in self._files.values():
+                os.ftruncate(file, 0)
+                os.lseek(file, 0, os.SEEK_SET)
         return False
 
     def tick(self, now: float) -> None:

@@ -18,11 +18,12 @@ from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.hosts import Host, Nproc
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan, make_plan
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec, RestartLimit, Restarts, Target
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
@@ -47,6 +48,9 @@ def run(
     wdir: str | None = None,
     sync: bool = False,
     ssh_config: str | None = None,
+    max_restarts: int | tuple[int, float] = 0,
+    restart: Restarts = "judged",
+    progress: str | Sequence[str] = (),
 ) -> Results:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
@@ -61,7 +65,8 @@ def run(
     tensors), else gloo; with None there is no group, and torch is not needed. What ranks print goes to the caller's
     sys.stdout, each line with its rank. No `if __name__ == "__main__"` is needed.
 
-    `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync` and `ssh_config` are options of
+    `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync`, `ssh_config`, `max_restarts` (a
+    number, or (10, 3600.0) for 10 in any hour), `restart` and `progress` (a pattern, or several) are options of
     `launchpad run`. The ranks run in the caller's interpreter; other hosts use the one at that path, else python3.
 
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
@@ -73,6 +78,8 @@ def run(
     can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
     """
     _check(backend, timeout)
+    patterns = (progress,) if isinstance(progress, str) else tuple(progress)
+    limit = _restart_limit(max_restarts, restart, patterns)
     cwd = os.path.abspath(wdir or os.getcwd())
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
@@ -88,6 +95,9 @@ def run(
             **{name: str(value) for name, value in (env or {}).items()},
         },
         timeout=timeout,
+        max_restarts=limit,
+        restart=restart,
+        progress=patterns,
         torch=False,
         preload=_preload(backend, {**os.environ, **(env or {})}),
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
@@ -117,6 +127,17 @@ def _check(backend: str | None, timeout: float | None) -> None:
         raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
     if timeout is not None and not timeout > 0:
         raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+
+
+def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:
+    if restart not in get_args(Restarts):
+        raise UsageError(f"restart={restart!r}: give 'judged' or 'always'")
+    most, period = max_restarts if isinstance(max_restarts, tuple) else (max_restarts, None)
+    if most < 0 or (period is not None and not period > 0):
+        raise UsageError(f"max_restarts={max_restarts!r}: give a number, or (number, seconds)")
+    if not most and (restart == "always" or progress):
+        raise UsageError("restart='always' and progress only work with restarts; add max_restarts=N, or leave them out")
+    return RestartLimit(most, period)
 
 
 def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -162,6 +183,7 @@ class _Job:
         self._collector: ResultCollector | None = None
         self._cause: Cause | None = None
         self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
+        self._not_restarted = ""  # why the ranks were not started again
         self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
 
     def interrupt(self) -> None:
@@ -184,7 +206,10 @@ class _Job:
         report = "\n".join(self._report)
         match cause.kind:
             case "failure":
-                raise self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
+                error = self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
+                if self._not_restarted and str(error) != report:
+                    error.add_note(f"launchpad: {self._not_restarted}")
+                raise error
             case "timeout":
                 first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
                 raise JobTimeout("\n".join([first, *self._report[1:]]))
@@ -214,29 +239,36 @@ class _Job:
         spec, bringup = self._spec, self._bringup
         files = files_to_sync(self._options, spec)
         links = self._links()
-        brought = bring_up(
+        cluster = bring_up(
             bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True
         )
-        plan = make_plan(spec, brought.facts, os.urandom(4).hex(), brought.places, brought.master)
-        self._collector = ResultCollector(plan)
-        plan = self._with_files(plan, [link.remote for link in links])
+        self._collector = ResultCollector(cluster.plan)
+        cluster.plan = self._with_files(cluster.plan, [link.remote for link in links])
         deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
-        self.screen.open(plan)
-        self._conduct(plan)
+        self.screen.open(cluster.plan)
+        self._conduct(cluster)
 
-    def _conduct(self, plan: Plan) -> None:
+    def _conduct(self, cluster: Cluster) -> None:
         """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
         spec, post = self._spec, self._bringup.post
         assert self._collector is not None
-        observers = Observers(os.urandom(4).hex(), spec, plan, post, self.screen.say)
+        observers = Observers(os.urandom(4).hex(), spec, cluster.plan, post, self.screen.say)
         sinks = observers.begin([self._collector, self.screen])
         code = 1
         try:
             code, self._cause = Supervisor(self._bringup).run(
-                plan, sinks, grace=None, timeout=spec.timeout, waited=waited
+                cluster,
+                sinks,
+                grace=None,
+                timeout=spec.timeout,
+                max_restarts=spec.max_restarts.most,
+                waited=waited,
+                restart_period=spec.max_restarts.period,
+                may_restart=observers.restart_judge(spec),
             )
             if self._cause is not None:
                 verdict, self._report = observers.conclude()
+                self._not_restarted = observers.summary.history.not_restarted
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -66,9 +66,11 @@ class _Printer:
         """Print the output events; ignore others."""
         for event in events:
             match event:
-                case JobPlanned():
-                    self._label(event)
+                case JobPlanned(nodes=nodes):
+                    self._label(nodes)
                 case Restarted(_, attempt):
+                    if event.nodes:
+                        self._label(event.nodes)
                     self._write(self._device.note(f"launchpad: restart {attempt}".encode(), 1))
                 case Output(_, rank, stream, data):
                     if (rank, stream) not in self._streams:
@@ -77,9 +79,11 @@ class _Printer:
                     self._write(self._device.feed(self._streams[rank, stream], data, time.monotonic()))
         sys.stdout.buffer.flush()
 
-    def _label(self, planned: JobPlanned) -> None:
-        label = labels([name for name, _ in planned.nodes], sum(len(ranks) for _, ranks in planned.nodes))
-        self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(planned.nodes) for rank in ranks}
+    def _label(self, nodes: Sequence[Sequence[Any]]) -> None:
+        label = labels([name for name, _ in nodes], sum(len(ranks) for _, ranks in nodes))
+        self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(nodes) for rank in ranks}
+        self._write(self._device.close(list(self._streams.values())))
+        self._streams.clear()
 
     def tick(self) -> None:
         """Print unfinished lines that have waited long enough."""

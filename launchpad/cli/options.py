@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+from launchpad.job.duration import parse_seconds
+from launchpad.job.spec import RestartLimit
+
 
 class GroupedOption(click.Option):
     """An option listed under a heading in --help. With `pet`, PET_<NAME> sets its default, as with torchrun."""
@@ -97,14 +100,10 @@ def rank_count(text: str) -> int | str:
 
 def seconds(text: str) -> float:
     """A non-negative time in seconds; the number may be followed by s, m, h or d."""
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}.get(text[-1:])
     try:
-        value = float(text[:-1]) * unit if unit else float(text)
+        return parse_seconds(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise click.BadParameter(f"{text!r} is not a time; give seconds (30), or 5m, 2h, 1d")
-    return value
+        raise click.BadParameter(f"{text!r} is not a time; give seconds (30), or 5m, 2h, 1d") from None
 
 
 def positive_seconds(text: str) -> float:
@@ -115,12 +114,36 @@ def positive_seconds(text: str) -> float:
     return value
 
 
+def restart_limit(text: str) -> RestartLimit:
+    """A number of restarts, or N/TIME: so many in any such time."""
+    number, slash, period = text.partition("/")
+    if not number.isdecimal():
+        raise click.BadParameter(f"{text!r} is not a number of restarts; give one, or one per time, like 10/1h")
+    return RestartLimit(int(number), positive_seconds(period) if slash else None)
+
+
 def local_ranks(text: str) -> frozenset[int]:
     """Comma-separated local ranks."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise click.BadParameter(f"{text!r} is not a list of local ranks; separate them with commas, like 0,3")
     return frozenset(int(part) for part in parts)
+
+
+def stop_signal(text: str) -> int:
+    """The number of a signal that can be caught, given by its name, with or without SIG, or its number."""
+    import signal
+
+    name = text.strip().upper()
+    try:
+        signum = int(name) if name.isdecimal() else signal.Signals[f"SIG{name.removeprefix('SIG')}"].value
+    except KeyError:
+        signum = 0
+    if signum not in signal.valid_signals():
+        raise click.BadParameter(f"{text!r} is not a signal; write a name like USR1 or SIGUSR1, or a number")
+    if signum in (signal.SIGKILL, signal.SIGSTOP):
+        raise click.BadParameter(f"{text} can't be caught, so no program can save its state on it; choose another")
+    return signum
 
 
 def signal_names(text: str) -> frozenset[int]:

@@ -85,7 +85,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         dry_run.show(plan, sources(ctx, options["config"]), as_json=options["as_json"])
 
     wanted = typed(options)
-    if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT:  # --nnodes 1 means this machine
+    # --nnodes 1 means this machine.
+    if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT or ":" in options["nnodes"]:
         wanted = on_allocation(wanted)
     with ExitStack() as closing:
         return run_job(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from launchpad.cli.options import GroupedOption, local_ranks, positive_seconds, rank_count, seconds, signal_names
+from launchpad.cli.options import (
+    GroupedOption,
+    local_ranks,
+    positive_seconds,
+    rank_count,
+    restart_limit,
+    seconds,
+    signal_names,
+    stop_signal,
+)
 
 Declare = Callable[..., Callable[[Any], Any]]
 
@@ -116,7 +125,15 @@ _OPTIONS = (
         type=seconds,
         metavar="SECONDS",
         pet=True,
-        help="Time between the first signal and the next. Default: 5 after a failure, 30 on Ctrl-C, TERM or HUP.",
+        help="Time between the first signal and the next. Default: 5 after a failure, 30 if the job is stopped by you "
+        "or by a time limit.",
+    ),
+    _end(
+        "--stop-signal",
+        type=stop_signal,
+        metavar="SIGNAL",
+        help="What the ranks get first when you stop the job or its time is up (--timeout, --stop-before); then TERM, "
+        "then KILL. Default: the signal that launchpad got, else TERM.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
     _end(
@@ -132,12 +149,34 @@ _OPTIONS = (
         help="If no rank writes or makes progress for this long, show where each one is and exit with 124.",
     ),
     _end(
+        "--inject",
+        default="",
+        metavar="FAULT,…",
+        help="To try how the job recovers, not for production: kill:3@20s (rank 3, after 20 s; also stop, term), "
+        "kill:host=b@1m (also stop, cut), random:1/60s[:SEED] (some rank, once a minute on average).",
+    ),
+    _end(
         "--max-restarts",
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
+        type=restart_limit,
+        default="0",
+        metavar="N[/TIME]",
         pet=True,
-        help="Restart all ranks when one fails, at most N times.",
+        help="Restart all ranks when one fails, at most N times. 10/1h: at most 10 times in any hour.",
+    ),
+    _end(
+        "--restart",
+        type=click.Choice(["judged", "always"]),
+        default="judged",
+        metavar="judged|always",
+        help="judged (default): no restart where it can't help: not of a job that fails the same way each time without "
+        "progress, nor after an import error, a syntax error or wrong arguments at the start. always: whatever failed.",
+    ),
+    _end(
+        "--progress",
+        multiple=True,
+        metavar="GLOB",
+        help="Files that the ranks write as they get on, like 'ckpt/*': if there is a new one, a failure is worth a "
+        "restart. Repeatable. Default: a job that ran for 10 minutes has got on.",
     ),
     _end(
         "--signals-to-handle",
@@ -196,7 +235,19 @@ _OPTIONS = (
         metavar="SECONDS",
         help="A host that is silent for this long counts as lost, which ends the job.",
     ),
-    _world("--nnodes", default="1", metavar="N", help="Number of nodes."),
+    _hosts(
+        "--spares",
+        type=click.IntRange(0),
+        default=0,
+        metavar="N",
+        help="Of the hosts, keep the last N ready to take the place of lost ones. Doesn't count as a restart.",
+    ),
+    _world(
+        "--nnodes",
+        default="1",
+        metavar="N|MIN:MAX",
+        help="Number of nodes. With MIN:MAX, nodes may be lost and join while the job runs.",
+    ),
     _world("--node-rank", type=int, metavar="R", help="Rank of this node, from 0. c10d can do without."),
     _world("--master-addr", metavar="HOST", help="The address of node rank 0, for static."),
     _world(

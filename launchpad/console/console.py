@@ -7,7 +7,7 @@ import os
 import signal
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from launchpad.console import live
@@ -15,7 +15,7 @@ from launchpad.console.lines import Device, LineStream
 from launchpad.console.writer import Target, Writer
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, StopRequested
+from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, Restarted, StopRequested
 
 # Easy to distinguish, also for most people who can't distinguish red from green.
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
@@ -47,11 +47,16 @@ class Console:
                 self._writers[fd] = Writer(post, self._failed)
         self._spec = spec
         self._shows = shows
-        self._label = labels(["" if node.shown_there else node.name for node in plan.nodes], plan.world_size)
-        self.margin = len(self._label(0, ranks[0].rank)) + 1  # the width of a prefix, in columns
-        for place, node in enumerate(plan.nodes):
-            for rank in () if node.shown_there else node.ranks:
-                self._open(rank.rank, rank.local_rank, self._label(place, rank.rank))
+        self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
+        self.margin = len(self._label(0, 0)) + 1  # the width of a prefix, in columns
+
+    def _begin(self, nodes: Sequence[Sequence[Any]], shown_there: Collection[int]) -> None:
+        """Show the ranks of these nodes, each [name, [rank, …]], except those that are shown elsewhere."""
+        names = ["" if node in shown_there else name for node, (name, _) in enumerate(nodes)]
+        self._label = labels(names, sum(len(ranks) for _, ranks in nodes))
+        for node, (_, ranks) in enumerate(nodes):
+            for local_rank, rank in enumerate(() if node in shown_there else ranks):
+                self._open(rank, local_rank, self._label(node, rank))
 
     def _open(self, rank: int, local_rank: int, label: str) -> None:
         spec = self._spec
@@ -72,6 +77,10 @@ class Console:
         if type(event) is RanksSpawned:
             for rank in event.ranks:
                 self._open(rank, rank, self._label(event.node, rank))
+        if type(event) is Restarted and event.nodes:
+            self.flush()
+            self._streams.clear()
+            self._begin(event.nodes, event.shown_there)
         if type(event) is not Output:
             return False
         stream = self._streams.get((event.rank, event.stream))

@@ -29,6 +29,9 @@ def in_words(plan: Plan) -> str:
     preload = ", ".join(plan.nodes[0].preload)
     lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
     for node in plan.nodes:
+        if not node.ranks:
+            lines.append(f"node {node.index}: {node.name}, a spare for {node.slots} ranks, in {node.cwd}")
+            continue
         first = node.ranks[0].environ
         shared = {name for name in first if all(rank.environ[name] == first[name] for rank in node.ranks)}
         lines.append(f"node {node.index}: {node.name}, {len(node.ranks)} of {len(plan.ranks)} ranks, in {node.cwd}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import RanksHeld, StacksTaken
+from launchpad.protocol.events import RanksHeld, Restarted, StacksTaken
 
 
 class StackSink:
@@ -30,13 +30,14 @@ class StackSink:
         self._say = say
         self._folder = folder
         self._answer = answer
-        several = len(plan.nodes) > 1
-        self._nodes = {rank.rank: node.name for node in plan.nodes for rank in node.ranks} if several else {}
+        self._nodes = _names(plan.by_node)
         self._cwd = plan.nodes[0].cwd
         self._count = 0
 
     def on(self, event: Any) -> bool:
         """Handle stacks that were taken."""
+        if type(event) is Restarted and event.nodes:
+            self._nodes = _names(event.nodes)
         if type(event) is not StacksTaken:
             return False
         from launchpad.diagnosis.stack_summary import full, held, merged  # few jobs need it
@@ -74,6 +75,11 @@ class StackSink:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _names(nodes: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """The node of each rank, if there are several; from [name, [rank, …]] of each."""
+    return {rank: name for name, ranks in nodes for rank in ranks} if len(nodes) > 1 else {}
 
 
 def _private(path: str, flags: int) -> int:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis.history import History
+from launchpad.job.duration import duration
+from launchpad.job.hosts import some_of
 from launchpad.job.outcome import ranks_in_words, signal_name
-from launchpad.protocol.events import LogFailed, NoMpi, NotForked, OrphansKilled, PhaseChanged, RanksSpawned, Restarted
+from launchpad.protocol.events import (
+    FaultInjected,
+    FaultMissed,
+    LogFailed,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    NodesAwaited,
+    NoMpi,
+    NotForked,
+    OrphansKilled,
+    PhaseChanged,
+    RanksSpawned,
+    Restarted,
+)
 
 if TYPE_CHECKING:  # a job that succeeds needs no verdict
     from launchpad.diagnosis.verdict import Verdict
@@ -54,6 +71,23 @@ class Summary:
             case OrphansKilled(_, processes):
                 count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
                 self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
+            case NodeJoined(_, node, name):
+                known = node < len(self.history.planned.nodes)
+                self._say(f"{name} is back" if known else f"{name} has joined")
+            case NodesAwaited(_, nodes, seconds):
+                names = [self.history.node_name(node) for node in nodes]
+                reasons = {loss.reason for loss in self.history.lost.values()}
+                why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+                was = "was" if len(names) == 1 else "were"
+                self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a node to go on with")
+            case NodeLost(_, node, reason) if not self.history.takes_part(node):
+                self._say(f"{self.history.node_name(node)}, which runs no ranks, was lost ({reason})")
+            case NodeRefused(_, name, reason):
+                self._say(f"{name} can't join: {reason}")
+            case FaultInjected():
+                self._say(f"injected: {self.history.fault(event)}")
+            case FaultMissed(_, fault):
+                self._say(f"not injected: {fault}; the job was over before")
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -69,20 +103,31 @@ class Summary:
         name = signal_name(event.signum)
         if self._stopping and event.ranks:
             self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
-        elif event.cause == "signal" and event.ranks:
+        elif event.cause in ("signal", "timeout") and event.ranks:
+            again = event.cause == "signal" and self.history.signum == signal.SIGINT
             self._say(
                 f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
-                + (" to exit; Ctrl-C kills them at once" if name == "SIGINT" else " to exit")
+                + (" to exit; Ctrl-C kills them at once" if again else " to exit")
             )
         self._stopping = True
 
     def _restarted(self, event: Restarted) -> None:
         from launchpad.diagnosis.verdict_text import summarize
 
-        failure = summarize(self.history, self.verdict())
-        self._say(f"failed: {failure}; restarting all ranks (restart {event.attempt} of {event.most})")
-        self.earlier.append(failure)
         self._stopping = False
+        nodes = event.nodes or self.history.planned.nodes
+        taking_part = sorted((ranks[0], name) for name, ranks in nodes if ranks)
+        names = some_of([name for _, name in taking_part])
+        if self.history.kind == "joined":
+            self._say(f"starting all ranks again on {names}")
+            return
+        failure = summarize(self.history, self.verdict())
+        self.earlier.append(failure)
+        if event.counted:
+            of = f" of {event.most}" if not event.period else f"; at most {event.most} in {duration(event.period)}"
+            self._say(f"failed: {failure}; restarting all ranks (restart {event.restarts}{of})")
+        else:
+            self._say(f"failed: {failure}; going on with {names}")
 
     def verdict(self) -> Verdict:
         """The verdict on the current attempt."""

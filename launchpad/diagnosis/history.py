@@ -6,15 +6,20 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
+from launchpad.job.outcome import signal_name
 from launchpad.protocol.events import (
     STDERR,
     ClockSeen,
     ConsoleClosed,
     Crashed,
     ExceptionRaised,
+    FaultInjected,
     JobOver,
     JobPlanned,
+    NodeJoined,
     NodeLost,
+    NodesApart,
+    NotRestarted,
     Output,
     PhaseChanged,
     RankExited,
@@ -63,6 +68,8 @@ class History:
         self.attempt = 0
         self.over: JobOver | None = None
         self.ended = False  # its ranks are gone
+        self.lost: dict[int, NodeLost] = {}
+        self.injected: list[FaultInjected] = []
         self._reset()
         for event in events:
             self.on(event)
@@ -70,7 +77,9 @@ class History:
     def _reset(self) -> None:
         """Reset what belongs to one attempt."""
         self.started = 0
-        self.lost: dict[int, NodeLost] = {}
+        # A host may be lost in the attempt after that in which it fell silent.
+        self.injected = [one for one in self.injected if one.rank < 0 and one.node not in self.lost]
+        self.lost = {}
         self.stop: PhaseChanged | None = None
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
@@ -79,6 +88,8 @@ class History:
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
+        self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
+        self.apart: list[list[int]] = []  # pairs of nodes of which the first could not reach the second
         self.ranks = {
             rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
@@ -92,11 +103,22 @@ class History:
         """The node's name, as the user gave it."""
         return str(self.planned.nodes[node][0]) if 0 <= node < len(self.planned.nodes) else f"node {node}"
 
+    def takes_part(self, node: int) -> bool:
+        """Whether the node has ranks; others are spares."""
+        return 0 <= node < len(self.planned.nodes) and bool(self.planned.nodes[node][1])
+
     def name(self, rank: int) -> str:
         """The rank in words, with its host if there are several nodes."""
         if rank in self.names:
             return self.names[rank]
         return f"rank {rank} on {self.node_name(self.of(rank).node)}" if self.several else f"rank {rank}"
+
+    def fault(self, one: FaultInjected) -> str:
+        """An injected fault in words."""
+        if not one.signum:
+            return f"the link to {self.node_name(one.node)} cut"
+        to = self.name(one.rank) if one.rank >= 0 else f"the agent on {self.node_name(one.node)}"
+        return f"{signal_name(one.signum)} to {to}"
 
     def of(self, rank: int) -> RankHistory:
         """What is known about the rank."""
@@ -132,8 +154,11 @@ class History:
                 for rank in event.ranks:
                     self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
                     self.of(rank).node = event.node
-            case NodeLost():
+            case NodeLost() if self.takes_part(event.node):
                 self.lost.setdefault(event.node, event)
+            case NodeJoined(_, node, name):
+                if node >= len(self.planned.nodes):
+                    self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
             case ClockSeen(_, node, doubt):
                 self.doubts[node] = doubt
             case StopRequested(_, signum, reason) if signum in _STOPS and not self.signum:
@@ -142,13 +167,21 @@ class History:
                 self.console = reason
             case RanksHeld():
                 self.held = event
+            case FaultInjected():
+                self.injected.append(event)
+            case NodesApart(_, pairs):
+                self.apart = pairs
             case Stalled(_, seconds):
                 self.stalled = seconds
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
                 self.attempt = event.attempt
+                if event.nodes:
+                    self.planned = self.planned._replace(nodes=[list(node) for node in event.nodes])
                 self._reset()
+            case NotRestarted(_, reason):
+                self.not_restarted = reason
             case JobOver():
                 self.over = event
 

@@ -17,10 +17,25 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
 from launchpad.diagnosis.history import History
-from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT, CauseKind
+from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT
 
 # The cause that stopped the job; or none, running, cut off, unknown; or, deduced from the events: early, waited, held.
-Kind = Literal[CauseKind, "none", "running", "cut off", "unknown", "early", "waited", "held"]
+Kind = Literal[
+    "failure",
+    "early",
+    "waited",
+    "held",
+    "start",
+    "lost",
+    "timeout",
+    "stall",
+    "signal",
+    "console",
+    "running",
+    "cut off",
+    "unknown",
+    "none",
+]
 
 # We may notice an exit this much later (ns) than its peers do.
 LATE_NS = 1_000_000_000

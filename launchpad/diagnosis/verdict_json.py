@@ -8,8 +8,11 @@ how         exception | exit | signal | memory | mpi | thread | start | lost | h
 code        the rank's exit code, -n for signal n
 type, message, file, line, function   of the exception, or of the crash; in the program's own code if possible
 close, early, alike, stopped, failed_too   ranks
+apart       [[from, to], …]: names of nodes that could not reach each other when the job hung
 victims     [{"rank", "why"}]; for early also first_victim, whose time, exception and place these are
+injected    what --inject did in this attempt, in words
 history     a line for each earlier attempt
+not_restarted   why the ranks were not started again, although restarts were allowed; null if that is not the reason
 text        what was shown
 """
 
@@ -43,7 +46,10 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         "failed_too": list(verdict.failed_too),
         "lost": [history.node_name(node) for node in verdict.lost],
         "running": list(verdict.running),
+        "injected": [history.fault(one) for one in history.injected],
+        "apart": [[history.node_name(node) for node in pair] for pair in history.apart],
         "history": list(earlier),
+        "not_restarted": history.not_restarted or None,
         "text": lines,
     }
     if cause is None:

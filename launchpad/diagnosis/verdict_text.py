@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis import apart, tracebacks
 from launchpad.diagnosis.candidates import Candidate
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import Verdict
@@ -30,6 +30,8 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
     """The report on a job; `earlier` has a line for each earlier attempt."""
     lines = _cause(history, verdict)
     lines += [_loss(history, node) for node in verdict.lost]
+    if history.injected:
+        lines.append(f"injected: {_injected(history)}")
     if verdict.close:
         lines.append(_also_first(history, verdict))
     if verdict.alike:
@@ -46,6 +48,8 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
         if len(earlier) > MOST_ATTEMPTS:
             attempts += f" (the last {MOST_ATTEMPTS} of {len(earlier)})"
         lines.append(f"earlier {attempts}: {'; '.join(earlier[-MOST_ATTEMPTS:])}")
+    if history.not_restarted:
+        lines.append(history.not_restarted)
     return lines
 
 
@@ -54,14 +58,29 @@ def summarize(history: History, verdict: Verdict) -> str:
     cause = verdict.cause
     if cause is None:
         return "cut off"
+    injected = ", by --inject" if _is_injected(history, cause) else ""
     if cause.kind == "lost":
-        return f"{history.node_name(cause.node)} was lost ({cause.text})"
+        return f"{history.node_name(cause.node)} was lost ({cause.text}{injected})"
     if cause.kind == "hang":
         return f"{history.name(cause.rank)} held up the others ({cause.text})"
     after = (cause.time - history.started) / 1e9
     how = cause.traceback.title if cause.kind == "exception" and cause.traceback else ""
     how = "" if how.startswith("SystemExit") else how
-    return f"{history.name(cause.rank)}, {cause.text or how or exit_in_words(cause.code)} after {after:.2f} s"
+    what = f"{cause.text or how or exit_in_words(cause.code)}{injected and f'{injected},'}"
+    return f"{history.name(cause.rank)}, {what} after {after:.2f} s"
+
+
+def _is_injected(history: History, cause: Candidate) -> bool:
+    """Whether --inject did it."""
+    return any(
+        one.signum == -cause.code if one.rank >= 0 else one.node == cause.node
+        for one in history.injected
+        if one.rank == cause.rank
+    )
+
+
+def _injected(history: History) -> str:
+    return "; ".join(f"{history.fault(one)} ({_date(history, one.time)})" for one in history.injected)
 
 
 def _cause(history: History, verdict: Verdict) -> list[str]:
@@ -99,6 +118,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             lines += _held(history)
         case "stall":
             lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
+            lines += _apart(history)
             lines += _held(history)
         case "signal":
             because = f": {history.time_to_stop}" if history.time_to_stop else f" by {signal_name(history.signum)}"
@@ -135,6 +155,13 @@ def _held(history: History) -> list[str]:
     return [f"    {line}" for line in history.held.lines] if history.held else []
 
 
+def _apart(history: History) -> list[str]:
+    """Which nodes can't reach each other."""
+    names = [history.node_name(node) for node in range(len(history.planned.nodes))]
+    found = apart.sentences(history.apart, names)
+    return [*found, "launchpad reaches all of them; check the network between them"] if found else []
+
+
 def _how(history: History, cause: Candidate) -> str:
     code, traceback = cause.code, cause.traceback
     ended, end = history.of(cause.rank).exited, exit_in_words(code)
@@ -150,14 +177,19 @@ def _how(history: History, cause: Candidate) -> str:
         end = "stopped while it was exiting"
     if cause.kind == "memory":
         how += f", by the kernel's OOM killer; it used {cause.memory / 2**20:.0f} MiB"
+    elif _is_injected(history, cause):
+        how += ", by --inject"
     elif code == -signal.SIGKILL and cause.kind == "signal" and ended is not None and ended.memory_killed is False:
         how += "; the kernel's OOM-kill counters did not rise, so a process sent the signal"
     if cause.finished:
         how += ", after its program had finished"
     pid = history.of(cause.rank).pid
-    date = time.strftime("%H:%M:%S", time.localtime(wall(history, cause.time)))
     after = f"{(cause.time - history.started) / 1e9:.2f} s after the start"
-    return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, date)))})"
+    return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, _date(history, cause.time))))})"
+
+
+def _date(history: History, at: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall(history, at)))
 
 
 def wall(history: History, at: int) -> float:

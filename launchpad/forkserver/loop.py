@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import weakref
 from typing import Any
 
@@ -154,8 +155,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
                 if pid:
                     _say(link, "forked", wanted["number"], pid)
                     continue
-                # By the time the forkserver says go, the intermediate process is gone and the agent is our parent.
-                if os.read(born, 1) != b"g" or os.getppid() == middle:
+                if not _may_go(born, middle):
                     os._exit(1)
                 os.close(born)
                 link.close()
@@ -164,13 +164,24 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
                 return wanted, own
             os._exit(0)
         _, status = os.waitpid(middle, 0)
-        if not os.WIFSIGNALED(status):
-            os.write(go, b"g" * len(request["processes"]))
+        os.write(go, (b"n" if os.WIFSIGNALED(status) else b"g") * len(request["processes"]))
         if status == 0:
             _say(link, "done", "")
         elif os.WIFSIGNALED(status):
             _say(link, "done", f"signal {os.WTERMSIG(status)} killed it during the fork")
         _close(born, go, *fds)
+
+
+def _may_go(born: int, middle: int) -> bool:
+    """Wait until the intermediate process is gone and the agent is our parent; False if we must not go on.
+
+    The forkserver says so. If it is killed before, the end of the pipe does, and the intermediate process ends by
+    itself when it has forked all.
+    """
+    said = os.read(born, 1)
+    while not said and os.getppid() == middle:
+        time.sleep(0.001)
+    return said != b"n" and os.getppid() != middle
 
 
 def _no_process(error: OSError) -> str:

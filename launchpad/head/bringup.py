@@ -5,31 +5,28 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from launchpad._version import __version__
 from launchpad.errors import NodeError
+from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Nodes
-from launchpad.protocol.commands import Command, Hello, Ping
-from launchpad.protocol.events import AgentFailed, AgentReady, LinkClosed, Pong, StopRequested, Suspended
+from launchpad.protocol.commands import Hello, Ping
+from launchpad.protocol.events import AgentReady, Pong, StopRequested, Suspended
 from launchpad.transport import Link
 
 # A node that has not answered after this long never will.
 READY_SECONDS = 30.0
 
 
-class BringUp:
-    """The nodes, and the inbox into which all threads put (node, event); -1 stands for the head itself."""
-
-    nodes: Nodes
+class BringUp(Conversation):
+    """The nodes before the job runs, and the inbox into which all threads put (node, event); -1 is the head itself."""
 
     def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        super().__init__()
         self.early: list[StopRequested] = []  # signals for ranks that have not started yet
-        self.awaited: tuple[int, ...] = ()  # nodes that have not answered yet; other threads may read it
         self._stood_still = 0.0  # seconds
-        self._unheard: list[tuple[int, Any]] = []  # events that arrived while we waited for a different answer
 
     def clock(self) -> float:
         """The time in seconds, for deadlines. It stops while the head is suspended (Ctrl-Z)."""
@@ -57,30 +54,8 @@ class BringUp:
         for node, facts in enumerate(ready):
             if not 0 <= facts.wall < 1e11:
                 reason = f"the agent's clock is wrong: it says {facts.wall:g} s since 1970"
-                raise NodeError(self._of(node, reason))
+                raise NodeError(self.of(node, reason))
         return ready
-
-    def ask(self, commands: Mapping[int, Command], answer: type, seconds: float) -> list[Any]:
-        """Send each node its command and return the answers in node order. Raises NodeError."""
-        for node, command in commands.items():
-            self.nodes.send(node, command)
-        answers: dict[int, Any] = {}
-        later = []
-        deadline = self.clock() + seconds
-        while self._await(commands.keys() - answers.keys()):
-            heard = self.hear(deadline)
-            if heard is None:
-                raise NodeError(self._of(self.awaited[0], f"no answer from the agent within {seconds:g} s"))
-            if type(heard[1]) is answer:
-                answers[heard[0]] = heard[1]
-            else:
-                later.append(heard)
-        self._unheard += later
-        return [answers[node] for node in sorted(answers)]
-
-    def _await(self, nodes: Set[int]) -> bool:
-        self.awaited = tuple(sorted(nodes))
-        return bool(nodes)
 
     def measure_clocks(self) -> None:
         """Ping the remote nodes to learn their clocks. Raises NodeError."""
@@ -103,11 +78,6 @@ class BringUp:
                     return None
                 continue
             match event:
-                case AgentFailed(_, reason, trace):  # no record exists yet to keep the traceback
-                    text = f"the agent ended before any rank was started: {reason}"
-                    raise NodeError(self._of(node, f"{text}\n{trace}".rstrip()))
-                case LinkClosed():
-                    raise NodeError(self._of(node, "the agent ended before any rank was started"))
                 case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     raise SystemExit(128 + signum)
                 case StopRequested(_, signal.SIGTSTP):
@@ -118,8 +88,5 @@ class BringUp:
                 case StopRequested():
                     self.early.append(event)
                 case _:
+                    self.check(node, event)
                     return node, event
-
-    def _of(self, node: int, text: str) -> str:
-        name = self.nodes.name(node)
-        return f"{name}: {text}" if name else text

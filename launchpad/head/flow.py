@@ -17,11 +17,15 @@ class Flow:
 
     def __init__(self, ranks: int, give: Callable[[int, int, int], None]) -> None:
         """`give(rank, stream, bytes)` lets the rank's agent send that many more bytes."""
-        self.window = max(LEAST_WINDOW, min(LARGEST_WINDOW, WINDOW_BYTES // (2 * ranks)))
+        self.resize(ranks)
         self._give = give
         self._attempt = 0
         self._held: dict[int, tuple[int, Output, int]] = {}  # by id: number of sinks that hold it, output, attempt
         self._owed: dict[tuple[int, int], int] = {}  # credit not yet given, by rank and stream
+
+    def resize(self, ranks: int) -> None:
+        """The job has so many ranks from now on."""
+        self.window = max(LEAST_WINDOW, min(LARGEST_WINDOW, WINDOW_BYTES // (2 * ranks)))
 
     def start(self, attempt: int) -> None:
         """The ranks are (re)started: each stream gets a full window."""

@@ -1,9 +1,11 @@
 """The job's state machine: turns events and times into actions. It does no I/O and reads no clock.
 
-    running ──first failure, stop signal, timeout, stall, lost node───► stopping ──all ranks have left──► over
-       ▲ └───────────────────────── all ranks have left with 0 ──────────────────────────────────►  ▲
-       └─────── clearing ◄── all ranks have left after a failure, and restarts are allowed ──┘      │
-                   └──── a stop signal, the timeout, a lost node that does not come back ───────────┘
+    running ──first failure, stop signal, timeout, stall, lost node, new node──► stopping ──all have left──► over
+       ▲ └───────────────────────── all ranks have left with 0 ───────────────────────────────────────►  ▲
+       └─────── clearing ◄── all ranks have left, and the job may go on: a restart, or other nodes ──┘   │
+                   └──── a stop signal, the timeout, too few nodes for too long ─────────────────────────┘
+
+Clearing waits until the last attempt's output is here, enough nodes are connected, and these have met.
 
 While stopping, the ladder lists the signals that the ranks get next, and how long they have to obey each.
 """
@@ -11,28 +13,33 @@ While stopping, the ladder lists the signals that the ranks get next, and how lo
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from launchpad.job.duration import duration
+from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.outcome import Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
-    NodeBack,
+    NodeJoined,
     NodeLost,
+    NodesAwaited,
+    NotRestarted,
     PhaseChanged,
     RankExited,
     RankFailed,
+    SeatsReady,
     StacksTaken,
     Stalled,
     StartFailed,
     StopRequested,
 )
 
-# Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, they
-# may have a checkpoint to write.
+# Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, or
+# its time is up, they may have a checkpoint to write.
 GRACE_AFTER_FAILURE = 5.0
 GRACE_AFTER_REQUEST = 30.0
 
@@ -44,6 +51,9 @@ TIMEOUT_DRAIN_SECONDS = 10.0
 
 # How long to wait for the ranks' stacks before stopping them.
 STACKS_SECONDS = 3.0
+
+# How long to wait for enough nodes: a lost host may be rebooting.
+NODES_SECONDS = 120.0
 
 # A process that survives SIGKILL is in uninterruptible sleep; we don't wait for it any longer than this.
 KILL_SECONDS = 10.0
@@ -65,15 +75,24 @@ class FinishAttempt(NamedTuple):
     leave: bool
 
 
+class Meet(NamedTuple):
+    """Find an address at which these nodes can meet: report SeatsReady, or NodeLost for those that can't reach it."""
+
+    seats: tuple[Seat, ...]
+
+
 class Restart(NamedTuple):
-    """Start all ranks again after a rank's failure or the loss of a node; `attempt` is 1 for the first restart."""
+    """Start all ranks again; `attempt` is 1 for the first time."""
 
     attempt: int
     cause: Cause
+    restarts: int  # how many of the restarts that the user allows have been used
+    counted: bool  # this is one of them
+    seats: tuple[Seat, ...]
 
 
 class Reopen(NamedTuple):
-    """Reconnect to lost nodes; each one reports NodeBack, or NodeLost again."""
+    """Try to reconnect to these lost nodes until they are back (NodeJoined)."""
 
     nodes: tuple[int, ...]
 
@@ -92,7 +111,19 @@ class Suspend(NamedTuple):
     """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
 
-Action = SendSignal | PhaseChanged | FinishAttempt | Restart | Reopen | TakeStacks | Leave | Suspend
+Action = (
+    SendSignal
+    | PhaseChanged
+    | NotRestarted
+    | NodesAwaited
+    | FinishAttempt
+    | Meet
+    | Restart
+    | Reopen
+    | TakeStacks
+    | Leave
+    | Suspend
+)
 
 
 class Machine:
@@ -105,12 +136,22 @@ class Machine:
         timeout: float | None,
         now: float,
         max_restarts: int = 0,
-        nodes: Sequence[int] = (0,),
+        seats: Sequence[Seat] = (Seat(0, 1),),
+        spares: Mapping[int, int] | None = None,
+        membership: Membership | None = None,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        restart_period: float | None = None,
+        may_restart: Callable[[], str] = lambda: "",
+        stop_signal: int | None = None,
     ) -> None:
         """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
 
-        `waited`: whether an exception says that a rank waited for other ranks in vain.
+        `seats`: the nodes that they run on. `spares`: how many ranks each other node takes. `membership`: None if the
+        job needs the nodes that it has. `waited`: whether an exception says that a rank waited for others in vain.
+        `max_restarts` are allowed in any `restart_period`; None: in all. `may_restart` is asked before each restart,
+        when everything that the last attempt had to say is known: it returns why the ranks must not start again, or "".
+        `stop_signal`: what the ranks get first when the job is stopped on request or because its time is up; None: the
+        signal that we got, or TERM.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -118,14 +159,25 @@ class Machine:
         self.running = set(ranks)
         self.deadline: float | None = None if timeout is None else now + timeout
         self._ranks = tuple(ranks)
-        self._nodes = set(nodes)  # those that are connected
-        self._missing: set[int] = set()  # those that are lost
-        self._reopening: set[int] = set()  # the lost ones that we are reconnecting to
+        self._seats = tuple(seats)
+        self._taking_part = {seat.node for seat in seats}
+        self._here = {seat.node: seat.ranks for seat in seats} | dict(spares or {})  # the connected nodes
+        self._reopening: set[int] = set()  # the lost ones that are being reconnected to
         self._draining: set[int] = set()  # those that still send output of the last attempt
+        self._meeting: tuple[Seat, ...] = ()  # the nodes that are about to take part
+        self._membership = membership or Membership(len(seats), len(seats))
         self._max_restarts = max_restarts
+        self._restart_period = restart_period
+        self._restarted: list[float] = []  # when; only those that are counted
+        self._may_restart = may_restart
+        self._judged = False  # it has been asked about the last attempt
+        self._awaited_until: float | None = None  # when to give up waiting for nodes
+        self._counted = False  # the coming attempt is a restart that the user must have allowed
+        self._left_well = False  # a rank of this attempt has exited with 0 by itself
         self._timeout_at = self.deadline
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
+        self._stop_signal = stop_signal
         self._ladder: list[tuple[int, float]] = []
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
@@ -156,19 +208,18 @@ class Machine:
             case StacksTaken(_, "failure") if self.phase == "running" and self.cause:
                 return self._stop(self.cause, self._after_failure(), now)
             case StacksTaken(_, "timeout") if self.phase == "running":
-                return self._stop(Cause("timeout"), self._after_failure(), now)
+                return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
             case Stalled(_, seconds) if self.phase == "running":
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
-            case Drained() if self.phase == "clearing":
+            case Drained() if self.phase == "clearing" and node in self._draining:
                 self._draining.discard(node)
-                return self._cleared()
+                return self._cleared(now)
             case NodeLost():
                 return self._lose(event, now)
-            case NodeBack() if self.phase == "clearing":
-                self._missing.discard(event.node)
-                self._reopening.discard(event.node)
-                self._nodes.add(event.node)
-                return self._cleared()
+            case NodeJoined():
+                return self._welcome(event, now)
+            case SeatsReady(_, seats) if self.phase == "clearing":
+                return self._restart(now) if tuple(Seat(*seat) for seat in seats) == self._meeting else []
         return []
 
     def join(self, ranks: Sequence[int]) -> None:
@@ -186,8 +237,10 @@ class Machine:
                 self._timed_out = True
                 self.deadline = now + STACKS_SECONDS
                 return [TakeStacks("timeout")]
+            case "clearing" if self.deadline != self._timeout_at:
+                return self._over(now)  # the nodes are still missing
             case "running" | "clearing":
-                return self._stop(Cause("timeout"), self._after_failure(), now)
+                return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
             case "stopping":
                 return self._step(now)
             case "over":
@@ -198,6 +251,7 @@ class Machine:
         if self.phase == "over":
             return []
         self.running.discard(rank)
+        self._left_well = self._left_well or (failure is None and self.phase == "running")
         actions = self._fail(failure, at, now) if failure else []
         return actions if self.running else [*actions, *self._all_left(now)]
 
@@ -208,7 +262,7 @@ class Machine:
         failure was caused by what other ranks do or don't do, their stacks are taken before they are stopped.
         """
         if self.phase == "running":
-            is_secondary = failure.rank in self._in_vain or failure.code == -signal.SIGABRT
+            is_secondary = self._is_secondary(failure)
             if self.cause:  # their stacks are being taken
                 return [] if is_secondary else self._stop(self.cause, self._after_failure(), now)
             self._failed_at = at
@@ -222,51 +276,143 @@ class Machine:
             self.cause = failure
         return []
 
+    # Nodes.
+
     def _lose(self, lost: NodeLost, now: float) -> list[Action]:
         """A node is gone, with its ranks or, if they had all left, with the last of their output."""
-        again = lost.node in self._reopening
-        if not self.cause or (self.cause.kind in ("failure", "start") and lost.time < self._failed_at):
-            self.cause = Cause("lost", node=lost.node, text=lost.reason)  # other ranks may have failed because of it
-        self._nodes.discard(lost.node)
-        self._missing.add(lost.node)
+        self._here.pop(lost.node, None)
         self._draining.discard(lost.node)
-        self.running.difference_update(lost.ranks)
+        self._reopening.discard(lost.node)
+        takes_part = lost.node in self._taking_part
         if self.phase == "over":
+            if self.cause is None and takes_part:  # with the last of its output
+                self.cause = Cause("lost", node=lost.node, text=lost.reason)
             return []
-        if self.running:
-            return self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else []
+        again = self._reopen(lost.node) if self._membership.changes else []
         if self.phase == "clearing":
-            return self._over(now) if again else self._cleared()
-        return self._all_left(now)
+            self._blame(lost, takes_part)
+            return [*again, *self._cleared(now)]
+        if not takes_part:
+            return again
+        self._blame(lost, takes_part)
+        self.running.difference_update(lost.ranks)
+        if not self.running:
+            return [*again, *self._all_left(now)]
+        assert self.cause is not None
+        return [*again, *(self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else [])]
+
+    def _blame(self, lost: NodeLost, takes_part: bool) -> None:
+        """Other ranks may have failed because of it, and their exits may be heard first."""
+        earlier = self.cause and self.cause.kind in ("failure", "start") and lost.time < self._failed_at
+        # The host may have killed its ranks as it went down.
+        own = self.cause and self.cause.rank in lost.ranks and self.cause.code == -signal.SIGKILL
+        secondary = self.cause and self._is_secondary(self.cause)
+        if takes_part and (not self.cause or self.cause.kind == "joined" or earlier or own or secondary):
+            self.cause = Cause("lost", node=lost.node, text=lost.reason)
+
+    def _is_secondary(self, cause: Cause) -> bool:
+        """Whether a rank failed because of what others did, or did not do."""
+        return cause.kind == "failure" and (cause.rank in self._in_vain or cause.code == -signal.SIGABRT)
+
+    def _welcome(self, joined: NodeJoined, now: float) -> list[Action]:
+        """A node can take part: now, with the next attempt, or when another one is lost."""
+        self._here[joined.node] = joined.slots
+        self._reopening.discard(joined.node)
+        if self.phase == "clearing":
+            return self._cleared(now)
+        of = self._membership
+        wanted = of.elastic and not of.waits and len(self._seats) < of.most
+        if self.phase != "running" or self.cause or not wanted or self._left_well:
+            return []
+        return self._stop(Cause("joined", node=joined.node), self._on_request(signal.SIGTERM), now)
+
+    def _reopen(self, *nodes: int) -> list[Action]:
+        new = tuple(node for node in nodes if node not in self._reopening)
+        self._reopening.update(new)
+        return [Reopen(new)] if new else []
+
+    # From one attempt to the next.
 
     def _all_left(self, now: float) -> list[Action]:
         """No rank is running any more: end the job, or start the next attempt."""
-        if self._starts_again:
-            self._enter("clearing")
-            self.deadline = self._timeout_at
-            self._draining = set(self._nodes)
-            return [FinishAttempt(leave=False)] if self._nodes else self._cleared()
-        return self._over(now)
+        if not self._goes_on(now):
+            if self._restartable and self._max_restarts and self._restart_period is not None:
+                most = f"{self._max_restarts} restarts in {duration(self._restart_period)}"
+                return self._refuse(f"{most} are used up; not started again", now)
+            return self._over(now)
+        self._counted = not self._changes_nodes
+        self._judged = not self._counted
+        self._awaited_until = None
+        self._enter("clearing")
+        self.deadline = self._timeout_at
+        self._draining = self._taking_part & self._here.keys()
+        return [FinishAttempt(leave=False)] if self._draining else self._cleared(now)
+
+    def _goes_on(self, now: float) -> bool:
+        """Whether another attempt follows."""
+        period = self._restart_period
+        used = sum(period is None or now - at < period for at in self._restarted)
+        possible = self._membership.returns or bool(self._next_seats())
+        return self._changes_nodes or (self._restartable and used < self._max_restarts and possible)
 
     @property
-    def _starts_again(self) -> bool:
-        return self.cause is not None and self.cause.kind in ("failure", "lost") and self.attempt < self._max_restarts
+    def _restartable(self) -> bool:
+        return self.cause is not None and self.cause.kind in ("failure", "lost")
 
-    def _cleared(self) -> list[Action]:
-        """Restart once nothing of the last attempt is left and all nodes are connected."""
+    @property
+    def _changes_nodes(self) -> bool:
+        """Whether another attempt follows without being a restart: with other nodes."""
+        if self.cause is None or self.cause.kind not in ("lost", "joined") or not self._membership.changes:
+            return False
+        return self._membership.elastic or bool(self._next_seats())
+
+    def _refuse(self, reason: str, now: float) -> list[Action]:
+        return [NotRestarted(int(now * 1e9), reason), *self._over(now)]
+
+    def _next_seats(self) -> tuple[Seat, ...]:
+        return seated(self._membership, self._seats, self._here)
+
+    def _cleared(self, now: float) -> list[Action]:
+        """Go on once nothing of the last attempt is left, and enough nodes are connected and have met."""
         if self._draining:
             return []
-        if self._missing:
-            new = tuple(sorted(self._missing - self._reopening))
-            self._reopening |= self._missing
-            return [Reopen(new)] if new else []
+        if not self._judged:
+            self._judged = True
+            if refusal := self._may_restart():
+                return self._refuse(refusal, now)
+        seats = self._next_seats()
+        if not seats:
+            self._meeting = ()
+            missing = [seat.node for seat in self._seats if seat.node not in self._here]
+            actions = self._reopen(*missing)
+            if not self._membership.returns:
+                return self._over(now)
+            if self._awaited_until is None:
+                self._awaited_until = now + NODES_SECONDS
+                actions.append(NodesAwaited(int(now * 1e9), missing, NODES_SECONDS))
+            limit = self._awaited_until
+            self.deadline = limit if self._timeout_at is None else min(limit, self._timeout_at)
+            return actions
+        self.deadline = self._timeout_at
+        if seats == self._meeting:
+            return []
+        self._meeting = seats
+        return [Meet(seats)]
+
+    def _restart(self, now: float) -> list[Action]:
         assert self.cause is not None  # the reason for the restart
         failed, self.cause = self.cause, None
+        if self._meeting != self._seats:
+            self._ranks = tuple(range(sum(seat.ranks for seat in self._meeting)))
+        self._seats, self._meeting = self._meeting, ()
+        self._taking_part = {seat.node for seat in self._seats}
         self._in_vain.clear()
+        self._left_well = False
         self._enter("running")
         self.attempt += 1
+        self._restarted += [now] * self._counted
         self.running = set(self._ranks)
-        return [Restart(self.attempt, failed)]
+        return [Restart(self.attempt, failed, len(self._restarted), self._counted, self._seats)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum == signal.SIGQUIT:
@@ -280,21 +426,30 @@ class Machine:
             return [Leave()]
         if self.phase == "stopping":
             return self._on_another_signal(signum, now)
-        grace = self._grace_after_request
-        ladder: list[tuple[int, float]] = [(signum, grace), (signal.SIGKILL, KILL_SECONDS)]
-        if signum == signal.SIGINT:
-            ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
-        return self._stop(Cause("signal", signum=signum), ladder, now)
+        return self._stop(Cause("signal", signum=signum), self._on_request(signum), now)
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
         """A stop signal while we are stopping."""
-        if self._starts_again:
+        if self.cause and self.cause.kind == "joined":  # the user's first one
+            self.cause = Cause("signal", signum=signum)
+            self._ladder = self._on_request(signum)
+            return self._step(now)
+        if self._goes_on(now):
             self.cause = Cause("signal", signum=signum)  # cancel the restart
         if signum != signal.SIGINT:
             return [SendSignal(signum)]
         self._hurried = True
         self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
         return self._step(now)
+
+    def _on_request(self, signum: int) -> list[tuple[int, float]]:
+        """The ladder of a stop that the user asked for or planned, so that the ranks can save their state."""
+        grace = self._grace_after_request
+        first = self._stop_signal or signum
+        ladder: list[tuple[int, float]] = [(first, grace), (signal.SIGKILL, KILL_SECONDS)]
+        if first != signal.SIGTERM and (self._stop_signal or first == signal.SIGINT):
+            ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
+        return ladder
 
     def _after_failure(self) -> list[tuple[int, float]]:
         return [(signal.SIGTERM, self._grace_after_failure), (signal.SIGKILL, KILL_SECONDS)]
@@ -317,7 +472,7 @@ class Machine:
         signum, seconds = self._ladder.pop(0)
         self.deadline = now + seconds
         actions: list[Action] = [self._changed(now, signum, seconds)]
-        return [*actions, SendSignal(signum)] if self.running else actions
+        return [*actions, SendSignal(signum, stops=signum == self._stop_signal)] if self.running else actions
 
     def _over(self, now: float) -> list[Action]:
         self._enter("over")

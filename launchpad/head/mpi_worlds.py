@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launchpad.job.mpi import Seat, process_mapping, spawned_programs
+from launchpad.job.mpi import MpiSeat, process_mapping, spawned_programs
 from launchpad.job.mpi import environ as mpi_environ
 from launchpad.job.plan import Plan
 from launchpad.protocol.commands import BarrierOut, Command, MpiReply, MpiWorld
@@ -57,8 +57,9 @@ class MpiWorlds:
         """`name`: unique to this job and attempt."""
         self._plan = plan
         self._name = name
-        self._worlds = [_Barriers(range(len(plan.nodes)), [len(node.ranks) for node in plan.nodes])]
-        self._alive = [{rank.rank for rank in node.ranks} for node in plan.nodes]
+        nodes = plan.taking_part
+        self._worlds = [_Barriers([node.index for node in nodes], [len(node.ranks) for node in nodes])]
+        self._alive = {node.index: {rank.rank for rank in node.ranks} for node in nodes}
         self._next_rank = len(plan.ranks)
         self._published: dict[str, str] = {}
 
@@ -72,7 +73,7 @@ class MpiWorlds:
             first=node.ranks[0].rank,
             ranks=[rank.rank for rank in node.ranks],
             programs=[0] * len(node.ranks),
-            mapping=process_mapping([len(node.ranks) for node in self._plan.nodes]),
+            mapping=process_mapping([len(node.ranks) for node in self._plan.taking_part]),
             keys={},
             interface=node.interface,
         )
@@ -99,7 +100,7 @@ class MpiWorlds:
 
         If only some of a node's ranks are missing, its agent reports it.
         """
-        for node, alive in enumerate(self._alive):
+        for node, alive in self._alive.items():
             if not alive and self._worlds[0].waits_for(node):
                 return RankFailed(time.monotonic_ns(), self._plan.nodes[node].ranks[0].rank, 1, NO_INIT)
         return None
@@ -108,23 +109,23 @@ class MpiWorlds:
         """The world that a rank asks for, on the first node, and its ranks. Raises ValueError for a bad request."""
         programs = spawned_programs(request.lines)
         size = sum(program.nproc for program in programs)
-        node = self._plan.nodes[0]
+        node = self._plan.taking_part[0]
         number, first = len(self._worlds), self._next_rank
         entries: list[dict[str, Any]] = []
         for which, program in enumerate(programs):
             for _ in range(program.nproc):
                 rank = len(entries)
-                seat = Seat(rank, size, rank, size, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
+                seat = MpiSeat(rank, size, rank, size, node.ranks[0].environ.get("PMI_HOSTNAME", ""))
                 own = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_RESTART_COUNT": attempt}
                 own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
                 environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
                 cwd = os.path.join(node.cwd, program.cwd)
                 entry = {"rank": first + rank, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
-                entry["python"] = program.python and self._plan.nodes[0].hooks
+                entry["python"] = program.python and node.hooks
                 entries.append(entry)
         self._next_rank += size
-        self._worlds.append(_Barriers([0], [size]))
+        self._worlds.append(_Barriers([node.index], [size]))
         world = MpiWorld(
             number=number,
             name=f"{self._name}-{number}",

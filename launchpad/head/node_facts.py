@@ -10,6 +10,7 @@ from launchpad import linux
 from launchpad._version import __version__
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
+from launchpad.head.conversation import Conversation
 from launchpad.job.plan import Master, port_taken
 from launchpad.protocol.commands import HoldPort, Listen, Probe, Reach
 from launchpad.protocol.events import Listening, NodeFacts, PortHeld, Reached
@@ -82,45 +83,68 @@ def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, st
         raise NodeError(failed_hosts(bad, len(versions), f"install the same {what}, or choose one with --python"))
 
 
-def find_master(
-    bringup: BringUp, found: Sequence[NodeFacts], wanted: str, port: int, prefer: str
-) -> tuple[Master, list[str]]:
-    """Find an address of node 0 that every other node can reach, and hold the rendezvous port there.
+class Unreachable(NodeError):
+    """Nodes that can't reach the first one at an address that the others reach too."""
 
-    `wanted`: the only acceptable address, "" for any; `prefer`: the address to try first, if node 0 has it. Returns
-    also the interface through which each node reaches it. Raises NodeError if there is no such address.
+    def __init__(self, text: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(text)
+        self.reasons = reasons  # by node
+
+
+def find_master(
+    talk: Conversation, nodes: Sequence[int], addresses: Sequence[Sequence[str]], wanted: str, port: int, prefer: str
+) -> tuple[Master, dict[int, str]]:
+    """Find an address of the first of these nodes that all others can reach, and hold the rendezvous port there.
+
+    `addresses`: the first node's, as in NodeFacts; `wanted`: the only acceptable one, "" for any; `prefer`: the address
+    to try first, if the node has it. Returns also the interface through which each node reaches it. Raises Unreachable
+    if there is no such address, NodeError if a node is lost meanwhile.
     """
-    own = {address: interface for address, interface, *_ in found[0].addresses}
+    first, *others = nodes
+    own = {address: interface for address, interface, *_ in addresses}
     candidates = [_number(wanted)] if wanted else sorted(own, key=lambda address: address != prefer)
     ask, answer = os.urandom(16).hex(), os.urandom(16).hex()
-    (listening,) = bringup.ask({0: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
+    (listening,) = talk.ask({first: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
     places = [[address, at] for address, at in zip(candidates, listening.ports, strict=True) if at > 0]
     if not places:
-        raise NodeError(f"--master-addr {wanted}: {bringup.nodes.name(0)} has no such address; it has {', '.join(own)}")
-    others = range(1, len(found))
+        raise NodeError(
+            f"--master-addr {wanted}: {talk.nodes.name(first)} has no such address; it has {', '.join(own)}"
+        )
     for node in others:
-        bringup.nodes.send(node, Reach(places, ask, answer))
+        talk.nodes.send(node, Reach(places, ask, answer))
     reached: dict[int, dict[str, str]] = {node: {} for node in others}
     left = {address: len(others) for address, _ in places}  # how many nodes have not reached it yet
-    deadline = bringup.clock() + REACH_SECONDS
-    while (heard := bringup.hear(deadline)) is not None:
+    deadline = talk.clock() + REACH_SECONDS
+    while any(left.values()) and (heard := talk.hear(deadline)) is not None:
         node, event = heard
-        if isinstance(event, Reached) and event.address in left:
+        if isinstance(event, Reached) and event.address in left and node in reached:
             left[event.address] -= event.address not in reached[node]
             reached[node][event.address] = event.interface
             common = [address for address, _ in places if not left[address]]
             if common and common[0] == places[0][0]:
                 break
             if common:
-                deadline = min(deadline, bringup.clock() + BETTER_SECONDS)
+                deadline = min(deadline, talk.clock() + BETTER_SECONDS)
     common = [address for address, _ in places if not left[address]]
     if not common:
-        raise NodeError(_unreached(bringup, reached, [address for address, _ in places]))
+        raise _unreachable(talk, nodes, reached, [address for address, _ in places])
     address = common[0]
-    (held,) = bringup.ask({0: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
+    (held,) = talk.ask({first: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
     if held.port < 0:
-        raise port_taken(port, bringup.nodes.name(0))
-    return Master(address, held.port), [own.get(address, ""), *(reached[node][address] for node in others)]
+        raise port_taken(port, talk.nodes.name(first))
+    return Master(address, held.port), {
+        first: own.get(address, ""),
+        **{node: reached[node][address] for node in others},
+    }
+
+
+def address_at(interface: str, facts: NodeFacts, master: Master) -> str:
+    """A node's own address at an interface, of the same family as the rendezvous; "" if it has none."""
+    of_interface = [address for address, name, *_ in facts.addresses if name == interface]
+    if master.address in of_interface:  # the node that holds it
+        return master.address
+    family = linux.address_family(master.address)
+    return next((address for address in of_interface if linux.address_family(address) == family), "")
 
 
 def _number(name: str) -> str:
@@ -130,14 +154,17 @@ def _number(name: str) -> str:
         raise UsageError(f"--master-addr {name}: no such host; give an address of the first host") from None
 
 
-def _unreached(bringup: BringUp, reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]) -> str:
-    """The nodes that reach no address of node 0; if each reaches one, but no common one, which one each reaches."""
-    first = bringup.nodes.name(0)
+def _unreachable(
+    talk: Conversation, nodes: Sequence[int], reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]
+) -> Unreachable:
+    """The nodes that reach no address of the first one; if each reaches one, but no common one, which one each does."""
+    first = talk.nodes.name(nodes[0])
     cut_off = [node for node, by in reached.items() if not by] or list(reached)
-    bad = {
-        bringup.nodes.name(node): f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}"
-        for node in cut_off
-    }
+    if len(cut_off) > 1 and not any(reached.values()):
+        text = "none of the others reaches it"
+        return Unreachable(failed_hosts({first: text}, len(nodes), f"it has {', '.join(addresses)}"), {nodes[0]: text})
+    reasons = {node: f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}" for node in cut_off}
     outward = [address for address in addresses if not linux.is_loopback(address)] or addresses
     remedy = f"{first} has the addresses {', '.join(outward)}; open one between the hosts"
-    return failed_hosts(bad, len(reached) + 1, remedy)
+    named = {talk.nodes.name(node): reason for node, reason in reasons.items()}
+    return Unreachable(failed_hosts(named, len(nodes), remedy), reasons)

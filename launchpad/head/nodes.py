@@ -26,111 +26,161 @@ DRIFT = 2e-4
 LATE_SECONDS = 1.0
 
 
-class Nodes:
-    """The job's nodes, by their index in the plan."""
+class Node:
+    """One agent: its link, its clock, and when it was last heard from."""
 
-    def __init__(self, links: Sequence[Link], put: Callable[[tuple[int, Any]], None], silence: float) -> None:
-        """`put` gets (node, event) from the reader threads. `silence`: remote nodes' heartbeat timeout in seconds."""
-        self._links = list(links)
-        self._put = put
-        self.silence = silence
-        self.open = set(range(len(self._links)))  # nodes whose links are open
-        self.remote = [node for node, link in enumerate(self._links) if link.remote]
-        self._watched = set(self.remote)  # remote nodes whose links are open
-        self._heard = dict.fromkeys(self.remote, 0.0)  # when we last heard from it; written by the reader threads
-        self._due = 0.0
-        self._stopping: set[int] = set()  # nodes that have not suspended their ranks yet
-        # By node, in ns: its clock minus ours, the round-trip time of that measurement, and when we made it.
-        self._offset = [0] * len(self._links)
-        self._uncertain = [1 << 62] * len(self._links)
-        self._learnt = [0] * len(self._links)
+    def __init__(self, link: Link, put: Callable[[Any], None]) -> None:
+        """`put` gets each event, in the reader's thread."""
+        self.link = link
+        self.put = put
+        self.heard = 0.0  # seconds of time.monotonic(); written by the reader's thread
+        # In ns: its clock minus ours, the round-trip time of that measurement, and when we made it.
+        self._offset = 0
+        self._uncertain = 1 << 62
+        self._learnt = 0
+        self._cut: threading.Event | None = None  # we treat the link as dead; set when the far end has hung up
 
-    def __len__(self) -> int:
-        return len(self._links)
+    def send(self, command: Command) -> None:
+        """Send it a command."""
+        if self._cut is None:
+            self.link.send(command)
 
-    def name(self, node: int) -> str:
-        """The name that the user gave it; "" for a single node on this machine."""
-        return self._links[node].name
+    def cut(self) -> None:
+        """From now on, drop all that comes from it or is meant for it, and let neither side hear of it."""
+        self._cut = threading.Event()
+
+    def abandon(self, seconds: float) -> None:
+        """Hang up without waiting for it. If it was cut off, it has to notice by itself first, within these seconds."""
+        if self._cut is not None:
+            self._cut.wait(seconds)
+        self.link.abandon()
 
     def read(self) -> None:
-        """Start reading from the agents. Raises NodeError if this machine can't start the threads."""
-        for node, link in enumerate(self._links):
-            self._begin(node, link)
-
-    def _begin(self, node: int, link: Link) -> None:
-        if isinstance(link, Delivering):
-            link.deliver(functools.partial(self._take, node, link))
+        """Start reading from the agent. Raises NodeError if this machine can't start a thread."""
+        if isinstance(self.link, Delivering):
+            self.link.deliver(self._take)
             return
         try:
-            threading.Thread(target=self._read, args=(node, link), name=f"link-{node}", daemon=True).start()
+            threading.Thread(target=self._read, name=f"link-{self.link.name}", daemon=True).start()
         except RuntimeError as error:  # no memory for its stack, or too many threads
             raise NodeError(f"this machine has no room for the launcher's threads: {error}") from None
 
-    def _read(self, node: int, link: Link) -> None:
+    def _read(self) -> None:
         try:
-            for event in link.messages():
-                self._take(node, link, event)
+            for event in self.link.messages():
+                self._take(event)
         except (OSError, wire.WireError) as error:
-            self._take(node, link, error)
+            self._take(error)
         finally:  # whatever happens here, the loop waits for this
-            self._take(node, link, None)
+            self._take(None)
 
-    def _take(self, node: int, link: Link, event: Any) -> None:
-        """Take an event, what went wrong, or None at the end of the link; runs in the reader's thread."""
-        if self._links[node] is not link:  # this link has been replaced
+    def _take(self, event: Any) -> None:
+        """Take an event, what went wrong, or None at the end of the link."""
+        if self._cut is not None:
+            if event is None:
+                self._cut.set()
             return
-        self._heard[node] = time.monotonic()
+        self.heard = time.monotonic()
         if isinstance(event, Exception):
-            event = AgentFailed(time.monotonic_ns() + self._offset[node], str(event))
+            event = AgentFailed(time.monotonic_ns() + self._offset, str(event))
         if type(event) is Pong:  # handled here, so that time spent in the inbox does not count
-            self._learn(node, event)
-        self._put((node, LinkClosed(time.monotonic_ns()) if event is None else event))
+            self.learn(event)
+        self.put(LinkClosed(time.monotonic_ns()) if event is None else event)
 
-    def replace(self, node: int, link: Link) -> None:
-        """Give a lost node a new link. Raises NodeError as `read` does."""
-        self._links[node] = link
-        self._uncertain[node] = 1 << 62
-        self._heard[node] = time.monotonic()
-        self.open.add(node)
-        if link.remote:
-            self._watched.add(node)
-        self._begin(node, link)
+    def learn(self, event: Pong) -> None:
+        """Estimate its clock: it read it half-way between ping and answer. Short round trips are more exact."""
+        now = time.monotonic_ns()
+        round_trip = now - event.ping
+        if 0 <= round_trip < 2 * self.doubt():
+            self._uncertain = round_trip
+            self._learnt = now
+            self._offset = event.time - (event.ping + now) // 2
+
+    def doubt(self) -> int:
+        """How wrong a converted time may be, in ns: half the round trip, plus the drift of the clocks since."""
+        if not self.link.remote:
+            return 0
+        return self._uncertain // 2 + int((time.monotonic_ns() - self._learnt) * DRIFT)
+
+    def in_our_time(self, event: Any) -> Any:
+        """The event, with its time converted to our clock."""
+        return event._replace(time=event.time - self._offset) if self._offset else event
+
+
+class Nodes:
+    """The job's nodes, by their numbers: those of the plan, and then those that joined later."""
+
+    def __init__(self, links: Sequence[Link], put: Callable[[tuple[int, Any]], None], silence: float) -> None:
+        """`put` gets (node, event) from the reader threads. `silence`: remote nodes' heartbeat timeout in seconds."""
+        self._put = put
+        self.silence = silence
+        self._nodes: list[Node] = []
+        self.open: set[int] = set()  # nodes whose links are open
+        self._watched: set[int] = set()  # remote nodes whose links are open
+        self._due = 0.0
+        self._stopping: set[int] = set()  # nodes that have not suspended their ranks yet
+        for number, link in enumerate(links):
+            self.adopt(number, Node(link, functools.partial(self._take, number)))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __getitem__(self, node: int) -> Node:
+        return self._nodes[node]
+
+    @property
+    def remote(self) -> list[int]:
+        """Those whose links can go silent without ending."""
+        return [number for number, node in enumerate(self._nodes) if node.link.remote]
+
+    def name(self, node: int) -> str:
+        """The name that the user gave it; "" for a single node on this machine."""
+        return self._nodes[node].link.name
+
+    def read(self) -> None:
+        """Start reading from the agents. Raises NodeError if this machine can't start the threads."""
+        for node in self._nodes:
+            node.read()
+
+    def _take(self, number: int, event: Any) -> None:
+        self._put((number, event))
+
+    def adopt(self, number: int, node: Node) -> None:
+        """Take a node, which may be read from already, as this one of ours; the one before is forgotten."""
+        if number < len(self._nodes):
+            self._nodes[number].put = _forget
+            self._nodes[number] = node
+        else:
+            self._nodes.append(node)
+        node.put = functools.partial(self._take, number)
+        node.heard = max(node.heard, time.monotonic())
+        self.open.add(number)
+        if node.link.remote:
+            self._watched.add(number)
 
     def send(self, node: int, command: Command) -> None:
         """Send a command to one node."""
-        self._links[node].send(command)
+        self._nodes[node].send(command)
 
     def send_all(self, command: Command) -> None:
         """Send a command to all nodes that are connected."""
         for node in self.open:
-            self._links[node].send(command)
+            self._nodes[node].send(command)
 
     # Clocks.
 
     def in_our_time(self, node: int, event: Any) -> Any:
         """The event, with its time converted to our clock."""
-        offset = self._offset[node]
-        return event._replace(time=event.time - offset) if offset else event
+        return self._nodes[node].in_our_time(event)
 
     def ping(self) -> None:
         """Ask all remote nodes for a heartbeat, and for their time."""
         for node in self._watched:
-            self._links[node].send(Ping(time.monotonic_ns()))
-
-    def _learn(self, node: int, event: Pong) -> None:
-        """Estimate the node's clock: it read it half-way between ping and answer. Short round trips are more exact."""
-        now = time.monotonic_ns()
-        round_trip = now - event.ping
-        if 0 <= round_trip < 2 * self.doubt(node):
-            self._uncertain[node] = round_trip
-            self._learnt[node] = now
-            self._offset[node] = event.time - (event.ping + now) // 2
+            self._nodes[node].send(Ping(time.monotonic_ns()))
 
     def doubt(self, node: int) -> int:
-        """How wrong a converted time may be, in ns: half the round trip, plus the drift of the clocks since."""
-        if node not in self.remote:
-            return 0
-        return self._uncertain[node] // 2 + int((time.monotonic_ns() - self._learnt[node]) * DRIFT)
+        """How wrong a converted time of this node's may be, in ns."""
+        return self._nodes[node].doubt()
 
     # Heartbeats.
 
@@ -145,13 +195,13 @@ class Nodes:
             self.forgive(now)
         self._due = now + self.silence / PINGS
         self.ping()
-        heard = [(node, self._heard[node]) for node in sorted(self._watched)]
+        heard = [(node, self._nodes[node].heard) for node in sorted(self._watched)]
         return [(node, int(at * 1e9)) for node, at in heard if now - at > self.silence]
 
     def forgive(self, now: float) -> None:
         """Restart the heartbeat timeouts: we were not listening."""
-        for node in self.remote:
-            self._heard[node] = max(self._heard[node], now)
+        for node in self._nodes:
+            node.heard = max(node.heard, now)
 
     def ended(self, node: int) -> None:
         """The node's link has ended."""
@@ -162,7 +212,8 @@ class Nodes:
         """Expect nothing more from a lost node."""
         self.ended(node)
         # Closing a connection whose far end is silent takes time.
-        threading.Thread(target=self._links[node].abandon, name=f"abandon-{node}", daemon=True).start()
+        lost = self._nodes[node]
+        threading.Thread(target=lost.abandon, args=(2 * self.silence,), name=f"abandon-{node}", daemon=True).start()
         if self._stopping:  # it may never report that its ranks are suspended
             self.resume()
 
@@ -192,3 +243,7 @@ class Nodes:
         """Have all nodes resume their ranks."""
         self._stopping.clear()
         self.send_all(Signal(signal.SIGCONT))
+
+
+def _forget(_: Any) -> None:
+    """What a link says that has been replaced."""

@@ -1,19 +1,25 @@
-"""Collects the stacks of all ranks, one request at a time, and optionally samples them to detect a stall."""
+"""Collects the stacks of all ranks, one request at a time, and optionally samples them to detect a stall.
+
+If a job of several nodes has stalled, it also finds out which of them can't reach each other.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.head.nodes import Nodes
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
+    Listening,
+    NodesApart,
     Output,
     RankExited,
     RankStarted,
+    Reached,
     Restarted,
     StackDump,
     StacksRequested,
@@ -22,6 +28,7 @@ from launchpad.protocol.events import (
 )
 
 if TYPE_CHECKING:
+    from launchpad.head.pair_check import PairCheck
     from launchpad.head.stall import StallWatch
 
 # An agent gives its ranks 2 s (agent/stacks/dump.py). A rank that has not answered by then is left out.
@@ -44,11 +51,25 @@ class _StackRequest(NamedTuple):
 class StackRequests:
     """Posts a StacksTaken for each request, and a Stalled after the request that finds a stall."""
 
-    def __init__(self, nodes: Nodes, post: Callable[[Any], None], stall_timeout: float | None, now: float) -> None:
-        """Times are in seconds of the job's clock, which stops while we are suspended."""
+    def __init__(
+        self,
+        nodes: Nodes,
+        post: Callable[[Any], None],
+        stall_timeout: float | None,
+        now: float,
+        addresses: Mapping[int, str],
+    ) -> None:
+        """Times are in seconds of the job's clock, which stops while we are suspended.
+
+        `addresses`: by node, what the other nodes reach it by; for several nodes.
+        """
         self._nodes = nodes
         self._post = post
+        self._addresses = addresses
         self._watch: StallWatch | None = None
+        self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
+        self._checked = False  # they have been asked to
+        self._quiet = 0.0  # how long the stalled job had been quiet
         if stall_timeout is not None:
             from launchpad.head.stall import StallWatch
 
@@ -63,6 +84,8 @@ class StackRequests:
     @property
     def deadline(self) -> float | None:
         """When to call `tick`."""
+        if self._pairs is not None:
+            return min(self._pairs.deadline, self._until) if self._current is not None else self._pairs.deadline
         if self._current is not None:
             return self._until
         if self._waiting:
@@ -76,8 +99,20 @@ class StackRequests:
                 self._answers[event.rank] = event
             case StacksRequested(_, asker, native, full):
                 self._waiting.append(_StackRequest("asked", asker, native, full))
-            case Output() | RankStarted() | RankExited() | Restarted() if self._watch:
+            case Restarted() if self._watch:  # what was found about the last attempt says nothing of this one
+                self._pairs = None
+                if self._current is not None and self._current.why in (SAMPLE, "stall"):
+                    self._current = None
+                self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, "stall"))
                 self._watch.moved(now)
+            case Output() | RankStarted() | RankExited() if self._watch:
+                self._watch.moved(now)
+
+    def answers(self, node: int, event: Listening | Reached, now: float) -> bool:
+        """Take what a node says about the others, which may come late; False if it was not asked."""
+        if self._pairs is not None:
+            self._pairs.on(node, event, now)
+        return self._checked
 
     def ask(self, why: str) -> None:
         """Request the stacks for everybody. `why`: "asked", "timeout" …"""
@@ -88,13 +123,15 @@ class StackRequests:
 
         `watching`: whether a stall would end the job.
         """
+        if self._pairs is not None:
+            self._check(self._pairs, now)
         request = self._current
         if request is not None and (now >= self._until or all(rank in self._answers for rank in running)):
             self._current = None
             self._ended(request, now, running)
         if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
             self._watch.asked(now)
-            if watching:
+            if watching and self._pairs is None:
                 self._begin(_StackRequest(SAMPLE, insists=False), now, running)
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft(), now, running)
@@ -121,4 +158,20 @@ class StackRequests:
         ranks = sorted(self._ranks)
         self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers))
         if request.why == "stall" and self._watch:
-            self._post(Stalled(at, self._watch.quiet(now)))
+            self._quiet = self._watch.quiet(now)
+            from launchpad.head.pair_check import PairCheck
+
+            here = {node: address for node, address in self._addresses.items() if node in self._nodes.open}
+            self._checked = True
+            self._pairs = PairCheck(here, self._nodes.send, now)
+            self._check(self._pairs, now)
+
+    def _check(self, pairs: PairCheck, now: float) -> None:
+        """Report the stall, once it is known which nodes can't reach each other."""
+        pairs.tick(now)
+        if pairs.over or now >= pairs.deadline:
+            self._pairs = None
+            at = time.monotonic_ns()
+            if apart := pairs.apart:
+                self._post(NodesApart(at, apart))
+            self._post(Stalled(at, self._quiet))

@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launchpad.head.arrivals import Arrivals, Arrived, Dialled, Door, JoinFailed
+from launchpad.head.arrivals import Reopen as ReopenLink
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
-from launchpad.head.machine import FinishAttempt, Leave, Machine, Reopen, Restart, Suspend, TakeStacks
-from launchpad.head.reconnect import Reconnect, Reopened
+from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Reopen, Restart, Suspend, TakeStacks
+from launchpad.head.master_search import MasterSearch, Met
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
+from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
 from launchpad.protocol.commands import Credit, MpiReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
@@ -40,7 +43,11 @@ from launchpad.protocol.events import (
     Listening,
     MpiRequest,
     NodeFacts,
+    NodeJoined,
     NodeLost,
+    NodeRefused,
+    NodesAwaited,
+    NotRestarted,
     Output,
     PhaseChanged,
     Pong,
@@ -50,7 +57,10 @@ from launchpad.protocol.events import (
     RankRaised,
     RanksSpawned,
     RankStarted,
+    Reached,
     Restarted,
+    SeatsReady,
+    SpareReady,
     StackDump,
     StartFailed,
     StdinRead,
@@ -59,10 +69,11 @@ from launchpad.protocol.events import (
     Suspended,
     Written,
 )
-from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
+    from launchpad.job.faults import Faults
 
 
 class Supervisor:
@@ -75,17 +86,18 @@ class Supervisor:
         self._inbox = bringup.inbox
         self._sinks: Sequence[Sink] = ()
         self._node_of: dict[int, int] = {}
+        self._ranks_of: dict[int, list[int]] = {}
         self._lost: set[int] = set()  # nodes
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._worlds: MpiWorlds | None = None
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
-        self._input_lost = False  # the node of rank 0 was lost, and stdin in flight with it
+        self._stdin_node: Any = None  # the node that has what was read of our stdin
         self.leaving = False  # don't wait for output that nobody takes
 
     def run(
         self,
-        plan: Plan,
+        cluster: Cluster,
         sinks: Sequence[Sink],
         *,
         grace: float | None,
@@ -94,31 +106,67 @@ class Supervisor:
         stall_timeout: float | None = None,
         max_restarts: int = 0,
         terminal: Sequence[int] = (),
-        reopen: Callable[[int], Link] | None = None,
+        reopen: ReopenLink | None = None,
+        door: Door | None = None,
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
+        restart_period: float | None = None,
+        may_restart: Callable[[], str] = lambda: "",
+        stop_signal: int | None = None,
+        faults: Faults | None = None,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
-        `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a node, or
-        raises NodeError; it is called in threads of its own. `sends_input`: rank 0 is on another machine and gets our
-        stdin. `waited`: whether an exception says that a rank waited for other ranks in vain.
+        `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a lost node;
+        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: rank 0 is on
+        another machine and gets our stdin. `waited`: whether an exception says that a rank waited for others in vain.
+        `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
+        restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
+        or "". `stop_signal`: what asks the ranks to stop, instead of the signal that we got. `faults`: those to inject.
         """
-        self._reconnect = Reconnect(self.nodes, plan, reopen, self._inbox.put)
+        self._cluster = cluster
+        self._arrivals = Arrivals(cluster, reopen, door, self._inbox.put)
+        self._search: MasterSearch | None = None  # one at a time: the agents answer whoever asks
+        self._wanted: Sequence[Seat] = ()  # the nodes that are to meet
+        self._apart: set[int] = set()  # nodes that the others can't reach, so that it is no use to reconnect to them
         self._sinks = sinks
-        self._plan = plan
+        self._plan = plan = cluster.plan
         self._terminal = terminal
         self._stop_at = stop_at
         self._max_restarts = max_restarts
+        self._restart_period = restart_period
         ranks = [rank.rank for rank in plan.ranks]
-        machine = Machine(ranks, grace, timeout, self._clock(), max_restarts, range(len(plan.nodes)), waited)
-        self._stack_requests = StackRequests(self.nodes, self._bringup.post, stall_timeout, self._clock())
+        seats = plan.seats
+        taking_part = {seat.node for seat in seats}
+        machine = Machine(
+            ranks,
+            grace,
+            timeout,
+            self._clock(),
+            max_restarts,
+            seats,
+            {node.index: node.slots for node in plan.nodes if node.index not in taking_part},
+            cluster.membership or Membership(len(seats), len(seats), returns=reopen is not None),
+            waited,
+            restart_period,
+            may_restart,
+            stop_signal,
+        )
+        self._addresses = {node.index: node.address for node in plan.nodes}
+        self._stack_requests = StackRequests(
+            self.nodes, self._bringup.post, stall_timeout, self._clock(), self._addresses
+        )
+        self._injector: Injector | None = None
+        if faults is not None:
+            from launchpad.head.injection import Injector
+
+            self._injector = Injector(faults, plan, self.nodes, self._dispatch, self._clock())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
         self._input = StdinForwarder(self._bringup.post) if sends_input else None
-        self._start(attempt=0)
+        self._start(attempt=0, restarts=0)
         while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
             item = self._next(machine)
             if item is not None:
@@ -135,22 +183,30 @@ class Supervisor:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
             self._stack_requests.tick(self._clock(), machine.running, watching=machine.phase == "running")
+            if self._injector:
+                self._injector.tick(self._clock(), machine.phase)
             self._act(machine.tick(self._clock()))
+        self._arrivals.end()
         return machine.exit_code, machine.cause
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
         """Handle an event from a node, or one of our own (source -1)."""
-        if type(event) is StdinRead:
-            self.nodes.send(0, InputFrame(event.data))
-            return
-        if type(event) is Reopened:
-            if machine.phase == "over":  # too late: its agent would never be told to leave
-                event.link.abandon()
+        match event:
+            case StdinRead():
+                if self._node_of.get(0) is not None:
+                    self.nodes.send(self._node_of[0], InputFrame(event.data))
                 return
-            self._lost.discard(event.node)
-            self._reconnect.greet(event)
-            self._input_lost = self._input_lost or event.node == 0
-            return
+            case Dialled():
+                self._arrivals.take(event)
+                return
+            case Arrived():
+                self._arrived(event, machine)
+                return
+            case JoinFailed(name, reason):
+                event = NodeRefused(time.monotonic_ns(), name, reason)
+            case Met():
+                self._met(event, machine)
+                return
         if source < 0:
             if type(event) is StopRequested:
                 if event.signum == signal.SIGQUIT:
@@ -164,8 +220,12 @@ class Supervisor:
                 pass
             case StdinTaken(_, size) if self._input:
                 self._input.taken(size)
-            case AgentReady() | PortHeld() if self._reconnect.expects(source):
-                self._reconnect.hear(source, event)
+            case Listening() | Reached() | PortHeld() if self._search:
+                self._search.inbox.put((source, event))
+            case Listening() | Reached() if self._stack_requests.answers(source, event, self._clock()):
+                pass
+            case Listening() | Reached() | PortHeld() | AgentReady() | NodeFacts() | SpareReady():
+                pass  # a late answer
             case LinkClosed(at):
                 if source in self.nodes.open:
                     self.nodes.ended(source)
@@ -229,18 +289,67 @@ class Supervisor:
             reason = str(error).replace(" ", "_")
             self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=1 msg={reason}"))
             return
-        self._node_of.update(dict.fromkeys(world.ranks, 0))
+        node = self._plan.taking_part[0].index
+        self._node_of.update(dict.fromkeys(world.ranks, node))
+        self._ranks_of[node] += world.ranks
         machine.join(world.ranks)
-        self._dispatch(RanksSpawned(time.monotonic_ns(), by, 0, world.ranks, entries[0]["argv"]))
-        self.nodes.send(0, world)
-        self.nodes.send(0, StartMore(entries))
+        self._dispatch(RanksSpawned(time.monotonic_ns(), by, node, world.ranks, entries[0]["argv"]))
+        self.nodes.send(node, world)
+        self.nodes.send(node, StartMore(entries))
         codes = ",".join("0" * world.size)
         self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=0 errcodes={codes}"))
 
+    def _arrived(self, arrived: Arrived, machine: Machine) -> None:
+        """A node that was brought up can take part."""
+        newcomer = arrived.newcomer
+        number = arrived.node
+        if number is None:
+            number = self._cluster.number_of(newcomer.place.name, self._lost)
+        if machine.phase == "over" or number in self.nodes.open:  # too late: its agent would never be told to leave
+            if arrived.node is not None:  # others have joined, and will be told how the job ended
+                newcomer.node.link.abandon()
+            return
+        self._lost.discard(number)
+        self._cluster.add(number, newcomer)
+        self.nodes.adopt(number, newcomer.node)
+        for event in newcomer.talk.rest():  # it may have ended just now
+            self._inbox.put((number, event))
+        nodes = self._plan.nodes
+        name = nodes[number].name if number < len(nodes) else self.nodes.name(number)
+        joined = NodeJoined(time.monotonic_ns(), number, name, newcomer.slots)
+        self._pass_on(joined, -1, machine)
+
+    def _meet(self, seats: Sequence[Seat]) -> None:
+        self._wanted = seats
+        if self._search is not None:
+            return
+        if self._cluster.must_meet(seats):
+            self._search = MasterSearch(self._cluster, self.nodes, seats, self._inbox.put)
+        else:
+            self._bringup.post(SeatsReady(time.monotonic_ns(), [list(seat) for seat in seats]))
+
+    def _met(self, met: Met, machine: Machine) -> None:
+        self._search = None
+        seats = met.search.seats
+        if seats != self._wanted:  # the nodes have changed meanwhile
+            if self._wanted:
+                self._meet(self._wanted)
+            return
+        self._wanted = ()
+        if met.rendezvous:
+            self._cluster.settle(seats, met.rendezvous)
+            self._pass_on(SeatsReady(time.monotonic_ns(), [list(seat) for seat in seats]), -1, machine)
+        for node, reason in met.reasons.items():
+            if node in self.nodes.open:
+                self._apart.add(node)
+                self._lose(node, reason, time.monotonic_ns(), machine)
+
     def _lose(self, node: int, reason: str, at: int, machine: Machine, trace: str = "") -> None:
         self._lost.add(node)
+        if self._search is not None:
+            self._search.lose(node)
         self.nodes.abandon(node)
-        ranks = [rank for rank, place in self._node_of.items() if place == node]
+        ranks = self._ranks_of.get(node, [])
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
@@ -262,35 +371,42 @@ class Supervisor:
                 first = self._node_of.get(rank) == source and rank not in self._gone
                 self._gone.add(rank)
                 return first and -256 < code < 256
-        return not isinstance(event, (AgentReady, NodeFacts, Listening, PortHeld))
+        return True
 
     def _clock(self) -> float:
         """The job's time in seconds, which stops while we are suspended."""
         return time.monotonic() - self._suspended
 
-    def _start(self, attempt: int) -> None:
+    def _start(self, attempt: int, restarts: int) -> None:
+        plan = self._plan
         self._flow.start(attempt)
         self._gone.clear()
-        nodes = enumerate(self._plan.nodes)
-        self._node_of = {rank.rank: place for place, node in nodes for rank in node.ranks}
-        if self._plan.mpi:
+        self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
+        self._node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+        if plan.mpi:
             from launchpad.head.mpi_worlds import MpiWorlds
 
-            self._worlds = MpiWorlds(self._plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
-        for place, node in enumerate(self._plan.nodes):
-            if self._worlds:
-                self.nodes.send(place, self._worlds.begin(place))
-            sends = self._input is not None
-            start = self._plan.start(node, attempt, self._flow.window, self._terminal, sends_input=sends)
-            self.nodes.send(place, start)
-        if self._input and self._input_lost:
+            self._worlds = MpiWorlds(plan, f"launchpad-{os.urandom(8).hex()}-{attempt}")
+        for node in plan.nodes:
+            if node.index not in self.nodes.open:
+                continue
+            if self._worlds and node.ranks:
+                self.nodes.send(node.index, self._worlds.begin(node.index))
+            if node.ranks or attempt == 0:
+                sends = self._input is not None
+                start = plan.start(node, attempt, restarts, self._flow.window, self._terminal, sends_input=sends)
+                self.nodes.send(node.index, start)
+        reader = self.nodes[self._node_of[0]]
+        if self._input and self._stdin_node not in (None, reader):
             self._input.reset()
-        self._input_lost = False
+        self._stdin_node = reader
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
         if self._stack_requests.deadline is not None:
             waits.append(self._stack_requests.deadline - self._clock())
+        if self._injector and self._injector.deadline is not None:
+            waits.append(self._injector.deadline - self._clock())
         if self._stop_at is not None:
             waits.append(self._stop_at - time.time())
         if machine.deadline is not None:
@@ -306,6 +422,8 @@ class Supervisor:
         if type(event) is Written:
             self._flow.written(event.output)
             return
+        if self._injector:
+            self._injector.on(event)
         holders = 0
         for sink in self._sinks:
             holders += sink.on(event)
@@ -325,18 +443,49 @@ class Supervisor:
                     for node in self.nodes.remote if action.phase == "stopping" else ():
                         self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
                     self._dispatch(action._replace(time=now))
-                case FinishAttempt(leave):
-                    self.nodes.send_all(FinishCommand(leave))
-                case Restart(attempt, cause):
-                    now = time.monotonic_ns()
-                    self._dispatch(Restarted(now, attempt, self._max_restarts, cause.rank, cause.code, cause.node))
-                    self._start(attempt)
+                case NotRestarted() | NodesAwaited():
+                    self._dispatch(action._replace(time=time.monotonic_ns()))
+                case FinishAttempt(True):
+                    self._arrivals.end()
+                    self.nodes.send_all(FinishCommand(leave=True))
+                case FinishAttempt():
+                    for seat in self._plan.seats:
+                        if seat.node in self.nodes.open:
+                            self.nodes.send(seat.node, FinishCommand(leave=False))
+                case Meet(seats):
+                    self._meet(seats)
+                case Restart():
+                    self._restart(action)
                 case Reopen(nodes):
-                    for node in nodes:
-                        self._reconnect.begin(node)
+                    for node in set(nodes) - self._apart:
+                        self._arrivals.seek(node)
                 case TakeStacks(why):
                     self._stack_requests.ask(why)
                 case Suspend():
                     self.nodes.suspend()
                 case Leave():
                     self.leaving = True
+
+    def _restart(self, restart: Restart) -> None:
+        before = self._plan.seats
+        self._plan = self._cluster.seat(restart.seats)
+        self._addresses.update((node.index, node.address) for node in self._plan.nodes)
+        changed = self._plan.seats != before
+        cause = restart.cause
+        self._dispatch(
+            Restarted(
+                time.monotonic_ns(),
+                restart.attempt,
+                self._max_restarts,
+                cause.rank,
+                cause.code,
+                cause.node,
+                restart.restarts,
+                restart.counted,
+                self._plan.by_node if changed else [],
+                [node.index for node in self._plan.nodes if node.shown_there] if changed else [],
+                self._restart_period or 0.0,
+            )
+        )
+        self._flow.resize(len(self._plan.ranks))
+        self._start(restart.attempt, restart.restarts)

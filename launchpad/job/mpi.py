@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
-class Seat(NamedTuple):
+class MpiSeat(NamedTuple):
     """A rank's place in its world."""
 
     rank: int
@@ -17,7 +17,7 @@ class Seat(NamedTuple):
     host: str  # the node's name if it is another machine; "" for this one
 
 
-def environ(seat: Seat) -> dict[str, str]:
+def environ(seat: MpiSeat) -> dict[str, str]:
     """Hydra's variables, which MPICH starts from, and Open MPI's, which scripts read. The agent sets PMI_FD."""
     found = {
         "PMI_RANK": str(seat.rank),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launchpad.job.hosts import Nproc
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import JobSpec, RestartLimit, Target
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks")
@@ -16,10 +16,16 @@ _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hook
 _OF_THE_JOB = {
     "--backend": "backend",
     "--max-restarts": "max_restarts",
+    "--restart": "restart",
+    "--progress": "progress",
     "--timeout": "timeout",
     "--stall-timeout": "stall_timeout",
     "--grace": "grace",
+    "--stop-signal": "stop_signal",
 }
+
+# The values of those that the command line doesn't have.
+_NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class NodeOffer:
 
     name: str  # its host name
     python: str  # the interpreter that its launchpad, and so its agent, runs in
-    nnodes: int = 0  # the size of the job that it expects; 0: it doesn't say (`launchpad join`)
+    nnodes: str = ""  # the size of the job that it expects; "": it doesn't say (`launchpad join`)
     node_rank: int | None = None  # the place that it must have
     order: int | None = None  # its place among those that must have none, as far as there is a choice
     slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
@@ -44,11 +50,11 @@ class NodeOffer:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
-        texts = {name: _of(str, found[name]) for name in ("name", "python", "failed")}
+        texts = {name: _of(str, found[name]) for name in ("name", "python", "nnodes", "failed")}
         numbers = {name: _of(int, found[name], None) for name in ("node_rank", "order")}
         slots = _count(found["slots"]) if found["slots"] is not None else None
         spec = None if found["spec"] is None else _spec_from_json(found["spec"])
-        return cls(nnodes=_of(int, found["nnodes"]), slots=slots, spec=spec, **texts, **numbers)
+        return cls(slots=slots, spec=spec, **texts, **numbers)
 
     def differences(self, head: JobSpec) -> list[str]:
         """What this node's command line says about the whole job, and the head's says otherwise."""
@@ -58,7 +64,7 @@ class NodeOffer:
         return [
             f"{option} {_shown(ours)} has no effect on this node: the head's is {_shown(theirs)}"
             for option, (ours, theirs) in values.items()
-            if ours not in (theirs, None, "", 0)
+            if ours != theirs and ours not in _NOT_GIVEN
         ]
 
 
@@ -67,6 +73,7 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
     own = {name: getattr(spec, name) for name in _OWN}
     target = [spec.target.kind, spec.target.name, list(spec.target.args)]
     own["environ"] = dict(spec.environ)
+    of_job["max_restarts"] = dataclasses.astuple(spec.max_restarts)
     return {"target": target, "nproc": spec.nproc, "preload": list(spec.preload), **own, **of_job}
 
 
@@ -80,7 +87,9 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
         preload=tuple(_of(str, module) for module in found["preload"]),
         environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
         **{name: found[name] for name in _OWN if name != "environ"},
-        **{name: found[name] for name in _OF_THE_JOB.values()},
+        **{name: found[name] for name in _OF_THE_JOB.values() if name not in ("max_restarts", "progress")},
+        max_restarts=RestartLimit(*found["max_restarts"]),
+        progress=tuple(_of(str, pattern) for pattern in found["progress"]),
     )
 
 
@@ -97,4 +106,6 @@ def _of(kind: type, value: Any, *others: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "not given"
     return f"{value:g}" if isinstance(value, float) else str(value) if value not in (None, "") else "not given"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from launchpad.errors import UsageError
+from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Start
 from launchpad.protocol.events import AgentReady
@@ -48,6 +49,7 @@ class NodePlacement(NamedTuple):
     cwd: str  # the ranks' working folder there
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
     own: JobSpec | None = None  # what its ranks run, if its own command line said so
+    address: str = ""  # its own at that interface
 
 
 class Master(NamedTuple):
@@ -75,15 +77,18 @@ class NodePlan:
     name: str  # as the user gave it, or its own
     cwd: str
     defaults: Mapping[str, str]  # for every rank, if unset in the node's environment
-    ranks: tuple[RankPlan, ...]
+    ranks: tuple[RankPlan, ...]  # none: a spare, or a node that is lost
     environ: Mapping[str, str] = field(repr=False)  # the user's own variables; their values may be secret
     store: str = ""  # torch's store at MASTER_ADDR: "serve", "use", or "" if rank 0 serves it
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
+    address: str = ""  # its own there
     preload: tuple[str, ...] = ()  # imported once, before the ranks are forked; empty: they are exec'd
     python: bool = False  # the ranks are Python programs
     calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
     hooks: bool = True  # Python ranks run code of ours
     shown_there: bool = False  # the launchpad typed there shows and files its ranks' output
+    argv: tuple[str, ...] = ()  # a rank's command line, for the forkserver of a node that has none
+    slots: int = 0  # how many ranks it takes
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Plan:
     """The whole job: the value that `--dry-run` prints is the one that is run."""
 
     run_id: str
-    nodes: tuple[NodePlan, ...]
+    nodes: tuple[NodePlan, ...]  # all that the job has or had, by their numbers, with and without ranks
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
 
@@ -101,23 +106,48 @@ class Plan:
         return len(self.ranks)
 
     @property
+    def taking_part(self) -> list[NodePlan]:
+        """The nodes with ranks, in the order of these."""
+        return sorted((node for node in self.nodes if node.ranks), key=lambda node: node.ranks[0].rank)
+
+    @property
     def ranks(self) -> list[RankPlan]:
         """All ranks, in order."""
-        return [rank for node in self.nodes for rank in node.ranks]
+        return [rank for node in self.taking_part for rank in node.ranks]
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Which nodes take part, with how many ranks each."""
+        return tuple(Seat(node.index, len(node.ranks)) for node in self.taking_part)
+
+    @property
+    def by_node(self) -> list[list[Any]]:
+        """[name, [rank, …]] of each node, for the record."""
+        return [[node.name, [rank.rank for rank in node.ranks]] for node in self.nodes]
 
     def start(
-        self, node: NodePlan, attempt: int, window: int, terminal: Sequence[int], *, sends_input: bool = False
+        self,
+        node: NodePlan,
+        attempt: int,
+        restarts: int,
+        window: int,
+        terminal: Sequence[int],
+        *,
+        sends_input: bool = False,
     ) -> Start:
-        """The command that starts the node's ranks, for the first time (attempt 0) or again.
+        """The command that starts the node's ranks, for the first time or again; a spare only gets ready for it.
 
-        `sends_input`: rank 0 receives the head's standard input in frames.
+        `attempt`: 0 for the first. `restarts`: how many of them were counted. `sends_input`: rank 0 receives the head's
+        standard input in frames.
         """
-        count = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
         hooked = node.python and node.hooks
         return Start(
+            attempt=attempt,
             cwd=node.cwd,
             environ=dict(node.environ),
             defaults=dict(node.defaults),
+            interfaces=_interfaces(node.interface),
             ranks=[
                 {
                     "rank": r.rank,
@@ -128,11 +158,14 @@ class Plan:
                 }
                 for r in node.ranks
             ],
-            preload=list(node.preload),
+            argv=list(node.argv),
+            calls=node.calls,
+            # A rank's MPI settings, which the forkserver must have, are not known before it has a rank.
+            preload=list(node.preload) if node.ranks or not self.mpi else [],
             window=window,
             store=node.store,
             stdin_rank=0,
-            sends_input=sends_input and node.ranks[0].rank == 0,
+            sends_input=sends_input and bool(node.ranks) and node.ranks[0].rank == 0,
             terminal=list(terminal),
             watched=self.watched,
             hooks=node.hooks,
@@ -151,7 +184,7 @@ class Plan:
                     "name": node.name,
                     "cwd": node.cwd,
                     "store": node.store,
-                    "environ_where_unset": dict(node.defaults),
+                    "environ_where_unset": {**node.defaults, **_interfaces(node.interface)},
                     "ranks": [
                         {
                             "rank": rank.rank,
@@ -173,27 +206,31 @@ def make_plan(
     run_id: str,
     places: Sequence[NodePlacement] = (),
     master: Master | None = None,
+    seats: Sequence[Seat] | None = None,
 ) -> Plan:
     """Lay out the ranks over the nodes. Raises UsageError if a node can't hold its ranks.
 
-    `places` has an entry for each node if the user named the nodes; `master` is given for several nodes.
+    `places` has an entry for each node if the user named the nodes; `master` is given for several nodes. `seats`: which
+    nodes take part, and with how many ranks; None: all, with as many as `places` says.
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
     places = places or [NodePlacement(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
-    counts = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
+    slots = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
         raise port_taken(spec.world.master_port, places[0].name)
-    world = sum(counts)
+    if seats is None:
+        seats = [Seat(node, count) for node, count in enumerate(slots)]
+    world = sum(seat.ranks for seat in seats)
     address, port = master or (spec.world.master_addr, spec.world.master_port or nodes[0].port)
     job = {
         "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "GROUP_WORLD_SIZE": str(len(seats)),
         "ROLE_WORLD_SIZE": str(world),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts.most),
         "TORCHELASTIC_RUN_ID": run_id,
         # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
         # one address (rank/store.py); at any other address rank 0 hosts the store.
@@ -201,49 +238,61 @@ def make_plan(
         **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
     }
     reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
-    planned = []
+    planned: dict[int, tuple[RankPlan, ...]] = {}
+    stores: dict[int, str] = {}
     first = 0
-    for index, (node, place, count) in enumerate(zip(nodes, places, counts, strict=True)):
+    for group, (index, count) in enumerate(seats):
+        node, place = nodes[index], places[index]
         here = place.own or spec
         files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
         _check_limits(node, place.name, count, files)
-        group = {**job, "ROLE_NAME": here.role, "GROUP_RANK": str(index), "LOCAL_WORLD_SIZE": str(count)}
-        ranks = tuple(_rank_plan(here, first + local, local, node, place.python, group) for local in range(count))
+        shared = {**job, "ROLE_NAME": here.role, "GROUP_RANK": str(group), "LOCAL_WORLD_SIZE": str(count)}
+        ranks = tuple(_rank_plan(here, first + local, local, node, place.python, shared) for local in range(count))
         if spec.backend == "mpi":
             from launchpad.job import mpi
 
             host = place.name if place.interface else ""
-            seats = [mpi.Seat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
+            mpi_seats = [mpi.MpiSeat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
             ranks = tuple(
                 replace(rank, environ={**rank.environ, **mpi.environ(seat)})
-                for rank, seat in zip(ranks, seats, strict=True)
+                for rank, seat in zip(ranks, mpi_seats, strict=True)
             )
+        planned[index] = ranks
+        if reserved and spec.preload and here.preload:
+            stores[index] = "use" if group else "serve"
+        first += count
+    laid_out = []
+    for index, (node, place, count) in enumerate(zip(nodes, places, slots, strict=True)):
+        here = place.own or spec
         defaults = {
-            "OMP_NUM_THREADS": str(max(1, node.cores // count)),
+            "OMP_NUM_THREADS": str(max(1, node.cores // (len(planned.get(index, ())) or count))),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-            **_interfaces(place.interface),
         }
-        unset = {name: value for name, value in defaults.items() if name not in here.environ}
+        if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
+            files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
+            _check_limits(node, place.name, count, files)
         kind = here.target.kind
-        planned.append(
+        laid_out.append(
             NodePlan(
                 index,
                 place.name,
                 place.cwd,
-                unset,
-                ranks,
+                {name: value for name, value in defaults.items() if name not in here.environ},
+                planned.get(index, ()),
                 dict(here.environ),
-                store=("use" if index else "serve") if reserved and spec.preload and here.preload else "",
+                store=stores.get(index, ""),
                 interface=place.interface,
+                address=place.address,
                 preload=here.preload,
                 python=kind != "program",
                 calls=kind if kind == "function" or kind == "pickled" else "",
                 hooks=here.hooks,
                 shown_there=place.own is not None,
+                argv=here.target.argv(place.python, 0),
+                slots=count,
             )
         )
-        first += count
-    return Plan(run_id, tuple(planned), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
+    return Plan(run_id, tuple(laid_out), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
 
 
 def port_taken(port: int, name: str) -> UsageError:

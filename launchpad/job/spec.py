@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from launchpad.errors import UsageError
+from launchpad.job.duration import duration
 from launchpad.job.world import WorldSpec
+
+if TYPE_CHECKING:
+    from launchpad.job.faults import Faults
 
 Kind = Literal["script", "module", "program", "function", "pickled"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
+Restarts = Literal["judged", "always"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,17 @@ def split_filters(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
+class RestartLimit:
+    """How often all ranks may be restarted: `most` times in all, or in any `period`."""
+
+    most: int = 0
+    period: float | None = None  # seconds; None: in all
+
+    def __str__(self) -> str:
+        return str(self.most) if self.period is None else f"{self.most}/{duration(self.period)}"
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """One `launchpad run`."""
 
@@ -96,10 +112,14 @@ class JobSpec:
     )  # by stream: lines that contain one of these are also written to a filtered file
     shown_local_ranks: frozenset[int] | None = None  # None: all
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
+    stop_signal: int | None = None  # asks the ranks to stop; None: the signal that the job is stopped with
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
-    max_restarts: int = 0  # how many times all ranks are restarted after a failure
+    faults: Faults | None = None  # those to inject, to try how the job recovers
+    max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
+    restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job
+    progress: tuple[str, ...] = ()  # patterns of files, relative to cwd: a new one means progress
     world: WorldSpec = WorldSpec()
     role: str = "default"  # ROLE_NAME
     torch: bool = False  # whether the target imports torch, as far as its sources tell

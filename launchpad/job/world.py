@@ -12,6 +12,8 @@ STATIC_PORT = 29500
 C10D_PORT = 29400
 # torchrun's default join timeout, in seconds.
 JOIN_SECONDS = 600.0
+# Its default last call, in seconds: how long it waits for more nodes once there are enough.
+LAST_CALL_SECONDS = 30.0
 
 _YES = {"1": True, "true": True, "yes": True, "t": True, "y": True}
 _NO = {"0": False, "false": False, "no": False, "f": False, "n": False}
@@ -23,12 +25,20 @@ class Meeting:
 
     host: str
     port: int
-    nnodes: int
+    nnodes: int  # at most
     node_rank: int | None = None  # None: by arrival
     static: bool = False  # each has the node rank that it was given
     is_head: bool | None = None  # whether this one leads the job; None: if `host` is this machine
     join_seconds: float = JOIN_SECONDS
     elsewhere: tuple[tuple[str, int], ...] = ()  # other hosts and ports to try, all of the same machine
+    least: int = 0  # how many nodes are enough
+    last_call_seconds: float = 0.0  # how long to wait for more once enough are there
+    waits: bool = False  # a node that joins later waits for the next restart
+
+    @property
+    def size(self) -> str:
+        """How many nodes it takes, as --nnodes says it."""
+        return f"{self.least}:{self.nnodes}" if 0 < self.least < self.nnodes else str(self.nnodes)
 
     @property
     def place(self) -> str:
@@ -62,7 +72,7 @@ def resolve_world(
     conf = parse_conf(rdzv_conf)
     if standalone:
         return WorldSpec()
-    nodes = _parse_nnodes(nnodes)
+    least, nodes = parse_nnodes(nnodes)
     run_id = "" if rdzv_id == "none" else rdzv_id
     static = rdzv_backend == "static"
     if rdzv_endpoint and not (master_addr or master_port):
@@ -73,6 +83,11 @@ def resolve_world(
         if node_rank:
             raise UsageError(f"--node-rank {node_rank}: with one node the only node rank is 0; give --nnodes")
         return WorldSpec(host or "127.0.0.1", port or 0, run_id)
+    if static and least != nodes:
+        raise UsageError(
+            f"--nnodes {nnodes}: with a varying number of nodes, they meet by --rdzv-backend c10d --rdzv-endpoint "
+            f"HOST:{C10D_PORT}, where HOST is one of them"
+        )
     if not static and rdzv_backend != "c10d":
         raise UsageError(
             f"--rdzv-backend {rdzv_backend} is not supported: no such server is needed; write --rdzv-backend c10d "
@@ -88,20 +103,31 @@ def resolve_world(
     is_head = _flag(conf, "is_host", rdzv_conf)
     if static and is_head is None and node_rank is not None:
         is_head = node_rank == 0
-    seconds = join_seconds(conf)
-    meeting = Meeting(host, port or (STATIC_PORT if static else C10D_PORT), nodes, node_rank, static, is_head, seconds)
+    meeting = Meeting(
+        host,
+        port or (STATIC_PORT if static else C10D_PORT),
+        nodes,
+        node_rank,
+        static,
+        is_head,
+        join_seconds(conf),
+        least=least,
+        last_call_seconds=float(conf.get("last_call_timeout", LAST_CALL_SECONDS)),
+        waits=_on_join(conf, rdzv_conf) == "wait",
+    )
     if static:
         return WorldSpec(host, meeting.port, run_id, meeting)
     return WorldSpec("", 0, run_id, meeting)
 
 
-def _parse_nnodes(text: str) -> int:
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """The least and the most nodes of --nnodes, as torchrun reads it. Raises UsageError."""
     least, _, most = text.partition(":")
     if not (least.isdecimal() and (most or least).isdecimal() and int(least) > 0):
-        raise UsageError(f"--nnodes {text}: give the number of nodes, like 2")
-    if most and int(most) != int(least):
-        raise UsageError(f"--nnodes {text}: a varying number of nodes is not supported; give a single number")
-    return int(least)
+        raise UsageError(f"--nnodes {text}: give the number of nodes, like 2, or the least and the most, like 2:4")
+    if most and int(most) < int(least):
+        raise UsageError(f"--nnodes {text}: the least number of nodes is more than the most; write {most}:{least}")
+    return int(least), int(most or least)
 
 
 def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
@@ -122,7 +148,7 @@ def parse_conf(text: str) -> dict[str, str]:
         if not equals:
             raise UsageError(f"--rdzv-conf {text}: {part!r} is not NAME=VALUE")
         found[name.strip()] = value.strip()
-    for name in ("timeout", "join_timeout"):
+    for name in ("timeout", "join_timeout", "last_call_timeout"):
         try:
             float(found.get(name, "0"))
         except ValueError:
@@ -133,6 +159,17 @@ def parse_conf(text: str) -> dict[str, str]:
 def join_seconds(conf: Mapping[str, str]) -> float:
     """How long to wait for the other nodes, by what --rdzv-conf says."""
     return float(conf.get("join_timeout", conf.get("timeout", JOIN_SECONDS)))
+
+
+def _on_join(conf: Mapping[str, str], text: str) -> str:
+    """What happens when a node joins the running job."""
+    value = conf.get("on_join", "restart")
+    if value not in ("restart", "wait"):
+        raise UsageError(
+            f"--rdzv-conf {text}: on_join must be restart (all ranks start again with the node that joined) or wait "
+            "(it takes part from the next restart on)"
+        )
+    return value
 
 
 def _flag(conf: dict[str, str], name: str, text: str) -> bool | None:

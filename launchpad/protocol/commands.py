@@ -65,12 +65,16 @@ class Ping(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start these ranks."""
+    """Start these ranks. A spare has none: it starts the forkserver, and reports when it is ready (SpareReady)."""
 
+    attempt: int  # 0 for the first
     cwd: str
     environ: dict[str, str]  # for all ranks, on top of the agent's own environment
     defaults: dict[str, str]  # for all ranks: variables to set if they are still unset
+    interfaces: dict[str, str]  # likewise, but they may differ from one attempt to the next
     ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str}
+    argv: list[str]  # a rank's command line, for the forkserver
+    calls: str  # as in the ranks, for the forkserver
     preload: list[str]  # modules for the forkserver to import; none: execute the ranks, don't fork them
     window: int  # bytes of output that may be in flight per rank and stream
     store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" another node's, or "": not ours
@@ -95,6 +99,20 @@ class StdinData(NamedTuple):
 
 class Signal(NamedTuple):
     """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
+
+    signum: int
+    stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
+
+
+class SignalRank(NamedTuple):
+    """Send a signal to the main process of one rank: an injected fault."""
+
+    rank: int
+    signum: int
+
+
+class SignalAgent(NamedTuple):
+    """Send a signal to yourself: an injected fault, KILL or STOP."""
 
     signum: int
 
@@ -185,4 +203,6 @@ Command = (
     | Call
     | DumpStacks
     | JobEnded
+    | SignalRank
+    | SignalAgent
 )

@@ -4,6 +4,7 @@ Times are the sending node's `time.monotonic_ns()`. The sinks (console, files, s
 nothing else, so a job can be replayed from a record of them.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: the pickled outcome of a rank's function
@@ -128,6 +129,12 @@ class Output(NamedTuple):
     rank: int
     stream: int  # STDOUT, STDERR or RESULT
     data: bytes
+
+
+class SpareReady(NamedTuple):
+    """A Start without ranks was carried out: what the ranks need has been imported."""
+
+    time: int
 
 
 class RankRaised(NamedTuple):
@@ -280,11 +287,36 @@ class NodeLost(NamedTuple):
     trace: str = ""  # the traceback, if a bug in its agent is to blame
 
 
-class NodeBack(NamedTuple):
-    """A lost node has an agent again."""
+class NodeJoined(NamedTuple):
+    """A node can take part from now on: one that joined while the job runs, or a lost one that is back."""
 
     time: int
     node: int
+    name: str
+    slots: int  # how many ranks it takes
+
+
+class NodesAwaited(NamedTuple):
+    """The job goes on when these lost nodes are back, or as many others are there."""
+
+    time: int
+    nodes: list[int]
+    seconds: float  # how long it waits
+
+
+class NodeRefused(NamedTuple):
+    """A machine that joined while the job runs can't take part."""
+
+    time: int
+    name: str
+    reason: str
+
+
+class SeatsReady(NamedTuple):
+    """These nodes have a common rendezvous address for the next attempt."""
+
+    time: int
+    seats: list[list[int]]  # [node, number of ranks] each
 
 
 class StopRequested(NamedTuple):
@@ -324,14 +356,26 @@ class Written(NamedTuple):
 
 
 class Restarted(NamedTuple):
-    """All ranks were restarted."""
+    """All ranks were started again."""
 
     time: int
-    attempt: int  # 1 for the first restart
+    attempt: int  # 1 for the first time
     most: int  # how many restarts the user allows
-    rank: int  # the rank that failed first; -1 if a node was lost
+    rank: int  # the rank that failed first; -1 if none did
     code: int  # its exit code, or -n for signal n
-    node: int  # the lost node; -1 if a rank failed
+    node: int  # the node that was lost, or has joined; -1 if a rank failed
+    restarts: int = 0  # how many restarts have been counted, of `most`
+    counted: bool = True  # this is one of them; otherwise the job goes on with other nodes
+    nodes: Sequence[Sequence[Any]] = ()  # [name, [rank, …]] each, by their numbers; none: they are as before
+    shown_there: Sequence[int] = ()  # the nodes whose launchpad shows the output of its ranks itself
+    period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
+
+
+class NotRestarted(NamedTuple):
+    """Restarts are allowed, but the ranks are not started again, and the job ends."""
+
+    time: int
+    reason: str  # a sentence for the user
 
 
 class RanksSpawned(NamedTuple):
@@ -419,11 +463,34 @@ class StacksTaken(NamedTuple):
     dumps: list[StackDump]  # of those that answered
 
 
+class NodesApart(NamedTuple):
+    """These nodes could not reach each other when the job stalled, though the head reached them."""
+
+    time: int
+    pairs: list[list[int]]  # [from, to] each
+
+
 class Stalled(NamedTuple):
     """No rank has written anything or made progress for `seconds`."""
 
     time: int
     seconds: float
+
+
+class FaultInjected(NamedTuple):
+    """The head is injecting a fault (--inject)."""
+
+    time: int
+    signum: int  # the signal for the rank's main process or the node's agent; 0: the link to the node is cut
+    rank: int  # -1: it is for the node
+    node: int
+
+
+class FaultMissed(NamedTuple):
+    """The job was over before a fault could be injected."""
+
+    time: int
+    fault: str  # as --inject has it
 
 
 Event = (
@@ -438,6 +505,7 @@ Event = (
     | Pong
     | RankStarted
     | StartFailed
+    | SpareReady
     | NotForked
     | Output
     | RankRaised
@@ -453,7 +521,10 @@ Event = (
     | AgentFailed
     | LinkClosed
     | NodeLost
-    | NodeBack
+    | NodeJoined
+    | NodesAwaited
+    | NodeRefused
+    | SeatsReady
     | StopRequested
     | StdinRead
     | ConsoleClosed
@@ -461,6 +532,7 @@ Event = (
     | LogFailed
     | Written
     | Restarted
+    | NotRestarted
     | RanksSpawned
     | PhaseChanged
     | ExceptionRaised
@@ -472,5 +544,8 @@ Event = (
     | JobOver
     | StacksRequested
     | StacksTaken
+    | NodesApart
     | Stalled
+    | FaultInjected
+    | FaultMissed
 )

@@ -92,7 +92,6 @@ class Journal:
         """`files`: the sink that keeps whole streams; its folder is then the job's."""
         self.folder = ""
         self._job = job
-        self._plan = plan
         self._files = files
         self._post = post
         self._environ = environ
@@ -138,6 +137,8 @@ class Journal:
             self._flush()
             self._attempt = event.attempt
             self._streams.clear()
+            if event.nodes:
+                self._joined = {rank for node in event.shown_there for rank in event.nodes[node][1]}
         elif type(event) is RanksSpawned:
             self._folders.update((rank, str(rank)) for rank in event.ranks)
         return False

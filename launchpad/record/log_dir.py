@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,11 +43,13 @@ class Filter:
 class Files:
     """The sink. Its constructor makes the folders and files, private to the user, or raises UsageError."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None], job: str) -> None:
+    def __init__(
+        self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None], job: str, attempt: int = 0
+    ) -> None:
         """`job`: launchpad's own random id of the job."""
         self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
         self._spec = spec
-        self._plan = plan
+        self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
         self._post = post
         self._files: dict[tuple[int, int], str] = {}  # paths, by rank and stream
         self._folders: dict[int, str] = {}
@@ -56,7 +58,7 @@ class Files:
         try:
             os.makedirs(log_dir, exist_ok=True)
             os.mkdir(self.folder, 0o700)
-            self._make(attempt=0)
+            self._make(attempt)
         except OSError as error:
             raise UsageError(
                 f"--log-dir {log_dir}: {error.filename or log_dir}: {error.strerror}; choose a writable folder"
@@ -67,13 +69,17 @@ class Files:
         """Whether this stream of the rank is written to a file."""
         return (rank, stream) in self._files
 
+    def _begin(self, nodes: Sequence[Sequence[Any]], shown_there: Collection[int]) -> None:
+        """File the ranks of these nodes, each [name, [rank, …]], except those whose own launchpad does."""
+        self._ranks = [ranks for node, (_, ranks) in enumerate(nodes) if node not in shown_there]
+
     def _make(self, attempt: int) -> None:
         for stream in self._filters:
             self._filtered[stream] = self._make_file(f"attempt_{attempt}", f"filtered_{_NAMES[stream]}")
         self._attempt = attempt
-        here = [node for node in self._plan.nodes if not node.shown_there]
-        for rank in [rank for node in here for rank in node.ranks]:
-            self._make_rank(rank.rank, rank.local_rank, rank.rank if len(here) > 1 else rank.local_rank)
+        for ranks in self._ranks:
+            for local_rank, rank in enumerate(ranks):
+                self._make_rank(rank, local_rank, rank if len(self._ranks) > 1 else local_rank)
 
     def _make_rank(self, rank: int, local_rank: int, number: int) -> None:
         folder = os.path.join(f"attempt_{self._attempt}", str(number))
@@ -90,10 +96,13 @@ class Files:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         return path
 
-    def _restart(self, attempt: int) -> None:
+    def _restart(self, event: Restarted) -> None:
         self._files.clear()
         self._filtered.clear()
-        self._try_to(partial(self._make, attempt))
+        self._folders.clear()
+        if event.nodes:
+            self._begin(event.nodes, event.shown_there)
+        self._try_to(partial(self._make, event.attempt))
 
     def _try_to(self, do: Callable[[], None]) -> None:
         try:
@@ -123,7 +132,7 @@ class Files:
             for rank in event.ranks:
                 self._try_to(partial(self._make_rank, rank, rank, rank))
         elif type(event) is Restarted:
-            self._restart(event.attempt)
+            self._restart(event)
         return False
 
     deadline = None

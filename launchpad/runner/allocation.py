@@ -20,7 +20,8 @@ def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptio
     hosts, nodes = options.hosts, options.nodes
     if hosts.hosts is not None or hosts.hostfile is not None:
         return options
-    if nodes.nnodes != "1" or nodes.node_rank is not None or nodes.standalone:
+    varies = ":" in nodes.nnodes and not (nodes.rdzv_endpoint or nodes.master_addr)  # of those in the allocation
+    if (nodes.nnodes != "1" and not varies) or nodes.node_rank is not None or nodes.standalone:
         return options
     source = find_source(environ)
     if source is None:

@@ -15,12 +15,13 @@ from launchpad.console.live import StatusLine
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.node_facts import find_master, probe_nodes
+from launchpad.head.node_facts import address_at, find_master, probe_nodes
 from launchpad.head.own_signals import exit_on_signals
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Probe
+from launchpad.protocol.events import NodeFacts
 from launchpad.runner.options import HostOptions
 from launchpad.runner.this_machine import is_this_machine
 from launchpad.transport import Link
@@ -128,8 +129,7 @@ def connect_all(
             failures[host.name] = f"{type(error).__name__}: {error}"
 
     def reopen(place: int) -> Link:
-        if connector is None or place not in far:
-            raise NodeError("this machine's agent can't be started again")
+        assert connector is not None
         return connector.connect(hosts[place])
 
     if connector is not None:
@@ -200,7 +200,7 @@ def make_world(
     sync: bool,
     apart: bool,
     quiet: bool,
-) -> tuple[list[NodePlacement], Master | None]:
+) -> tuple[list[NodePlacement], list[NodeFacts], Master | None]:
     """Send the nodes the `files` of --sync, probe them, and if there are several, choose the rendezvous address.
 
     `apart`: the nodes must be different machines. Raises NodeError.
@@ -210,7 +210,8 @@ def make_world(
         remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
         folders |= _sync(bringup, remote, spec.cwd, files, quiet=quiet)
     say = (lambda _: None) if quiet else say_on_stderr
-    master, interfaces = None, [""] * len(members)
+    master = None
+    interfaces: dict[int, str] = {}
 
     def look() -> HowFar:
         left = [members[node].name for node in bringup.awaited]
@@ -222,18 +223,26 @@ def make_world(
     ]
     with status_line(look, quiet=quiet):
         found = probe_nodes(bringup, probes, say, apart=apart)
-        if len(members) > 1:
+        if len(members) > 1 or spec.world.meeting is not None:  # others may join a node that is alone
             addresses = (getattr(link, "own_address", "") for link in links if link.remote)
             seen = next(filter(None, addresses), "")
             wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
             master, interfaces = find_master(
-                bringup, found, wanted, spec.world.master_port, prefer="" if links[0].remote else seen
+                bringup,
+                range(len(members)),
+                found[0].addresses,
+                wanted,
+                spec.world.master_port,
+                prefer="" if links[0].remote else seen,
             )
     places = [
-        NodePlacement(member.name, member.nproc, found[node].python, folders[node], interfaces[node], member.own)
+        NodePlacement(
+            *(member.name, member.nproc, found[node].python, folders[node], interfaces.get(node, ""), member.own),
+            address=address_at(interfaces[node], found[node], master) if master else "",
+        )
         for node, member in enumerate(members)
     ]
-    return places, master
+    return places, found, master
 
 
 def _sync(

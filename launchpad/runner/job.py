@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import say_on_stderr
+from launchpad.errors import UsageError
 from launchpad.head import own_signals
+from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.job.plan import Plan, make_plan
+from launchpad.job.membership import Membership
+from launchpad.job.plan import Plan
+from launchpad.job.world import parse_nnodes
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_spec, make_world_spec
-from launchpad.runner.supervise import Reopen, Taker, Tell, supervise
+from launchpad.runner.supervise import Taker, Tell, supervise
 
 if TYPE_CHECKING:
     from launchpad.job.hosts import Host
@@ -36,6 +39,7 @@ def run_job(
     """
     hosts = _hosts(options)
     world = make_world_spec(options, hosts)
+    membership = _membership(options, hosts)
     if world.meeting is not None and show is None:
         from launchpad.runner.joined import run_joined
 
@@ -44,7 +48,7 @@ def run_job(
     files = files_to_sync(options.hosts, spec)
     quiet = options.reports.quiet
     links: Sequence[Link]
-    reopen: Reopen | None
+    reopen: Reopen
     tell: Tell = _say_nothing
     if options.hosts.by_srun:
         from launchpad.runner.slurm import SrunNodes
@@ -60,15 +64,27 @@ def run_job(
     bringup = BringUp()
     own_signals.catch(bringup.post, options.signals_to_handle)
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
-    brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=quiet)
-    run_id = world.run_id or os.urandom(4).hex()
+    cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:
-        show(make_plan(spec, brought.facts, run_id, brought.places, brought.master))
+        show(cluster.plan)
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
-    plan = make_plan(spec, brought.facts, run_id, brought.places, brought.master)
-    return supervise(bringup, spec, plan, tell, reopen, options.reports, taker, here=not links[0].remote)
+    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, here=not links[0].remote)
+
+
+def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:
+    """The sizes that a job on these hosts may have, if it has a choice or spares. Raises UsageError."""
+    spares = options.hosts.spares
+    least, most = parse_nnodes(options.nodes.nnodes)
+    if spares and not hosts:
+        raise UsageError(f"--spares {spares} needs hosts; name them with --hosts or --hostfile, or leave it out")
+    if spares >= max(1, len(hosts)) and spares:
+        raise UsageError(f"--spares {spares}: of {len(hosts)} hosts none would be left to run ranks; name more hosts")
+    if not hosts or (not spares and least == most):
+        return None
+    taking_part = len(hosts) - spares
+    return Membership(taking_part if least == most else least, taking_part, changes=True)
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:

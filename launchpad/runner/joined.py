@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import socket
 import sys
@@ -17,8 +18,10 @@ from launchpad.console.console import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import NodeNames
+from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
-from launchpad.job.plan import Member, make_plan
+from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
 from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
@@ -50,7 +53,7 @@ def run_joined(
         raise
     if head:
         try:
-            joining = Joining(meeting, spec, secret, say)
+            joining = Joining(meeting, spec, secret, say, functools.partial(_member, spec=spec, options=options))
         except OSError as error:
             if error.errno != errno.EADDRINUSE or meeting.is_head:
                 raise UsageError(
@@ -89,7 +92,8 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
     exact = meeting.node_rank if meeting.static else None
     order = meeting.node_rank if meeting.node_rank is not None else order_here(os.environ)
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return NodeOffer(name, sys.executable, meeting.nnodes, exact, order, spec=spec, failed=failed)
+    size = meeting.size if meeting.nnodes else ""
+    return NodeOffer(name, sys.executable, size, exact, order, spec=spec, failed=failed)
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
@@ -102,7 +106,7 @@ def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
 def _lead(
     options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, taker: Taker | None
 ) -> int:
-    closing.callback(joining.close)
+    closing.callback(joining.leave)
     try:
         files = files_to_sync(options.hosts, spec)  # for the machines that are only offered
         with own_signals.exit_on_signals():
@@ -111,19 +115,26 @@ def _lead(
             joining.stop_listening()
         link = local.link()
         link.name = socket.gethostname()
-        names = {link.name}
-        for joined, offer in arrived:
-            joined.name = _unique(offer.name, names)
+        names = NodeNames([link.name])
         links: list[Link] = [link, *(joined for joined, _ in arrived)]
-        members = [
-            Member(link.name, spec.nproc, "" if spec.python == sys.executable else spec.python),
-            *(_member(joined.name, offer, spec, options) for joined, offer in arrived),
-        ]
+        members = [Member(link.name, spec.nproc, "" if spec.python == sys.executable else spec.python)]
+        for joined, offer in arrived:
+            joined.name = names.take(offer.name)
+            members.append(_member(offer, spec, options)._replace(name=joined.name))
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
-        brought = bring_up(bringup, spec, members, links, files, options.hosts, quiet=options.reports.quiet)
-        plan = make_plan(spec, brought.facts, spec.world.run_id or os.urandom(4).hex(), brought.places, brought.master)
-        return supervise(bringup, spec, plan, joining.tell, joining.reopen, options.reports, taker, here=True)
+        meeting = spec.world.meeting
+        assert meeting is not None
+        changes = len(links) > meeting.nnodes or meeting.least < meeting.nnodes or not meeting.static
+        membership = Membership(
+            meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
+        )
+        cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+
+        def reopen(node: int) -> Link | None:
+            return None if node else local.reopen()  # the others come by themselves
+
+        return supervise(bringup, spec, cluster, joining.tell, reopen, options.reports, taker, joining, here=True)
     except LaunchpadError as error:
         joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
         raise
@@ -133,17 +144,8 @@ def _lead(
         raise
 
 
-def _member(name: str, offer: NodeOffer, spec: JobSpec, options: RunOptions) -> Member:
+def _member(offer: NodeOffer, spec: JobSpec, options: RunOptions) -> Member:
     if offer.spec is None:  # it offers a machine, and the head says what runs there
-        return Member(name, offer.slots or spec.nproc, "" if options.python is None else spec.python)
-    return Member(name, offer.spec.nproc, "" if offer.spec.python == offer.python else offer.spec.python, offer.spec)
-
-
-def _unique(name: str, names: set[str]) -> str:
-    """The name, with a number if another node has it."""
-    number, made = 1, name
-    while made in names:
-        number += 1
-        made = f"{name}.{number}"
-    names.add(made)
-    return made
+        return Member(offer.name, offer.slots or spec.nproc, "" if options.python is None else spec.python)
+    python = "" if offer.spec.python == offer.python else offer.spec.python
+    return Member(offer.name, offer.spec.nproc, python, offer.spec)

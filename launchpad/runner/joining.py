@@ -12,7 +12,9 @@ from typing import Any
 
 from launchpad import linux
 from launchpad.errors import NodeError, UsageError
+from launchpad.head.arrivals import Dialled
 from launchpad.job.offer import NodeOffer
+from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import JobEnded
@@ -26,8 +28,9 @@ from launchpad.transport.local import SECRET
 TELL_AT = (3.0, 30.0)
 TELL_EVERY = 60.0
 
-# How long a restart waits for a lost node to join again.
-AGAIN_SECONDS = 30.0
+# More names than this are counted.
+MOST_NAMES = 16
+
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
 
@@ -71,17 +74,29 @@ class Reminders:
 class Joining:
     """The head's door: admits the job's nodes, one after the other."""
 
-    def __init__(self, meeting: Meeting, spec: JobSpec, secret: bytes, say: Callable[[str], None]) -> None:
-        """Listen. Raises OSError if another program listens there."""
+    def __init__(
+        self,
+        meeting: Meeting,
+        spec: JobSpec,
+        secret: bytes,
+        say: Callable[[str], None],
+        member: Callable[[NodeOffer], Member],
+    ) -> None:
+        """Listen. `member` makes one of an offer. Raises OSError if another program listens there."""
         self._meeting = meeting
         self._spec = spec
         self._say = say
+        self._member = member
         self._changed = threading.Condition()
         self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # by arrival; once all are there, by rank from 1
+        self._taken: dict[int, JoinedLink] = {}  # node ranks that nodes must have
+        self._ready = 0  # how many nodes have been let in, some of which may have left
         self._failed = ""  # why a node can't take part
         self._turned_away: set[tuple[str, str]] = set()
         self._waiting = True
-        self._vacant: dict[int, JoinedLink | None] = {}  # lost nodes that may come back, by rank
+        self._take: Callable[[Dialled], None] | None = None  # gets machines that join while the job runs
+        self._late: dict[JoinedLink, NodeOffer] = {}  # these, until they know that they have joined, and the job runs
+        self._over = False
         self.address = _listen_at(meeting)
         self._server = JoinServer((self.address, meeting.port), secret, self)
 
@@ -91,40 +106,44 @@ class Joining:
         """Judge a node."""
         offer = NodeOffer.from_json(offered)
         with self._changed:
-            here, nodes = self._meeting, [one for one in self._nodes if not one[0].gone.is_set()]
+            here = self._meeting
             if offer.failed:
                 self._failed = f"{offer.name} can't take part: {offer.failed}"
                 self._changed.notify_all()
                 return "the head has been told", []
-            if offer.nnodes not in (0, here.nnodes):
-                return f"--nnodes differs: {here.nnodes} on the head, {offer.nnodes} here", []
-            if not self._waiting:
-                return self._again(link, offer)
-            if len(nodes) >= here.nnodes - 1:
+            if offer.nnodes not in ("", here.size):
+                return f"--nnodes differs: {here.size} on the head, {offer.nnodes} here", []
+            if self._over or (not self._waiting and here.static):
                 return FULL.format(here.nnodes), []
-            taken = {0, *(one.node_rank for _, one in nodes)}
-            if offer.node_rank is not None and offer.node_rank in taken:
-                return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
-            if offer.node_rank is not None and not 0 < offer.node_rank < here.nnodes:
-                return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
-            self._nodes = [*nodes, (link, offer)]
-        return "", offer.differences(self._spec)
+            notes = offer.differences(self._spec)
+            if len(self._nodes) >= here.nnodes - 1:
+                self._nodes = [one for one in self._nodes if not one[0].gone.is_set()]
+            if len(self._nodes) >= here.nnodes - 1:
+                if here.static:
+                    return FULL.format(here.nnodes), []
+                notes.append(f"the job has its {here.nnodes} nodes: this one is a spare, for when one of them is lost")
+            if not self._waiting:
+                self._late[link] = offer
+                self._nodes.append((link, offer))
+                return "", notes
+            if offer.node_rank is not None:
+                has_it = self._taken.get(offer.node_rank)
+                if offer.node_rank == 0 or (has_it is not None and not has_it.gone.is_set()):
+                    return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
+                if not 0 < offer.node_rank < here.nnodes:
+                    return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
+                self._taken[offer.node_rank] = link
+            self._nodes.append((link, offer))
+        return "", notes
 
-    def _again(self, link: JoinedLink, offer: NodeOffer) -> tuple[str, list[str]]:
-        """A node that comes after the start: it may take the place of a lost one."""
-        free = [rank for rank, back in self._vacant.items() if back is None and offer.node_rank in (None, rank)]
-        if not free:
-            return FULL.format(self._meeting.nnodes), []
-        own = [rank for rank in free if self._nodes[rank - 1][1].name == offer.name]
-        rank = (own or free)[0]
-        self._vacant[rank] = link
-        self._nodes[rank - 1] = (link, offer)
-        return "", []
-
-    def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
+    def joined(self, link: JoinedLink) -> None:
         """An admitted node knows that it is."""
         with self._changed:
-            self._changed.notify_all()
+            self._ready += 1
+            if link in self._late:
+                self._hand_over()
+            elif self._ready >= (self._meeting.least or self._meeting.nnodes) - 1:  # enough, unless one has left
+                self._changed.notify_all()
 
     def refused(self, address: str, reason: str) -> None:
         """Tell the user once of each that was turned away."""
@@ -138,39 +157,51 @@ class Joining:
         """Wait for the other nodes; then they are in the order of their ranks. Raises NodeError."""
         start = time.monotonic()
         deadline = start + self._meeting.join_seconds
+        enough = last_call = None  # when enough nodes were there, and until when others may come
         reminders = Reminders(start)
+        least, most = self._meeting.least or self._meeting.nnodes, self._meeting.nnodes
         with self._changed:
             while True:
                 here = [one for one in self._nodes if one[0].ready and not one[0].gone.is_set()]
                 if self._failed:
                     raise NodeError(self._failed)
-                if len(here) == self._meeting.nnodes - 1:
-                    self._waiting = False
-                    self._nodes = _in_order(here)
-                    return self._nodes
                 now = time.monotonic()
-                missing = f"{len(here) + 1} of {self._meeting.nnodes} nodes have joined"
-                names = ", ".join([socket.gethostname(), *(offer.name for _, offer in here)])
-                if now >= deadline:
+                enough = (enough or now) if len(here) + 1 >= least else None
+                last_call = enough + self._meeting.last_call_seconds if enough else None
+                if len(here) + 1 >= most or (last_call is not None and now >= last_call):
+                    self._waiting = False
+                    not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
+                    self._late |= dict(not_yet)
+                    arrived = _in_order(here, most)
+                    self._nodes = [*arrived, *not_yet]
+                    return arrived
+                missing = f"{len(here) + 1} of {self._meeting.size} nodes have joined"
+                names = _some([socket.gethostname(), *(offer.name for _, offer in here)])
+                if last_call is None and now >= deadline:
                     raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
                 if reminders.due(now):
                     rest = f"on the others, run the same line, or: launchpad join {self._meeting.place}"
                     self._say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
-                self._changed.wait(reminders.wait(now, deadline))
+                self._changed.wait(reminders.wait(now, deadline if last_call is None else last_call))
 
-    def reopen(self, node: int) -> JoinedLink:
-        """A new link to a lost node, when it joins again. Raises NodeError if it doesn't in time."""
-        if node == 0:
-            raise NodeError("this machine's agent can't be started again")
-        deadline = time.monotonic() + AGAIN_SECONDS
+    # While the job runs.
+
+    def open(self, take: Callable[[Dialled], None]) -> None:
+        """From now on, `take` gets each machine that joins."""
         with self._changed:
-            self._vacant[node] = None
-            while ((link := self._vacant[node]) is None or not link.ready) and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
-            del self._vacant[node]
-        if link is None or not link.ready:
-            raise NodeError(f"it did not join again within {AGAIN_SECONDS:g} s")
-        return link
+            self._take = take
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        for link in [link for link in self._late if link.ready] if self._take else ():
+            assert self._take is not None
+            self._take(Dialled(link, self._member(self._late.pop(link))))
+
+    def close(self) -> None:
+        """Let nobody else in: the job is over. Those that ask wait for the next one."""
+        with self._changed:
+            self._take = None
+            self._over = True
 
     def stop_listening(self) -> None:
         """Free the port, for torch's store: static's nodes meet at MASTER_PORT."""
@@ -180,7 +211,7 @@ class Joining:
         """Tell the nodes how the job ended."""
         self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Wait until the nodes, which have been told, have hung up."""
         self._server.stop_listening()
         for link, _ in self._nodes:
@@ -188,16 +219,23 @@ class Joining:
         self._server.close()
 
 
+def _some(names: list[str]) -> str:
+    """The names, or the first of many."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names if more <= 0 else [*names[:MOST_NAMES], f"… {more} more"])
+
+
 # What a node hears that comes when the job has all its nodes.
 FULL = "all {} nodes of the job have joined already"
 
 
-def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]]) -> list[tuple[JoinedLink, NodeOffer]]:
-    """By rank: those that must have one, have it; the others follow by what they say, or by arrival."""
+def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]], most: int) -> list[tuple[JoinedLink, NodeOffer]]:
+    """By rank: those that must have one, have it; others follow by what they say, or by arrival; then the spares."""
+    nodes, spares = nodes[: most - 1], nodes[most - 1 :]
     fixed = {offer.node_rank: (link, offer) for link, offer in nodes if offer.node_rank is not None}
     free = [one for one in nodes if one[1].node_rank is None]
     free.sort(key=lambda one: (one[1].order is None, one[1].order or 0))
-    return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)]
+    return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)] + spares
 
 
 def leads(meeting: Meeting) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from launchpad.errors import NodeError
+from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.job.hosts import Nproc
-from launchpad.job.plan import Master, Member, NodePlacement
+from launchpad.job.membership import Membership
+from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import AgentReady
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 from launchpad.transport.local import LocalLink
@@ -28,6 +31,7 @@ class LocalAgent:
     def __init__(self, link: Link | None = None) -> None:
         """`link`: to an agent that was started ahead of time."""
         self._link = link
+        self._before: list[Link] = []
 
     def link(self) -> Link:
         """The link to the agent. Raises NodeError if the agent can't be started."""
@@ -38,18 +42,19 @@ class LocalAgent:
                 raise NodeError(f"this node's agent can't be started: {error}") from None
         return self._link
 
-    def close(self) -> None:
-        """Close the link, if there is one."""
+    def reopen(self) -> Link:
+        """The link to a new agent, after the last one was lost. Raises NodeError likewise."""
         if self._link is not None:
-            self._link.close()
+            self._before.append(self._link)
+            before, self._link = self._link, None
+            self.link().name = before.name
+        return self.link()
 
-
-class BroughtUp(NamedTuple):
-    """What a plan is made from."""
-
-    facts: list[AgentReady]  # of each node
-    places: Sequence[NodePlacement]  # empty without hosts
-    master: Master | None  # only with several nodes
+    def close(self) -> None:
+        """Close the links, if there are any."""
+        for link in (self._link, *self._before):
+            if link is not None:
+                link.close()
 
 
 def open_links(
@@ -62,14 +67,14 @@ def open_links(
     exact: bool,
     quiet: bool,
     dialling: Callable[[Callable[[], None]], None] = lambda _: None,
-) -> tuple[list[Link], Callable[[int], Link] | None]:
+) -> tuple[list[Link], Reopen]:
     """The links to the hosts' agents (without hosts: to this machine's), and a function that reopens one of them.
 
     `python` is looked up on each host, with python3 as the fallback unless `exact`. `dialling` is called with a
     function that aborts the connections in progress.
     """
     if not hosts:
-        return [local.link()], None
+        return [local.link()], lambda _: local.reopen()
     from launchpad.runner.connect import connect_all
 
     if options.enter or not any(host.here for host in hosts):
@@ -82,6 +87,8 @@ def open_links(
     links, connect_again = connect_all(hosts, local.link, at_end, options, python, exact=exact, quiet=quiet)
 
     def reopen(node: int) -> Link:
+        if not links[node].remote:
+            return local.reopen()
         link = connect_again(node)
         closing.callback(link.close)
         return link
@@ -122,23 +129,38 @@ def bring_up(
     links: Sequence[Link],
     files: Sequence[SyncedFile],
     options: HostOptions,
+    membership: Membership | None = None,
     *,
     quiet: bool,
-) -> BroughtUp:
-    """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes. Raises NodeError.
+) -> Cluster:
+    """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes, lay out the ranks.
 
-    Without `members` the only node is this machine.
+    Without `members` the only node is this machine. Raises NodeError, UsageError.
     """
+    run_id = spec.world.run_id or os.urandom(4).hex()
+    silence = options.heartbeat_timeout
     facts = bringup.connect(
         links,
         count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(member.nproc for member in members)}),
         port=spec.world.master_port if len(links) == 1 else 0,
-        silence=options.heartbeat_timeout,
+        silence=silence,
     )
     if not members:
-        return BroughtUp(facts, (), None)
+        return Cluster(spec, run_id, facts, silence=silence)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
-    places, master = make_world(bringup, spec, members, links, files, sync=options.sync, apart=apart, quiet=quiet)
-    return BroughtUp(facts, places, master)
+    places, found, master = make_world(
+        bringup, spec, members, links, files, sync=options.sync, apart=apart, quiet=quiet
+    )
+    return Cluster(
+        spec,
+        run_id,
+        facts,
+        places,
+        found,
+        master,
+        membership=membership,
+        files=files if options.sync else None,
+        silence=silence,
+    )

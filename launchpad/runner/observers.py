@@ -62,6 +62,17 @@ class Observers:
         """The ranks are gone: take no more questions about where they are."""
         self._control.close()
 
+    def restart_judge(self, spec: JobSpec) -> Callable[[], str]:
+        """A function that says why the ranks must not start again after the attempt that has failed, or "".
+
+        Called before they start for the first time: it looks for the files of --progress.
+        """
+        if not spec.max_restarts.most or spec.restart == "always":
+            return lambda: ""
+        from launchpad.runner.restart_judge import RestartJudge
+
+        return RestartJudge(self.summary, spec.cwd, spec.progress).refusal
+
     def conclude(self) -> tuple[Verdict, list[str]]:
         """Record the verdict on a failed job. Returns it, and its text."""
         verdict = self.summary.verdict()
@@ -91,7 +102,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         run_id=plan.run_id,
         words=[*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args],
         cwd=spec.cwd,
-        nodes=[[node.name, [rank.rank for rank in node.ranks]] for node in plan.nodes],
+        nodes=plan.by_node,
         folders={str(rank): name for rank, name in rank_folders(plan).items()},
         timeout=spec.timeout or 0.0,
         logs=folder,

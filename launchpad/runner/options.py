@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend
+from launchpad.job.spec import Backend, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
@@ -27,11 +27,12 @@ class HostOptions(NamedTuple):
     sync: bool = False
     enter: str = ""  # a command that runs another one in a container, with its options
     heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
+    spares: int = 0  # of the hosts, how many wait to take the place of a lost one: the last ones
 
     @property
     def given(self) -> bool:
         """Whether any of these was given; read_hosts rejects the others if no hosts are named."""
-        return self != HostOptions(heartbeat_timeout=self.heartbeat_timeout)
+        return self != HostOptions(heartbeat_timeout=self.heartbeat_timeout, spares=self.spares)
 
 
 class NodeOptions(NamedTuple):
@@ -86,8 +87,12 @@ class RunOptions(NamedTuple):
     grace: float | None = None  # in seconds, like the next three
     timeout: float | None = None
     stop_before: float | None = None
+    stop_signal: int | None = None
     stall_timeout: float | None = None
-    max_restarts: int = 0
+    inject: str = ""
+    max_restarts: RestartLimit = RestartLimit()
+    restart: Restarts = "judged"
+    progress: tuple[str, ...] = ()
     signals_to_handle: frozenset[int] = frozenset()
     hosts: HostOptions = HostOptions()
     nodes: NodeOptions = NodeOptions()

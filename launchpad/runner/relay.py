@@ -227,7 +227,7 @@ class Relay:
         if self._spec is not None:
             if type(command) is Credit:
                 return
-            if type(command) is Start:
+            if type(command) is Start and command.ranks:
                 if self._own_output is None:
                     try:
                         self._own_output = _OwnOutput(self._spec, command, self._post, link.send)
@@ -282,7 +282,7 @@ class _OwnOutput:
             from launchpad.record.log_dir import Files, temporary_folder
 
             folder = spec.log_dir or temporary_folder()
-            self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex()))
+            self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
         self._console = Console(spec, plan, os.environ, post)
         self._sinks.append(self._console)
         self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))
@@ -290,15 +290,15 @@ class _OwnOutput:
 
     def _begin(self, start: Start) -> None:
         self._flow.window = start.window
-        self._flow.start(_attempt(start))
+        self._flow.start(start.attempt)
         self._tails: dict[tuple[int, int], bytes] = {}
         self._left = dict.fromkeys(((one["rank"], stream) for one in start.ranks for stream in (STDOUT, STDERR)), -1)
 
     def restart(self, start: Start) -> None:
         """The ranks are started again."""
-        attempt = _attempt(start)
+        nodes = [["", [one["rank"] for one in start.ranks]]]
         for sink in self._sinks:
-            sink.on(Restarted(time.monotonic_ns(), attempt, 0, -1, 0, -1))
+            sink.on(Restarted(time.monotonic_ns(), start.attempt, 0, -1, 0, -1, nodes=nodes))
         self._begin(start)
 
     def take(self, event: Any) -> list[Any]:
@@ -348,10 +348,6 @@ class _OwnOutput:
             self._console.say("\n".join(lines), bad=True)
         for sink in self._sinks:
             sink.close()
-
-
-def _attempt(start: Start) -> int:
-    return int(start.ranks[0]["environ"]["TORCHELASTIC_RESTART_COUNT"])
 
 
 def _plan(start: Start) -> Plan:

@@ -20,7 +20,7 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.slurm import srun_line
 from launchpad.job.world import join_seconds, parse_conf
 from launchpad.protocol.commands import JobEnded
-from launchpad.runner.joining import AGAIN_SECONDS, Reminders
+from launchpad.runner.joining import Reminders
 from launchpad.runner.options import RunOptions
 from launchpad.runner.this_machine import own_addresses
 from launchpad.transport.join.server import TELL_SECONDS, JoinedLink, JoinServer
@@ -37,6 +37,9 @@ _SRUN_TERM_SECONDS = 2.0
 
 # How long a task of srun's tries to reach us. We listen before it is started, or we have been killed.
 _DIAL_SECONDS = 60.0
+
+# How long a node has to join again after it was lost.
+AGAIN_SECONDS = 30.0
 
 # What says nothing about the reason when srun has failed.
 _NOISE = (

@@ -7,22 +7,27 @@ import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.user_environment import forwarded, parse_file, parse_option
-from launchpad.job.world import WorldSpec, resolve_world
+from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import RunOptions
+
+if TYPE_CHECKING:
+    from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
+    _check_restarts(options)
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -62,10 +67,14 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             STDERR: split_filters(options.duplicate_stderr_filters),
         },
         grace=options.grace,
+        stop_signal=options.stop_signal,
         timeout=options.timeout,
         stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,
+        faults=_faults(options.inject),
         max_restarts=options.max_restarts,
+        restart=options.restart,
+        progress=options.progress,
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
         hooks=not options.no_hooks,
@@ -76,6 +85,14 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
     )
 
 
+def _check_restarts(options: RunOptions) -> None:
+    given = "--restart always" if options.restart == "always" else "--progress" if options.progress else ""
+    if given and not options.max_restarts.most:
+        raise UsageError(f"{given} only works with restarts; add --max-restarts N, or leave it out")
+    if options.progress and options.restart == "always":
+        raise UsageError("--restart always restarts with or without progress; leave it or --progress out")
+
+
 def _stop_at(before: float | None) -> float | None:
     if before is None:
         return None
@@ -84,13 +101,24 @@ def _stop_at(before: float | None) -> float | None:
     return stop_time(before, os.environ)
 
 
+def _faults(text: str) -> Faults | None:
+    if not text:
+        return None
+    from launchpad.job.faults import parse_faults
+
+    return parse_faults(text, seed=int.from_bytes(os.urandom(2), "big"))
+
+
 def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:
     """Where the nodes and the ranks meet, by the options. Raises UsageError."""
     nodes = options.nodes
     if hosts:
-        if nodes.node_rank is not None or nodes.nnodes not in ("1", str(len(hosts))):
+        wanted = len(hosts) - options.hosts.spares
+        if nodes.node_rank is not None:
+            raise UsageError("--node-rank is for launchpads started on each node; leave it out with --hosts, --enter")
+        if nodes.nnodes != "1" and parse_nnodes(nodes.nnodes)[1] != wanted:
             raise UsageError(
-                "--nnodes and --node-rank are for launchpads started on each node; leave them out with --hosts, --enter"
+                f"--nnodes {nodes.nnodes}: the job has {wanted} hosts besides spares; write {wanted}, or LEAST:{wanted}"
             )
         nodes = nodes._replace(nnodes="1")
     return resolve_world(**{name: value for name, value in nodes._asdict().items() if name != "rdzv_secret_file"})

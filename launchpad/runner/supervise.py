@@ -10,24 +10,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import Console, restore_terminal, terminal_modes, terminal_size
+from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT, JobOver
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.stale_store import StaleStores
-from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
     from launchpad.record.event_lines import EventLines
     from launchpad.record.log_dir import Files
 
-Reopen = Callable[[int], Link]
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
 Tell = Callable[[list[str], int], None]  # tells nodes that have joined why the job ended, and its exit code
 
@@ -38,19 +37,26 @@ TOLD_LINES = 12
 def supervise(
     bringup: BringUp,
     spec: JobSpec,
-    plan: Plan,
+    cluster: Cluster,
     tell: Tell,
     reopen: Reopen | None,
     reports: ReportOptions,
     taker: Taker | None,
+    door: Door | None = None,
     *,
     here: bool,
 ) -> int:
-    """Run the planned job and return its exit code. Raises UsageError for files that can't be written.
+    """Run the job on these nodes and return its exit code. Raises UsageError for files that can't be written.
 
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
     console; `here`: rank 0 is on this machine.
     """
+    plan = cluster.plan
+    if spec.faults is not None:
+        from launchpad.job.faults import check_noticed
+
+        watched = bringup.nodes.remote if bringup.nodes.silence else []
+        check_noticed(spec.faults, [plan.nodes[node].name for node in watched])
     job = os.urandom(4).hex()
     shows: list[Sink] = []
     files: Files | None = None
@@ -78,21 +84,28 @@ def supervise(
         machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
         shows.append(machine)
     sinks = observers.begin(shows)
+    if spec.faults is not None and spec.faults.random is not None:
+        observers.note(f"ranks are killed at random (--inject {spec.faults.random})")
     supervisor = Supervisor(bringup)
     modes = terminal_modes()
     try:
         code, cause = supervisor.run(
-            plan,
+            cluster,
             sinks,
             grace=spec.grace,
             timeout=spec.timeout,
             stop_at=spec.stop_at,
             stall_timeout=spec.stall_timeout,
-            max_restarts=spec.max_restarts,
+            max_restarts=spec.max_restarts.most,
             terminal=terminal_size(os.environ, console.margin) if here else (),
             reopen=reopen,
+            door=door,
             sends_input=not here,
             waited=waited,
+            restart_period=spec.max_restarts.period,
+            may_restart=observers.restart_judge(spec),
+            stop_signal=spec.stop_signal,
+            faults=spec.faults,
         )
     finally:
         observers.end()

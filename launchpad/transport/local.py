@@ -55,6 +55,7 @@ class LocalLink:
             setsigmask=mask - {signal.SIGCHLD},
             setsigdef=[signal.SIGCHLD],
         )
+        linux.lower_file_limit(self._pid)  # the ranks get the guard's
         for fd in (commands_in, events_out, passed):
             if fd >= 0:
                 os.close(fd)

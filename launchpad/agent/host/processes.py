@@ -17,6 +17,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 # The sweep gives up after this long: a process in uninterruptible sleep can't be killed.
 SWEEP_SECONDS = 10.0
 
+# The same for processes of a job that has lost its guard and agent.
+STRAYS_SECONDS = 2.0
+
 # Helpers of Python and torch that exit as soon as the last process that could use them is gone. The cleaners among them
 # remove the shared memory and semaphores of processes that died: killed too early, they would leave those in /dev/shm.
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
@@ -217,6 +220,35 @@ def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared
                 pass
         time.sleep(pause)
         pause = min(pause * 2, 0.05)
+
+
+def kill_those_with(mark: bytes) -> None:
+    """Kill all processes of this user whose environment contains the mark, wherever they descend from."""
+    deadline = time.monotonic() + STRAYS_SECONDS
+    while doomed := [pid for pid in _all_pids() if pid != os.getpid() and mark in _environment(pid)]:
+        for pid in doomed:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
+def _all_pids() -> list[int]:
+    if not linux.shows_our_pids():
+        return []
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> bytes:
+    """A process's environment; empty if it is gone, a zombie or another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _shortened(name: str) -> str:

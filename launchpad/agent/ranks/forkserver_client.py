@@ -61,6 +61,11 @@ class Forkserver:
         """The pid of its process."""
         return self.process.pid
 
+    @property
+    def is_forking(self) -> bool:
+        """Whether a request is in flight."""
+        return bool(self._in_flight)
+
     def prepare(self, modules: Sequence[str], calls: str) -> None:
         """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
         self._send({"preload": list(modules), "calls": calls}, ())

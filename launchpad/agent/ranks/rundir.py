@@ -1,10 +1,17 @@
-"""The job's private folder on a node: the ranks' error files, the function that they call, its results."""
+"""The job's private folder on a node: the ranks' error files, the function that they call, its results.
+
+Guard and agent hold a lock on a file in it. If both are killed at once the folder stays, and the next guard on this
+machine that gets the lock removes it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import stat
+from collections.abc import Iterator
 
 from ... import linux
 from ...protocol.events import ExceptionRaised
@@ -12,21 +19,104 @@ from ...protocol.events import ExceptionRaised
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
 
+_NAME = re.compile(r"launchpad-([0-9a-f]{8})-\d+-[0-9a-f]{12}")  # with the start of the boot's ID
+_LOCK = "lock"
+_UNLOCKED = "unlocked"  # the name of that file where the file system has no locks: nobody removes the folder
+
+# How often another guard may take a new folder for an abandoned one, before its lock is held.
+_TRIES = 10
+
 
 def create() -> str:
-    """Create a folder that only this user can enter, in the first parent that allows it."""
+    """Create a folder that only this user can enter, in the first parent that allows it.
+
+    Its lock is held until this process and the processes that are forked from it have ended.
+    """
     tried = []
-    for parent in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):
-        if not parent or not os.path.isabs(parent):
-            continue
-        path = os.path.join(parent, f"launchpad-{os.getpid()}-{os.urandom(6).hex()}")
+    for parent in _parents():
         try:
-            os.mkdir(path, 0o700)
+            for _ in range(_TRIES):
+                path = os.path.join(parent, f"launchpad-{_boot()}-{os.getpid()}-{os.urandom(6).hex()}")
+                os.mkdir(path, 0o700)
+                if _locked(path):
+                    return path
         except OSError as error:
             tried.append(f"{parent}: {error.strerror}")
-        else:
-            return path
     raise OSError(f"can't create a temporary folder ({'; '.join(tried)}): set TMPDIR to a writable folder")
+
+
+def _parents() -> Iterator[str]:
+    for parent in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):
+        if parent and os.path.isabs(parent):
+            yield parent
+
+
+def _boot() -> str:
+    try:
+        return linux.boot_id()[:8]
+    except OSError:
+        return "0" * 8
+
+
+def _locked(folder: str) -> bool:
+    """Lock a new folder; False if another guard has just removed it as abandoned."""
+    path = os.path.join(folder, _LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        os.rmdir(folder)
+        raise
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.exists(path):
+            return True
+    except BlockingIOError:  # it is being removed
+        pass
+    except OSError:  # ENOLCK, ENOSYS, EOPNOTSUPP
+        os.rename(path, os.path.join(folder, _UNLOCKED))
+        os.close(fd)
+        return True
+    os.close(fd)
+    return False
+
+
+def abandoned() -> Iterator[str]:
+    """The folders that guards and agents of this user left here when they were killed, each locked while it is given.
+
+    A lock on a network file system need not reach other machines. So a folder of another boot than this one counts
+    only if it is on a disk, where it must be from an earlier boot of this machine.
+    """
+    boot, me = _boot(), os.getuid()
+    for parent in {os.path.realpath(parent): parent for parent in _parents()}.values():
+        try:
+            names = [match for name in os.listdir(parent) if (match := _NAME.fullmatch(name))]
+        except OSError:
+            continue
+        for name in names:
+            path = os.path.join(parent, name[0])
+            try:
+                facts = os.lstat(path)
+                of_disk = os.major(facts.st_dev) != 0
+                if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != me or (name[1] != boot and not of_disk):
+                    continue
+                fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except FileNotFoundError:  # its guard was killed before it made the file, or has not made it yet
+                try:
+                    os.rmdir(path)
+                except OSError:
+                    pass
+                continue
+            except OSError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+            except OSError:  # its guard or agent lives
+                pass
+            finally:
+                os.close(fd)
 
 
 def error_file(folder: str, rank: int) -> str:

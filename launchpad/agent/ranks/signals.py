@@ -7,8 +7,9 @@ on a request while one of their children runs, so that child gets it as well:
 - a shell waits for its foreground command before it runs its trap. Background commands are left to the shell;
 - a wrapper (uv run, time) relies on the terminal to send INT to everyone. It forwards other signals, or dies of them.
 
-A main process that exits after INT, TERM or HUP may leave processes behind. They are then sent the signal, by the same
-rules, and the rank counts as exited only when they are gone too, unless they ignore the signal, or KILL comes.
+A main process that exits after INT, TERM, HUP or the job's --stop-signal may leave processes behind. They are then sent
+the signal, by the same rules, and the rank counts as exited only when they are gone too, unless they ignore the signal,
+or KILL comes.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Signals:
         self._requests: dict[int, _StopRequest] = {}  # by the rank's pid
         self._held: dict[int, RankExited] = {}  # exits held back, by the pid of the rank's main process
 
-    def send(self, signum: int) -> None:
-        """Send a signal to all ranks."""
+    def send(self, signum: int, *, stops: bool = False) -> None:
+        """Send a signal to all ranks. `stops`: it asks them to stop, as INT, TERM and HUP do in any case."""
         if not 0 < signum < signal.NSIG:
             raise ValueError(f"there is no signal {signum}")
         if signum in _WHOLE_GROUP:
@@ -83,13 +84,19 @@ class Signals:
                 self._requests.clear()
                 self.release()
             return
-        if signum in _STOPS:
+        if stops or signum in _STOPS:
             self._requests = {pid: _StopRequest(signum) for pid in (*self._ranks, *self._held)}
         extending = [pid for pid in self._ranks if _extends_to_children(processes.kind_of(pid), signum)]
         groups = self._groups([*extending, *self._held])
         for pid in (*self._ranks, *self._held):
             group = groups.get(pid, {})
             self._request(pid, receivers(None if pid in self._held else pid, group, signum), group, signum)
+
+    def send_to(self, number: int, signum: int) -> None:
+        """Send a signal to the main process of one rank, if it runs."""
+        for rank in self._ranks.values():
+            if rank.rank == number:
+                _kill(rank.pid, signum)
 
     def exited(self, pid: int, exited: RankExited) -> None:
         """A rank's main process is gone. Call `recheck` after a round of these."""
@@ -113,9 +120,10 @@ class Signals:
             self._release(pid, exited)
 
     def _request(self, rank: int, pids: Collection[int], group: Mapping[int, Process], signum: int) -> None:
+        request = self._requests.get(rank)
         for pid in pids:
-            if pid in group and signum in _STOPS and not group[pid].ignores(signum):
-                self._requests[rank].delivered_to.add(pid)
+            if request and request.signum == signum and pid in group and not group[pid].ignores(signum):
+                request.delivered_to.add(pid)
             _kill(pid, signum)
 
     def _release(self, pid: int, exited: RankExited) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import Start
-from ...protocol.events import STDERR, STDOUT, NotForked, RankExited, RankStarted, StartFailed
+from ...protocol.events import STDERR, STDOUT, NotForked, RankExited, RankStarted, SpareReady, StartFailed
 from .. import PACKAGE
 from ..net import port
 from ..outbox import Outbox, OutputStream
@@ -96,6 +96,8 @@ class Starter:
                 reap()
         if self._forkserver is not None and self._forkserver.state == "ready":
             self._order_all()
+        if self._forkserver is None or self._forkserver.state != "importing":
+            self._say_ready()
 
     def start_more(self, ranks: list[dict[str, Any]]) -> None:
         """Execute additional ranks."""
@@ -164,6 +166,7 @@ class Starter:
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
         own = {**rundir.call_files(self._folder, entry["rank"])} if self.has_call else {}
+        own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
         return own | {"PMI_FD": "3"} if self._in_mpi(entry) else own
 
@@ -192,9 +195,7 @@ class Starter:
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
             return
         try:
-            opened = forkserver_client.Forkserver(
-                self._start.ranks[0]["argv"], self._shared, self._start.cwd, self._files
-            )
+            opened = forkserver_client.Forkserver(self._start.argv, self._shared, self._start.cwd, self._files)
         except OSError:  # executing the ranks will fail likewise, and report it
             return
         self._forkserver = opened
@@ -202,7 +203,7 @@ class Starter:
         for fd in opened.printed:
             self._poll.watch(fd, self._on_printed)
         self._poll.watch(self._bell.fileno(), lambda _: self._on_bell())
-        opened.prepare(self._start.preload, self._start.ranks[0]["calls"])
+        opened.prepare(self._start.preload, self._start.calls)
 
     def _on_printed(self, fd: int) -> None:
         assert self._forkserver is not None
@@ -243,10 +244,21 @@ class Starter:
         before = self._forkserver.state
         if not self._forkserver.hear(self._forked, self._failed):
             self._poll.unwatch(self._forkserver.link.fileno())
-        if before == "importing" and self._forkserver.state == "ready":
+            if not self._forkserver.pid and before != "off":
+                self._turn_off("the forkserver died")
+                self._say_ready()
+                return
+        if before != "importing" or self._forkserver.state == "importing":
+            return
+        if self._forkserver.state == "ready":
             self._order_all()
-        elif before == "importing" and self._forkserver.state == "off":
+        else:
             self._turn_off(self._forkserver.why_off)
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        if not self._start.ranks:
+            self._outbox.say(SpareReady(time.monotonic_ns()))
 
     def _forked(self, number: int, pid: int) -> None:
         if number == forkserver_client.STORE:
@@ -293,9 +305,9 @@ class Starter:
 
     # Signals and exits.
 
-    def signal(self, signum: int) -> None:
-        """Apply a signal to ranks that have no process yet."""
-        if signum in _ENDING and self._waiting:
+    def signal(self, signum: int, *, stops: bool = False) -> None:
+        """Apply a signal to ranks that have no process yet. `stops`: it asks the ranks to stop."""
+        if (stops or signum in _ENDING) and self._waiting:
             self._cancelled = signum
             in_flight = self._forkserver.cancel_orders() if self._forkserver else ()
             for number in [number for number in self._waiting if number not in in_flight]:
@@ -309,8 +321,10 @@ class Starter:
         if self._forkserver is not None and pid == self._forkserver.pid:
             self._forkserver.process.pid = 0
             self.hear()
-            if self._forkserver.state != "off":
+            # What it had begun to fork goes on without it; the end of the link says that no more will come.
+            if self._forkserver.state != "off" and not self._forkserver.is_forking:
                 self._turn_off("the forkserver died")
+                self._say_ready()
         elif pid == self._store:
             self._store = 0
 

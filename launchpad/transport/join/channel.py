@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import heapq
+import itertools
 import os
 import selectors
 import socket
@@ -25,7 +27,9 @@ class Reactor:
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._tasks: collections.deque[Callable[[], None]] = collections.deque()
-        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._timers: dict[object, tuple[int, Callable[[], None]]] = {}  # by key; the number tells it from earlier ones
+        self._due: list[tuple[float, int, object]] = []  # a heap of them, and of timers that have been cancelled
+        self._number = itertools.count()
         self._over = False
         self._lock = threading.Lock()  # guards _over and the pipe's writing end
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
@@ -63,7 +67,9 @@ class Reactor:
 
     def later(self, key: object, seconds: float, task: Callable[[], None]) -> None:
         """Call `task` after this time, unless `forget(key)` comes first."""
-        self._timers[key] = time.monotonic() + seconds, task
+        number = next(self._number)
+        self._timers[key] = number, task
+        heapq.heappush(self._due, (time.monotonic() + seconds, number, key))
 
     def forget(self, key: object) -> None:
         """Cancel a `later`."""
@@ -71,7 +77,7 @@ class Reactor:
 
     def _run(self) -> None:
         while not self._over:
-            due = min((at for at, _ in self._timers.values()), default=None)
+            due = self._next_timer()
             wait = None if due is None else max(0.0, due - time.monotonic())
             for key, events in self._selector.select(wait):
                 if key.fd in self._selector.get_map():  # not closed by one of those before it
@@ -79,9 +85,17 @@ class Reactor:
             while self._tasks and not self._over:
                 self._tasks.popleft()()
             now = time.monotonic()
-            for name, (at, task) in list(self._timers.items()):
-                if at <= now and self._timers.pop(name, None) is not None:
-                    task()
+            while not self._over and (due := self._next_timer()) is not None and due <= now:
+                self._timers.pop(heapq.heappop(self._due)[2])[1]()
+
+    def _next_timer(self) -> float | None:
+        """When the next timer is due."""
+        while self._due:
+            at, number, key = self._due[0]
+            if key in self._timers and self._timers[key][0] == number:
+                return at
+            heapq.heappop(self._due)  # cancelled, or set anew
+        return None
 
     def _drain(self, _: int) -> None:
         os.read(self._woken, 4096)
@@ -123,16 +137,12 @@ class Channel:
         self._tls = context.wrap_bio(self._in, self._out, server_side=server)
         self._opened, self._received, self._ended = opened, received, ended
         self._up = False
+        self.certificate = b""  # the peer's (DER), once TLS is up
         self._over = False
         self._finishing = False
         self._waiting: list[bytes] = []  # until TLS is up
         self._pending = bytearray()  # encrypted, for the socket
         reactor.call(self._begin)
-
-    @property
-    def certificate(self) -> bytes:
-        """The peer's certificate (DER)."""
-        return self._tls.getpeercert(binary_form=True) or b""
 
     def send(self, data: bytes) -> None:
         """Queue bytes for the peer. From any thread; dropped if the connection has ended."""
@@ -194,6 +204,7 @@ class Channel:
             if not self._up:
                 self._tls.do_handshake()
                 self._up = True
+                self.certificate = self._tls.getpeercert(binary_form=True) or b""  # not to be had after an error
                 self._opened()
                 waiting, self._waiting = self._waiting, []
                 for data in waiting:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from launchpad import linux
 from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
@@ -20,8 +23,15 @@ from launchpad.transport.join.proof import head_context, nonce, proof
 # How long a new connection has for TLS, the proof and the offer.
 GREETING_SECONDS = 10.0
 
-# More connections than this that are not let in yet are dropped, the oldest first.
+# No more connections than this are accepted that are not let in yet. When there are so many, those that have had this
+# long are dropped, the oldest first: a stranger who says nothing must not keep the nodes out, nor a burst of nodes
+# each other.
 MOST_GREETING = 512
+FAIR_SECONDS = 2.0
+
+# Where no descriptor or memory is left for another connection, when to try again; and the errors that say so.
+SCARCE_SECONDS = 0.5
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 LONGEST_LINE = 1 << 20
 
@@ -65,7 +75,8 @@ class JoinServer:
         self.gate = gate
         self.context, self.certificate = head_context()
         self.reactor = Reactor()
-        self._greeting: dict[_Greeting, None] = {}
+        self._greeting: dict[_Greeting, None] = {}  # the oldest first
+        self._full = False  # there are so many that we wait for one to go
         self.reactor.call(lambda: self.reactor.watch(self._listener, self._accept, 1))
 
     def tell(self, links: Iterable[JoinedLink], ended: JobEnded) -> None:
@@ -82,6 +93,8 @@ class JoinServer:
 
         def stop() -> None:
             if self._listener.fileno() >= 0:
+                self._full = False
+                self.reactor.forget(self)
                 self.reactor.watch(self._listener, self._accept, 0)
                 self._listener.close()
             for one in list(self._greeting):
@@ -97,20 +110,47 @@ class JoinServer:
         self.reactor.close()
 
     def _accept(self, _: int) -> None:
-        while True:
+        while self._has_room():
             try:
                 sock, peer = self._listener.accept()
-            except OSError:  # none left, or no descriptor for it
-                return
+            except OSError as error:
+                if error.errno == errno.EMFILE and linux.raise_file_limit():
+                    continue
+                if error.errno in _SCARCE:
+                    self._pause(SCARCE_SECONDS)
+                return  # otherwise none is left
             one = _Greeting(self, sock, str(peer[0]).removeprefix("::ffff:"))
             self._greeting[one] = None
-            if len(self._greeting) > MOST_GREETING:
-                next(iter(self._greeting)).channel.end("")
+
+    def _has_room(self) -> bool:
+        """Whether another connection may be accepted. If not, we wait until one has gone, or has had long enough."""
+        if len(self._greeting) < MOST_GREETING:
+            return True
+        oldest = next(iter(self._greeting))
+        left = oldest.since + FAIR_SECONDS - time.monotonic()
+        if left <= 0:
+            oldest.channel.end("")
+            return True
+        self._full = True
+        self._pause(left)
+        return False
+
+    def _pause(self, seconds: float) -> None:
+        """Accept nothing for a while."""
+        self.reactor.watch(self._listener, self._accept, 0)
+        self.reactor.later(self, seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._full = False
+        self.reactor.forget(self)
+        self.reactor.watch(self._listener, self._accept, 1)
 
     def gone(self, one: _Greeting) -> None:
         """This connection is no longer in its greeting."""
         self._greeting.pop(one, None)
         self.reactor.forget(one)
+        if self._full:
+            self._resume()
 
 
 class _Greeting:
@@ -119,6 +159,7 @@ class _Greeting:
     def __init__(self, server: JoinServer, sock: socket.socket, peer: str) -> None:
         self._server = server
         self._peer = peer
+        self.since = time.monotonic()
         self._own = str(sock.getsockname()[0]).removeprefix("::ffff:")
         self._buffer = b""
         self._nonces = ("", "")

@@ -1,0 +1,116 @@
+"""Nodes that come while the job runs: lost hosts that are reached again, and machines that join late."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from launchpad.errors import LaunchpadError, NodeError, UsageError
+from launchpad.head.cluster import Cluster, Newcomer
+from launchpad.job.plan import Member
+from launchpad.protocol.commands import JobEnded
+from launchpad.transport import Link
+
+# How long to pause between two tries to reach a host.
+PAUSE_SECONDS = 2.0
+
+Reopen = Callable[[int], Link | None]  # None: the node will come by itself. Raises LaunchpadError.
+
+
+class Dialled(NamedTuple):
+    """A machine has joined the running job, and waits to be brought up."""
+
+    link: Link
+    member: Member
+
+
+class Door(Protocol):
+    """Where machines join."""
+
+    def open(self, take: Callable[[Dialled], None]) -> None:
+        """From now on, `take` gets each machine that joins, in any thread."""
+
+    def close(self) -> None:
+        """Let nobody else in."""
+
+
+class Arrived(NamedTuple):
+    """A node can take part."""
+
+    newcomer: Newcomer
+    node: int | None  # its number, if it was lost before and we have reached it again
+
+
+class JoinFailed(NamedTuple):
+    """A machine that joined late can't take part."""
+
+    name: str
+    reason: str
+
+
+class Arrivals:
+    """Brings nodes up in threads, and puts what comes of it into the inbox, as the head's own events."""
+
+    def __init__(
+        self, cluster: Cluster, reopen: Reopen | None, door: Door | None, put: Callable[[tuple[int, Any]], None]
+    ) -> None:
+        self._cluster = cluster
+        self._reopen = reopen
+        self._door = door
+        self._put = put
+        self._over = threading.Event()
+        if door is not None:
+            door.open(lambda dialled: put((-1, dialled)))
+
+    def seek(self, node: int) -> None:
+        """Try to reach a lost node until it is back, or the job ends."""
+        if self._reopen is not None:
+            threading.Thread(target=self._seek, args=(node,), name=f"reopen-{node}", daemon=True).start()
+
+    def _seek(self, node: int) -> None:
+        assert self._reopen is not None
+        while not self._over.is_set():
+            try:
+                link = self._reopen(node)
+                if link is not None:
+                    self._bring_up(link, None, node)
+                return
+            except UsageError as error:  # it will be the same the next time
+                self._put((-1, JoinFailed(self._cluster.plan.nodes[node].name, str(error))))
+                return
+            except (Exception, SystemExit):
+                self._over.wait(PAUSE_SECONDS)
+
+    def take(self, dialled: Dialled) -> None:
+        """Bring up a machine that has joined."""
+        threading.Thread(target=self._take, args=dialled, name=f"join-{dialled.member.name}", daemon=True).start()
+
+    def _take(self, link: Link, member: Member) -> None:
+        try:
+            self._bring_up(link, member, None)
+        except (Exception, SystemExit) as error:
+            reason = str(error) if isinstance(error, LaunchpadError) else f"{type(error).__name__}: {error}"
+            self._put((-1, JoinFailed(member.name, reason)))
+
+    def _bring_up(self, link: Link, member: Member | None, node: int | None) -> None:
+        """A machine that has joined is told why it is not needed; whoever let it in hangs up at the end."""
+        if self._over.is_set():
+            if member is None:
+                link.abandon()
+            return
+        try:
+            newcomer = self._cluster.prepare(link, member, node)
+        except (Exception, SystemExit) as error:
+            if member is None:
+                link.abandon()
+            else:
+                link.send(JobEnded(NodeError.exit_code, [f"error: this node can't join the job: {error}"]))
+            raise
+        self._put((-1, Arrived(newcomer, node)))  # if it is too late, the loop abandons it
+
+    def end(self) -> None:
+        """The job is over: nobody else can take part."""
+        self._over.set()
+        if self._door is not None:
+            self._door.close()

@@ -1,0 +1,226 @@
+"""The job's nodes as a plan needs them: what is known of each, and where they meet. Brings up those that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from launchpad.errors import UsageError
+from launchpad.head.bringup import BringUp
+from launchpad.head.conversation import Conversation
+from launchpad.head.nodes import Node
+from launchpad.job.membership import Membership, Seat, seated
+from launchpad.job.plan import Master, Member, NodePlacement, Plan, make_plan, rank_count
+from launchpad.job.spec import JobSpec
+from launchpad.protocol.commands import Probe
+from launchpad.protocol.events import AgentReady, NodeFacts, SpareReady
+from launchpad.transport import Link
+
+if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
+
+# An import on a node may have to be loaded over a network.
+SPARE_SECONDS = 600.0
+
+
+class Newcomer(NamedTuple):
+    """A node that can take part."""
+
+    node: Node
+    ready: AgentReady
+    facts: NodeFacts | None  # None without hosts
+    place: NodePlacement
+    slots: int  # how many ranks it takes
+    talk: Conversation  # what it has said since is in there
+
+
+class Rendezvous(NamedTuple):
+    """Where some nodes meet."""
+
+    master: Master
+    interfaces: dict[int, str]  # through which each node reaches it
+    addresses: dict[int, str]  # each node's own there
+
+
+class Cluster:
+    """The nodes by their numbers. Threads may prepare newcomers; all else is the loop's."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run_id: str,
+        ready: Sequence[AgentReady],
+        places: Sequence[NodePlacement] = (),
+        facts: Sequence[NodeFacts] = (),
+        master: Master | None = None,
+        *,
+        membership: Membership | None = None,
+        files: Sequence[SyncedFile] | None = None,
+        silence: float = 0.0,
+    ) -> None:
+        """`places`, `facts`: of each node if the user named them; `master`: of several nodes.
+
+        `files`: those of --sync, None without it; `silence`: the heartbeat timeout in seconds. Raises UsageError if a
+        node can't hold its ranks.
+        """
+        self.membership = membership
+        self._spec = spec
+        self._run_id = run_id
+        self._ready = list(ready)
+        self._places = list(places)
+        self._facts: list[NodeFacts | None] = list(facts)
+        self._master = master
+        self._files = files
+        self._silence = silence
+        self._first = 0  # the node that the master's address belongs to
+        self._reach = set(range(len(ready)))  # the nodes that reach it
+        self._changed = False  # the last plan knows less than we do
+        self._names = NodeNames(place.name for place in places)
+        self.plan = self._lay_out(self._first_seats())
+        if spec.faults is not None:
+            from launchpad.job.faults import check_targets
+
+            check_targets(spec.faults, self.plan.world_size, [node.name for node in self.plan.nodes])
+
+    def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
+        return make_plan(self._spec, self._ready, self._run_id, self._places, self._master, seats)
+
+    def _first_seats(self) -> tuple[Seat, ...] | None:
+        if self.membership is None:
+            return None
+        counts = {
+            node: rank_count(place.nproc, ready, place.name)
+            for node, (place, ready) in enumerate(zip(self._places, self._ready, strict=True))
+        }
+        seats = seated(self.membership, (), counts)
+        largest = max(seats, key=lambda seat: seat.ranks)
+        for node in counts.keys() - {seat.node for seat in seats}:
+            if not self.membership.elastic and counts[node] < largest.ranks:
+                spare, host = self._places[node].name, self._places[largest.node].name
+                raise UsageError(
+                    f"{spare} is a spare for {counts[node]} ranks, and {host} has {largest.ranks}: a spare must have "
+                    "room for the ranks of any host"
+                )
+        return seats
+
+    def number_of(self, name: str, lost: Iterable[int]) -> int:
+        """The number of a machine that has joined: that of a lost node of this name, or else a new one."""
+        same = [node for node in sorted(lost) if name in (self._places[node].name, _base(self._places[node].name))]
+        return same[0] if same else len(self._ready)
+
+    # From one attempt to the next.
+
+    def must_meet(self, seats: Sequence[Seat]) -> bool:
+        """Whether these nodes need another rendezvous address than the last one."""
+        nodes = [seat.node for seat in seats]
+        return self._master is not None and (nodes[0] != self._first or not self._reach.issuperset(nodes))
+
+    def meet(self, talk: Conversation, seats: Sequence[Seat]) -> Rendezvous:
+        """Find an address at which these nodes can meet. Blocks; for a thread. Raises what find_master raises."""
+        from launchpad.head.node_facts import address_at, find_master  # few jobs need it
+
+        nodes = [seat.node for seat in seats]
+        facts = self._facts[nodes[0]]
+        assert facts is not None
+        chosen, port = self._spec.world.master_addr, self._spec.world.master_port
+        wanted = "" if nodes[0] or chosen == "127.0.0.1" else chosen
+        master, interfaces = find_master(talk, nodes, facts.addresses, wanted, port, "")
+        known = {node: self._facts[node] for node in nodes}
+        own = {node: address_at(interfaces[node], one, master) for node, one in known.items() if one is not None}
+        return Rendezvous(master, interfaces, own)
+
+    def settle(self, seats: Sequence[Seat], rendezvous: Rendezvous) -> None:
+        """These nodes meet there."""
+        self._master = rendezvous.master
+        for node, interface in rendezvous.interfaces.items():
+            address = rendezvous.addresses[node]
+            self._places[node] = self._places[node]._replace(interface=interface, address=address)
+        self._first, self._reach, self._changed = seats[0].node, {seat.node for seat in seats}, True
+
+    def seat(self, seats: Sequence[Seat]) -> Plan:
+        """The plan for these nodes."""
+        if tuple(seats) != self.plan.seats or self._changed:
+            self.plan = self._lay_out(seats)
+            self._changed = False
+        return self.plan
+
+    # Newcomers.
+
+    def prepare(self, link: Link, member: Member | None = None, node: int | None = None) -> Newcomer:
+        """Bring up a node that joins late as `member`, or is back as number `node`. Blocks; for a thread.
+
+        Raises LaunchpadError if it can't take part.
+        """
+        talk = BringUp()
+        place = self._place(member, node)
+        counts = bool({"auto", "gpu"} & {place.nproc})
+        port = self._spec.world.master_port if self._master is None else 0
+        (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence)
+        facts = None
+        if self._places:
+            from launchpad.head.node_facts import check_versions, probe_nodes
+
+            if node is None and self._files is not None and place.own is None:
+                from launchpad.head.sync import sync
+
+                folder = sync(talk, [0], self._spec.cwd, self._files, lambda *_: None)[0]
+                place = place._replace(cwd=folder)
+            probe = Probe(place.cwd, self._spec.torch, place.python, dict((place.own or self._spec).environ))
+            (facts,) = probe_nodes(talk, [probe], lambda _: None, apart=False)
+            first = next(one for one in self._facts if one is not None)
+            check_versions([self._places[0].name, place.name], [first, facts], torch=self._spec.torch)
+            place = place._replace(python=facts.python)
+        plan = make_plan(self._spec, [ready], self._run_id, [place] if self._places else [], seats=())
+        talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
+        return Newcomer(talk.nodes[0], ready, facts, place, plan.nodes[0].slots, talk)
+
+    def _place(self, member: Member | None, node: int | None) -> NodePlacement:
+        if member is not None:
+            cwd = (member.own or self._spec).cwd
+            return NodePlacement(member.name, member.nproc, member.python, cwd, own=member.own)
+        if node is not None and self._places:
+            return self._places[node]
+        return NodePlacement("", self._spec.nproc, self._spec.python, self._spec.cwd)
+
+    def add(self, number: int, newcomer: Newcomer) -> None:
+        """Take the node into the plans to come, as this number. Its link gets the name that it has there."""
+        known = number < len(self._ready)
+        name = self._places[number].name if known and self._places else self._names.take(newcomer.place.name)
+        place = newcomer.place._replace(name=name)
+        newcomer.node.link.name = name
+        newcomer = newcomer._replace(place=place)
+        self._changed = True
+        self._reach.discard(number)
+        if number == self._first:
+            self._first = -1
+        if number < len(self._ready):
+            self._ready[number] = newcomer.ready
+            if self._places:
+                self._places[number], self._facts[number] = newcomer.place, newcomer.facts
+        else:
+            self._ready.append(newcomer.ready)
+            self._places.append(newcomer.place)
+            self._facts.append(newcomer.facts)
+
+
+class NodeNames:
+    """Gives each node a name of its own."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._last = dict.fromkeys(taken, 1)  # by name: the last number added to it
+
+    def take(self, name: str) -> str:
+        """The name, with a number if another node has it."""
+        number, made = self._last.get(name, 1), name
+        while made in self._last:
+            number += 1
+            made = f"{name}.{number}"
+        self._last[name] = number
+        self._last.setdefault(made, 1)
+        return made
+
+
+def _base(name: str) -> str:
+    """The name without such a number."""
+    base, _, number = name.rpartition(".")
+    return base if base and number.isdecimal() else name

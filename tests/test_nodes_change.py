@@ -1,0 +1,291 @@
+"""Nodes come and go while a job runs: spares, `--nnodes MIN:MAX`, machines that join late."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launchpad, wait_until
+from tests.sshd import free_port, needs_sshd
+from tests.test_join import c10d, ends, leads, needs_mpi, needs_torch, static
+from tests.test_run_hosts import Hosts
+
+# Each attempt of each rank leaves a file; they end when the test says so.
+STAYS = """\
+import os, time
+names = "GROUP_WORLD_SIZE WORLD_SIZE GROUP_RANK TORCHELASTIC_RESTART_COUNT"
+print(*(os.environ[name] for name in names.split()), flush=True)
+open(f"{os.environ['RANK']}-{time.time_ns()}", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+"""
+
+# The same for torch: after each all_reduce the ranks agree on whether to go on.
+AGREES = """\
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+while True:
+    over = torch.tensor([1.0, float(os.path.exists("go"))])
+    dist.all_reduce(over)
+    open(f"{dist.get_rank()}-ready", "w").close()
+    if over[1]: break
+    time.sleep(0.01)
+print("sum", int(over[0]), flush=True)
+"""
+
+MPI_AGREES = """\
+import os, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+size = 0
+while not world.allreduce(os.path.exists("go")):
+    if not size: open(f"{world.Get_rank()}-{time.time_ns()}", "w").close()
+    size = world.Get_size()
+    time.sleep(0.01)
+print("size", size, flush=True)
+"""
+
+
+def started(launchpad: Launchpad, count: int) -> None:
+    """Wait until so many ranks have started, over all attempts."""
+    wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
+
+
+def said_until(job: subprocess.Popen[bytes], words: str) -> str:
+    """What the launcher says, up to the line with these words."""
+    assert job.stderr is not None
+    said = ""
+    while words not in said:
+        line = job.stderr.readline().decode()
+        assert line, said
+        said += line
+    return said
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    (launchpad.folder / "agrees.py").write_text(AGREES)
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+# Spares.
+
+
+@needs_sshd
+def test_a_spare_takes_the_place_of_a_lost_host(launchpad: Launchpad, hosts: Hosts) -> None:
+    """Rank numbers stay. The lost host is the new spare when it is back, also for the host with rank 0."""
+    job = hosts.begin(launchpad, "-H", "n1:2,n2:2,n3:2", "--spares", 1, "stays.py")
+    started(launchpad, 4)
+    hosts.cut_power(2)
+    started(launchpad, 8)
+    hosts.hosts[1].start()
+    said = said_until(job, "n2 is back")
+    hosts.cut_power(1)
+    started(launchpad, 12)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(job)
+    assert code == 0, err
+    shown = sorted(line for line in out.splitlines())
+    assert shown == sorted(
+        f"[{host} {rank}] 2 4 {rank // 2} 0"
+        for hosts_then in (("n1", "n2"), ("n1", "n3"), ("n2", "n3"))
+        for rank in range(4)
+        for host in [hosts_then[rank // 2]]
+    )
+    assert "launchpad: failed: n2 was lost (its agent hung up); going on with n1, n3" in said
+    assert "launchpad: failed: n1 was lost (its agent hung up); going on with n2, n3" in err
+
+
+@needs_sshd
+@needs_torch
+@pytest.mark.parametrize("lost", [1, 2])
+def test_torch_goes_on_with_a_spare(launchpad: Launchpad, hosts: Hosts, lost: int) -> None:
+    """The store and its address move if the first host is lost. The spare has imported torch before."""
+    job = hosts.begin(launchpad, "-H", "n1:2,n2:2,n3:2", "--spares", 1, "agrees.py")
+    started(launchpad, 4)
+    hosts.cut_power(lost)
+    said_until(job, "going on with")
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(job)
+    assert code == 0, err
+    assert out.count("sum 4") == 4
+
+
+@needs_sshd
+@needs_mpi
+def test_an_mpi_world_goes_on_with_a_spare(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "mpi.py").write_text(MPI_AGREES)
+    job = hosts.begin(launchpad, "--backend", "mpi", "-H", "n1:2,n2:2,n3:2", "--spares", 1, "mpi.py")
+    started(launchpad, 4)
+    hosts.cut_power(1)
+    started(launchpad, 8)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(job)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == [f"[{name}] size 4" for name in ("n2 2", "n2 3", "n3 0", "n3 1")]
+
+
+@needs_sshd
+def test_a_lost_spare_is_told_and_comes_back(launchpad: Launchpad, hosts: Hosts) -> None:
+    job = hosts.begin(launchpad, "-H", "n1,n2,n3", "--spares", 1, "stays.py")
+    started(launchpad, 2)
+    hosts.cut_power(3)
+    assert job.stderr is not None
+    assert job.stderr.readline() == b"launchpad: n3, which runs no ranks, was lost (its agent hung up)\n"
+    hosts.hosts[2].start()
+    assert job.stderr.readline() == b"launchpad: n3 is back\n"
+    (launchpad.folder / "go").touch()
+    assert ends(job)[0] == 0
+
+
+@needs_sshd
+def test_without_a_spare_left_a_lost_host_ends_the_job(launchpad: Launchpad, hosts: Hosts) -> None:
+    job = hosts.begin(launchpad, "-H", "n1,n2,n3", "--spares", 1, "stays.py")
+    started(launchpad, 2)
+    hosts.cut_power(2)
+    started(launchpad, 4)
+    hosts.cut_power(3)
+    code, _, err = ends(job)
+    assert code == 4
+    assert "launchpad: n3 was lost: its agent hung up; it was running rank 1" in err
+    assert "launchpad: restarts before: 1" in err or "n2 was lost" in err
+
+
+@needs_sshd
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--spares", 3), "--spares 3: of 3 hosts none would be left to run ranks; name more hosts"),
+        (("--nnodes", "2:4"), "--nnodes 2:4: the job has 3 hosts besides spares; write 3, or LEAST:3"),
+        (("--nnodes", "3:2"), "--nnodes 3:2: the least number of nodes is more than the most; write 2:3"),
+    ],
+)
+def test_sizes_that_make_no_sense(launchpad: Launchpad, hosts: Hosts, options: tuple[object, ...], said: str) -> None:
+    done = hosts.run(launchpad, "-H", "n1,n2,n3", *options, "stays.py")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"launchpad: error: {said}\n")
+
+
+@needs_sshd
+def test_a_spare_with_too_few_slots(launchpad: Launchpad, hosts: Hosts) -> None:
+    done = hosts.run(launchpad, "-H", "n1:2,n2:2,n3", "--spares", 1, "stays.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "n3 is a spare for 1 ranks, and n1 has 2: a spare must have room for the ranks of any host" in done.stderr
+
+
+def test_spares_without_hosts(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--spares", 1, "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--spares 1 needs hosts; name them with --hosts or --hostfile, or leave it out" in done.stderr
+
+
+# Varying numbers of nodes.
+
+
+@needs_sshd
+def test_a_job_over_ssh_goes_on_with_fewer_hosts_and_with_those_that_come_back(
+    launchpad: Launchpad, hosts: Hosts
+) -> None:
+    job = hosts.begin(launchpad, "-H", "n1,n2,n3", "--nnodes", "2:3", "stays.py")
+    started(launchpad, 3)
+    hosts.cut_power(1)
+    started(launchpad, 5)
+    hosts.hosts[0].start()
+    started(launchpad, 8)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(job)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == sorted(
+        [
+            *("[n1 0] 3 3 0 0", "[n2 1] 3 3 1 0", "[n3 2] 3 3 2 0"),
+            *("[n2 0] 2 2 0 0", "[n3 1] 2 2 1 0"),
+            *("[n2 0] 3 3 0 0", "[n3 1] 3 3 1 0", "[n1 2] 3 3 2 0"),
+        ]
+    )
+    assert err.splitlines() == [
+        "launchpad: failed: n1 was lost (its agent hung up); going on with n2, n3",
+        "launchpad: n1 is back",
+        "launchpad: starting all ranks again on n2, n3, n1",
+    ]
+
+
+def begin(launchpad: Launchpad, port: int, nodes: str, conf: str = "last_call_timeout=0.2") -> subprocess.Popen[bytes]:
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), "stays.py")
+
+
+def test_nodes_join_and_leave_a_running_job(launchpad: Launchpad) -> None:
+    port = free_port()
+    head = begin(launchpad, port, "1:3")
+    started(launchpad, 1)
+    second = begin(launchpad, port, "1:3")
+    started(launchpad, 3)
+    third = begin(launchpad, port, "1:3")
+    started(launchpad, 6)
+    second.send_signal(signal.SIGKILL)
+    started(launchpad, 8)
+    (launchpad.folder / "go").touch()
+    assert [ends(job)[0] for job in (head, second, third)] == [0, -9, 0]
+    ranks = sorted(path.name.partition("-")[0] for path in launchpad.folder.glob("[0-9]*-*"))
+    assert ranks == ["0"] * 4 + ["1"] * 3 + ["2"]
+
+
+@needs_torch
+def test_torch_on_a_node_that_was_alone(launchpad: Launchpad) -> None:
+    """It has an address where others find it, before there are any."""
+    (launchpad.folder / "agrees.py").write_text(AGREES)
+    port = free_port()
+    line = [*c10d(port, rdzv_conf="last_call_timeout=0.2", nnodes="1:2"), "-n", 2, "agrees.py"]
+    head = launchpad.start("run", *line)
+    started(launchpad, 2)
+    second = launchpad.start("run", *line)
+    started(launchpad, 4)
+    (launchpad.folder / "go").touch()
+    for job in (head, second):
+        code, out, err = ends(job)
+        assert code == 0, err
+        assert out.count("sum 4") == 2
+
+
+def test_a_node_may_wait_for_the_next_restart(launchpad: Launchpad) -> None:
+    port = free_port()
+    conf = "last_call_timeout=0.2,on_join=wait"
+    head = begin(launchpad, port, "1:2", conf)
+    started(launchpad, 1)
+    second = begin(launchpad, port, "1:2", conf)
+    said_until(head, "has joined")
+    (launchpad.folder / "go").touch()
+    assert ends(head)[:2] == (0, "[0] 1 1 0 0\n")
+    assert ends(second)[:2] == (0, "")
+
+
+def test_a_node_too_many_is_a_spare(launchpad: Launchpad) -> None:
+    port = free_port()
+    jobs = [begin(launchpad, port, "2") for _ in range(2)]
+    started(launchpad, 2)
+    spare = begin(launchpad, port, "2")
+    said_until(spare, "the job has its 2 nodes: this one is a spare, for when one of them is lost\n")
+    head, other = jobs if leads(jobs[0]) else reversed(jobs)
+    said_until(head, "has joined")
+    other.send_signal(signal.SIGKILL)
+    started(launchpad, 4)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(spare)
+    assert (code, out) == (0, "[1] 2 2 1 0\n"), err
+    assert [ends(job)[0] for job in (head, other)] == [0, -9]
+
+
+def test_a_wrong_word_for_late_nodes(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", *c10d(free_port(), rdzv_conf="on_join=maybe"), "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "on_join must be restart (all ranks start again with the node that joined) or wait" in done.stderr
+
+
+def test_static_nodes_are_always_as_many(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", *static(0, free_port(), nnodes="1:2"), "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--nnodes 1:2: with a varying number of nodes, they meet by --rdzv-backend c10d" in done.stderr
