@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,9 @@ def install() -> None:
         in_child = os.getpid() != _holder
         if not _serves(hostname, port) or (in_child and count == 0) or not _ask():
             return create(hostname, port, rank, *rest, **options)
+        assert _address is not None
+        if not _address[2]:
+            _await_listener(_address[0], _address[1])
         with _hosts_from_files():
             # `rank` matters only for rank 0, which would listen.
             store = create(hostname, port, 1, *rest, **options)
@@ -43,6 +47,9 @@ def install() -> None:
 
     rendezvous._create_c10d_store = create_store  # type: ignore[union-attr]
 
+
+# How long a rank looks for another node's store before it leaves that to torch.
+LISTENER_SECONDS = 5.0
 
 _LOOPBACK = {"127.0.0.1", "localhost"}
 
@@ -84,6 +91,18 @@ def _ask() -> bool:
         return False
     finally:
         os.close(folder)
+
+
+def _await_listener(host: str, port: int) -> None:
+    """Wait a moment until the other node's store listens: torch pauses 0.5 s and more between its tries."""
+    deadline = time.monotonic() + LISTENER_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((host, port), LISTENER_SECONDS).close()
+        except OSError:
+            time.sleep(0.005)
+        else:
+            return
 
 
 def _is_ours(store: Any) -> bool:
