@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from launchpad.agent.host import probe
+from launchpad.head.node_facts import clock_note
 from launchpad.head.nodes import LATE_SECONDS, Node, Nodes
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.commands import Probe as Asked
-from launchpad.protocol.events import LinkClosed, Pong, RankStarted
+from launchpad.protocol.events import AgentReady, LinkClosed, Pong, RankStarted
 from launchpad.transport.memory import MemoryLink
 from tests.conftest import needs_torch
 
@@ -139,3 +140,13 @@ def test_the_ranks_interpreter_is_probed_with_its_paths(tmp_path: Path) -> None:
     assert probe.probe(Asked("/", True, str(python), {})).torch == ""
     python.write_text("#!/bin/sh\necho 3.99.1\n")
     assert probe.probe(Asked("/", False, str(python), {})).version == "3.99.1"
+
+
+@pytest.mark.parametrize(
+    ("skew", "said"), [(0, ""), (59, ""), (3600, "3600 s ahead of"), (-3600, "3600 s behind"), (-90.4, "90 s behind")]
+)
+def test_a_clock_that_differs_much_is_told_of(skew: float, said: str) -> None:
+    """It answered 5 s ago."""
+    ready = AgentReady(10**9, 1000.0 + skew, 1, "h", 2, 0, None, 1 << 20, 1 << 20, 29501)
+    note = clock_note("b", ready, wall=1005.0, now=6 * 10**9)
+    assert note.startswith(f"the clock of b is {said} this machine's: ") if said else note == ""

@@ -26,6 +26,7 @@ class BringUp(Conversation):
     def __init__(self) -> None:
         super().__init__()
         self.early: list[StopRequested] = []  # signals for ranks that have not started yet
+        self.ready: list[AgentReady] = []  # by node
         self._stood_still = 0.0  # seconds
 
     def clock(self) -> float:
@@ -50,7 +51,7 @@ class BringUp(Conversation):
             node: Hello(__version__, count_gpus, 0 if node else port, silence if link.remote else 0.0)
             for node, link in enumerate(links)
         }
-        ready = self.ask(hellos, AgentReady, READY_SECONDS)
+        self.ready = ready = self.ask(hellos, AgentReady, READY_SECONDS)
         for node, facts in enumerate(ready):
             if not 0 <= facts.wall < 1e11:
                 reason = f"the agent's clock is wrong: it says {facts.wall:g} s since 1970"

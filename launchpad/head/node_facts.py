@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from launchpad import linux
@@ -13,13 +14,16 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.conversation import Conversation
 from launchpad.job.plan import Master, port_taken
 from launchpad.protocol.commands import HoldPort, Listen, Probe, Reach
-from launchpad.protocol.events import Listening, NodeFacts, PortHeld, Reached
+from launchpad.protocol.events import AgentReady, Listening, NodeFacts, PortHeld, Reached
 
 # Probing for torch starts a Python on the node, which may have to be loaded over a network.
 PROBE_SECONDS = 60.0
 
 # An address that does not answer within this time is behind a firewall.
 REACH_SECONDS = 5.0
+
+# Clocks that differ by more than this are told of.
+SKEW_SECONDS = 60.0
 
 # Once all nodes reach one address, how long to wait for a better one.
 BETTER_SECONDS = 0.2
@@ -37,6 +41,9 @@ def probe_nodes(
     names = [bringup.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer may be late: it waits for the probe, or for an import
         bringup.measure_clocks()
+    for node, ready in enumerate(bringup.ready):
+        if note := clock_note(names[node], bringup.nodes.in_our_time(node, ready), time.time(), time.monotonic_ns()):
+            say(note)
     if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
         raise NodeError(
             failed_hosts(bad, count, "give --wdir a folder that exists on all hosts, or copy this one with --sync")
@@ -48,6 +55,21 @@ def probe_nodes(
     if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
         say(f"ranks import the launchpad installed on {', '.join(other)}, not this one ({__version__})")
     return found
+
+
+def clock_note(name: str, ready: AgentReady, wall: float, now: int) -> str:
+    """What to tell if the node's clock differs much from ours, which shows `wall` (s since 1970) at `now` (ns).
+
+    `ready`: with its time converted to our monotonic clock.
+    """
+    skew = ready.wall - (wall - (now - ready.time) / 1e9)
+    if abs(skew) < SKEW_SECONDS:
+        return ""
+    way = "ahead of" if skew > 0 else "behind"
+    return (
+        f"the clock of {name} is {abs(skew):.0f} s {way} this machine's: launchpad's own times are of one clock, those "
+        "of files and in the ranks' own messages are not"
+    )
 
 
 def check_machines(names: Sequence[str], found: Sequence[NodeFacts]) -> None:
