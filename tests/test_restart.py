@@ -340,3 +340,10 @@ def test_restarts_of_long_ago_do_not_count(launchpad: Launchpad) -> None:
 def test_what_makes_no_sense_is_one_sentence(launchpad: Launchpad, words: list[object], message: str) -> None:
     done = launchpad.run("run", *words, "true")
     assert (done.returncode, done.stderr) == (2, f"launchpad: error: {message}\n")
+
+
+def test_a_line_that_a_killed_rank_has_begun_is_ended_before_the_next_attempt(launchpad: Launchpad) -> None:
+    script = "printf attempt; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || kill -9 $$; echo"
+    done = launchpad.run("run", "--max-restarts", 1, "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (0, "[0] attempt\n[0] attempt\n")
+    assert launchpad.run("logs").stdout == "[0] attempt\nlaunchpad: restart 1\n[0] attempt\n"

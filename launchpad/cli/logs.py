@@ -69,6 +69,7 @@ class _Printer:
                 case JobPlanned(nodes=nodes):
                     self._label(nodes)
                 case Restarted(_, attempt):
+                    self._write(self._device.close(list(self._streams.values())))
                     if event.nodes:
                         self._label(event.nodes)
                     self._write(self._device.note(f"launchpad: restart {attempt}".encode(), 1))
@@ -82,7 +83,6 @@ class _Printer:
     def _label(self, nodes: Sequence[Sequence[Any]]) -> None:
         label = labels([name for name, _ in nodes], sum(len(ranks) for _, ranks in nodes))
         self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(nodes) for rank in ranks}
-        self._write(self._device.close(list(self._streams.values())))
         self._streams.clear()
 
     def tick(self) -> None:

@@ -77,10 +77,11 @@ class Console:
         if type(event) is RanksSpawned:
             for rank in event.ranks:
                 self._open(rank, rank, self._label(event.node, rank))
-        if type(event) is Restarted and event.nodes:
-            self.flush()
-            self._streams.clear()
-            self._begin(event.nodes, event.shown_there)
+        if type(event) is Restarted:
+            self.flush()  # a killed rank may have left a line unfinished
+            if event.nodes:
+                self._streams.clear()
+                self._begin(event.nodes, event.shown_there)
         if type(event) is not Output:
             return False
         stream = self._streams.get((event.rank, event.stream))
