@@ -46,7 +46,10 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Let Ctrl-C, TERM and HUP raise SystemExit meanwhile. In another thread than the main one, nothing changes."""
+    """Let Ctrl-C, TERM and HUP raise SystemExit meanwhile, or until `catch`.
+
+    In another thread than the main one, nothing changes.
+    """
     handled = [one for one in STOPPING if signal.getsignal(one) != signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():  # in launchpad.run, which handles Ctrl-C itself
         handled = []
@@ -55,7 +58,8 @@ def exit_on_signals() -> Iterator[None]:
         yield
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) is _exit:
+                signal.signal(signum, handler)
 
 
 def _exit(signum: int, _: object) -> NoReturn:

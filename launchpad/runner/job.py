@@ -50,19 +50,19 @@ def run_job(
     links: Sequence[Link]
     reopen: Reopen
     tell: Tell = _say_nothing
-    if options.hosts.by_srun:
-        from launchpad.runner.slurm import SrunNodes
+    with own_signals.exit_on_signals():
+        if options.hosts.by_srun:
+            from launchpad.runner.slurm import SrunNodes
 
-        local.close()
-        with own_signals.exit_on_signals():
+            local.close()
             nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
             links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
-    else:
-        links, reopen = open_links(
-            hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
-        )
-    bringup = BringUp()
-    own_signals.catch(bringup.post, options.signals_to_handle)
+        else:
+            links, reopen = open_links(
+                hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
+            )
+        bringup = BringUp()
+        own_signals.catch(bringup.post, options.signals_to_handle)
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:

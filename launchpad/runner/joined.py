@@ -109,8 +109,10 @@ def _lead(
     closing.callback(joining.leave)
     try:
         files = files_to_sync(options.hosts, spec)  # for the machines that are only offered
+        bringup = BringUp()
         with own_signals.exit_on_signals():
             arrived = joining.wait()
+            own_signals.catch(bringup.post, options.signals_to_handle)
         if spec.world.master_port:  # static's nodes meet at the port of torch's store
             joining.stop_listening()
         link = local.link()
@@ -121,8 +123,6 @@ def _lead(
         for joined, offer in arrived:
             joined.name = names.take(offer.name)
             members.append(_member(offer, spec, options)._replace(name=joined.name))
-        bringup = BringUp()
-        own_signals.catch(bringup.post, options.signals_to_handle)
         meeting = spec.world.meeting
         assert meeting is not None
         changes = len(links) > meeting.nnodes or meeting.least < meeting.nnodes or not meeting.static
