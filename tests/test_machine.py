@@ -82,7 +82,7 @@ def joined(node: int, slots: int = 1) -> NodeJoined:
 def started(machine: Machine, actions: Sequence[Any], now: float = START) -> tuple[int, Cause]:
     """The nodes are told to meet, and do: the next attempt, and why it is made."""
     (meet,) = actions
-    (restart,) = machine.on(SeatsReady(0, [list(seat) for seat in meet.seats]), now)
+    (restart,) = machine.on(SeatsReady(0, meet.seats), now)
     return restart.attempt, restart.cause
 
 
@@ -650,7 +650,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_which_is_no_restart() -> None:
     machine.on(exited(0, -TERM), START)
     (meet,) = machine.on(Drained(0), START, 0)
     assert meet == Meet((Seat(0, 1), Seat(2, 1)))
-    (restart,) = machine.on(SeatsReady(0, [[0, 1], [2, 1]]), START)
+    (restart,) = machine.on(SeatsReady(0, (Seat(0, 1), Seat(2, 1))), START)
     assert (restart.attempt, restart.restarts, restart.counted) == (1, 0, False)
     assert (machine.phase, machine.running) == ("running", {0, 1})
     assert machine.on(joined(1), START) == [], "the new spare"
@@ -686,7 +686,7 @@ def test_a_job_of_varying_size_goes_on_with_those_that_are_left() -> None:
     machine.on(exited(1, -TERM), START)
     (meet,) = machine.on(Drained(0), START, 1)
     assert meet == Meet((Seat(1, 1),))
-    machine.on(SeatsReady(0, [[1, 1]]), START)
+    machine.on(SeatsReady(0, (Seat(1, 1),)), START)
     assert machine.running == {0}
 
 
@@ -730,8 +730,8 @@ def test_a_node_that_is_lost_while_the_others_meet() -> None:
     machine.on(exited(1, -TERM), START)
     assert machine.on(Drained(0), START, 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
     assert machine.on(lost(2), START)[-1] == Meet((Seat(1, 1),))
-    assert machine.on(SeatsReady(0, [[2, 1], [1, 1]]), START) == [], "too late"
-    assert type(machine.on(SeatsReady(0, [[1, 1]]), START)[0]) is Restart
+    assert machine.on(SeatsReady(0, (Seat(2, 1), Seat(1, 1))), START) == [], "too late"
+    assert type(machine.on(SeatsReady(0, (Seat(1, 1),)), START)[0]) is Restart
 
 
 def test_ctrl_c_while_the_ranks_are_stopped_for_a_new_node() -> None:

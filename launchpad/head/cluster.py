@@ -43,7 +43,7 @@ class Rendezvous(NamedTuple):
 
 
 class Cluster:
-    """The nodes by their numbers. Threads may prepare newcomers; all else is the loop's."""
+    """The nodes by their numbers. `prepare` and `meet` are for threads; all else is the loop's."""
 
     def __init__(
         self,
@@ -188,19 +188,18 @@ class Cluster:
         name = self._places[number].name if known and self._places else self._names.take(newcomer.place.name)
         place = newcomer.place._replace(name=name)
         newcomer.node.link.name = name
-        newcomer = newcomer._replace(place=place)
         self._changed = True
         self._reach.discard(number)
         if number == self._first:
             self._first = -1
-        if number < len(self._ready):
-            self._ready[number] = newcomer.ready
-            if self._places:
-                self._places[number], self._facts[number] = newcomer.place, newcomer.facts
-        else:
+        if not known:
             self._ready.append(newcomer.ready)
-            self._places.append(newcomer.place)
+            self._places.append(place)
             self._facts.append(newcomer.facts)
+            return
+        self._ready[number] = newcomer.ready
+        if self._places:
+            self._places[number], self._facts[number] = place, newcomer.facts
 
 
 class NodeNames:

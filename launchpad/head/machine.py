@@ -219,7 +219,7 @@ class Machine:
             case NodeJoined():
                 return self._welcome(event, now)
             case SeatsReady(_, seats) if self.phase == "clearing":
-                return self._restart(now) if tuple(Seat(*seat) for seat in seats) == self._meeting else []
+                return self._restart(now) if seats == self._meeting else []
         return []
 
     def join(self, ranks: Sequence[int]) -> None:

@@ -326,7 +326,7 @@ class Supervisor:
         if self._cluster.must_meet(seats):
             self._search = MasterSearch(self._cluster, self.nodes, seats, self._inbox.put)
         else:
-            self._bringup.post(SeatsReady(time.monotonic_ns(), [list(seat) for seat in seats]))
+            self._bringup.post(SeatsReady(time.monotonic_ns(), seats))
 
     def _met(self, met: Met, machine: Machine) -> None:
         self._search = None
@@ -338,7 +338,7 @@ class Supervisor:
         self._wanted = ()
         if met.rendezvous:
             self._cluster.settle(seats, met.rendezvous)
-            self._pass_on(SeatsReady(time.monotonic_ns(), [list(seat) for seat in seats]), -1, machine)
+            self._pass_on(SeatsReady(time.monotonic_ns(), seats), -1, machine)
         for node, reason in met.reasons.items():
             if node in self.nodes.open:
                 self._apart.add(node)

@@ -244,8 +244,7 @@ def make_plan(
     for group, (index, count) in enumerate(seats):
         node, place = nodes[index], places[index]
         here = place.own or spec
-        files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
-        _check_limits(node, place.name, count, files)
+        _check_limits(node, place.name, count, _files_per_rank(spec, here))
         shared = {**job, "ROLE_NAME": here.role, "GROUP_RANK": str(group), "LOCAL_WORLD_SIZE": str(count)}
         ranks = tuple(_rank_plan(here, first + local, local, node, place.python, shared) for local in range(count))
         if spec.backend == "mpi":
@@ -269,8 +268,7 @@ def make_plan(
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
-            files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
-            _check_limits(node, place.name, count, files)
+            _check_limits(node, place.name, count, _files_per_rank(spec, here))
         kind = here.target.kind
         laid_out.append(
             NodePlan(
@@ -353,6 +351,11 @@ def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
         case "auto":
             return node.gpus or node.cores
     return int(requested)
+
+
+def _files_per_rank(spec: JobSpec, here: JobSpec) -> int:
+    """Descriptors of the agent for each rank; `here`: what the ranks of its node run."""
+    return FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
 
 
 def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:

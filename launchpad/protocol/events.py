@@ -316,7 +316,7 @@ class SeatsReady(NamedTuple):
     """These nodes have a common rendezvous address for the next attempt."""
 
     time: int
-    seats: list[list[int]]  # [node, number of ranks] each
+    seats: Sequence[tuple[int, int]]  # (node, number of ranks) each
 
 
 class StopRequested(NamedTuple):

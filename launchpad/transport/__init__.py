@@ -11,6 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from launchpad.protocol.commands import Command
 
+# How much to read at once from an agent.
+READ_BYTES = 1 << 20
+
 # How long `close` waits. Guard and agent exit by themselves, within guard.STUCK_AGENT plus processes.SWEEP_SECONDS.
 CLOSE_SECONDS = 20.0
 

@@ -14,11 +14,9 @@ from typing import Any
 from launchpad import linux
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
-from launchpad.transport import CLOSE_SECONDS
+from launchpad.transport import CLOSE_SECONDS, READ_BYTES
 
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
-
-READ_BYTES = 1 << 20
 
 # The variable with the secret by which nodes join a job (transport/join/). Ranks don't get it.
 SECRET = "LAUNCHPAD_SECRET"

@@ -16,7 +16,7 @@ from launchpad import linux
 from launchpad.errors import ConnectError
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
-from launchpad.transport import CLOSE_SECONDS
+from launchpad.transport import CLOSE_SECONDS, READ_BYTES
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
     STDERR_BYTES,
@@ -27,8 +27,6 @@ from launchpad.transport.ssh.handover import (
     not_started,
     too_slow,
 )
-
-READ_BYTES = 1 << 20
 
 # How long a process may take to exit once it has closed its standard output, or was told to end.
 END_SECONDS = 2.0

@@ -13,7 +13,7 @@ import paramiko
 from launchpad.errors import ConnectError
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
-from launchpad.transport import CLOSE_SECONDS
+from launchpad.transport import CLOSE_SECONDS, READ_BYTES
 from launchpad.transport.ssh import handover
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
@@ -25,8 +25,6 @@ from launchpad.transport.ssh.handover import (
     not_started,
     too_slow,
 )
-
-READ_BYTES = 1 << 20
 
 # How long to wait for the rest of stderr once the channel has ended.
 _STDERR_SECONDS = 1.0
