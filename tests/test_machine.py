@@ -22,6 +22,7 @@ from launchpad.head.machine import (
     Leave,
     Machine,
     Meet,
+    Release,
     Reopen,
     Restart,
     Suspend,
@@ -35,6 +36,7 @@ from launchpad.protocol.events import (
     Drained,
     ExceptionRaised,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NotRestarted,
     PhaseChanged,
@@ -402,6 +404,15 @@ def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
     assert machine.cause == Cause("lost", node=1, text="killed")
 
 
+def test_a_node_that_may_be_silent_is_waited_for_until_that_is_known() -> None:
+    machine = Machine(range(2), None, None, START, max_restarts=1, seats=on_nodes(2), silence=30.0)
+    machine.on(exited(0, 7), START)
+    machine.tick(START + GRACE_AFTER_FAILURE)
+    assert machine.deadline is not None
+    assert machine.deadline > START + GRACE_AFTER_FAILURE + 30
+    assert machine.on(lost(1, 1), START + 30)[-1] == FinishAttempt(leave=False)
+
+
 def test_a_node_lost_while_stopping_does_not_change_the_cause() -> None:
     machine = job()
     machine.on(exited(1, 7), START)
@@ -741,6 +752,80 @@ def test_ctrl_c_while_the_ranks_are_stopped_for_a_new_node() -> None:
     machine.on(exited(0, -TERM), START)
     assert ends(machine.on(exited(1, -TERM), START))
     assert machine.exit_code == 143
+
+
+def leaving(node: int, signum: int = TERM) -> NodeLeaving:
+    return NodeLeaving(0, node, signum)
+
+
+def test_a_node_that_is_told_to_leave_is_released_when_its_ranks_have_saved_their_work() -> None:
+    machine = on_two(ELASTIC)
+    assert machine.can_spare(1, START)
+    assert sent(machine.on(leaving(1), START)) == [TERM]
+    assert machine.deadline == START + GRACE_AFTER_REQUEST
+    assert machine.can_spare(1, START), "a second signal"
+    assert not machine.can_spare(0, START), "nobody would be left"
+    machine.on(exited(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    assert machine.on(Drained(0), START, 1) == [Release(1, TERM)]
+    assert machine.on(Drained(0), START, 0) == [Meet((Seat(0, 1),))]
+    (restart,) = machine.on(SeatsReady(0, (Seat(0, 1),)), START)
+    assert (restart.cause, restart.counted, machine.running) == (Cause("left", node=1), False, {0})
+
+
+def test_the_place_of_a_node_that_leaves_is_taken_by_a_spare() -> None:
+    machine = on_two(SPARE, {2: 1})
+    machine.on(leaving(0), START)
+    machine.on(exited(0, -TERM), START)
+    machine.on(exited(1, -TERM), START)
+    assert machine.on(Drained(0), START, 0) == [Release(0, TERM)]
+    assert machine.on(Drained(0), START, 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
+
+
+def test_a_spare_leaves_at_once() -> None:
+    machine = on_two(SPARE, {2: 1})
+    assert machine.on(leaving(2), START) == [Release(2, TERM)]
+    assert (machine.phase, machine.cause) == ("running", None)
+    assert not machine.can_spare(0, START), "no spare is left"
+
+
+def test_a_node_that_leaves_between_two_attempts() -> None:
+    machine = on_two(ELASTIC, {2: 1})
+    machine.on(lost(0, 0), START)
+    machine.on(exited(1, -TERM), START)
+    assert machine.on(Drained(0), START, 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
+    assert machine.on(leaving(1), START) == [Release(1, TERM), Meet((Seat(2, 1),))]
+
+
+def test_a_node_that_is_lost_while_it_leaves() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(leaving(1), START)
+    machine.on(lost(1, 1), START)
+    assert machine.cause == Cause("left", node=1)
+    machine.on(exited(0, -TERM), START)
+    assert machine.on(Drained(0), START, 0) == [Meet((Seat(0, 1),))]
+
+
+def test_ctrl_c_twice_on_a_node_that_leaves_kills_the_ranks() -> None:
+    machine = on_two(ELASTIC)
+    assert sent(machine.on(leaving(1, INT), START)) == [INT]
+    assert sent(machine.on(leaving(1, INT), START)) == [KILL]
+
+
+def test_the_whole_job_can_be_stopped_while_a_node_leaves() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(leaving(1), START)
+    machine.on(asked(TERM), START)
+    machine.on(exited(0, -TERM), START)
+    assert ends(machine.on(exited(1, -TERM), START))
+    assert machine.exit_code == 143
+
+
+def test_no_node_is_spared_by_a_job_of_a_fixed_size_or_one_that_ends() -> None:
+    assert not on_two(Membership(2, 2)).can_spare(1, START)
+    machine = on_two(ELASTIC)
+    machine.on(exited(0, 7), START)
+    assert not machine.can_spare(1, START)
 
 
 def test_ranks_that_lost_their_peers_may_be_heard_of_before_the_lost_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -250,6 +251,61 @@ def test_torch_on_a_node_that_was_alone(launchpad: Launchpad) -> None:
         code, out, err = ends(job)
         assert code == 0, err
         assert out.count("sum 4") == 2
+
+
+# A rank that saves its state when it is asked to stop.
+SAVES = """\
+import os, signal, sys, time
+def save(signum, frame):
+    open(f"saved-{os.environ['GROUP_RANK']}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open(f"{os.environ['RANK']}-{time.time_ns()}", "w").close()
+while not os.path.exists("go"): time.sleep(0.01)
+print("of", os.environ["WORLD_SIZE"], flush=True)
+"""
+
+
+def test_a_node_that_gets_term_leaves_and_the_job_goes_on(launchpad: Launchpad) -> None:
+    """As when a preemptible machine is taken away: its ranks save their state, and the others go on without it."""
+    (launchpad.folder / "on_term.py").write_text(SAVES)
+    port = free_port()
+    line = ["run", *c10d(port, rdzv_conf="last_call_timeout=0.2", nnodes="1:2"), "on_term.py"]
+    head = launchpad.start(*line)
+    started(launchpad, 1)
+    other = launchpad.start(*line)
+    started(launchpad, 3)
+    other.send_signal(signal.SIGTERM)
+    code, out, err = ends(other)
+    assert (code, out) == (143, ""), err
+    assert err == "launchpad: this node has left the job, which goes on without it\n"
+    assert (launchpad.folder / "saved-1").exists()
+    started(launchpad, 4)
+    third = launchpad.start(*line)
+    started(launchpad, 6)
+    (launchpad.folder / "go").touch()
+    assert ends(third)[:2] == (0, "[1] of 2\n")
+    code, out, err = ends(head)
+    assert (code, out) == (0, "[0] of 2\n"), err
+    name = socket.gethostname()
+    said = [line.removeprefix("launchpad: ").replace(name, "NODE") for line in err.splitlines()]
+    assert said == [
+        "NODE.2 has joined",
+        "starting all ranks again on NODE, NODE.2",
+        "NODE.2 leaves the job: its launchpad got SIGTERM",
+        "starting all ranks again on NODE",
+        "NODE.2 is back",
+        "starting all ranks again on NODE, NODE.2",
+    ]
+
+
+def test_term_ends_a_job_that_can_not_go_on_without_the_node(launchpad: Launchpad) -> None:
+    port = free_port()
+    jobs = [begin(launchpad, port, "2:3") for _ in range(2)]
+    started(launchpad, 2)
+    head, other = jobs if leads(jobs[0]) else reversed(jobs)
+    other.send_signal(signal.SIGTERM)
+    assert [ends(job)[0] for job in (head, other)] == [143, 143]
 
 
 def test_a_node_may_wait_for_the_next_restart(launchpad: Launchpad) -> None:

@@ -15,6 +15,7 @@ from launchpad.protocol.events import (
     FaultMissed,
     LogFailed,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NodeRefused,
     NodesAwaited,
@@ -74,6 +75,8 @@ class Summary:
             case NodeJoined(_, node, name):
                 known = node < len(self.history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
+            case NodeLeaving(_, node, signum):
+                self._say(f"{self.history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
             case NodesAwaited(_, nodes, seconds):
                 names = [self.history.node_name(node) for node in nodes]
                 reasons = {loss.reason for loss in self.history.lost.values()}
@@ -118,7 +121,7 @@ class Summary:
         nodes = event.nodes or self.history.planned.nodes
         taking_part = sorted((ranks[0], name) for name, ranks in nodes if ranks)
         names = some_of([name for _, name in taking_part])
-        if self.history.kind == "joined":
+        if self.history.kind in ("joined", "left"):
             self._say(f"starting all ranks again on {names}")
             return
         failure = summarize(self.history, self.verdict())

@@ -70,16 +70,23 @@ class Arrivals:
 
     def _seek(self, node: int) -> None:
         assert self._reopen is not None
+        name = self._cluster.plan.nodes[node].name
+        told = ""
         while not self._over.is_set():
+            link = None
             try:
                 link = self._reopen(node)
                 if link is not None:
                     self._bring_up(link, None, node)
                 return
             except UsageError as error:  # it will be the same the next time
-                self._put((-1, JoinFailed(self._cluster.plan.nodes[node].name, str(error))))
+                self._put((-1, JoinFailed(name, str(error))))
                 return
-            except (Exception, SystemExit):
+            except (Exception, SystemExit) as error:
+                reason = str(error).removeprefix(f"{name}: ")
+                if link is not None and isinstance(error, LaunchpadError) and reason != told:
+                    told = reason
+                    self._put((-1, JoinFailed(name, f"{reason}; launchpad goes on trying")))
                 self._over.wait(PAUSE_SECONDS)
 
     def take(self, dialled: Dialled) -> None:

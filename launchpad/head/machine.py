@@ -1,9 +1,9 @@
 """The job's state machine: turns events and times into actions. It does no I/O and reads no clock.
 
-    running ──first failure, stop signal, timeout, stall, lost node, new node──► stopping ──all have left──► over
-       ▲ └───────────────────────── all ranks have left with 0 ───────────────────────────────────────►  ▲
-       └─────── clearing ◄── all ranks have left, and the job may go on: a restart, or other nodes ──┘   │
-                   └──── a stop signal, the timeout, too few nodes for too long ─────────────────────────┘
+    running ──first failure, stop signal, timeout, stall, node lost, new or leaving──► stopping ──all have left──► over
+       ▲ └───────────────────────── all ranks have left with 0 ─────────────────────────────────────────────►  ▲
+       └─────── clearing ◄── all ranks have left, and the job may go on: a restart, or other nodes ──┘         │
+                   └──── a stop signal, the timeout, too few nodes for too long ───────────────────────────────┘
 
 Clearing waits until the last attempt's output is here, enough nodes are connected, and these have met.
 
@@ -25,6 +25,7 @@ from launchpad.protocol.events import (
     Drained,
     ExceptionRaised,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NodesAwaited,
     NotRestarted,
@@ -57,6 +58,9 @@ NODES_SECONDS = 120.0
 
 # A process that survives SIGKILL is in uninterruptible sleep; we don't wait for it any longer than this.
 KILL_SECONDS = 10.0
+
+# A silent node is found lost up to a ping's interval after its time.
+SILENCES = 1.5
 
 Phase = Literal["running", "stopping", "clearing", "over"]
 
@@ -97,6 +101,13 @@ class Reopen(NamedTuple):
     nodes: tuple[int, ...]
 
 
+class Release(NamedTuple):
+    """Let this node go: nothing of the job is left on it."""
+
+    node: int
+    signum: int  # what its launchpad got
+
+
 class TakeStacks(NamedTuple):
     """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long."""
 
@@ -120,6 +131,7 @@ Action = (
     | Meet
     | Restart
     | Reopen
+    | Release
     | TakeStacks
     | Leave
     | Suspend
@@ -143,6 +155,7 @@ class Machine:
         restart_period: float | None = None,
         may_restart: Callable[[], str] = lambda: "",
         stop_signal: int | None = None,
+        silence: float = 0.0,
     ) -> None:
         """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
 
@@ -151,7 +164,7 @@ class Machine:
         `max_restarts` are allowed in any `restart_period`; None: in all. `may_restart` is asked before each restart,
         when everything that the last attempt had to say is known: it returns why the ranks must not start again, or "".
         `stop_signal`: what the ranks get first when the job is stopped on request or because its time is up; None: the
-        signal that we got, or TERM.
+        signal that we got, or TERM. `silence`: after so many seconds a silent node is lost; 0: none can be silent.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -163,6 +176,7 @@ class Machine:
         self._taking_part = {seat.node for seat in seats}
         self._here = {seat.node: seat.ranks for seat in seats} | dict(spares or {})  # the connected nodes
         self._reopening: set[int] = set()  # the lost ones that are being reconnected to
+        self._leaving: dict[int, int] = {}  # those that are to leave the job, by the signal that said so
         self._draining: set[int] = set()  # those that still send output of the last attempt
         self._meeting: tuple[Seat, ...] = ()  # the nodes that are about to take part
         self._membership = membership or Membership(len(seats), len(seats))
@@ -178,6 +192,8 @@ class Machine:
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
         self._stop_signal = stop_signal
+        # Whether a silent node is lost must be known before its ranks count as unkillable.
+        self._kill = (signal.SIGKILL, max(KILL_SECONDS, SILENCES * silence))
         self._ladder: list[tuple[int, float]] = []
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
@@ -213,7 +229,9 @@ class Machine:
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
             case Drained() if self.phase == "clearing" and node in self._draining:
                 self._draining.discard(node)
-                return self._cleared(now)
+                return [*self._release(node), *self._cleared(now)]
+            case NodeLeaving(_, leaver, signum):
+                return self._leave(leaver, signum, now)
             case NodeLost():
                 return self._lose(event, now)
             case NodeJoined():
@@ -284,17 +302,18 @@ class Machine:
         self._draining.discard(lost.node)
         self._reopening.discard(lost.node)
         takes_part = lost.node in self._taking_part
+        expected = self._leaving.pop(lost.node, None) is not None
         if self.phase == "over":
             if self.cause is None and takes_part:  # with the last of its output
                 self.cause = Cause("lost", node=lost.node, text=lost.reason)
             return []
         again = self._reopen(lost.node) if self._membership.changes else []
         if self.phase == "clearing":
-            self._blame(lost, takes_part)
+            self._blame(lost, takes_part and not expected)
             return [*again, *self._cleared(now)]
         if not takes_part:
             return again
-        self._blame(lost, takes_part)
+        self._blame(lost, takes_part and not expected)
         self.running.difference_update(lost.ranks)
         if not self.running:
             return [*again, *self._all_left(now)]
@@ -307,7 +326,8 @@ class Machine:
         # The host may have killed its ranks as it went down.
         own = self.cause and self.cause.rank in lost.ranks and self.cause.code == -signal.SIGKILL
         secondary = self.cause and self._is_secondary(self.cause)
-        if takes_part and (not self.cause or self.cause.kind == "joined" or earlier or own or secondary):
+        planned = self.cause and self.cause.kind in ("joined", "left")
+        if takes_part and (not self.cause or planned or earlier or own or secondary):
             self.cause = Cause("lost", node=lost.node, text=lost.reason)
 
     def _is_secondary(self, cause: Cause) -> bool:
@@ -325,6 +345,45 @@ class Machine:
         if self.phase != "running" or self.cause or not wanted or self._left_well:
             return []
         return self._stop(Cause("joined", node=joined.node), self._on_request(signal.SIGTERM), now)
+
+    def can_spare(self, node: int, now: float) -> bool:
+        """Whether the job goes on if this node leaves, or has been told to leave already."""
+        if node in self._leaving:
+            return True
+        if node not in self._here or not self._membership.changes:
+            return False
+        if self.phase == "over" or (self.phase == "stopping" and not self._goes_on(now)):
+            return False
+        here = {one: slots for one, slots in self._staying.items() if one != node}
+        return bool(seated(self._membership, self._seats, here))
+
+    def _leave(self, node: int, signum: int, now: float) -> list[Action]:
+        """A node is to leave: its ranks may save their work first, so all are stopped as on request."""
+        if node in self._leaving:
+            if signum == signal.SIGINT and self.phase == "stopping":
+                self._ladder = [(signal.SIGKILL, KILL_SECONDS)]
+                return self._step(now)
+            return []
+        self._leaving[node] = signum
+        if node not in self._taking_part:
+            return self._release(node)
+        if self.phase == "running" and not self.cause:
+            return self._stop(Cause("left", node=node), self._on_request(signum), now)
+        if self.phase == "clearing" and node not in self._draining:
+            return [*self._release(node), *self._cleared(now)]
+        return []
+
+    def _release(self, node: int) -> list[Action]:
+        """Let a node go if it is to leave."""
+        if node not in self._leaving:
+            return []
+        del self._here[node]
+        return [Release(node, self._leaving.pop(node))]
+
+    @property
+    def _staying(self) -> dict[int, int]:
+        """The connected nodes that are not about to leave."""
+        return {node: slots for node, slots in self._here.items() if node not in self._leaving}
 
     def _reopen(self, *nodes: int) -> list[Action]:
         new = tuple(node for node in nodes if node not in self._reopening)
@@ -362,7 +421,7 @@ class Machine:
     @property
     def _changes_nodes(self) -> bool:
         """Whether another attempt follows without being a restart: with other nodes."""
-        if self.cause is None or self.cause.kind not in ("lost", "joined") or not self._membership.changes:
+        if self.cause is None or self.cause.kind not in ("lost", "joined", "left") or not self._membership.changes:
             return False
         return self._membership.elastic or bool(self._next_seats())
 
@@ -370,7 +429,7 @@ class Machine:
         return [NotRestarted(int(now * 1e9), reason), *self._over(now)]
 
     def _next_seats(self) -> tuple[Seat, ...]:
-        return seated(self._membership, self._seats, self._here)
+        return seated(self._membership, self._seats, self._staying)
 
     def _cleared(self, now: float) -> list[Action]:
         """Go on once nothing of the last attempt is left, and enough nodes are connected and have met."""
@@ -430,7 +489,7 @@ class Machine:
 
     def _on_another_signal(self, signum: int, now: float) -> list[Action]:
         """A stop signal while we are stopping."""
-        if self.cause and self.cause.kind == "joined":  # the user's first one
+        if self.cause and self.cause.kind in ("joined", "left"):  # the first one for the whole job
             self.cause = Cause("signal", signum=signum)
             self._ladder = self._on_request(signum)
             return self._step(now)
@@ -446,13 +505,13 @@ class Machine:
         """The ladder of a stop that the user asked for or planned, so that the ranks can save their state."""
         grace = self._grace_after_request
         first = self._stop_signal or signum
-        ladder: list[tuple[int, float]] = [(first, grace), (signal.SIGKILL, KILL_SECONDS)]
+        ladder: list[tuple[int, float]] = [(first, grace), self._kill]
         if first != signal.SIGTERM and (self._stop_signal or first == signal.SIGINT):
             ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
         return ladder
 
     def _after_failure(self) -> list[tuple[int, float]]:
-        return [(signal.SIGTERM, self._grace_after_failure), (signal.SIGKILL, KILL_SECONDS)]
+        return [(signal.SIGTERM, self._grace_after_failure), self._kill]
 
     def _stop(self, cause: Cause, ladder: list[tuple[int, float]], now: float) -> list[Action]:
         self.cause = cause

@@ -148,7 +148,6 @@ class Nodes:
     def adopt(self, number: int, node: Node) -> None:
         """Take a node, which may be read from already, as this one of ours; the one before is forgotten."""
         if number < len(self._nodes):
-            self._nodes[number].put = _forget
             self._nodes[number] = node
         else:
             self._nodes.append(node)
@@ -208,9 +207,14 @@ class Nodes:
         self.open.discard(node)
         self._watched.discard(node)
 
-    def abandon(self, node: int) -> None:
-        """Expect nothing more from a lost node."""
+    def forget(self, node: int) -> None:
+        """What the node says from now on is not heard: its number may soon be another link's."""
         self.ended(node)
+        self._nodes[node].put = _forget
+
+    def abandon(self, node: int) -> None:
+        """Hang up on a lost node, and forget it."""
+        self.forget(node)
         # Closing a connection whose far end is silent takes time.
         lost = self._nodes[node]
         threading.Thread(target=lost.abandon, args=(2 * self.silence,), name=f"abandon-{node}", daemon=True).start()
@@ -246,4 +250,4 @@ class Nodes:
 
 
 def _forget(_: Any) -> None:
-    """What a link says that has been replaced."""
+    """What a forgotten node says."""

@@ -18,14 +18,14 @@ from launchpad.head.arrivals import Reopen as ReopenLink
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
-from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Reopen, Restart, Suspend, TakeStacks
+from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Release, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
-from launchpad.protocol.commands import Credit, MpiReply, StartMore
+from launchpad.protocol.commands import Credit, JobEnded, MpiReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.commands import StdinData as InputFrame
@@ -44,6 +44,7 @@ from launchpad.protocol.events import (
     MpiRequest,
     NodeFacts,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NodeRefused,
     NodesAwaited,
@@ -74,6 +75,9 @@ if TYPE_CHECKING:
     from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
     from launchpad.job.faults import Faults
+
+# The signals that stop a job.
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
@@ -151,6 +155,7 @@ class Supervisor:
             restart_period,
             may_restart,
             stop_signal,
+            self.nodes.silence if self.nodes.remote else 0.0,
         )
         self._addresses = {node.index: node.address for node in plan.nodes}
         self._stack_requests = StackRequests(
@@ -238,7 +243,10 @@ class Supervisor:
                     self._stack_requests.ask("asked")
                 if self._is_the_same_request(source, event, machine):
                     return
-                self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
+                event = self.nodes.in_our_time(source, event)
+                if event.signum in _STOPS and machine.can_spare(source, self._clock()):
+                    event = NodeLeaving(event.time, source, event.signum)
+                self._pass_on(event, -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
                     self._suspended += self.nodes.stand_still()
@@ -263,7 +271,7 @@ class Supervisor:
     def _is_the_same_request(self, source: int, event: StopRequested, machine: Machine) -> bool:
         """Whether this signal has stopped the job already: a scheduler sends it to us and to the nodes that joined."""
         new = source not in self._asked
-        if event.signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if event.signum in _STOPS:
             self._asked.add(source)
         is_stopping = machine.cause is not None and machine.cause.kind == "signal"
         return new and is_stopping and event.signum in (signal.SIGTERM, signal.SIGHUP)
@@ -310,6 +318,7 @@ class Supervisor:
                 newcomer.node.link.abandon()
             return
         self._lost.discard(number)
+        self._asked.discard(number)
         self._cluster.add(number, newcomer)
         self.nodes.adopt(number, newcomer.node)
         for event in newcomer.talk.rest():  # it may have ended just now
@@ -351,6 +360,14 @@ class Supervisor:
         self.nodes.abandon(node)
         ranks = self._ranks_of.get(node, [])
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
+
+    def _release(self, node: int, signum: int) -> None:
+        """A node leaves; what it says from now on doesn't count."""
+        self._lost.add(node)
+        if self._search is not None:
+            self._search.lose(node)
+        self.nodes.send(node, JobEnded(128 + signum, ["this node has left the job, which goes on without it"]))
+        self.nodes.forget(node)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
         """Whether this agent may send this event now: about its own ranks only, and one exit per rank."""
@@ -459,6 +476,8 @@ class Supervisor:
                 case Reopen(nodes):
                     for node in set(nodes) - self._apart:
                         self._arrivals.seek(node)
+                case Release(node, signum):
+                    self._release(node, signum)
                 case TakeStacks(why):
                     self._stack_requests.ask(why)
                 case Suspend():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from launchpad.errors import UsageError
 
-CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "stall", "joined"]
+CauseKind = Literal["failure", "signal", "timeout", "console", "start", "lost", "stall", "joined", "left"]
 
 # Exit codes of jobs whose ranks don't decide it. Those of a job that could not begin are in errors.py.
 NOT_STARTED = UsageError.exit_code
@@ -26,7 +26,7 @@ class Cause:
 
     kind: CauseKind
     rank: int = -1  # failure, start: the rank that failed first
-    node: int = -1  # lost, joined: the node's number
+    node: int = -1  # lost, joined, left: the node's number
     code: int = 0  # failure: its exit code, -n for signal n
     signum: int = 0  # signal: the one that the head received
     seconds: float = 0.0  # stall: how long there was no progress
@@ -46,7 +46,7 @@ class Cause:
                 return OUTPUT_CLOSED
             case "start":
                 return NOT_STARTED
-            case "lost" | "joined":
+            case "lost" | "joined" | "left":
                 return NODE_LOST
 
 

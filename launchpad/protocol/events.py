@@ -296,6 +296,14 @@ class NodeJoined(NamedTuple):
     slots: int  # how many ranks it takes
 
 
+class NodeLeaving(NamedTuple):
+    """The launchpad of a node that has joined got a stop signal, and the job goes on without this node."""
+
+    time: int
+    node: int
+    signum: int
+
+
 class NodesAwaited(NamedTuple):
     """The job goes on when these lost nodes are back, or as many others are there."""
 
@@ -522,6 +530,7 @@ Event = (
     | LinkClosed
     | NodeLost
     | NodeJoined
+    | NodeLeaving
     | NodesAwaited
     | NodeRefused
     | SeatsReady

@@ -83,6 +83,7 @@ TABLE = (
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),
+    MessageType(events.NodeLeaving, "", recorded=True),
     MessageType(events.NodesAwaited, "", recorded=True),
     MessageType(events.NodeRefused, "", recorded=True),
     MessageType(events.ConsoleClosed, "", recorded=True),

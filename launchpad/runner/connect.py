@@ -130,6 +130,7 @@ def connect_all(
 
     def reopen(place: int) -> Link:
         assert connector is not None
+        connector.stop_asking()
         return connector.connect(hosts[place])
 
     if connector is not None:

@@ -34,7 +34,8 @@ class Connector:
         self._way = options.ssh
         self._accept_new = options.accept_new_host_keys
         self._startup = startup
-        self._ask = _ask if sys.stdin.isatty() and sys.stderr.isatty() else None
+        self._ask = self._prompt if sys.stdin.isatty() and sys.stderr.isatty() else None
+        self._may_ask = True
         self._pool: ConnectionPool | None = None
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
@@ -105,6 +106,13 @@ class Connector:
         except OSError as error:
             text = f"can't run {words[0]} ({error.strerror}); install it, or correct --enter"
             raise ConnectError("enter", host.name, text) from None
+
+    def stop_asking(self) -> None:
+        """From now on, a question to the user counts as not answered: the terminal is the job's."""
+        self._may_ask = False
+
+    def _prompt(self, prompt: str) -> str | None:
+        return _ask(prompt) if self._may_ask else None
 
     def abandon(self) -> None:
         """Abort everything in progress."""

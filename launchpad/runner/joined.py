@@ -70,6 +70,8 @@ def run_joined(
     for option, value in (("--junit", options.reports.junit), ("--events", options.reports.events)):
         if value is not None:
             say(f"{option} has no effect on this node: the first one writes it, if it is given there")
+    if options.inject:
+        say("--inject has no effect on this node; give it to the first one")
     relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet)
     return relay.run(local, options.signals_to_handle)
 

@@ -13,6 +13,7 @@ from typing import Any
 from launchpad import linux
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.arrivals import Dialled
+from launchpad.job.hosts import some_of
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
@@ -27,9 +28,6 @@ from launchpad.transport.local import SECRET
 # When to tell the user who is missing: seconds after the start, and how often after the last of them.
 TELL_AT = (3.0, 30.0)
 TELL_EVERY = 60.0
-
-# More names than this are counted.
-MOST_NAMES = 16
 
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
@@ -176,7 +174,7 @@ class Joining:
                     self._nodes = [*arrived, *not_yet]
                     return arrived
                 missing = f"{len(here) + 1} of {self._meeting.size} nodes have joined"
-                names = _some([socket.gethostname(), *(offer.name for _, offer in here)])
+                names = some_of([socket.gethostname(), *(offer.name for _, offer in here)])
                 if last_call is None and now >= deadline:
                     raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
                 if reminders.due(now):
@@ -217,12 +215,6 @@ class Joining:
         for link, _ in self._nodes:
             link.close()
         self._server.close()
-
-
-def _some(names: list[str]) -> str:
-    """The names, or the first of many."""
-    more = len(names) - MOST_NAMES
-    return ", ".join(names if more <= 0 else [*names[:MOST_NAMES], f"… {more} more"])
 
 
 # What a node hears that comes when the job has all its nodes.
