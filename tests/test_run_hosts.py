@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from launchpad.errors import ConnectError, NodeError, UsageError
@@ -304,6 +305,22 @@ def test_a_python_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, "-H", "n1", "--python", "/no/python", "show.py")
     assert done.returncode == 3
     assert "n1  no Python: can't run /no/python there" in done.stderr
+
+
+def test_a_python_that_is_not_there_is_told_however_soon_the_host_hangs_up(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = paramiko.Channel.sendall
+
+    def send_late(channel: paramiko.Channel, data: bytes) -> None:
+        wait_until(lambda: channel.closed, "the end of the channel")
+        send(channel, data)
+
+    monkeypatch.setattr(paramiko.Channel, "sendall", send_late)
+    pool = ConnectionPool(SshConfig(str(hosts.ssh_config)))
+    with pytest.raises(ConnectError, match=r"^n1: no Python: can't run /no/python there"):
+        SshLink("n1", pool.connect("n1"), Startup("/no/python", exact=True))
+    pool.close()
 
 
 @both_ways

@@ -69,7 +69,10 @@ def too_slow(name: str, seconds: float, startup: Startup) -> ConnectError:
 
 
 def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:
-    """The error for a node whose shell, or what was to enter its container, exited with `code` instead."""
+    """The error for a node whose shell, or what was to enter its container, exited with `code` instead.
+
+    A negative code: the connection ended before it was known.
+    """
     _, entered, rest = output.rpartition(ENTERED)
     text = in_one_line(rest + stderr)
     quoted = f" ({text})" if text else ""
@@ -82,7 +85,8 @@ def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Sta
     if code in _CANT_RUN:
         python = startup.python
         return ConnectError("no Python", name, f"can't run {python} there{quoted}; name another one with --python")
-    return ConnectError("protocol", name, f"its shell exited with code {code} before the agent started{quoted}")
+    ended = f"its shell exited with code {code}" if code >= 0 else "the connection ended"
+    return ConnectError("protocol", name, f"{ended} before the agent started{quoted}")
 
 
 def in_one_line(output: bytes) -> str:

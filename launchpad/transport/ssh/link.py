@@ -45,7 +45,7 @@ class SshLink:
             self._channel = transport.open_session(timeout=seconds)
             self._channel.settimeout(seconds)
             self._channel.exec_command(startup.command)
-            hand_over(self._channel.sendall, lambda: self._channel.recv(READ_BYTES), time.monotonic() + seconds)
+            hand_over(self._send_all, lambda: self._channel.recv(READ_BYTES), time.monotonic() + seconds)
             self._channel.settimeout(None)
         except HungUp as ended:
             raise not_started(name, self._exit_code(), ended.output, self._said(), startup) from None
@@ -71,6 +71,15 @@ class SshLink:
             return str(self._transport.sock.getsockname()[0]).removeprefix("::ffff:")  # type: ignore[union-attr]
         except (AttributeError, TypeError, IndexError, OSError):
             return ""
+
+    def _send_all(self, data: bytes) -> None:
+        """Send everything, unless the far end has ended, which reading tells. Raises TimeoutError."""
+        try:
+            self._channel.sendall(data)
+        except TimeoutError:
+            raise
+        except OSError:
+            pass
 
     def _exit_code(self) -> int:
         """The exit code of the command, -1 if the connection ended first."""
