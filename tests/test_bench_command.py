@@ -236,7 +236,7 @@ def test_every_operation_is_right(launchpad: Launchpad, dtype: str, backends: st
     found = measure(
         launchpad,
         *("-n", 3, "--backend", backends, "--op", ",".join(chosen), "--sizes", "4,4100,64K", "--dtype", dtype),
-        *("--seconds", 0.1, "--plot", "out.png"),
+        *("--seconds", 0.02, "--plot", "out.png"),
     )
     assert list(found) == ["launchpad", "settings", "links", "rows", "fits", "unavailable"]
     assert [one["backend"] for one in found["settings"]] == backends.split(",")
