@@ -167,7 +167,7 @@ def test_the_rank_comes_from_mpiruns_variables(mpi: str, launchpad: Launchpad) -
         "mpich": ("PMI_RANK", [HYDRA], {}),
         "open mpi": (
             "OMPI_COMM_WORLD_RANK",
-            [OPEN_MPI, "--allow-run-as-root", "--oversubscribe"],
+            [OPEN_MPI, "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"],
             {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"},
         ),
     }

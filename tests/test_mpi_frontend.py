@@ -33,6 +33,7 @@ install()
 # Ranks may outnumber cores here; MPICH's wheel installs mpiexec next to the interpreter.
 HYDRA = [str(Path(sys.prefix, "bin", "mpiexec"))]
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+OPEN_MPI += ["--mca", "mpi_yield_when_idle", "1"]  # other tests want to run too
 ABI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
 
 
