@@ -60,6 +60,7 @@ from .host import processes, resources
 from .outbox import Outbox, OutputStream
 from .poll import Poll
 from .ranks import rank, rundir
+from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
 from .ranks.starter import Starter
 from .stacks.debug_channel import DebugChannel
@@ -100,6 +101,7 @@ class Agent:
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started)
+        self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
@@ -144,6 +146,7 @@ class Agent:
             self._poll.wait(self._patience())
             if self._stack_dumper:
                 self._stack_dumper.pump()
+            self._prompt.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -152,9 +155,10 @@ class Agent:
 
     def _patience(self) -> float:
         """Seconds to wait for events, -1 without limit. Also checks whether the head has been silent for too long."""
-        own = self._outbox.patience
-        if self._stack_dumper and self._stack_dumper.patience >= 0:
-            own = min(own, self._stack_dumper.patience) if own >= 0 else self._stack_dumper.patience
+        waits = [self._outbox.patience, self._prompt.patience]
+        if self._stack_dumper:
+            waits.append(self._stack_dumper.patience)
+        own = min((wait for wait in waits if wait >= 0), default=-1.0)
         if not self._heartbeat_timeout or self._suspended:
             return own
         left = self._last_heard + self._heartbeat_timeout - time.monotonic()
@@ -282,6 +286,8 @@ class Agent:
 
     def _on_started(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
+        if started.rank == self._starter.terminal_rank:
+            self._prompt.begin(started.rank, started.pid)
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
@@ -327,6 +333,7 @@ class Agent:
         self._signals.recheck()
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
+        self._prompt.exited(started.pid)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)

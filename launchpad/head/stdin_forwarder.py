@@ -1,4 +1,4 @@
-"""Forwards stdin to a rank 0 on another machine. Reads only as fast as the rank does, and only in the foreground."""
+"""Forwards stdin to a rank on another machine. Reads only as fast as the rank does, and only in the foreground."""
 
 from __future__ import annotations
 

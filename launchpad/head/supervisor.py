@@ -10,11 +10,12 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.head.arrivals import Arrivals, Arrived, Dialled, Door, JoinFailed
 from launchpad.head.arrivals import Reopen as ReopenLink
+from launchpad.head.attended import Attended
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
@@ -35,6 +36,7 @@ from launchpad.protocol.events import (
     STDOUT,
     AgentFailed,
     AgentReady,
+    AtPrompt,
     BarrierIn,
     ClockSeen,
     Crashed,
@@ -92,6 +94,7 @@ class Supervisor:
         self._worlds: MpiWorlds | None = None
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
+        self._attended = Attended()
         self._stdin_node: Any = None  # the node that has what was read of our stdin
         self.leaving = False  # don't wait for output that nobody takes
 
@@ -118,8 +121,8 @@ class Supervisor:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
         `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a lost node;
-        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: rank 0 is on
-        another machine and gets our stdin. `waited`: whether an exception says that a rank waited for others in vain.
+        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: the rank
+        that gets our stdin is on another machine. `waited`: whether an exception says that its rank waited in vain.
         `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
         restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
         or "". `stop_signal`: what asks the ranks to stop, instead of the signal that we got. `faults`: those to inject.
@@ -182,10 +185,13 @@ class Supervisor:
             for sink in sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
-            self._stack_requests.tick(self._clock(), machine.running, watching=machine.phase == "running")
+            if machine.cause is not None:  # from here on nobody's patience counts
+                self._attended.clear(self._clock())
+            watching = machine.phase == "running" and not self._attended
+            self._stack_requests.tick(self._clock(), machine.running, watching=watching)
             if self._injector:
                 self._injector.tick(self._clock(), machine.phase)
-            self._act(machine.tick(self._clock()))
+            self._act(machine.tick(self._limits_clock()))
         self._arrivals.end()
         return machine.exit_code, machine.cause
 
@@ -193,8 +199,9 @@ class Supervisor:
         """Handle an event from a node, or one of our own (source -1)."""
         match event:
             case StdinRead():
-                if self._node_of.get(0) is not None:
-                    self.nodes.send(self._node_of[0], InputFrame(event.data))
+                node = self._node_of.get(self._plan.input_rank)
+                if node is not None:
+                    self.nodes.send(node, InputFrame(event.data))
                 return
             case Dialled():
                 self._arrivals.take(event)
@@ -255,6 +262,8 @@ class Supervisor:
                     self.nodes.send(node, command)
                 self._look_for_absent(machine)
             case _:
+                if type(event) is AtPrompt and machine.phase == "running" and machine.cause is None:
+                    self._attend(event.rank, begins=event.waits)
                 self._pass_on(self.nodes.in_our_time(source, event), source, machine)
                 if type(event) is RankExited and self._worlds:
                     self._worlds.left(source, event)
@@ -271,7 +280,15 @@ class Supervisor:
     def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
         self._stack_requests.on(event, self._clock())
         self._dispatch(event)
-        self._act(machine.on(event, self._clock(), source))
+        self._act(machine.on(event, self._limits_clock(), source))
+
+    def _attend(self, wait: Hashable, *, begins: bool) -> None:
+        """Something begins to wait for a person, or waits no more."""
+        now = self._clock()
+        if begins:
+            self._attended.begin(wait, now)
+        elif self._attended.end(wait, now):
+            self._stack_requests.look_afresh(now)
 
     def _look_for_absent(self, machine: Machine) -> None:
         failed = self._worlds.absent() if self._worlds and machine.phase == "running" else None
@@ -363,6 +380,8 @@ class Supervisor:
                 return self._node_of.get(event.rank) == source
             case RankFailed(_, rank, code):
                 return self._node_of.get(rank) == source and 0 < code < 256
+            case AtPrompt(_, rank):
+                return self._node_of.get(rank) == source and rank == self._plan.input_rank
             case MpiRequest(_, rank, lines):
                 return self._worlds is not None and self._node_of.get(rank) == source and bool(lines)
             case BarrierIn():
@@ -376,6 +395,10 @@ class Supervisor:
     def _clock(self) -> float:
         """The job's time in seconds, which stops while we are suspended."""
         return time.monotonic() - self._suspended
+
+    def _limits_clock(self) -> float:
+        """The job's time without what a person took at a prompt or in a debugger, for its time limits."""
+        return self._attended.clock(self._clock())
 
     def _start(self, attempt: int, restarts: int) -> None:
         plan = self._plan
@@ -396,10 +419,11 @@ class Supervisor:
                 sends = self._input is not None
                 start = plan.start(node, attempt, restarts, self._flow.window, self._terminal, sends_input=sends)
                 self.nodes.send(node.index, start)
-        reader = self.nodes[self._node_of[0]]
-        if self._input and self._stdin_node not in (None, reader):
-            self._input.reset()
-        self._stdin_node = reader
+        if plan.input_rank in self._node_of:  # else the job goes on with fewer ranks
+            reader = self.nodes[self._node_of[plan.input_rank]]
+            if self._input and self._stdin_node not in (None, reader):
+                self._input.reset()
+            self._stdin_node = reader
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
@@ -409,8 +433,8 @@ class Supervisor:
             waits.append(self._injector.deadline - self._clock())
         if self._stop_at is not None:
             waits.append(self._stop_at - time.time())
-        if machine.deadline is not None:
-            waits.append(machine.deadline - self._clock())
+        if machine.deadline is not None and not self._attended:
+            waits.append(machine.deadline - self._limits_clock())
         if self.nodes.deadline is not None:
             waits.append(self.nodes.deadline - time.monotonic())
         try:

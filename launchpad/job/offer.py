@@ -22,6 +22,7 @@ _OF_THE_JOB = {
     "--stall-timeout": "stall_timeout",
     "--grace": "grace",
     "--stop-signal": "stop_signal",
+    "--input-rank": "input_rank",
 }
 
 # The values of those that the command line doesn't have.

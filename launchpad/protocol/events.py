@@ -209,6 +209,14 @@ class StdinTaken(NamedTuple):
     size: int
 
 
+class AtPrompt(NamedTuple):
+    """The rank that has the terminal waits for what its user types, or goes on."""
+
+    time: int
+    rank: int
+    waits: bool
+
+
 class Drained(NamedTuple):
     """The processes that the ranks left behind are gone, and all output has been sent."""
 
@@ -328,7 +336,7 @@ class StopRequested(NamedTuple):
 
 
 class StdinRead(NamedTuple):
-    """Bytes from the head's standard input, for a rank 0 on another machine; empty at end-of-file."""
+    """Bytes from the head's standard input, for a rank on another machine; empty at end-of-file."""
 
     time: int
     data: bytes
@@ -517,6 +525,7 @@ Event = (
     | OrphansKilled
     | Suspended
     | StdinTaken
+    | AtPrompt
     | Drained
     | AgentFailed
     | LinkClosed

@@ -80,6 +80,7 @@ TABLE = (
     MessageType(events.SpareReady, "head"),
     MessageType(commands.SignalRank, "agent"),
     MessageType(commands.SignalAgent, "agent"),
+    MessageType(events.AtPrompt, "head", recorded=True),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

@@ -62,6 +62,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         redirects=redirects,
         tee=tee,
         shown_local_ranks=options.local_ranks_filter,
+        input_rank=options.input_rank,
         filters={
             STDOUT: split_filters(options.duplicate_stdout_filters),
             STDERR: split_filters(options.duplicate_stderr_filters),

@@ -109,6 +109,11 @@ class Starter:
         """How many bytes of a rank's stream may be in flight."""
         return self._start.window
 
+    @property
+    def terminal_rank(self) -> int:
+        """The rank here that has the user's terminal; -1 for none."""
+        return self._start.stdin_rank if self._terminal(self._start.stdin_rank) else -1
+
     def take_input(self, data: bytes) -> None:
         """Pass on bytes from the head's standard input."""
         if self._input is not None:
