@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from launchpad.agent.ranks.prompt import waits_for_input
 from launchpad.console.summary import Summary
 from launchpad.head.attended import Attended
 from launchpad.protocol.events import AtPrompt, JobPlanned
-from tests.conftest import Launchpad, wait_until
-from tests.test_terminal import Start
+from tests.conftest import MARK, Launchpad, wait_until
+from tests.sshd import Cluster, needs_sshd
+from tests.test_terminal import Start, Terminal
 from tests.test_terminal import terminal as terminal
 
 
@@ -163,3 +166,109 @@ def test_ctrl_c_at_a_prompt_ends_the_job_after_its_grace(terminal: Start, launch
     one.expect("sent SIGINT to rank 0")
     one.expect("still running: sent SIGKILL")
     assert one.end() == 130
+
+
+# --input-rank on another host.
+
+
+class Remote(Cluster):
+    """n1 and n2, whose sessions belong to the test."""
+
+    def __init__(self, launchpad: Launchpad, folder: Path) -> None:
+        environ = {MARK: launchpad.mark, "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(launchpad.scratch)}
+        super().__init__(folder, 2, environ=environ)
+        self.options = ("--ssh-config", self.ssh_config, "-H", "localhost:1,n1:2")
+
+
+@pytest.fixture
+def remote(launchpad: Launchpad, tmp_path: Path) -> Iterator[Remote]:
+    """Rank 0 is here, ranks 1 and 2 are behind an sshd."""
+    with Remote(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+@pytest.mark.parametrize("way", ["paramiko", "openssh"])
+def test_the_debugger_on_another_host_has_line_editing(
+    terminal: Start, launchpad: Launchpad, remote: Remote, way: str
+) -> None:
+    """Its terminal is one of that host. Ours passes the keys on, and is set as before in the end."""
+    shell = "stty -g; {}; stty -g; echo ok"
+    words = ("run", *remote.options, "--ssh", way, "--input-rank", 2, "debugged.py", "2")
+    one = terminal(*words, NO_COLOR="1", shell=shell)
+    before = one.expect(r"[0-9a-f:]{40,}").group()
+    one.expect("launchpad: rank 2 has the terminal")
+    one.expect(re.escape("(Pdb) "))
+    one.type("secret + 1\x01p \r")
+    one.expect("42")
+    one.expect(re.escape("(Pdb) "))
+    one.type("\x10\r")  # the line before: 42 again
+    one.expect("42")
+    one.expect(re.escape("(Pdb) "))
+    one.type("continue\r")
+    one.expect("done 41")
+    assert one.expect(r"[0-9a-f:]{40,}").group() == before
+    one.expect("ok")
+    assert one.end() == 0
+    assert [event["waits"] for event in events(launchpad, "AtPrompt")[:1]] in ([True], [])
+
+
+@needs_sshd
+def test_a_prompt_on_another_host_echoes_what_is_typed_once(
+    terminal: Start, launchpad: Launchpad, remote: Remote
+) -> None:
+    (launchpad.folder / "t.py").write_text(
+        "import os, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print(os.isatty(0), os.isatty(1), os.isatty(2))\n"
+        "    print('hello', input('name? '))\n"
+        "    print('rest', sys.stdin.readlines())\n"
+    )
+    one = terminal("run", *remote.options, "--input-rank", 1, "t.py", NO_COLOR="1")
+    one.expect("True True False")
+    one.expect(re.escape("name? "))
+    one.type("Adx\x7fa\r")
+    match = one.expect(r"([^\n]*)\n[^\n]*hello ([^\r\n]*)")
+    assert match[2] == "Ada"
+    assert match[1].count("Ad") == 1
+    one.type("more\r\x04")
+    one.expect(re.escape(r"rest ['more\n']"))
+    assert one.end() == 0
+
+
+@needs_sshd
+def test_the_terminal_is_ours_again_while_the_job_is_suspended(
+    terminal: Start, launchpad: Launchpad, remote: Remote
+) -> None:
+    (launchpad.folder / "t.py").write_text("import os\nif os.environ['RANK'] == '1': print('hello', input('name? '))\n")
+    shell = "set -m; {}; stty -a | grep -o '.icanon'; echo stopped; read x; echo shell got $x; fg; echo code $?"
+    one = terminal("run", *remote.options, "--input-rank", 1, "t.py", NO_COLOR="1", shell=shell)
+    one.expect(re.escape("name? "))
+    one.type("\x1a")
+    one.expect(" icanon")
+    one.expect("stopped")
+    one.type("words\n")
+    one.expect("shell got words")
+    wait_until(lambda: "-icanon" in _stty(one), "the terminal to be set for keys again")
+    one.type("Ada\r")
+    one.expect("hello Ada")
+    one.expect("code 0")
+    assert one.end() == 0
+
+
+def _stty(one: Terminal) -> str:
+    settings = termios.tcgetattr(one.fd)
+    return "icanon" if settings[3] & termios.ICANON else "-icanon"
+
+
+@needs_sshd
+def test_piped_input_reaches_a_rank_on_another_host(launchpad: Launchpad, remote: Remote) -> None:
+    code = "import os, sys; print(os.isatty(0), repr(sys.stdin.read()))"
+    argv = ("run", *remote.options, "--input-rank", 2, "--no-python", sys.executable, "-c", code)
+    done = launchpad.run(*argv, input="a\nb\n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition("]")[2] for line in done.stdout.splitlines()) == [
+        " False ''",
+        " False ''",
+        r" False 'a\nb\n'",
+    ]

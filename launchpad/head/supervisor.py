@@ -168,7 +168,17 @@ class Supervisor:
         for event in self._bringup.early:
             self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
-        self._input = StdinForwarder(self._bringup.post) if sends_input else None
+        self._input = StdinForwarder(self._bringup.post, keys=bool(terminal)) if sends_input else None
+        try:
+            self._supervise(machine)
+        finally:
+            if self._input:
+                self._input.close()
+        self._arrivals.end()
+        return machine.exit_code, machine.cause
+
+    def _supervise(self, machine: Machine) -> None:
+        """The loop."""
         self._start(attempt=0, restarts=0)
         while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
             item = self._next(machine)
@@ -182,7 +192,7 @@ class Supervisor:
                 self._stop_at = None
                 reason = "the allocation is about to end (--stop-before)"
                 self._pass_on(StopRequested(time.monotonic_ns(), signal.SIGTERM, reason), -1, machine)
-            for sink in sinks:
+            for sink in self._sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
             if machine.cause is not None:  # from here on nobody's patience counts
@@ -192,8 +202,6 @@ class Supervisor:
             if self._injector:
                 self._injector.tick(self._clock(), machine.phase)
             self._act(machine.tick(self._limits_clock()))
-        self._arrivals.end()
-        return machine.exit_code, machine.cause
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
         """Handle an event from a node, or one of our own (source -1)."""
@@ -218,6 +226,8 @@ class Supervisor:
             if type(event) is StopRequested:
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
+                if event.signum == signal.SIGCONT and self._input:  # the shell's fg
+                    self._input.go_on()
                 if self._is_the_same_request(source, event, machine):
                     return
             self._pass_on(event, source, machine)
@@ -248,7 +258,11 @@ class Supervisor:
                 self._pass_on(self.nodes.in_our_time(source, event), -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
+                    if self._input:
+                        self._input.rest()
                     self._suspended += self.nodes.stand_still()
+                    if self._input:
+                        self._input.go_on()
             case _ if source in self._lost:  # its ranks were lost with it, whatever it says now
                 pass
             case _ if not self._makes_sense(source, event):

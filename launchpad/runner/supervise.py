@@ -87,7 +87,7 @@ def supervise(
         observers.note(f"ranks are killed at random (--inject {spec.faults.random})")
     reader = plan.node_of(spec.input_rank)
     here = not bringup.nodes[reader.index].link.remote
-    terminal = terminal_size(os.environ, console.margin) if here else ()
+    terminal = terminal_size(os.environ, console.margin)
     if spec.input_rank and terminal and plan.world_size > 1:
         observers.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
     supervisor = Supervisor(bringup)
