@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import select
+import socket
 import subprocess
 import sys
 import termios
@@ -12,13 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launchpad.agent.ranks.prompt import waits_for_input
 from launchpad.console.summary import Summary
 from launchpad.head.attended import Attended
 from launchpad.protocol.events import AtPrompt, JobPlanned
-from tests.conftest import MARK, Launchpad, wait_until
+from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
+from tests.dap import DebugClient
 from tests.sshd import Cluster, needs_sshd
 from tests.test_terminal import Start, Terminal
 from tests.test_terminal import terminal as terminal
@@ -272,3 +277,315 @@ def test_piped_input_reaches_a_rank_on_another_host(launchpad: Launchpad, remote
         " False ''",
         r" False 'a\nb\n'",
     ]
+
+
+# Debuggers.
+
+STEPS = """\
+import os
+import time
+
+def double(number):
+    result = 2 * number
+    return result
+
+rank = int(os.environ["RANK"])
+print("begun", flush=True)
+if os.path.exists("wait"):
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+print("rank", rank, "has", double(20 + rank), flush=True)
+"""
+FORKS = """
+pid = os.fork()
+if not pid:
+    os._exit(double(20 + rank))
+print(os.waitpid(pid, 0)[1] >> 8)
+"""
+RESULT = 6  # the line after that of the result
+
+
+class Reader:
+    """Reads what a launchpad prints."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._seen = {1: "", 2: ""}
+
+    def expect(self, pattern: str, stream: int = 2) -> re.Match[str]:
+        """Read until this appears on one of its streams."""
+        file = self._process.stderr if stream == 2 else self._process.stdout
+        assert file is not None
+        deadline = time.monotonic() + DEADLINE
+        while not (match := re.search(pattern, self._seen[stream])):
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([file], [], [], left)[0], f"no {pattern!r} in {self._seen}"
+            data = os.read(file.fileno(), 65536)
+            assert data, f"it ended without {pattern!r}: {self._seen}"
+            self._seen[stream] += data.decode()
+        return match
+
+    def end(self) -> str:
+        """Wait for its end, which must be a good one; all that it has printed on stdout."""
+        out, errors = self._process.communicate(timeout=DEADLINE)
+        assert self._process.returncode == 0, self._seen[2] + errors.decode()
+        return self._seen[1] + out.decode()
+
+
+def configuration(text: str) -> dict[str, Any]:
+    """The configuration for VS Code in launchpad's words."""
+    lines = [line.removeprefix("launchpad: ") for line in text.splitlines()]
+    found: dict[str, Any] = json.loads("\n".join(lines[lines.index("  {") : lines.index("  }") + 1]))
+    return found
+
+
+@pytest.fixture
+def steps(launchpad: Launchpad) -> Path:
+    path = launchpad.folder / "steps.py"
+    path.write_text(STEPS)
+    return path
+
+
+def debug(port: int, script: Path, rank: int, remote: Path | None = None) -> None:
+    """Stop in the function that the rank calls, look at a variable, change it, and let the rank go on."""
+    mappings = [{"localRoot": str(script.parent), "remoteRoot": str(remote)}] if remote else []
+    with DebugClient(port, pathMappings=mappings) as client:
+        client.stop_at(script, RESULT)
+        client.begin()
+        (script.parent / "go").touch()
+        thread, frame = client.top()
+        assert (frame["name"], frame["line"], frame["source"]["path"]) == ("double", RESULT, str(script))
+        assert client.variables(frame) == {"number": str(20 + rank), "result": str(40 + 2 * rank)}
+        client.ask("evaluate", expression="result = 7", frameId=frame["id"], context="repl")
+        client.stop_at(script)
+        client.ask("continue", threadId=thread)
+
+
+@pytest.mark.parametrize("way", [("--preload", "json"), ("--start-method", "exec")], ids=["forked", "executed"])
+def test_a_rank_waits_for_its_debugger(launchpad: Launchpad, steps: Path, way: tuple[str, ...]) -> None:
+    """The time limits stand still until it goes on."""
+    limits = ("--timeout", 10, "--stall-timeout", 2)
+    process = launchpad.start("run", "-n", 3, "--debug", 1, *way, *limits, "steps.py")
+    reader = Reader(process)
+    text = reader.expect(r"(?s)launchpad: rank 1 waits for a debugger at 127\.0\.0\.1:(\d+);.*?\nlaunchpad:   \}\n")
+    port = int(text[1])
+    made = configuration(text.group())
+    assert made == {
+        "name": "rank 1",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": port},
+    }
+    start = time.monotonic()
+    wait_until(lambda: time.monotonic() - start > 5, "more than the stall to pass")
+    debug(port, steps, 1)
+    assert sorted(line for line in reader.end().splitlines() if "has" in line) == [
+        "[0] rank 0 has 40",
+        "[1] rank 1 has 7",
+        "[2] rank 2 has 44",
+    ]
+
+
+def test_nothing_but_loopback_listens_and_no_secret_is_shown(launchpad: Launchpad, steps: Path) -> None:
+    process = launchpad.start("run", "-n", 2, "--debug", 0, "steps.py")
+    reader = Reader(process)
+    port = int(reader.expect(r"debugger at 127\.0\.0\.1:(\d+)")[1])
+    words = " ".join(launchpad.survivors())
+    assert "debugpy" not in words
+    assert "token" not in words
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for connection in one.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {("127.0.0.1", port)}
+    debug(port, steps, 0)
+    reader.end()
+
+
+def test_a_named_port_that_is_taken_is_refused(launchpad: Launchpad, steps: Path) -> None:  # noqa: ARG001
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = launchpad.run("run", "-n", 2, "--debug", f"1:{port}", "steps.py")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"launchpad: error: port {port} can't be used for the debugger of rank 1: Address already in use\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--debug", "x", "steps.py"), "--debug: 'x' is not a rank, or a rank and a port; write 2 or 2:5678"),
+        (
+            ("--debug", "1:70000", "steps.py"),
+            "--debug: '1:70000' is not a rank, or a rank and a port; write 2 or 2:5678",
+        ),
+        (("--debug", "1", "steps.py"), "--debug 1: the job has no such rank; its only rank is 0"),
+        (("--debug", "0", "--no-hooks", "steps.py"), "--debug starts the debugger by a hook in the rank; leave it or "),
+        (("--debug", "0", "true"), "--debug is for Python programs, and true is not one; debug it with its own tools"),
+    ],
+)
+def test_a_wrong_debug_option_is_one_sentence(
+    launchpad: Launchpad,
+    steps: Path,  # noqa: ARG001
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    done = launchpad.run("run", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"launchpad: error: {sentence}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_debugpy_it_says_what_to_install(launchpad: Launchpad, steps: Path) -> None:  # noqa: ARG001
+    """A Python that has none: a module of that name that can't be found."""
+    (launchpad.folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'debugpy': raise ModuleNotFoundError('none', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+    )
+    launchpad.environ["PYTHONPATH"] = str(launchpad.folder)
+    done = launchpad.run("run", "-n", 2, "--debug", 1, "steps.py")
+    assert done.returncode == 2
+    sentence = f"--debug: debugpy is not installed; run {sys.executable} -m pip install debugpy"
+    assert f"[1] launchpad: {sentence}\n" in done.stderr
+
+
+def test_a_debugger_attaches_to_a_running_rank(launchpad: Launchpad, steps: Path) -> None:
+    """Twice: the second client finds the same debugger."""
+    (launchpad.folder / "wait").touch()
+    process = launchpad.start("run", "-n", 3, "steps.py")
+    reader = Reader(process)
+    for rank in range(3):
+        reader.expect(rf"\[{rank}\] begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    asked = launchpad.run("debug", 2)
+    assert asked.returncode == 0, asked.stderr
+    port = int(re.findall(r"^rank 2 can be debugged at 127\.0\.0\.1:(\d+); for VS Code", asked.stdout)[0])
+    again = launchpad.run("debug", 2)
+    assert again.stdout == asked.stdout
+    with DebugClient(port) as client:
+        client.begin()
+        assert any(thread["name"] == "MainThread" for thread in client.ask("threads")["threads"])
+    debug(port, steps, 2)
+    assert sorted(line for line in reader.end().splitlines() if "has" in line) == [
+        "[0] rank 0 has 40",
+        "[1] rank 1 has 42",
+        "[2] rank 2 has 7",
+    ]
+
+
+def test_a_wrong_request_for_a_debugger_is_one_sentence(launchpad: Launchpad, steps: Path) -> None:
+    (launchpad.folder / "wait").touch()
+    process = launchpad.start("run", "-n", 2, "--no-python", sys.executable, steps)
+    reader = Reader(process)
+    reader.expect("begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    for words, sentence in (
+        ((), "say which rank: launchpad debug [JOB] RANK"),
+        (("x",), "'x' is not a rank, or a rank and a port; write 2 or 2:5678"),
+        ((7,), "rank 7 is not running; of this job's run now: ranks 0-1"),
+        ((1,), "rank 1: it is not a Python rank with launchpad's hooks"),
+        (("zz", 1), "you have no running job zz… on "),
+    ):
+        done = launchpad.run("debug", *words)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"launchpad: error: {sentence}"), done.stderr
+        assert done.stderr.count("\n") == 1
+    (launchpad.folder / "go").touch()
+    reader.end()
+
+
+def test_a_program_with_a_debugger_of_its_own_keeps_it(launchpad: Launchpad) -> None:
+    (launchpad.folder / "t.py").write_text(
+        "import debugpy, os, time\n"
+        "debugpy.listen(('127.0.0.1', 0), in_process_debug_adapter=True)\n"
+        "print('begun', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    process = launchpad.start("run", "t.py")
+    reader = Reader(process)
+    reader.expect("begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    done = launchpad.run("debug", 0)
+    sentence = "rank 0: the program itself has called debugpy.listen; connect there"
+    assert done.stderr == f"launchpad: error: {sentence}\n"
+    (launchpad.folder / "go").touch()
+    reader.end()
+
+
+def test_another_user_is_not_let_in(launchpad: Launchpad, steps: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become another user")
+    process = launchpad.start("run", "-n", 2, "--debug", 0, "steps.py")
+    reader = Reader(process)
+    port = int(reader.expect(r"debugger at 127\.0\.0\.1:(\d+)")[1])
+    code = (
+        f"import os, socket; os.setuid(12345); s = socket.socket(); s.connect(('127.0.0.1', {port})); print(s.recv(9))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == "b''\n", done.stderr
+    debug(port, steps, 0)
+    reader.end()
+
+
+@needs_sshd
+@pytest.mark.parametrize("way", ["paramiko", "openssh"])
+def test_a_rank_on_another_host_is_debugged_through_the_same_connection(
+    launchpad: Launchpad, steps: Path, remote: Remote, way: str
+) -> None:
+    process = launchpad.start("run", *remote.options, "--ssh", way, "--debug", 2, "steps.py")
+    reader = Reader(process)
+    text = reader.expect(r"(?s)launchpad: rank 2 waits for a debugger at 127\.0\.0\.1:(\d+);.*?\nlaunchpad:   \}\n")
+    made = configuration(text.group())
+    assert made["pathMappings"] == [{"localRoot": "${workspaceFolder}", "remoteRoot": str(launchpad.folder)}]
+    debug(int(text[1]), steps, 2, remote=launchpad.folder)
+    assert "2] rank 2 has 7" in reader.end()
+
+
+def test_a_rank_that_is_restarted_waits_again(launchpad: Launchpad, steps: Path) -> None:
+    steps.write_text(STEPS + "\nif rank and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\n")
+    process = launchpad.start("run", "-n", 2, "--debug", 1, "--max-restarts", 1, "steps.py")
+    reader = Reader(process)
+    port = int(reader.expect(r"rank 1 waits for a debugger at 127\.0\.0\.1:(\d+)")[1])
+    debug(port, steps, 1)
+    reader.expect(rf"(?s)restarting all ranks.*rank 1 waits for a debugger at 127\.0\.0\.1:{port}")
+    debug(port, steps, 1)
+    assert reader.end().count("[1] rank 1 has 7") == 2
+
+
+def test_children_of_a_debugged_rank_run_on_their_own(launchpad: Launchpad, steps: Path) -> None:
+    """They have no debugger: a breakpoint doesn't stop them."""
+    steps.write_text(STEPS + FORKS)
+    process = launchpad.start("run", "--debug", 0, "steps.py")
+    reader = Reader(process)
+    port = int(reader.expect(r"debugger at 127\.0\.0\.1:(\d+)")[1])
+    with DebugClient(port) as client:
+        client.stop_at(steps, RESULT)
+        client.begin()
+        thread, _ = client.top()
+        client.ask("continue", threadId=thread)
+        assert "[0] 40\n" in reader.end()
+
+
+def test_a_large_answer_comes_through_whole(launchpad: Launchpad, steps: Path) -> None:
+    """More than what may be on the way at once, in both directions."""
+    process = launchpad.start("run", "-n", 2, "--debug", 0, "steps.py")
+    reader = Reader(process)
+    port = int(reader.expect(r"debugger at 127\.0\.0\.1:(\d+)")[1])
+    with DebugClient(port) as client:
+        client.stop_at(steps, RESULT)
+        client.begin()
+        thread, frame = client.top()
+        text = "x" * 1_000_000
+        found = client.ask("evaluate", expression=f"len('{text}')", frameId=frame["id"], context="repl")
+        assert found["result"] == "1000000"
+        found = client.ask("evaluate", expression="'x' * 1000000", frameId=frame["id"], context="clipboard")
+        assert found["result"].strip("'") == text
+        client.stop_at(steps)
+        client.ask("continue", threadId=thread)
+    reader.end()

@@ -20,6 +20,7 @@ from ..protocol.commands import (
     BarrierOut,
     Call,
     Credit,
+    Debug,
     DumpStacks,
     FileChunk,
     Finish,
@@ -37,6 +38,9 @@ from ..protocol.commands import (
     StartMore,
     StdinData,
     Sync,
+    TunnelCredit,
+    TunnelData,
+    TunnelOpen,
 )
 from ..protocol.commands import HoldPort as HoldPort
 from ..protocol.events import (
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
+    from .ranks.debuggers import Debuggers
     from .stacks.dump import StackDumper
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -107,6 +112,7 @@ class Agent:
         self._mpi: NodeWorlds | None = None
         self._debug_channel: DebugChannel | None = None
         self._stack_dumper: StackDumper | None = None
+        self._debuggers: Debuggers | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -147,6 +153,8 @@ class Agent:
             if self._stack_dumper:
                 self._stack_dumper.pump()
             self._prompt.pump()
+            if self._debuggers:
+                self._debuggers.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -158,6 +166,8 @@ class Agent:
         waits = [self._outbox.patience, self._prompt.patience]
         if self._stack_dumper:
             waits.append(self._stack_dumper.patience)
+        if self._debuggers:
+            waits.append(self._debuggers.patience)
         own = min((wait for wait in waits if wait >= 0), default=-1.0)
         if not self._heartbeat_timeout or self._suspended:
             return own
@@ -216,6 +226,9 @@ class Agent:
                 if self._reachability:
                     self._reachability.close()
                 self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
+                for entry in command.ranks:
+                    if entry.get("debug"):
+                        self._rank_debuggers(self._debug_channel).begin(entry["rank"])
                 self._starter.start(command, self._reap, self._debug_channel.path)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -247,6 +260,17 @@ class Agent:
 
                 self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
                 self._stack_dumper.begin(command, self._ranks.values())
+
+            case Debug(number) if self._debug_channel:
+                self._rank_debuggers(self._debug_channel).ask(number)
+            case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
+                self._debuggers.lead(command)
+
+    def _rank_debuggers(self, channel: DebugChannel) -> Debuggers:
+        from .ranks.debuggers import Debuggers
+
+        self._debuggers = self._debuggers or Debuggers(self._poll, self._outbox, channel, self._rundir, self._ranks)
+        return self._debuggers
 
     def _say_all(self, events: list[Event]) -> None:
         for event in events:
@@ -288,6 +312,8 @@ class Agent:
         self._ranks[started.pid] = started
         if started.rank == self._starter.terminal_rank:
             self._prompt.begin(started.rank, started.pid)
+        if self._debuggers:
+            self._debuggers.started(started)
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
@@ -334,6 +360,8 @@ class Agent:
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
         self._prompt.exited(started.pid)
+        if self._debuggers:
+            self._debuggers.exited(started.rank)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)

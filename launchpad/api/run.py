@@ -52,6 +52,7 @@ def run(
     restart: Restarts = "judged",
     progress: str | Sequence[str] = (),
     input_rank: int = 0,
+    debug: int | tuple[int, int] | None = None,
 ) -> Results:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
@@ -67,9 +68,9 @@ def run(
     sys.stdout, each line with its rank. No `if __name__ == "__main__"` is needed.
 
     `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync`, `ssh_config`, `max_restarts` (a
-    number, or (10, 3600.0) for 10 in any hour), `restart`, `progress` (a pattern, or several) and `input_rank` (which
-    reads the caller's standard input) are options of `launchpad run`. The ranks run in the caller's interpreter; other
-    hosts use the one at that path, else python3.
+    number, or (10, 3600.0) for 10 in any hour), `restart`, `progress` (a pattern, or several), `input_rank` (which
+    reads the caller's standard input) and `debug` (a rank, or (rank, port)) are options of `launchpad run`. The ranks
+    run in the caller's interpreter; other hosts use the one at that path, else python3.
 
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
     by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
@@ -103,6 +104,7 @@ def run(
         restart=restart,
         progress=patterns,
         input_rank=input_rank,
+        debug=(debug, 0) if isinstance(debug, int) else debug,
         torch=False,
         preload=_preload(backend, {**os.environ, **(env or {})}),
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
@@ -270,6 +272,7 @@ class _Job:
                 waited=waited,
                 restart_period=spec.max_restarts.period,
                 may_restart=observers.restart_judge(spec),
+                debug_port=spec.debug[1] if spec.debug else 0,
             )
             if self._cause is not None:
                 verdict, self._report = observers.conclude()

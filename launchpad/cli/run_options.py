@@ -12,6 +12,7 @@ from launchpad.cli.options import (
     GroupedOption,
     local_ranks,
     positive_seconds,
+    rank_and_port,
     rank_count,
     restart_limit,
     seconds,
@@ -193,6 +194,13 @@ _OPTIONS = (
         default=0,
         metavar="R",
         help="The rank that reads your standard input, and has the terminal: breakpoint() works there. Default: 0.",
+    ),
+    _debug(
+        "--debug",
+        type=rank_and_port,
+        metavar="R[:PORT]",
+        help="Rank R waits for a debugger (VS Code, or another client of debugpy) before it begins. Attach at that "
+        "port of this machine's loopback address; nobody else can. Default: a free port.",
     ),
     _file("--config", metavar="FILE", help="Read options and TARGET from a job file (TOML)."),
     _file("--job", metavar="NAME", help="Run only this job of the file. Default: all, one after the other."),

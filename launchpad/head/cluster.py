@@ -78,6 +78,8 @@ class Cluster:
         self._names = NodeNames(place.name for place in places)
         self.plan = self._lay_out(self._first_seats())
         self._check_rank("--input-rank", spec.input_rank)
+        if spec.debug:
+            self._check_rank("--debug", spec.debug[0])
         if spec.faults is not None:
             from launchpad.job.faults import check_targets
 

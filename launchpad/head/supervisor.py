@@ -26,7 +26,7 @@ from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
-from launchpad.protocol.commands import Credit, MpiReply, StartMore
+from launchpad.protocol.commands import Command, Credit, MpiReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.commands import StdinData as InputFrame
@@ -40,6 +40,8 @@ from launchpad.protocol.events import (
     BarrierIn,
     ClockSeen,
     Crashed,
+    DebuggerReady,
+    DebugRequested,
     ExceptionRaised,
     LinkClosed,
     Listening,
@@ -69,10 +71,13 @@ from launchpad.protocol.events import (
     StdinTaken,
     StopRequested,
     Suspended,
+    TunnelRead,
+    TunnelWritten,
     Written,
 )
 
 if TYPE_CHECKING:
+    from launchpad.head.debuggers import RankDebuggers
     from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
     from launchpad.job.faults import Faults
@@ -95,6 +100,7 @@ class Supervisor:
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
         self._attended = Attended()
+        self._debuggers: RankDebuggers | None = None
         self._stdin_node: Any = None  # the node that has what was read of our stdin
         self.leaving = False  # don't wait for output that nobody takes
 
@@ -117,6 +123,7 @@ class Supervisor:
         may_restart: Callable[[], str] = lambda: "",
         stop_signal: int | None = None,
         faults: Faults | None = None,
+        debug_port: int = 0,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
@@ -126,6 +133,7 @@ class Supervisor:
         `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
         restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
         or "". `stop_signal`: what asks the ranks to stop, instead of the signal that we got. `faults`: those to inject.
+        `debug_port`: where the debugger of the plan's `debug_rank` is to be reached; 0: at any free port.
         """
         self._cluster = cluster
         self._arrivals = Arrivals(cluster, reopen, door, self._inbox.put)
@@ -168,12 +176,16 @@ class Supervisor:
         for event in self._bringup.early:
             self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
+        if plan.debug_rank >= 0:
+            self._rank_debuggers().listen(plan.debug_rank, debug_port)
         self._input = StdinForwarder(self._bringup.post, keys=bool(terminal)) if sends_input else None
         try:
             self._supervise(machine)
         finally:
             if self._input:
                 self._input.close()
+            if self._debuggers:
+                self._debuggers.close()
         self._arrivals.end()
         return machine.exit_code, machine.cause
 
@@ -222,6 +234,11 @@ class Supervisor:
             case Met():
                 self._met(event, machine)
                 return
+            case DebugRequested():
+                self._rank_debuggers().ask(event, machine.running)
+                return
+        if source < 0 and self._debuggers and self._debuggers.take(event):
+            return
         if source < 0:
             if type(event) is StopRequested:
                 if event.signum == signal.SIGQUIT:
@@ -269,6 +286,10 @@ class Supervisor:
                 self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
+            case DebuggerReady():
+                self._rank_debuggers().ready(event)
+            case TunnelRead() | TunnelWritten():
+                self._rank_debuggers().hear(event)
             case StackDump():
                 self._stack_requests.on(event, self._clock())
             case BarrierIn() | MpiRequest() if self._worlds:
@@ -276,8 +297,8 @@ class Supervisor:
                     self.nodes.send(node, command)
                 self._look_for_absent(machine)
             case _:
-                if type(event) is AtPrompt and machine.phase == "running" and machine.cause is None:
-                    self._attend(event.rank, begins=event.waits)
+                if type(event) is AtPrompt:
+                    self._attend(("prompt", event.rank), event.waits)
                 self._pass_on(self.nodes.in_our_time(source, event), source, machine)
                 if type(event) is RankExited and self._worlds:
                     self._worlds.left(source, event)
@@ -296,13 +317,28 @@ class Supervisor:
         self._dispatch(event)
         self._act(machine.on(event, self._limits_clock(), source))
 
-    def _attend(self, wait: Hashable, *, begins: bool) -> None:
+    def _attend(self, wait: Hashable, begins: bool) -> None:
         """Something begins to wait for a person, or waits no more."""
         now = self._clock()
         if begins:
             self._attended.begin(wait, now)
         elif self._attended.end(wait, now):
             self._stack_requests.look_afresh(now)
+
+    def _rank_debuggers(self) -> RankDebuggers:
+        if self._debuggers is None:
+            from launchpad.head.debuggers import RankDebuggers
+
+            def send(rank: int, command: Command) -> None:
+                if rank in self._node_of:
+                    self.nodes.send(self._node_of[rank], command)
+
+            def folder_of(rank: int) -> str:
+                node = self._node_of[rank]
+                return self._plan.nodes[node].cwd if self.nodes[node].link.remote else ""
+
+            self._debuggers = RankDebuggers(self._bringup.post, send, self._attend, folder_of, self._dispatch)
+        return self._debuggers
 
     def _look_for_absent(self, machine: Machine) -> None:
         failed = self._worlds.absent() if self._worlds and machine.phase == "running" else None
@@ -381,6 +417,8 @@ class Supervisor:
             self._search.lose(node)
         self.nodes.abandon(node)
         ranks = self._ranks_of.get(node, [])
+        if self._debuggers:
+            self._debuggers.gone(ranks)
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
@@ -390,6 +428,11 @@ class Supervisor:
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | StackDump(_, rank):
                 return self._node_of.get(rank) == source
+            case DebuggerReady(_, rank):
+                return self._node_of.get(rank) == source
+            case TunnelRead(_, number) | TunnelWritten(_, number):
+                rank = self._debuggers.rank_of(number) if self._debuggers else -1
+                return rank < 0 or self._node_of.get(rank) == source
             case ExceptionRaised() | Crashed():
                 return self._node_of.get(event.rank) == source
             case RankFailed(_, rank, code):
@@ -416,6 +459,10 @@ class Supervisor:
 
     def _start(self, attempt: int, restarts: int) -> None:
         plan = self._plan
+        if self._debuggers and attempt:
+            self._debuggers.gone(list(self._node_of))
+        if plan.debug_rank >= 0:
+            self._rank_debuggers().begin(plan.debug_rank)
         self._flow.start(attempt)
         self._gone.clear()
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}

@@ -100,6 +100,7 @@ class Plan:
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
+    debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
 
     @property
     def world_size(self) -> int:
@@ -160,6 +161,7 @@ class Plan:
                     "environ": {**r.environ, **count},
                     "python": hooked,
                     "calls": node.calls,
+                    "debug": r.rank == self.debug_rank,
                 }
                 for r in node.ranks
             ],
@@ -301,6 +303,7 @@ def make_plan(
         mpi=spec.backend == "mpi",
         watched=spec.stall_timeout is not None,
         input_rank=spec.input_rank,
+        debug_rank=spec.debug[0] if spec.debug else -1,
     )
 
 

@@ -276,6 +276,30 @@ class StackDump(NamedTuple):
     native: str
 
 
+class DebuggerReady(NamedTuple):
+    """The debugger in a rank listens; or `problem` says why it doesn't."""
+
+    time: int
+    rank: int
+    problem: str
+
+
+class TunnelRead(NamedTuple):
+    """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
+
+    time: int
+    number: int
+    data: bytes
+
+
+class TunnelWritten(NamedTuple):
+    """This many bytes of TunnelData were written to the debugger."""
+
+    time: int
+    number: int
+    size: int
+
+
 # Events that the head itself creates.
 
 
@@ -460,6 +484,27 @@ class StacksRequested(NamedTuple):
     full: bool
 
 
+class DebugRequested(NamedTuple):
+    """Someone asks for a debugger in a rank."""
+
+    time: int
+    asker: int
+    rank: int
+    port: int  # where it is to be reached; 0 for any free port
+
+
+class DebuggerListening(NamedTuple):
+    """A rank's debugger can be reached at a port of this machine; or `problem` says why not."""
+
+    time: int
+    rank: int
+    asker: int  # who gets the answer; 0: the console
+    port: int
+    folder: str  # the rank's working folder, if it is on another machine
+    waits: bool  # the rank has not begun its program
+    problem: str
+
+
 class StacksTaken(NamedTuple):
     """The stacks of all running ranks."""
 
@@ -552,6 +597,11 @@ Event = (
     | RanksHeld
     | JobOver
     | StacksRequested
+    | DebuggerReady
+    | TunnelRead
+    | TunnelWritten
+    | DebugRequested
+    | DebuggerListening
     | StacksTaken
     | NodesApart
     | Stalled

@@ -81,6 +81,13 @@ TABLE = (
     MessageType(commands.SignalRank, "agent"),
     MessageType(commands.SignalAgent, "agent"),
     MessageType(events.AtPrompt, "head", recorded=True),
+    MessageType(commands.Debug, "agent"),
+    MessageType(events.DebuggerReady, "head"),
+    MessageType(commands.TunnelOpen, "agent"),
+    MessageType(commands.TunnelData, "agent", raw=struct.Struct("!I")),
+    MessageType(events.TunnelRead, "head", raw=struct.Struct("!qI")),
+    MessageType(events.TunnelWritten, "head"),
+    MessageType(commands.TunnelCredit, "agent"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

@@ -110,6 +110,7 @@ def supervise(
             may_restart=observers.restart_judge(spec),
             stop_signal=spec.stop_signal,
             faults=spec.faults,
+            debug_port=spec.debug[1] if spec.debug else 0,
         )
     finally:
         observers.end()

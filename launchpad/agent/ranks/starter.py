@@ -176,6 +176,7 @@ class Starter:
             "LAUNCHPAD_WATCHED": "1" if self._start.watched else "",
             "LAUNCHPAD_IN_MPI": "1" if self._in_mpi(entry) else "",
             "LAUNCHPAD_CALLS": entry.get("calls", ""),
+            "LAUNCHPAD_DEBUG": "1" if entry.get("debug") else "",
         }
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
@@ -251,6 +252,7 @@ class Starter:
             request = {
                 "argv": entry["argv"],
                 "calls": entry["calls"],
+                "debug": entry["debug"],
                 "environ": environ,
                 "agent": os.getpid(),
                 "stacks": [self._stacks, self._start.watched],

@@ -28,7 +28,7 @@ from . import spy
 from .debug_channel import DebugChannel
 
 SIGNAL = signal_number()
-_MEMFD = f"/memfd:{FILE} (deleted)"
+MEMFD = f"/memfd:{FILE} (deleted)"
 
 # A rank that has not answered by then is reported without stacks: it is stopped, or stuck in the kernel.
 ANSWER_SECONDS = 2.0
@@ -95,7 +95,7 @@ class StackDumper:
     def _signal(self, target: _PendingRank) -> None:
         pid = target.pid
         target.signalled = True
-        target.file = procfs.descriptor(pid, _MEMFD)
+        target.file = procfs.descriptor(pid, MEMFD)
         if not target.file:
             target.why = NO_PYTHON
         elif not procfs.has_signal(procfs.status(pid), "SigCgt", SIGNAL):
