@@ -20,6 +20,7 @@ import pytest
 
 from launchpad.agent.ranks.prompt import waits_for_input
 from launchpad.console.summary import Summary
+from launchpad.diagnosis.speedscope import merge
 from launchpad.head.attended import Attended
 from launchpad.protocol.events import AtPrompt, JobPlanned
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
@@ -588,4 +589,119 @@ def test_a_large_answer_comes_through_whole(launchpad: Launchpad, steps: Path) -
         assert found["result"].strip("'") == text
         client.stop_at(steps)
         client.ask("continue", threadId=thread)
+    reader.end()
+
+
+# Profiles.
+
+
+def speedscope(*threads: tuple[str, list[list[int]]]) -> dict[str, Any]:
+    """What py-spy writes about these threads."""
+    frames = [{"name": name, "file": f"/work/{name}.py", "line": 1, "col": None} for name in "abc"]
+    frames.append({"name": "_answer", "file": "/opt/launchpad/rank/stack_server.py", "line": 9, "col": None})
+    frames.append({"name": "run", "file": "/opt/launchpad/rank/program.py", "line": 9, "col": None})
+    profiles = [{"type": "sampled", "name": name, "samples": samples, "weights": [1.0]} for name, samples in threads]
+    return {"shared": {"frames": frames}, "profiles": profiles}
+
+
+def test_profiles_share_one_table_of_frames() -> None:
+    one = speedscope(("Thread 7", [[3, 3]]), ('Thread 8 "Loader"', [[2]]), ('Thread 1 "MainThread"', [[4, 0, 1]]))
+    made = merge({4: one, 0: speedscope(('Thread 1 "MainThread"', [[1]]))}, "job x")
+    assert [(profile["name"], profile["samples"]) for profile in made["profiles"]] == [
+        ("rank 0", [[0]]),
+        ("rank 4", [[1, 0]]),
+        ('rank 4, Thread 8 "Loader"', [[2]]),
+    ]
+    assert [frame["name"] for frame in made["shared"]["frames"]] == ["b", "a", "c"]
+    assert made["name"] == "job x"
+
+
+@pytest.fixture
+def watched(launchpad: Launchpad, steps: Path) -> Iterator[Reader]:
+    """A job of two ranks that waits, and can be asked."""
+    (launchpad.folder / "wait").touch()
+    reader = Reader(launchpad.start("run", "-n", 2, "steps.py"))
+    for rank in range(2):
+        reader.expect(rf"\[{rank}\] begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    yield reader
+    (steps.parent / "go").touch()
+    reader.end()
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_profile_has_every_rank(launchpad: Launchpad) -> None:
+    done = launchpad.run("profile", "--seconds", 1, "-o", "p.json")
+    if "ptrace is not permitted" in done.stderr:
+        pytest.skip("ptrace is not permitted here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{launchpad.folder}/p.json: ranks 0-1; open it in https://www.speedscope.app\n"
+    made = json.loads((launchpad.folder / "p.json").read_text())
+    frames = made["shared"]["frames"]
+    assert not [frame for frame in frames if "/launchpad/" in frame["file"]]
+    for rank, profile in enumerate(made["profiles"]):
+        assert profile["name"] == f"rank {rank}"
+        assert {frames[sample[0]]["name"] for sample in profile["samples"]} == {"<module>"}
+    assert launchpad.run("profile", "--rank", 1, "--seconds", 1).returncode == 0
+    made = json.loads((launchpad.folder / "profile.json").read_text())
+    assert [profile["name"] for profile in made["profiles"]] == ["rank 1"]
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_wrong_request_for_a_profile_is_one_sentence(launchpad: Launchpad) -> None:
+    for words, sentence in (
+        (("--rank", 5), "rank 5 is not running; of this job's run now: ranks 0-1"),
+        (("--seconds", 1000), "--seconds 1000: a rank can be watched for 300 s at most"),
+        (("-o", "/nowhere/p"), "--output /nowhere/p: can't be written; name a file in a folder where you may write"),
+        (("zz",), "you have no running job zz… on "),
+    ):
+        done = launchpad.run("profile", *words)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"launchpad: error: {sentence}"), done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (launchpad.folder / "profile.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "Error: Permission Denied: Try running again with elevated permissions",
+            "py-spy may not look into it (ptrace",
+        ),
+        ("Error: Failed to find python version", "py-spy saw nothing of it; it said: Error: Failed to find python"),
+    ],
+)
+def test_a_py_spy_that_sees_nothing_is_one_sentence(
+    launchpad: Launchpad, steps: Path, said: str, sentence: str
+) -> None:
+    tool = launchpad.folder / "bin" / "py-spy"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    tool.chmod(0o755)
+    launchpad.environ["PATH"] = f"{tool.parent}:{launchpad.environ['PATH']}"
+    (launchpad.folder / "wait").touch()
+    reader = Reader(launchpad.start("run", "-n", 2, "steps.py"))
+    reader.expect("begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    done = launchpad.run("profile", "--seconds", 1)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"launchpad: error: ranks 0-1: {sentence}"), done.stderr
+    (steps.parent / "go").touch()
+    reader.end()
+
+
+@needs_sshd
+def test_ranks_of_other_hosts_are_in_the_profile(launchpad: Launchpad, steps: Path, remote: Remote) -> None:
+    (launchpad.folder / "wait").touch()
+    reader = Reader(launchpad.start("run", *remote.options, "steps.py"))
+    for rank in range(3):
+        reader.expect(rf"{rank}\] begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    done = launchpad.run("profile", "--seconds", 1)
+    if "ptrace is not permitted" in done.stderr:
+        pytest.skip("ptrace is not permitted here")
+    assert done.returncode == 0, done.stderr
+    assert ": ranks 0-2; open it" in done.stdout
+    (steps.parent / "go").touch()
     reader.end()

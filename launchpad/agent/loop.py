@@ -30,6 +30,7 @@ from ..protocol.commands import (
     MpiWorld,
     Ping,
     Probe,
+    Profile,
     Reach,
     Signal,
     SignalAgent,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from .net.reachability import Reachability
     from .ranks.debuggers import Debuggers
     from .stacks.dump import StackDumper
+    from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -113,6 +115,7 @@ class Agent:
         self._debug_channel: DebugChannel | None = None
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
+        self._profiler: Profiler | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -155,6 +158,8 @@ class Agent:
             self._prompt.pump()
             if self._debuggers:
                 self._debuggers.pump()
+            if self._profiler:
+                self._profiler.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -168,6 +173,8 @@ class Agent:
             waits.append(self._stack_dumper.patience)
         if self._debuggers:
             waits.append(self._debuggers.patience)
+        if self._profiler:
+            waits.append(self._profiler.patience)
         own = min((wait for wait in waits if wait >= 0), default=-1.0)
         if not self._heartbeat_timeout or self._suspended:
             return own
@@ -261,6 +268,11 @@ class Agent:
                 self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
                 self._stack_dumper.begin(command, self._ranks.values())
 
+            case Profile():
+                from .stacks.profiler import Profiler
+
+                self._profiler = self._profiler or Profiler(self._poll, self._outbox, self._rundir)
+                self._profiler.begin(command, self._ranks.values())
             case Debug(number) if self._debug_channel:
                 self._rank_debuggers(self._debug_channel).ask(number)
             case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
@@ -326,6 +338,9 @@ class Agent:
         if self._stack_dumper:
             self._stack_dumper.end()
             own |= self._stack_dumper.own
+        if self._profiler:
+            self._profiler.end()
+            own |= self._profiler.own
         killed = processes.sweep(self._reap, own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))

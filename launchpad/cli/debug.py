@@ -6,7 +6,7 @@ import click
 
 from launchpad.cli.options import rank_and_port
 from launchpad.cli.stacks import elsewhere
-from launchpad.console.debugger_sink import NO_DEBUGGER
+from launchpad.console.debugger_sink import REFUSED
 from launchpad.errors import UsageError
 
 
@@ -35,7 +35,7 @@ def command(words: tuple[str, ...]) -> int:
         raise UsageError(f"{error}{elsewhere(job, 'debug')}") from None
     if not text:
         raise UsageError("the job ended before it could answer")
-    if text.startswith(NO_DEBUGGER):
-        raise UsageError(text.removeprefix(NO_DEBUGGER))
+    if text.startswith(REFUSED):
+        raise UsageError(text.removeprefix(REFUSED))
     click.echo(text)
     return 0

@@ -22,6 +22,7 @@ _COMMANDS = {
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
     "debug": "launchpad.cli.debug",
+    "profile": "launchpad.cli.profile",
     "logs": "launchpad.cli.logs",
     "jobs": "launchpad.cli.jobs",
     "help": "launchpad.cli.help",

@@ -1,14 +1,14 @@
-"""A sink that says where a rank's debugger can be reached, to the console or to whoever asked."""
+"""A sink for those who look into a rank: says where its debugger can be reached, and hands over profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from launchpad.protocol.events import DebuggerListening
+from launchpad.protocol.events import DebuggerListening, ProfilesTaken
 
-# What an answer begins with that says why there is no debugger.
-NO_DEBUGGER = "error: "
+# What an answer begins with that says why there is none.
+REFUSED = "error: "
 
 
 class DebuggerSink:
@@ -20,12 +20,17 @@ class DebuggerSink:
         self._answer = answer
 
     def on(self, event: Any) -> bool:
-        """Handle a debugger that listens, or doesn't."""
+        """Handle a debugger that listens, or doesn't, and profiles that were asked for."""
         if type(event) is DebuggerListening:
             if event.asker:
-                self._answer(event.asker, f"{NO_DEBUGGER}{event.problem}" if event.problem else where(event))
+                self._answer(event.asker, f"{REFUSED}{event.problem}" if event.problem else where(event))
             else:
                 self._say(event.problem or where(event))
+        if type(event) is ProfilesTaken:
+            import json
+
+            profiles = [[one.rank, one.problem, one.profile] for one in event.profiles]
+            self._answer(event.asker, f"{REFUSED}{event.problem}" if event.problem else json.dumps(profiles))
         return False
 
     deadline = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from launchpad import linux
 from launchpad.errors import UsageError
 from launchpad.job.state import state_folder
-from launchpad.protocol.events import DebugRequested, StacksRequested
+from launchpad.protocol.events import DebugRequested, ProfileRequested, StacksRequested
 
 if TYPE_CHECKING:
     import socket
@@ -39,7 +39,7 @@ def folder() -> str:
 class Control:
     """Accepts requests in its own threads. The loop responds through `answer`; as this is a sink, it calls `tick`."""
 
-    def __init__(self, job: str, post: Callable[[StacksRequested | DebugRequested], None]) -> None:
+    def __init__(self, job: str, post: Callable[[StacksRequested | DebugRequested | ProfileRequested], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
         self._post = post
         self._answers: dict[int, tuple[threading.Event, list[str]]] = {}
@@ -124,11 +124,13 @@ class Control:
                 self._socket = None
 
 
-def _event(asker: int, request: dict[str, Any]) -> StacksRequested | DebugRequested:
+def _event(asker: int, request: dict[str, Any]) -> StacksRequested | DebugRequested | ProfileRequested:
     """A request as an event. Raises LookupError, TypeError or ValueError if it is none."""
     now = time.monotonic_ns()
     if request["what"] == "debug":
         return DebugRequested(now, asker, int(request["rank"]), int(request["port"]))
+    if request["what"] == "profile":
+        return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
     return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]))
 
 
@@ -161,8 +163,9 @@ def _is_gone(listener: str) -> bool:
     return _start(int(pid)) not in ("", start)
 
 
-def ask(job: str, what: str, **details: int) -> str:
-    """Ask a running job: `what` is "stacks", with `native` and `full`, or "debug", with `rank` and `port`.
+def ask(job: str, what: str, **details: float) -> str:
+    """Ask a running job: `what` is "stacks", with `native` and `full`, "debug", with `rank` and `port`, or "profile",
+    with `rank`, -1 for all, and `seconds`.
 
     `job`: an id, the start of one, or "" for the latest job. Raises UsageError if no job matches, or several do.
     """

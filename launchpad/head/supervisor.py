@@ -21,6 +21,7 @@ from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
+from launchpad.head.profiles import Profiles
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
@@ -56,6 +57,8 @@ from launchpad.protocol.events import (
     PhaseChanged,
     Pong,
     PortHeld,
+    ProfileRequested,
+    ProfileTaken,
     RankExited,
     RankFailed,
     RankRaised,
@@ -101,6 +104,7 @@ class Supervisor:
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
         self._attended = Attended()
         self._debuggers: RankDebuggers | None = None
+        self._profiles = Profiles(self._send, self._dispatch)
         self._stdin_node: Any = None  # the node that has what was read of our stdin
         self.leaving = False  # don't wait for output that nobody takes
 
@@ -234,6 +238,9 @@ class Supervisor:
             case Met():
                 self._met(event, machine)
                 return
+            case ProfileRequested():
+                self._profiles.ask(event, machine.running)
+                return
             case DebugRequested():
                 self._rank_debuggers().ask(event, machine.running)
                 return
@@ -286,6 +293,8 @@ class Supervisor:
                 self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
+            case ProfileTaken():
+                self._profiles.take(event)
             case DebuggerReady():
                 self._rank_debuggers().ready(event)
             case TunnelRead() | TunnelWritten():
@@ -325,19 +334,20 @@ class Supervisor:
         elif self._attended.end(wait, now):
             self._stack_requests.look_afresh(now)
 
+    def _send(self, rank: int, command: Command) -> None:
+        """Send a command to a rank's node."""
+        if rank in self._node_of:
+            self.nodes.send(self._node_of[rank], command)
+
     def _rank_debuggers(self) -> RankDebuggers:
         if self._debuggers is None:
             from launchpad.head.debuggers import RankDebuggers
-
-            def send(rank: int, command: Command) -> None:
-                if rank in self._node_of:
-                    self.nodes.send(self._node_of[rank], command)
 
             def folder_of(rank: int) -> str:
                 node = self._node_of[rank]
                 return self._plan.nodes[node].cwd if self.nodes[node].link.remote else ""
 
-            self._debuggers = RankDebuggers(self._bringup.post, send, self._attend, folder_of, self._dispatch)
+            self._debuggers = RankDebuggers(self._bringup.post, self._send, self._attend, folder_of, self._dispatch)
         return self._debuggers
 
     def _look_for_absent(self, machine: Machine) -> None:
@@ -419,6 +429,7 @@ class Supervisor:
         ranks = self._ranks_of.get(node, [])
         if self._debuggers:
             self._debuggers.gone(ranks)
+        self._profiles.lose(ranks)
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _makes_sense(self, source: int, event: Any) -> bool:
@@ -428,7 +439,7 @@ class Supervisor:
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | StackDump(_, rank):
                 return self._node_of.get(rank) == source
-            case DebuggerReady(_, rank):
+            case DebuggerReady(_, rank) | ProfileTaken(_, rank):
                 return self._node_of.get(rank) == source
             case TunnelRead(_, number) | TunnelWritten(_, number):
                 rank = self._debuggers.rank_of(number) if self._debuggers else -1

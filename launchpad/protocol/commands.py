@@ -183,6 +183,14 @@ class Debug(NamedTuple):
     rank: int
 
 
+class Profile(NamedTuple):
+    """Have py-spy watch running ranks; each is answered by a ProfileTaken."""
+
+    number: int  # of this request
+    ranks: list[int]
+    seconds: float
+
+
 class TunnelOpen(NamedTuple):
     """Connect to the rank's debugger. If that fails, or when it hangs up, TunnelRead has no data."""
 
@@ -235,6 +243,7 @@ Command = (
     | SignalRank
     | SignalAgent
     | Debug
+    | Profile
     | TunnelOpen
     | TunnelData
     | TunnelCredit

@@ -284,6 +284,16 @@ class DebuggerReady(NamedTuple):
     problem: str
 
 
+class ProfileTaken(NamedTuple):
+    """What py-spy saw of a rank."""
+
+    time: int
+    rank: int
+    number: int  # of the request
+    problem: str  # why there is no profile; "" if there is
+    profile: str  # a speedscope file, compressed with zlib, in base64
+
+
 class TunnelRead(NamedTuple):
     """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
 
@@ -493,6 +503,24 @@ class DebugRequested(NamedTuple):
     port: int  # where it is to be reached; 0 for any free port
 
 
+class ProfileRequested(NamedTuple):
+    """Someone asks for a profile of one rank, or of all (-1)."""
+
+    time: int
+    asker: int
+    rank: int
+    seconds: float
+
+
+class ProfilesTaken(NamedTuple):
+    """The answer to a ProfileRequested."""
+
+    time: int
+    asker: int
+    profiles: list[ProfileTaken]
+    problem: str  # why there are none
+
+
 class DebuggerListening(NamedTuple):
     """A rank's debugger can be reached at a port of this machine; or `problem` says why not."""
 
@@ -601,6 +629,9 @@ Event = (
     | TunnelRead
     | TunnelWritten
     | DebugRequested
+    | ProfileTaken
+    | ProfileRequested
+    | ProfilesTaken
     | DebuggerListening
     | StacksTaken
     | NodesApart

@@ -83,6 +83,8 @@ TABLE = (
     MessageType(events.AtPrompt, "head", recorded=True),
     MessageType(commands.Debug, "agent"),
     MessageType(events.DebuggerReady, "head"),
+    MessageType(commands.Profile, "agent"),
+    MessageType(events.ProfileTaken, "head"),
     MessageType(commands.TunnelOpen, "agent"),
     MessageType(commands.TunnelData, "agent", raw=struct.Struct("!I")),
     MessageType(events.TunnelRead, "head", raw=struct.Struct("!qI")),

@@ -39,6 +39,9 @@ SOCKET_SECONDS = 0.4
 _FIRST_LOOK = 0.002
 _LAST_LOOK = 0.05
 
+# How long py-spy may take for a rank: as long as the head waits for each (head/stack_requests.py).
+NATIVE_SECONDS = 6.0
+
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _MOST_SOURCE = 4 << 20
@@ -189,7 +192,8 @@ class StackDumper:
                 target.native = "it has exited"
             else:
                 try:
-                    self._spy = spy.Spy(self._poll, command, target.pid, functools.partial(self._spied, target))
+                    argv = [command, "dump", "--native", "--pid", str(target.pid)]
+                    self._spy = spy.Spy(self._poll, argv, NATIVE_SECONDS, functools.partial(self._spied, target))
                     self.own.add(self._spy.pid)
                     return
                 except OSError as error:
