@@ -480,6 +480,27 @@ def test_a_debugger_attaches_to_a_running_rank(launchpad: Launchpad, steps: Path
     ]
 
 
+def test_a_rank_that_answers_already_imports_threading_in_its_main_thread(launchpad: Launchpad, steps: Path) -> None:
+    """With --stall-timeout launchpad's thread runs from the start, in a program that may have no threads."""
+    (launchpad.folder / "wait").touch()
+    steps.write_text(STEPS.replace('print("begun"', "import sys; assert 'threading' not in sys.modules\nprint('begun'"))
+    process = launchpad.start("run", "--stall-timeout", 100, "--start-method", "exec", "steps.py")
+    reader = Reader(process)
+    reader.expect("begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    asked = launchpad.run("debug", 0)
+    port = int(re.findall(r"^rank 0 can be debugged at 127\.0\.0\.1:(\d+);", asked.stdout)[0])
+    with DebugClient(port) as client:
+        client.begin()
+        client.stop_at(steps, RESULT + 1)
+        (launchpad.folder / "go").touch()
+        thread, _ = client.top()
+        names = {one["id"]: one["name"] for one in client.ask("threads")["threads"]}
+        assert names[thread] == "MainThread"
+        client.ask("continue", threadId=thread)
+    reader.end()
+
+
 def test_a_wrong_request_for_a_debugger_is_one_sentence(launchpad: Launchpad, steps: Path) -> None:
     (launchpad.folder / "wait").touch()
     process = launchpad.start("run", "-n", 2, "--no-python", sys.executable, steps)

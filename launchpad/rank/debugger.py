@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # It would warn of frozen modules of the standard library, in which it can't stop.
 _NO_WARNING = "PYDEVD_DISABLE_FILE_VALIDATION"
 
-# How long the main thread may take to heed the agent's signal.
+# How long the main thread may take to heed the signal.
 MAIN_SECONDS = 15.0
 
 _done = _thread.allocate_lock()  # held until the debugger listens, or can't
@@ -53,14 +53,17 @@ def _fail(problem: str) -> None:
     os._exit(2)
 
 
-def listen(path: str) -> str:
+def listen(path: str, signum: int) -> str:
     """Have debugpy listen at this Unix socket, unless it does. Returns why it can't, or "".
 
-    Called in the thread of stack_server.py, which the debugger then leaves alone.
+    Called in the thread of stack_server.py, which the debugger then leaves alone. `signum` has the main thread import
+    `threading`, which takes the thread that first imports it for the main one.
     """
     global _problem, _listens
     until = time.monotonic() + MAIN_SECONDS
-    while "threading" not in sys.modules:  # the agent's signal has the main thread import it
+    if "threading" not in sys.modules:
+        os.kill(os.getpid(), signum)
+    while "threading" not in sys.modules:
         if time.monotonic() > until:
             return "its main thread runs C code; try again"
         time.sleep(0.01)

@@ -185,7 +185,11 @@ def _answer(line: Any) -> None:
                 if "debug" in request:
                     from . import debugger
 
-                    line.send(zlib.compress(json.dumps({"debugger": debugger.listen(request["debug"])}).encode()))
+                    line.send(
+                        zlib.compress(
+                            json.dumps({"debugger": debugger.listen(request["debug"], starting_signal())}).encode()
+                        )
+                    )
                     continue
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}

@@ -1,7 +1,7 @@
 """Has the debuggers of this node's ranks listen, and leads the head's connections to them.
 
-A rank is asked over the debug channel, and sent a signal: a rank that has no thread there starts one then. Like the
-signal for stacks, it is sent only to a process that has our file open and catches it.
+A rank is asked over the debug channel. One that has no thread there is first sent a signal, which makes it start one;
+like the one for stacks, it is sent only to a process that has our file open and catches it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Debuggers:
             self._say(rank, "it is not running")
             return
         self._wanted[rank] = time.monotonic() + ANSWER_SECONDS
-        asked = self._channel.ask_for_debugger(pid, rundir.debugger_socket(self._folder, rank))
+        if self._channel.ask_for_debugger(pid, rundir.debugger_socket(self._folder, rank)):
+            return
         status = procfs.status(pid)
         if not procfs.descriptor(pid, MEMFD) or not procfs.has_signal(status, "SigCgt", starting_signal()):
-            if not asked:
-                self._say(rank, NO_PYTHON)
+            self._say(rank, NO_PYTHON)
             return
         try:
             os.kill(pid, starting_signal())
