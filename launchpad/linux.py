@@ -150,6 +150,25 @@ def address_family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+def owner_of_peer(peer: tuple[str, int], own: tuple[str, int]) -> int:
+    """The user who holds the other end of a TCP connection over IPv4 on this machine, of which these are the addresses.
+
+    Raises OSError if /proc doesn't tell.
+    """
+    import socket
+
+    ends = []
+    for address, port in (peer, own):
+        number = int.from_bytes(socket.inet_aton(address), "little")
+        ends.append(f"{number:08X}:{port:04X}")
+    with open("/proc/net/tcp") as file:
+        for line in file:
+            fields = line.split()
+            if fields[1:3] == ends:
+                return int(fields[7])
+    raise ProcessLookupError(peer)
+
+
 def is_loopback(address: str) -> bool:
     """Whether a numeric address is a loopback address."""
     return address.startswith("127.") or address == "::1"

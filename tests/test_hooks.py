@@ -100,7 +100,11 @@ EITHER: dict[str, tuple[str, Any]] = {
     "stack": ("`inspect.stack()`", {OURS}),
     "thread_hook": ("`threading.excepthook`", [OURS]),
     "handlers 39": ("`SIGRTMIN+5`", OURS),
-    "masks SigCgt": ("`SIGSEGV`, `SIGABRT`, `SIGBUS`, `SIGFPE` and `SIGILL`", [2, 4, 6, 7, 8, 11, 39]),  # 2: Python's
+    "handlers 40": ("`SIGRTMIN+6`", OURS),
+    "masks SigCgt": (
+        "`SIGSEGV`, `SIGABRT`, `SIGBUS`, `SIGFPE` and `SIGILL`",
+        [2, 4, 6, 7, 8, 11, 39, 40],
+    ),  # 2: Python's
     "faulthandler": ("`faulthandler`", True),
     "alternate_stack": ("alternate signal stack", True),
     "descriptors 200": ("descriptor 200", "crash"),

@@ -27,7 +27,7 @@ class Terminal:
     def __init__(
         self, argv: list[str], launchpad: Launchpad, environ: Mapping[str, str], columns: int = COLUMNS
     ) -> None:
-        self._fd, other = os.openpty()
+        self.fd, other = os.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.seen = ""
 
@@ -48,7 +48,7 @@ class Terminal:
 
     def type(self, text: str) -> None:
         """Press these keys."""
-        os.write(self._fd, text.encode())
+        os.write(self.fd, text.encode())
 
     def expect(self, pattern: str) -> re.Match[str]:
         """Read until the pattern appears in what is not matched yet; return the match."""
@@ -67,21 +67,21 @@ class Terminal:
 
     def _read(self, deadline: float) -> bool:
         left = max(0.0, deadline - time.monotonic())
-        assert select.select([self._fd], [], [], left)[0], f"nothing more came after {self.seen!r}"
+        assert select.select([self.fd], [], [], left)[0], f"nothing more came after {self.seen!r}"
         try:
-            self.seen += os.read(self._fd, 65536).decode(errors="replace")
+            self.seen += os.read(self.fd, 65536).decode(errors="replace")
         except OSError:  # EIO: everybody has left the terminal
             return False
         return True
 
     def is_silent(self, seconds: float) -> bool:
         """Whether nothing comes for so long."""
-        return not select.select([self._fd], [], [], seconds)[0]
+        return not select.select([self.fd], [], [], seconds)[0]
 
     def hang_up(self) -> None:
         """Close the terminal's window."""
-        os.close(self._fd)
-        self._fd = os.open(os.devnull, os.O_RDONLY)
+        os.close(self.fd)
+        self.fd = os.open(os.devnull, os.O_RDONLY)
 
     def end(self) -> int:
         """Wait for the command; its exit code."""
@@ -89,7 +89,7 @@ class Terminal:
             return self.process.wait(timeout=DEADLINE)
         finally:
             self.process.kill()
-            os.close(self._fd)
+            os.close(self.fd)
 
 
 Start = Callable[..., Terminal]

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Call, FileChunk, Hello, Signal, Start, StdinData
-from launchpad.protocol.events import Output, RankExited
+from launchpad.protocol.commands import Call, FileChunk, Hello, Signal, Start, StdinData, TunnelData
+from launchpad.protocol.events import Output, RankExited, TunnelRead
 from launchpad.protocol.wire import Decoder, WireError, encode
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine must not fail a test
@@ -52,8 +52,10 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
         return OUTPUT
     if cls in (StdinData, Call):
         return st.builds(cls, st.binary(max_size=300))
-    if cls is FileChunk:
-        return st.builds(FileChunk, st.integers(0, 2**32 - 1), st.binary(max_size=300))
+    if cls is TunnelRead:
+        return st.builds(TunnelRead, INTEGER, st.integers(0, 2**32 - 1), st.binary(max_size=300))
+    if cls in (FileChunk, TunnelData):
+        return st.builds(cls, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 

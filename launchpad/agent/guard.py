@@ -29,12 +29,12 @@ _NO_CHILDREN = (
 def main(stdin_fd: int | None) -> None:
     """Fork into guard and agent, which reads frames from descriptor 0 and writes them to descriptor 1. Never returns.
 
-    `stdin_fd` is the head's own standard input, for rank 0; None if there is none to pass on.
+    `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on.
     """
     processes.outlive_signals()
     _close_inherited(keep=stdin_fd)
     if stdin_fd is not None:
-        os.set_inheritable(stdin_fd, False)  # only rank 0 gets it, as its descriptor 0
+        os.set_inheritable(stdin_fd, False)  # only that rank gets it, as its descriptor 0
     try:
         folder = rundir.create()
     except OSError as error:

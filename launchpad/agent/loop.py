@@ -20,6 +20,7 @@ from ..protocol.commands import (
     BarrierOut,
     Call,
     Credit,
+    Debug,
     DumpStacks,
     FileChunk,
     Finish,
@@ -29,6 +30,7 @@ from ..protocol.commands import (
     MpiWorld,
     Ping,
     Probe,
+    Profile,
     Reach,
     Signal,
     SignalAgent,
@@ -37,6 +39,9 @@ from ..protocol.commands import (
     StartMore,
     StdinData,
     Sync,
+    TunnelCredit,
+    TunnelData,
+    TunnelOpen,
 )
 from ..protocol.commands import HoldPort as HoldPort
 from ..protocol.events import (
@@ -60,6 +65,7 @@ from .host import processes, resources
 from .outbox import Outbox, OutputStream
 from .poll import Poll
 from .ranks import rank, rundir
+from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
 from .ranks.starter import Starter
 from .stacks.debug_channel import DebugChannel
@@ -68,7 +74,9 @@ if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
+    from .ranks.debuggers import Debuggers
     from .stacks.dump import StackDumper
+    from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -100,11 +108,14 @@ class Agent:
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started)
+        self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
         self._debug_channel: DebugChannel | None = None
         self._stack_dumper: StackDumper | None = None
+        self._debuggers: Debuggers | None = None
+        self._profiler: Profiler | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -144,6 +155,11 @@ class Agent:
             self._poll.wait(self._patience())
             if self._stack_dumper:
                 self._stack_dumper.pump()
+            self._prompt.pump()
+            if self._debuggers:
+                self._debuggers.pump()
+            if self._profiler:
+                self._profiler.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -152,9 +168,14 @@ class Agent:
 
     def _patience(self) -> float:
         """Seconds to wait for events, -1 without limit. Also checks whether the head has been silent for too long."""
-        own = self._outbox.patience
-        if self._stack_dumper and self._stack_dumper.patience >= 0:
-            own = min(own, self._stack_dumper.patience) if own >= 0 else self._stack_dumper.patience
+        waits = [self._outbox.patience, self._prompt.patience]
+        if self._stack_dumper:
+            waits.append(self._stack_dumper.patience)
+        if self._debuggers:
+            waits.append(self._debuggers.patience)
+        if self._profiler:
+            waits.append(self._profiler.patience)
+        own = min((wait for wait in waits if wait >= 0), default=-1.0)
         if not self._heartbeat_timeout or self._suspended:
             return own
         left = self._last_heard + self._heartbeat_timeout - time.monotonic()
@@ -212,6 +233,9 @@ class Agent:
                 if self._reachability:
                     self._reachability.close()
                 self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
+                for entry in command.ranks:
+                    if entry.get("debug"):
+                        self._rank_debuggers(self._debug_channel).begin(entry["rank"])
                 self._starter.start(command, self._reap, self._debug_channel.path)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -243,6 +267,22 @@ class Agent:
 
                 self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
                 self._stack_dumper.begin(command, self._ranks.values())
+
+            case Profile():
+                from .stacks.profiler import Profiler
+
+                self._profiler = self._profiler or Profiler(self._poll, self._outbox, self._rundir)
+                self._profiler.begin(command, self._ranks.values())
+            case Debug(number) if self._debug_channel:
+                self._rank_debuggers(self._debug_channel).ask(number)
+            case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
+                self._debuggers.lead(command)
+
+    def _rank_debuggers(self, channel: DebugChannel) -> Debuggers:
+        from .ranks.debuggers import Debuggers
+
+        self._debuggers = self._debuggers or Debuggers(self._poll, self._outbox, channel, self._rundir, self._ranks)
+        return self._debuggers
 
     def _say_all(self, events: list[Event]) -> None:
         for event in events:
@@ -282,6 +322,10 @@ class Agent:
 
     def _on_started(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
+        if started.rank == self._starter.terminal_rank:
+            self._prompt.begin(started.rank, started.pid)
+        if self._debuggers:
+            self._debuggers.started(started)
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
@@ -294,6 +338,9 @@ class Agent:
         if self._stack_dumper:
             self._stack_dumper.end()
             own |= self._stack_dumper.own
+        if self._profiler:
+            self._profiler.end()
+            own |= self._profiler.own
         killed = processes.sweep(self._reap, own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
@@ -327,6 +374,9 @@ class Agent:
         self._signals.recheck()
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
+        self._prompt.exited(started.pid)
+        if self._debuggers:
+            self._debuggers.exited(started.rank)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)

@@ -51,6 +51,8 @@ def run(
     max_restarts: int | tuple[int, float] = 0,
     restart: Restarts = "judged",
     progress: str | Sequence[str] = (),
+    input_rank: int = 0,
+    debug: int | tuple[int, int] | None = None,
 ) -> Results:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
@@ -66,8 +68,9 @@ def run(
     sys.stdout, each line with its rank. No `if __name__ == "__main__"` is needed.
 
     `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync`, `ssh_config`, `max_restarts` (a
-    number, or (10, 3600.0) for 10 in any hour), `restart` and `progress` (a pattern, or several) are options of
-    `launchpad run`. The ranks run in the caller's interpreter; other hosts use the one at that path, else python3.
+    number, or (10, 3600.0) for 10 in any hour), `restart`, `progress` (a pattern, or several), `input_rank` (which
+    reads the caller's standard input) and `debug` (a rank, or (rank, port)) are options of `launchpad run`. The ranks
+    run in the caller's interpreter; other hosts use the one at that path, else python3.
 
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
     by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
@@ -78,6 +81,8 @@ def run(
     can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
     """
     _check(backend, timeout)
+    if input_rank < 0:
+        raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
     cwd = os.path.abspath(wdir or os.getcwd())
@@ -98,6 +103,8 @@ def run(
         max_restarts=limit,
         restart=restart,
         progress=patterns,
+        input_rank=input_rank,
+        debug=(debug, 0) if isinstance(debug, int) else debug,
         torch=False,
         preload=_preload(backend, {**os.environ, **(env or {})}),
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
@@ -265,6 +272,7 @@ class _Job:
                 waited=waited,
                 restart_period=spec.max_restarts.period,
                 may_restart=observers.restart_judge(spec),
+                debug_port=spec.debug[1] if spec.debug else 0,
             )
             if self._cause is not None:
                 verdict, self._report = observers.conclude()

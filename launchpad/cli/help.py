@@ -20,6 +20,7 @@ TOPICS = {
     "ending": "how a job ends: signals, exit codes, what is left behind",
     "failures": "the verdict: which rank failed first, and why",
     "hangs": "where the ranks are, and which of them the others are waiting for",
+    "debugging": "a prompt or a debugger in any rank, a profile of all",
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",
     "restarts": "start all ranks again after a failure",
     "mpi": "MPI programs without mpirun",
@@ -39,6 +40,7 @@ TOPICS = {
 # Other words for them.
 _ALIASES = {
     "exit": "ending",
+    "breakpoint": "debugging",
     "signals": "ending",
     "ssh": "hosts",
     "nodes": "hosts",

@@ -21,6 +21,8 @@ _COMMANDS = {
     "bench": "launchpad.cli.bench",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
+    "debug": "launchpad.cli.debug",
+    "profile": "launchpad.cli.profile",
     "logs": "launchpad.cli.logs",
     "jobs": "launchpad.cli.jobs",
     "help": "launchpad.cli.help",

@@ -146,6 +146,14 @@ def stop_signal(text: str) -> int:
     return signum
 
 
+def rank_and_port(text: str) -> tuple[int, int]:
+    """R or R:PORT: a rank and the port of its debugger, 0 for any free one."""
+    rank, colon, port = text.partition(":")
+    if not rank.isdecimal() or (colon and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
+        raise click.BadParameter(f"{text!r} is not a rank, or a rank and a port; write 2 or 2:5678")
+    return int(rank), int(port or 0)
+
+
 def signal_names(text: str) -> frozenset[int]:
     """The numbers of comma-separated signal names."""
     import signal

@@ -12,6 +12,7 @@ from launchpad.cli.options import (
     GroupedOption,
     local_ranks,
     positive_seconds,
+    rank_and_port,
     rank_count,
     restart_limit,
     seconds,
@@ -32,6 +33,7 @@ _start = _group("How the ranks start")
 _env = _group("The ranks' environment")
 _output = _group("The ranks' output")
 _end = _group("When the job ends")
+_debug = _group("Debugging")
 _before = _group("Before running")
 _file = _group("From a file")
 _world = _group("Several nodes, with launchpad started on each", pet=True)
@@ -185,6 +187,20 @@ _OPTIONS = (
         metavar="SIG,…",
         pet=True,
         help="Signals to forward in addition to INT, TERM, HUP, USR1 and USR2.",
+    ),
+    _debug(
+        "--input-rank",
+        type=click.IntRange(0),
+        default=0,
+        metavar="R",
+        help="The rank that reads your standard input, and has the terminal: breakpoint() works there. Default: 0.",
+    ),
+    _debug(
+        "--debug",
+        type=rank_and_port,
+        metavar="R[:PORT]",
+        help="Rank R waits for a debugger (VS Code, or another client of debugpy) before it begins. Attach at that "
+        "port of this machine's loopback address; nobody else can. Default: a free port.",
     ),
     _file("--config", metavar="FILE", help="Read options and TARGET from a job file (TOML)."),
     _file("--job", metavar="NAME", help="Run only this job of the file. Default: all, one after the other."),

@@ -23,16 +23,16 @@ def command(job: str, full: bool, native: bool) -> int:
     from launchpad.head.control import ask
 
     try:
-        text = ask(job, native=native, full=full or native)
+        text = ask(job, "stacks", native=native, full=full or native)
     except UsageError as error:
-        raise UsageError(f"{error}{_elsewhere(job)}") from None
+        raise UsageError(f"{error}{elsewhere(job, 'stacks')}") from None
     if not text:
         raise UsageError("the job ended before it could answer")
     click.echo(text)
     return 0
 
 
-def _elsewhere(job: str) -> str:
+def elsewhere(job: str, command: str) -> str:
     """A hint at the host on which the job runs, if that is another one."""
     try:
         folder = replay.find_job(job or None, os.environ)
@@ -41,4 +41,4 @@ def _elsewhere(job: str) -> str:
     planned = replay.first_event(folder)
     if planned is None or planned.host in ("", os.uname().nodename) or job_store.state_of(folder) == "over":
         return ""
-    return f"; job {planned.job} was started on {planned.host}: run launchpad stacks there"
+    return f"; job {planned.job} was started on {planned.host}: run launchpad {command} there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from launchpad.job.duration import duration
 from launchpad.job.hosts import some_of
 from launchpad.job.outcome import ranks_in_words, signal_name
 from launchpad.protocol.events import (
+    AtPrompt,
     FaultInjected,
     FaultMissed,
     LogFailed,
@@ -31,6 +33,16 @@ if TYPE_CHECKING:  # a job that succeeds needs no verdict
     from launchpad.diagnosis.verdict import Verdict
 
 
+# What a person's pause at a prompt or in a debugger does to the others.
+STANDING_STILL = (
+    "--timeout and --stall-timeout stand still, but not torch's own time-outs in the ranks that wait for it (if the "
+    "program says nothing else, gloo's after 30 minutes, NCCL's after 10)"
+)
+
+# When to remind the user of that.
+PROMPT_SECONDS = 300.0
+
+
 def not_forked(reason: str) -> str:
     """The note that ranks are executed although they should have been forked."""
     return f"ranks can't be forked, so each imports everything itself: {reason}"
@@ -45,11 +57,19 @@ class Summary:
         self.history = History()
         self.earlier: list[str] = []  # a line for each earlier attempt
         self._stopping = False
+        self._prompt = -1  # the rank that is at a prompt
         self.deadline: float | None = None
 
     def tick(self, now: float) -> None:  # noqa: ARG002
-        """Import what the verdict needs while the agents of a failed job exit, because that takes milliseconds."""
+        """Remind the user of ranks that wait for the one at a prompt.
+
+        Or import what the verdict needs while the agents of a failed job exit, because that takes milliseconds.
+        """
         self.deadline = None
+        if self._prompt >= 0:
+            minutes = f"{PROMPT_SECONDS / 60:.0f} minutes"
+            self._say(f"rank {self._prompt} has been at a prompt for {minutes}: {STANDING_STILL}")
+            return
         import launchpad.diagnosis.verdict_text  # noqa: F401
 
     def close(self) -> None:
@@ -91,6 +111,10 @@ class Summary:
                 self._say(f"injected: {self.history.fault(event)}")
             case FaultMissed(_, fault):
                 self._say(f"not injected: {fault}; the job was over before")
+            case AtPrompt(_, rank, waits):
+                waits = waits and len(self.history.ranks) > 1 and not self._stopping
+                self._prompt = rank if waits else -1
+                self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -99,6 +123,7 @@ class Summary:
         return False
 
     def _phase(self, event: PhaseChanged) -> None:
+        self._prompt, self.deadline = -1, None
         if event.phase == "over" and event.cause:
             self.deadline = 0.0
         if event.phase != "stopping":

@@ -77,10 +77,19 @@ class Cluster:
         self._changed = False  # the last plan knows less than we do
         self._names = NodeNames(place.name for place in places)
         self.plan = self._lay_out(self._first_seats())
+        self._check_rank("--input-rank", spec.input_rank)
+        if spec.debug:
+            self._check_rank("--debug", spec.debug[0])
         if spec.faults is not None:
             from launchpad.job.faults import check_targets
 
             check_targets(spec.faults, self.plan.world_size, [node.name for node in self.plan.nodes])
+
+    def _check_rank(self, option: str, rank: int) -> None:
+        size = self.plan.world_size
+        if rank >= size:
+            there = "its only rank is 0" if size == 1 else f"its ranks are 0 to {size - 1}"
+            raise UsageError(f"{option} {rank}: the job has no such rank; {there}")
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
         return make_plan(self._spec, self._ready, self._run_id, self._places, self._master, seats)

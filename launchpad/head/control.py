@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
 from launchpad.errors import UsageError
 from launchpad.job.state import state_folder
-from launchpad.protocol.events import StacksRequested
+from launchpad.protocol.events import DebugRequested, ProfileRequested, StacksRequested
 
 if TYPE_CHECKING:
     import socket
@@ -39,7 +39,7 @@ def folder() -> str:
 class Control:
     """Accepts requests in its own threads. The loop responds through `answer`; as this is a sink, it calls `tick`."""
 
-    def __init__(self, job: str, post: Callable[[StacksRequested], None]) -> None:
+    def __init__(self, job: str, post: Callable[[StacksRequested | DebugRequested | ProfileRequested], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
         self._post = post
         self._answers: dict[int, tuple[threading.Event, list[str]]] = {}
@@ -92,12 +92,12 @@ class Control:
         return listener
 
     def _talk(self, caller: socket.socket, asker: int) -> None:
-        with caller, suppress(OSError, ValueError, TypeError):
+        with caller, suppress(OSError, ValueError, TypeError, LookupError):
             caller.settimeout(REQUEST_SECONDS)
             request = json.loads(caller.makefile("rb").readline(1000))
             done: tuple[threading.Event, list[str]] = (threading.Event(), [])
             self._answers[asker] = done
-            self._post(StacksRequested(time.monotonic_ns(), asker, bool(request["native"]), bool(request["full"])))
+            self._post(_event(asker, request))
             done[0].wait(ANSWER_SECONDS)
             del self._answers[asker]
             caller.settimeout(ANSWER_SECONDS)
@@ -122,6 +122,16 @@ class Control:
                     self._socket.shutdown(2)  # wakes the thread in accept()
                 self._socket.close()
                 self._socket = None
+
+
+def _event(asker: int, request: dict[str, Any]) -> StacksRequested | DebugRequested | ProfileRequested:
+    """A request as an event. Raises LookupError, TypeError or ValueError if it is none."""
+    now = time.monotonic_ns()
+    if request["what"] == "debug":
+        return DebugRequested(now, asker, int(request["rank"]), int(request["port"]))
+    if request["what"] == "profile":
+        return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
+    return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]))
 
 
 def _here() -> tuple[str, str]:
@@ -153,14 +163,15 @@ def _is_gone(listener: str) -> bool:
     return _start(int(pid)) not in ("", start)
 
 
-def ask(job: str, *, native: bool, full: bool) -> str:
-    """Ask a running job for its ranks' stacks. `job`: an id, the start of one, or "" for the latest job.
+def ask(job: str, what: str, **details: float) -> str:
+    """Ask a running job: `what` is "stacks", with `native` and `full`, "debug", with `rank` and `port`, or "profile",
+    with `rank`, -1 for all, and `seconds`.
 
-    Raises UsageError if no job matches, or several do.
+    `job`: an id, the start of one, or "" for the latest job. Raises UsageError if no job matches, or several do.
     """
     with _call(job) as line:
         line.settimeout(ANSWER_SECONDS)
-        line.sendall(json.dumps({"native": native, "full": full}).encode() + b"\n")
+        line.sendall(json.dumps({"what": what, **details}).encode() + b"\n")
         return line.makefile("rb").read().decode(errors="replace")
 
 

@@ -108,6 +108,11 @@ class StackRequests:
             case Output() | RankStarted() | RankExited() if self._watch:
                 self._watch.moved(now)
 
+    def look_afresh(self, now: float) -> None:
+        """Whatever was seen until now says nothing about a stall."""
+        if self._watch:
+            self._watch.moved(now)
+
     def answers(self, node: int, event: Listening | Reached, now: float) -> bool:
         """Take what a node says about the others, which may come late; False if it was not asked."""
         if self._pairs is not None:

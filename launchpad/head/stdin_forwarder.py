@@ -1,12 +1,14 @@
-"""Forwards stdin to a rank 0 on another machine. Reads only as fast as the rank does, and only in the foreground."""
+"""Forwards stdin to a rank on another machine. Reads only as fast as the rank does, and only in the foreground."""
 
 from __future__ import annotations
 
 import os
 import select
+import termios
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from launchpad.protocol.events import StdinRead
 
@@ -20,11 +22,13 @@ FOREGROUND_SECONDS = 0.2
 class StdinForwarder:
     """A thread that reads stdin and posts what it read to the loop."""
 
-    def __init__(self, post: Callable[[StdinRead], None]) -> None:
+    def __init__(self, post: Callable[[StdinRead], None], *, keys: bool = False) -> None:
+        """`keys`: the rank has a terminal of its own, so it gets each key at once, and that terminal echoes it."""
         self._post = post
         self._room = WINDOW_BYTES
         self._ended = False
         self._more_room = threading.Condition()
+        self._keys = _KeyMode() if keys else None
         threading.Thread(target=self._read, name="input", daemon=True).start()
 
     def taken(self, size: int) -> None:
@@ -42,8 +46,24 @@ class StdinForwarder:
         if ended:
             self._post(StdinRead(time.monotonic_ns(), b""))
 
+    def rest(self) -> None:
+        """We are about to be suspended: leave the terminal as it was."""
+        if self._keys:
+            self._keys.release()
+
+    def go_on(self) -> None:
+        """We have been continued, perhaps in the foreground."""
+        if self._keys and _in_foreground():
+            self._keys.take()
+
+    def close(self) -> None:
+        """Leave the terminal as it was, for good."""
+        if self._keys:
+            self._keys.release(for_good=True)
+
     def _read(self) -> None:
         data = b"."
+        self.go_on()
         while data:
             with self._more_room:
                 while self._room <= 0:
@@ -51,9 +71,10 @@ class StdinForwarder:
                 room = self._room
             try:
                 select.select([0], [], [])
-                if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+                if os.isatty(0) and not _in_foreground():
                     time.sleep(FOREGROUND_SECONDS)
                     continue
+                self.go_on()
                 data = os.read(0, room)
             except OSError:  # the terminal is gone
                 data = b""
@@ -61,3 +82,51 @@ class StdinForwarder:
                 self._room -= len(data)
                 self._ended = not data
             self._post(StdinRead(time.monotonic_ns(), data))
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # the terminal is gone, or not ours
+        return False
+
+
+class _KeyMode:
+    """The settings of our terminal: each key is read at once and not echoed. Signals and flow control stay ours."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: list[Any] | None = None  # the settings to go back to
+        self._over = False
+
+    def take(self) -> None:
+        """Set the terminal, unless it is set. Call this in its foreground."""
+        with self._lock:
+            if self._before is not None or self._over:
+                return
+            try:
+                self._before = termios.tcgetattr(0)
+                termios.tcsetattr(0, termios.TCSANOW, _for_keys(termios.tcgetattr(0)))
+            except termios.error:  # it is gone
+                pass
+
+    def release(self, *, for_good: bool = False) -> None:
+        """Set it as it was."""
+        with self._lock:
+            self._over = self._over or for_good
+            before, self._before = self._before, None
+            if before is not None and _in_foreground():
+                try:
+                    termios.tcsetattr(0, termios.TCSANOW, before)
+                except termios.error:
+                    pass
+
+
+def _for_keys(settings: list[Any]) -> list[Any]:
+    """These settings, changed so that keys are passed on as they are; but Ctrl-C, Ctrl-Z, Ctrl-S … keep their sense."""
+    made = list(settings)
+    made[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP)
+    made[3] &= ~(termios.ICANON | termios.ECHO | termios.ECHONL | termios.IEXTEN)
+    made[6] = list(settings[6])
+    made[6][termios.VMIN], made[6][termios.VTIME] = 1, 0
+    return made

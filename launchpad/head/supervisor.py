@@ -10,22 +10,24 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.head.arrivals import Arrivals, Arrived, Dialled, Door, JoinFailed
 from launchpad.head.arrivals import Reopen as ReopenLink
+from launchpad.head.attended import Attended
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Release, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
+from launchpad.head.profiles import Profiles
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
-from launchpad.protocol.commands import Credit, JobEnded, MpiReply, StartMore
+from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.commands import StdinData as InputFrame
@@ -35,9 +37,12 @@ from launchpad.protocol.events import (
     STDOUT,
     AgentFailed,
     AgentReady,
+    AtPrompt,
     BarrierIn,
     ClockSeen,
     Crashed,
+    DebuggerReady,
+    DebugRequested,
     ExceptionRaised,
     LinkClosed,
     Listening,
@@ -53,6 +58,8 @@ from launchpad.protocol.events import (
     PhaseChanged,
     Pong,
     PortHeld,
+    ProfileRequested,
+    ProfileTaken,
     RankExited,
     RankFailed,
     RankRaised,
@@ -68,10 +75,13 @@ from launchpad.protocol.events import (
     StdinTaken,
     StopRequested,
     Suspended,
+    TunnelRead,
+    TunnelWritten,
     Written,
 )
 
 if TYPE_CHECKING:
+    from launchpad.head.debuggers import RankDebuggers
     from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
     from launchpad.job.faults import Faults
@@ -96,6 +106,9 @@ class Supervisor:
         self._worlds: MpiWorlds | None = None
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         self._suspended = 0.0  # how many seconds we were suspended; they don't count towards deadlines
+        self._attended = Attended()
+        self._debuggers: RankDebuggers | None = None
+        self._profiles = Profiles(self._send, self._dispatch)
         self._stdin_node: Any = None  # the node that has what was read of our stdin
         self.leaving = False  # don't wait for output that nobody takes
 
@@ -118,15 +131,17 @@ class Supervisor:
         may_restart: Callable[[], str] = lambda: "",
         stop_signal: int | None = None,
         faults: Faults | None = None,
+        debug_port: int = 0,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
         `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a lost node;
-        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: rank 0 is on
-        another machine and gets our stdin. `waited`: whether an exception says that a rank waited for others in vain.
+        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: the rank
+        that gets our stdin is on another machine. `waited`: whether an exception says that its rank waited in vain.
         `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
         restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
         or "". `stop_signal`: what asks the ranks to stop, instead of the signal that we got. `faults`: those to inject.
+        `debug_port`: where the debugger of the plan's `debug_rank` is to be reached; 0: at any free port.
         """
         self._cluster = cluster
         self._arrivals = Arrivals(cluster, reopen, door, self._inbox.put)
@@ -170,7 +185,21 @@ class Supervisor:
         for event in self._bringup.early:
             self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
-        self._input = StdinForwarder(self._bringup.post) if sends_input else None
+        if plan.debug_rank >= 0:
+            self._rank_debuggers().listen(plan.debug_rank, debug_port)
+        self._input = StdinForwarder(self._bringup.post, keys=bool(terminal)) if sends_input else None
+        try:
+            self._supervise(machine)
+        finally:
+            if self._input:
+                self._input.close()
+            if self._debuggers:
+                self._debuggers.close()
+        self._arrivals.end()
+        return machine.exit_code, machine.cause
+
+    def _supervise(self, machine: Machine) -> None:
+        """The loop."""
         self._start(attempt=0, restarts=0)
         while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
             item = self._next(machine)
@@ -184,22 +213,24 @@ class Supervisor:
                 self._stop_at = None
                 reason = "the allocation is about to end (--stop-before)"
                 self._pass_on(StopRequested(time.monotonic_ns(), signal.SIGTERM, reason), -1, machine)
-            for sink in sinks:
+            for sink in self._sinks:
                 if sink.deadline is not None and sink.deadline <= time.monotonic():
                     sink.tick(time.monotonic())
-            self._stack_requests.tick(self._clock(), machine.running, watching=machine.phase == "running")
+            if machine.cause is not None:  # from here on nobody's patience counts
+                self._attended.clear(self._clock())
+            watching = machine.phase == "running" and not self._attended
+            self._stack_requests.tick(self._clock(), machine.running, watching=watching)
             if self._injector:
                 self._injector.tick(self._clock(), machine.phase)
-            self._act(machine.tick(self._clock()))
-        self._arrivals.end()
-        return machine.exit_code, machine.cause
+            self._act(machine.tick(self._limits_clock()))
 
     def _take(self, source: int, event: Any, machine: Machine) -> None:
         """Handle an event from a node, or one of our own (source -1)."""
         match event:
             case StdinRead():
-                if self._node_of.get(0) is not None:
-                    self.nodes.send(self._node_of[0], InputFrame(event.data))
+                node = self._node_of.get(self._plan.input_rank)
+                if node is not None:
+                    self.nodes.send(node, InputFrame(event.data))
                 return
             case Dialled():
                 self._arrivals.take(event)
@@ -212,10 +243,20 @@ class Supervisor:
             case Met():
                 self._met(event, machine)
                 return
+            case ProfileRequested():
+                self._profiles.ask(event, machine.running)
+                return
+            case DebugRequested():
+                self._rank_debuggers().ask(event, machine.running)
+                return
+        if source < 0 and self._debuggers and self._debuggers.take(event):
+            return
         if source < 0:
             if type(event) is StopRequested:
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
+                if event.signum == signal.SIGCONT and self._input:  # the shell's fg
+                    self._input.go_on()
                 if self._is_the_same_request(source, event, machine):
                     return
             self._pass_on(event, source, machine)
@@ -249,13 +290,23 @@ class Supervisor:
                 self._pass_on(event, -1, machine)
             case Suspended():
                 if self.nodes.suspended(source):
+                    if self._input:
+                        self._input.rest()
                     self._suspended += self.nodes.stand_still()
+                    if self._input:
+                        self._input.go_on()
             case _ if source in self._lost:  # its ranks were lost with it, whatever it says now
                 pass
             case _ if not self._makes_sense(source, event):
                 self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
+            case ProfileTaken():
+                self._profiles.take(event)
+            case DebuggerReady():
+                self._rank_debuggers().ready(event)
+            case TunnelRead() | TunnelWritten():
+                self._rank_debuggers().hear(event)
             case StackDump():
                 self._stack_requests.on(event, self._clock())
             case BarrierIn() | MpiRequest() if self._worlds:
@@ -263,6 +314,8 @@ class Supervisor:
                     self.nodes.send(node, command)
                 self._look_for_absent(machine)
             case _:
+                if type(event) is AtPrompt:
+                    self._attend(("prompt", event.rank), event.waits)
                 self._pass_on(self.nodes.in_our_time(source, event), source, machine)
                 if type(event) is RankExited and self._worlds:
                     self._worlds.left(source, event)
@@ -279,7 +332,31 @@ class Supervisor:
     def _pass_on(self, event: Any, source: int, machine: Machine) -> None:
         self._stack_requests.on(event, self._clock())
         self._dispatch(event)
-        self._act(machine.on(event, self._clock(), source))
+        self._act(machine.on(event, self._limits_clock(), source))
+
+    def _attend(self, wait: Hashable, begins: bool) -> None:
+        """Something begins to wait for a person, or waits no more."""
+        now = self._clock()
+        if begins:
+            self._attended.begin(wait, now)
+        elif self._attended.end(wait, now):
+            self._stack_requests.look_afresh(now)
+
+    def _send(self, rank: int, command: Command) -> None:
+        """Send a command to a rank's node."""
+        if rank in self._node_of:
+            self.nodes.send(self._node_of[rank], command)
+
+    def _rank_debuggers(self) -> RankDebuggers:
+        if self._debuggers is None:
+            from launchpad.head.debuggers import RankDebuggers
+
+            def folder_of(rank: int) -> str:
+                node = self._node_of[rank]
+                return self._plan.nodes[node].cwd if self.nodes[node].link.remote else ""
+
+            self._debuggers = RankDebuggers(self._bringup.post, self._send, self._attend, folder_of, self._dispatch)
+        return self._debuggers
 
     def _look_for_absent(self, machine: Machine) -> None:
         failed = self._worlds.absent() if self._worlds and machine.phase == "running" else None
@@ -359,6 +436,9 @@ class Supervisor:
             self._search.lose(node)
         self.nodes.abandon(node)
         ranks = self._ranks_of.get(node, [])
+        if self._debuggers:
+            self._debuggers.gone(ranks)
+        self._profiles.lose(ranks)
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _release(self, node: int, signum: int) -> None:
@@ -376,10 +456,17 @@ class Supervisor:
                 return self._node_of.get(rank) == source and stream in (STDOUT, STDERR, RESULT)
             case RankStarted(_, rank) | StartFailed(_, rank) | RankRaised(_, rank) | StackDump(_, rank):
                 return self._node_of.get(rank) == source
+            case DebuggerReady(_, rank) | ProfileTaken(_, rank):
+                return self._node_of.get(rank) == source
+            case TunnelRead(_, number) | TunnelWritten(_, number):
+                rank = self._debuggers.rank_of(number) if self._debuggers else -1
+                return rank < 0 or self._node_of.get(rank) == source
             case ExceptionRaised() | Crashed():
                 return self._node_of.get(event.rank) == source
             case RankFailed(_, rank, code):
                 return self._node_of.get(rank) == source and 0 < code < 256
+            case AtPrompt(_, rank):
+                return self._node_of.get(rank) == source and rank == self._plan.input_rank
             case MpiRequest(_, rank, lines):
                 return self._worlds is not None and self._node_of.get(rank) == source and bool(lines)
             case BarrierIn():
@@ -394,8 +481,16 @@ class Supervisor:
         """The job's time in seconds, which stops while we are suspended."""
         return time.monotonic() - self._suspended
 
+    def _limits_clock(self) -> float:
+        """The job's time without what a person took at a prompt or in a debugger, for its time limits."""
+        return self._attended.clock(self._clock())
+
     def _start(self, attempt: int, restarts: int) -> None:
         plan = self._plan
+        if self._debuggers and attempt:
+            self._debuggers.gone(list(self._node_of))
+        if plan.debug_rank >= 0:
+            self._rank_debuggers().begin(plan.debug_rank)
         self._flow.start(attempt)
         self._gone.clear()
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
@@ -413,10 +508,11 @@ class Supervisor:
                 sends = self._input is not None
                 start = plan.start(node, attempt, restarts, self._flow.window, self._terminal, sends_input=sends)
                 self.nodes.send(node.index, start)
-        reader = self.nodes[self._node_of[0]]
-        if self._input and self._stdin_node not in (None, reader):
-            self._input.reset()
-        self._stdin_node = reader
+        if plan.input_rank in self._node_of:  # else the job goes on with fewer ranks
+            reader = self.nodes[self._node_of[plan.input_rank]]
+            if self._input and self._stdin_node not in (None, reader):
+                self._input.reset()
+            self._stdin_node = reader
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
@@ -426,8 +522,8 @@ class Supervisor:
             waits.append(self._injector.deadline - self._clock())
         if self._stop_at is not None:
             waits.append(self._stop_at - time.time())
-        if machine.deadline is not None:
-            waits.append(machine.deadline - self._clock())
+        if machine.deadline is not None and not self._attended:
+            waits.append(machine.deadline - self._limits_clock())
         if self.nodes.deadline is not None:
             waits.append(self.nodes.deadline - time.monotonic())
         try:

@@ -22,7 +22,12 @@ _OF_THE_JOB = {
     "--stall-timeout": "stall_timeout",
     "--grace": "grace",
     "--stop-signal": "stop_signal",
+    "--input-rank": "input_rank",
+    "--debug": "debug",
 }
+
+# Those that JSON has as lists.
+_BY_HAND = ("max_restarts", "progress", "debug")
 
 # The values of those that the command line doesn't have.
 _NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
@@ -87,7 +92,8 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
         preload=tuple(_of(str, module) for module in found["preload"]),
         environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
         **{name: found[name] for name in _OWN if name != "environ"},
-        **{name: found[name] for name in _OF_THE_JOB.values() if name not in ("max_restarts", "progress")},
+        **{name: found[name] for name in _OF_THE_JOB.values() if name not in _BY_HAND},
+        debug=None if found["debug"] is None else (_of(int, found["debug"][0]), _of(int, found["debug"][1])),
         max_restarts=RestartLimit(*found["max_restarts"]),
         progress=tuple(_of(str, pattern) for pattern in found["progress"]),
     )
@@ -107,5 +113,5 @@ def _of(kind: type, value: Any, *others: Any) -> Any:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ", ".join(value) or "not given"
+        return ", ".join(map(str, value)) or "not given"
     return f"{value:g}" if isinstance(value, float) else str(value) if value not in (None, "") else "not given"

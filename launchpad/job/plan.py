@@ -99,6 +99,8 @@ class Plan:
     nodes: tuple[NodePlan, ...]  # all that the job has or had, by their numbers, with and without ranks
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
+    input_rank: int = 0  # the one that has our standard input
+    debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
 
     @property
     def world_size(self) -> int:
@@ -114,6 +116,10 @@ class Plan:
     def ranks(self) -> list[RankPlan]:
         """All ranks, in order."""
         return [rank for node in self.taking_part for rank in node.ranks]
+
+    def node_of(self, rank: int) -> NodePlan:
+        """The node that the rank runs on."""
+        return next(node for node in self.taking_part if rank <= node.ranks[-1].rank)
 
     @property
     def seats(self) -> tuple[Seat, ...]:
@@ -137,8 +143,8 @@ class Plan:
     ) -> Start:
         """The command that starts the node's ranks, for the first time or again; a spare only gets ready for it.
 
-        `attempt`: 0 for the first. `restarts`: how many of them were counted. `sends_input`: rank 0 receives the head's
-        standard input in frames.
+        `attempt`: 0 for the first. `restarts`: how many of them were counted. `sends_input`: the rank that has the
+        head's standard input receives it in frames.
         """
         count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
         hooked = node.python and node.hooks
@@ -155,6 +161,7 @@ class Plan:
                     "environ": {**r.environ, **count},
                     "python": hooked,
                     "calls": node.calls,
+                    "debug": r.rank == self.debug_rank,
                 }
                 for r in node.ranks
             ],
@@ -164,8 +171,8 @@ class Plan:
             preload=list(node.preload) if node.ranks or not self.mpi else [],
             window=window,
             store=node.store,
-            stdin_rank=0,
-            sends_input=sends_input and bool(node.ranks) and node.ranks[0].rank == 0,
+            stdin_rank=self.input_rank,
+            sends_input=sends_input and any(rank.rank == self.input_rank for rank in node.ranks),
             terminal=list(terminal),
             watched=self.watched,
             hooks=node.hooks,
@@ -290,7 +297,14 @@ def make_plan(
                 slots=count,
             )
         )
-    return Plan(run_id, tuple(laid_out), mpi=spec.backend == "mpi", watched=spec.stall_timeout is not None)
+    return Plan(
+        run_id,
+        tuple(laid_out),
+        mpi=spec.backend == "mpi",
+        watched=spec.stall_timeout is not None,
+        input_rank=spec.input_rank,
+        debug_rank=spec.debug[0] if spec.debug else -1,
+    )
 
 
 def port_taken(port: int, name: str) -> UsageError:

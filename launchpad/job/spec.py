@@ -111,6 +111,8 @@ class JobSpec:
         default_factory=dict
     )  # by stream: lines that contain one of these are also written to a filtered file
     shown_local_ranks: frozenset[int] | None = None  # None: all
+    input_rank: int = 0  # the rank that has our standard input, and the terminal if that is one
+    debug: tuple[int, int] | None = None  # the rank that waits for a debugger, and the port for that; 0: any free one
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
     stop_signal: int | None = None  # asks the ranks to stop; None: the signal that the job is stopped with
     timeout: float | None = None  # seconds, for the whole job

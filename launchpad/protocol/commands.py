@@ -72,7 +72,9 @@ class Start(NamedTuple):
     environ: dict[str, str]  # for all ranks, on top of the agent's own environment
     defaults: dict[str, str]  # for all ranks: variables to set if they are still unset
     interfaces: dict[str, str]  # likewise, but they may differ from one attempt to the next
-    ranks: list[dict[str, Any]]  # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str}
+    # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str, "debug": bool}; with "debug" it
+    # waits for a debugger before it begins its program
+    ranks: list[dict[str, Any]]
     argv: list[str]  # a rank's command line, for the forkserver
     calls: str  # as in the ranks, for the forkserver
     preload: list[str]  # modules for the forkserver to import; none: execute the ranks, don't fork them
@@ -175,6 +177,41 @@ class DumpStacks(NamedTuple):
     native: bool  # native frames too, if py-spy is installed on the node
 
 
+class Debug(NamedTuple):
+    """Have the rank's debugger listen, unless it does; answered by DebuggerReady."""
+
+    rank: int
+
+
+class Profile(NamedTuple):
+    """Have py-spy watch running ranks; each is answered by a ProfileTaken."""
+
+    number: int  # of this request
+    ranks: list[int]
+    seconds: float
+
+
+class TunnelOpen(NamedTuple):
+    """Connect to the rank's debugger. If that fails, or when it hangs up, TunnelRead has no data."""
+
+    number: int  # of the connection; each gets a new one
+    rank: int
+
+
+class TunnelData(NamedTuple):
+    """Bytes for a rank's debugger, answered by TunnelWritten; none: hang up."""
+
+    number: int
+    data: bytes
+
+
+class TunnelCredit(NamedTuple):
+    """This many bytes of TunnelRead were passed on; as many more may be sent."""
+
+    number: int
+    size: int
+
+
 class JobEnded(NamedTuple):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 
@@ -205,4 +242,9 @@ Command = (
     | JobEnded
     | SignalRank
     | SignalAgent
+    | Debug
+    | Profile
+    | TunnelOpen
+    | TunnelData
+    | TunnelCredit
 )

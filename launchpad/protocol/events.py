@@ -209,6 +209,14 @@ class StdinTaken(NamedTuple):
     size: int
 
 
+class AtPrompt(NamedTuple):
+    """The rank that has the terminal waits for what its user types, or goes on."""
+
+    time: int
+    rank: int
+    waits: bool
+
+
 class Drained(NamedTuple):
     """The processes that the ranks left behind are gone, and all output has been sent."""
 
@@ -266,6 +274,40 @@ class StackDump(NamedTuple):
     # the first request that the rank has not answered, if its answering thread is blocked.
     collectives: dict[str, Any]
     native: str
+
+
+class DebuggerReady(NamedTuple):
+    """The debugger in a rank listens; or `problem` says why it doesn't."""
+
+    time: int
+    rank: int
+    problem: str
+
+
+class ProfileTaken(NamedTuple):
+    """What py-spy saw of a rank."""
+
+    time: int
+    rank: int
+    number: int  # of the request
+    problem: str  # why there is no profile; "" if there is
+    profile: str  # a speedscope file, compressed with zlib, in base64
+
+
+class TunnelRead(NamedTuple):
+    """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
+
+    time: int
+    number: int
+    data: bytes
+
+
+class TunnelWritten(NamedTuple):
+    """This many bytes of TunnelData were written to the debugger."""
+
+    time: int
+    number: int
+    size: int
 
 
 # Events that the head itself creates.
@@ -336,7 +378,7 @@ class StopRequested(NamedTuple):
 
 
 class StdinRead(NamedTuple):
-    """Bytes from the head's standard input, for a rank 0 on another machine; empty at end-of-file."""
+    """Bytes from the head's standard input, for a rank on another machine; empty at end-of-file."""
 
     time: int
     data: bytes
@@ -460,6 +502,45 @@ class StacksRequested(NamedTuple):
     full: bool
 
 
+class DebugRequested(NamedTuple):
+    """Someone asks for a debugger in a rank."""
+
+    time: int
+    asker: int
+    rank: int
+    port: int  # where it is to be reached; 0 for any free port
+
+
+class ProfileRequested(NamedTuple):
+    """Someone asks for a profile of one rank, or of all (-1)."""
+
+    time: int
+    asker: int
+    rank: int
+    seconds: float
+
+
+class ProfilesTaken(NamedTuple):
+    """The answer to a ProfileRequested."""
+
+    time: int
+    asker: int
+    profiles: list[ProfileTaken]
+    problem: str  # why there are none
+
+
+class DebuggerListening(NamedTuple):
+    """A rank's debugger can be reached at a port of this machine; or `problem` says why not."""
+
+    time: int
+    rank: int
+    asker: int  # who gets the answer; 0: the console
+    port: int
+    folder: str  # the rank's working folder, if it is on another machine
+    waits: bool  # the rank has not begun its program
+    problem: str
+
+
 class StacksTaken(NamedTuple):
     """The stacks of all running ranks."""
 
@@ -525,6 +606,7 @@ Event = (
     | OrphansKilled
     | Suspended
     | StdinTaken
+    | AtPrompt
     | Drained
     | AgentFailed
     | LinkClosed
@@ -552,6 +634,14 @@ Event = (
     | RanksHeld
     | JobOver
     | StacksRequested
+    | DebuggerReady
+    | TunnelRead
+    | TunnelWritten
+    | DebugRequested
+    | ProfileTaken
+    | ProfileRequested
+    | ProfilesTaken
+    | DebuggerListening
     | StacksTaken
     | NodesApart
     | Stalled

@@ -29,6 +29,10 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     if "torch" not in sys.modules:
         stack_server.watch()
     importlib.invalidate_caches()
+    if request["debug"]:
+        from . import debugger
+
+        debugger.wait(stack_server.start)
     exceptions.begin()
     exit.remember()
 

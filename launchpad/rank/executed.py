@@ -25,10 +25,12 @@ _stack_server = __import__("_launchpad.rank.stack_server", fromlist=["prepare"])
 _command_line = __import__("_launchpad.rank.command_line", fromlist=["drop_word"])
 
 # Passed as variables, because arguments would show in ps. The program doesn't see them.
-_stacks, _watched, _in_mpi, _calls = (
-    os.environ.pop(f"LAUNCHPAD_{name}", "") for name in ("STACKS", "WATCHED", "IN_MPI", "CALLS")
+_stacks, _watched, _in_mpi, _calls, _debug = (
+    os.environ.pop(f"LAUNCHPAD_{name}", "") for name in ("STACKS", "WATCHED", "IN_MPI", "CALLS", "DEBUG")
 )
 _command_line.drop_word(2)
 _stack_server.prepare(_stacks, bool(_watched))
 _stack_server.watch()
+if _debug:
+    __import__("_launchpad.rank.debugger", fromlist=["wait"]).wait(_stack_server.start)
 _program.execute([sys.orig_argv[0], "-u", *sys.argv[1:]], _calls, whole=not _in_mpi)

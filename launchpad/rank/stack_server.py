@@ -1,4 +1,4 @@
-"""Answers requests for a rank's stacks, even while its program is blocked in C++ or MPI.
+"""Answers requests for a rank's stacks, even while its program is blocked in C++ or MPI; and starts its debugger.
 
 There are three mechanisms, which cost nothing until used:
 - A thread, started with the first process group (or from the start, if the launcher wants it), reports over a Unix
@@ -9,6 +9,8 @@ There are three mechanisms, which cost nothing until used:
   stacks to a memory file of ours. That always works, but interrupts a system call in progress (poll, connect …).
 - A Python handler for the same signal, which the interpreter runs between bytecodes, counts beats. The count since the
   last request shows whether the main thread has left C code. No signal is sent for this.
+
+A second signal starts the thread, for a debugger in a rank that has none.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ _GROUPS = "torch.distributed.distributed_c10d"
 
 _path = ""
 _started = False
+_runs = False
 _beats = 0
 _main = 0  # the main thread's number
 
@@ -50,6 +53,11 @@ def signal_number() -> int:
     """The signal that requests the stacks: one that no program is known to use."""
     number: int = __import__("_signal").SIGRTMIN + 5  # `signal` itself takes milliseconds to import
     return number
+
+
+def starting_signal() -> int:
+    """The signal that starts the thread."""
+    return signal_number() + 1
 
 
 def prepare(path: str, eager: bool) -> None:
@@ -71,6 +79,7 @@ def prepare(path: str, eager: bool) -> None:
     except OSError:  # out of descriptors, or not allowed: no signals then
         return
     __import__("_signal").signal(signum, _beat)
+    __import__("_signal").signal(starting_signal(), _start_for_debugger)
     faulthandler.register(signum, file)
     if eager:
         start()
@@ -92,6 +101,12 @@ def _moved(fd: int) -> int:
 def _beat(*_: object) -> None:
     global _beats
     _beats += 1
+
+
+def _start_for_debugger(*_: object) -> None:
+    import threading  # noqa: F401  # takes the thread that first imports it for the main one
+
+    start()
 
 
 def install() -> None:
@@ -125,18 +140,20 @@ def watch() -> None:
     sys.meta_path.insert(0, ImportWatch())
 
 
-def start() -> None:
-    """Start the thread, once per process; forks don't have it."""
-    global _started
+def start() -> bool:
+    """Start the thread, once per process; forks don't have it. Returns whether there is one."""
+    global _started, _runs
     if _started or not _path:
-        return
+        return _runs
     import _thread
 
     _started = True
     try:
         _thread.start_new_thread(_answer, (_connected(_path),))
     except (OSError, RuntimeError):  # out of descriptors or threads, or nobody listens
-        pass
+        return False
+    _runs = True
+    return True
 
 
 def _connected(path: str) -> Any:
@@ -165,6 +182,15 @@ def _answer(line: Any) -> None:
                 return
             try:
                 request = json.loads(message)
+                if "debug" in request:
+                    from . import debugger
+
+                    line.send(
+                        zlib.compress(
+                            json.dumps({"debugger": debugger.listen(request["debug"], starting_signal())}).encode()
+                        )
+                    )
+                    continue
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
                 answer |= collectives(everything)

@@ -133,7 +133,7 @@ def _ask(prompt: str) -> str | None:
 
 
 def _ask_openly(prompt: str) -> str | None:
-    """Ask for what may be seen while it is typed. Standard input is left to rank 0."""
+    """Ask for what may be seen while it is typed. Standard input is left to the ranks."""
     with open("/dev/tty", "r+b", buffering=0) as terminal:
         terminal.write(prompt.encode())
         return terminal.readline().decode(errors="replace").strip() or None

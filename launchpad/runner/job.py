@@ -70,7 +70,7 @@ def run_job(
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
-    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, here=not links[0].remote)
+    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker)
 
 
 def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:

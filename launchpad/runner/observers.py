@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launchpad.console.debugger_sink import DebuggerSink
 from launchpad.console.stack_sink import StackSink
 from launchpad.console.summary import Summary
 from launchpad.head.control import Control
@@ -44,7 +45,8 @@ class Observers:
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = Control(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
-        self._own: list[Sink] = [self.summary, self._control, stacks]
+        debuggers = DebuggerSink(say, self._control.answer)
+        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers]
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 

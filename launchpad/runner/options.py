@@ -82,6 +82,8 @@ class RunOptions(NamedTuple):
     redirects: str = "0"
     tee: str = "0"
     local_ranks_filter: frozenset[int] | None = None
+    input_rank: int = 0
+    debug: tuple[int, int] | None = None
     duplicate_stdout_filters: str = ""
     duplicate_stderr_filters: str = ""
     grace: float | None = None  # in seconds, like the next three

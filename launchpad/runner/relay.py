@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launchpad.console.console import Console, say_on_stderr
+from launchpad.console.console import Console, say_on_stderr, terminal_size
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
 from launchpad.head.flow import Flow
@@ -236,6 +236,7 @@ class Relay:
                         return
                 else:
                     self._own_output.restart(command)
+                command = command._replace(terminal=self._own_output.terminal)
         link.send(command)
 
     def _event(self, event: Any, head: HeadConnection) -> None:
@@ -285,6 +286,7 @@ class _OwnOutput:
             self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
         self._console = Console(spec, plan, os.environ, post)
         self._sinks.append(self._console)
+        self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
         self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))
         self._begin(start)
 

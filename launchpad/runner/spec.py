@@ -28,6 +28,8 @@ _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
     _check_restarts(options)
+    if options.debug is not None and options.no_hooks:
+        raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -50,6 +52,10 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
     )
     if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
         target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
+    if options.debug is not None and target.kind == "program":
+        raise UsageError(
+            f"--debug is for Python programs, and {options.target[0]} is not one; debug it with its own tools"
+        )
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
     preload = what_to_preload(options, target, look, {**os.environ, **environ})
     return JobSpec(
@@ -62,6 +68,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         redirects=redirects,
         tee=tee,
         shown_local_ranks=options.local_ranks_filter,
+        input_rank=options.input_rank,
+        debug=options.debug,
         filters={
             STDOUT: split_filters(options.duplicate_stdout_filters),
             STDERR: split_filters(options.duplicate_stderr_filters),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import Console, restore_terminal, terminal_modes, terminal_size
+from launchpad.console.summary import STANDING_STILL
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
@@ -43,13 +44,11 @@ def supervise(
     reports: ReportOptions,
     taker: Taker | None,
     door: Door | None = None,
-    *,
-    here: bool,
 ) -> int:
     """Run the job on these nodes and return its exit code. Raises UsageError for files that can't be written.
 
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
-    console; `here`: rank 0 is on this machine.
+    console.
     """
     plan = cluster.plan
     if spec.faults is not None:
@@ -86,6 +85,11 @@ def supervise(
     sinks = observers.begin(shows)
     if spec.faults is not None and spec.faults.random is not None:
         observers.note(f"ranks are killed at random (--inject {spec.faults.random})")
+    reader = plan.node_of(spec.input_rank)
+    here = not bringup.nodes[reader.index].link.remote
+    terminal = terminal_size(os.environ, console.margin)
+    if spec.input_rank and terminal and plan.world_size > 1:
+        observers.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
     supervisor = Supervisor(bringup)
     modes = terminal_modes()
     try:
@@ -97,15 +101,16 @@ def supervise(
             stop_at=spec.stop_at,
             stall_timeout=spec.stall_timeout,
             max_restarts=spec.max_restarts.most,
-            terminal=terminal_size(os.environ, console.margin) if here else (),
+            terminal=terminal,
             reopen=reopen,
             door=door,
-            sends_input=not here,
+            sends_input=not (here or reader.shown_there),
             waited=waited,
             restart_period=spec.max_restarts.period,
             may_restart=observers.restart_judge(spec),
             stop_signal=spec.stop_signal,
             faults=spec.faults,
+            debug_port=spec.debug[1] if spec.debug else 0,
         )
     finally:
         observers.end()

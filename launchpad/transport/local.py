@@ -29,8 +29,8 @@ class LocalLink:
     remote = False
 
     def __init__(self) -> None:
-        """Rank 0 will read our stdin, unless that is a terminal in which we are in the background."""
-        stdin_fd = _stdin_for_rank_0()
+        """A rank will read our stdin, unless that is a terminal in which we are in the background."""
+        stdin_fd = _stdin_for_a_rank()
         commands_in, commands_out = os.pipe()
         events_in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
@@ -111,7 +111,7 @@ class LocalLink:
         """A no-op: the guard is on this machine and will exit, so `close` is enough."""
 
 
-def _stdin_for_rank_0() -> int | None:
+def _stdin_for_a_rank() -> int | None:
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             return None

@@ -105,6 +105,12 @@ def descriptor(pid: int, target: str) -> str:
     return ""
 
 
+def watched_by(pid: int, epoll: int) -> list[int]:
+    """The descriptors that the process's epoll descriptor watches. Raises OSError."""
+    with open(f"/proc/{pid}/fdinfo/{epoll}") as file:
+        return [int(line.split()[1]) for line in file if line.startswith("tfd:")]
+
+
 def use(pid: int) -> tuple[float, bool, int]:
     """What a process and its descendants use: CPU seconds, whether a thread is runnable, bytes read and written.
 

@@ -45,6 +45,11 @@ def create() -> str:
     raise OSError(f"can't create a temporary folder ({'; '.join(tried)}): set TMPDIR to a writable folder")
 
 
+def debugger_socket(folder: str, rank: int) -> str:
+    """Where the rank's debugger listens."""
+    return os.path.join(folder, f"debugger-{rank}")
+
+
 def _parents() -> Iterator[str]:
     for parent in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):
         if parent and os.path.isabs(parent):

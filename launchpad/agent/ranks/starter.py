@@ -51,7 +51,7 @@ class Starter:
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
-        self._input: rank.StdinPipe | None = None
+        self._input: rank.StdinFeed | None = None
         self.has_call = False  # the function for the ranks is in the job's folder
         self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
         self.mpi: NodeWorlds | None = None
@@ -83,9 +83,6 @@ class Starter:
             self.mpi.prepare(self._shared)
         self._failure = ""
         self._cancelled = 0
-        if start.sends_input and self._input is None:
-            self._input = rank.StdinPipe(self._poll, self._outbox)
-            self._stdin_fd = self._input.reader
         if start.preload and self._forkserver is None:
             self._open_forkserver()
         for entry in start.ranks:
@@ -109,6 +106,11 @@ class Starter:
         """How many bytes of a rank's stream may be in flight."""
         return self._start.window
 
+    @property
+    def terminal_rank(self) -> int:
+        """The rank that has the user's terminal; -1 for none."""
+        return self._start.stdin_rank if self._terminal(self._start.stdin_rank) else -1
+
     def take_input(self, data: bytes) -> None:
         """Pass on bytes from the head's standard input."""
         if self._input is not None:
@@ -127,7 +129,8 @@ class Starter:
                 try:
                     argv = self._command(entry)
                     cwd = entry.get("cwd", self._start.cwd)
-                    begun = rank.start(number, argv, environ, cwd, self._stdin(number), outlets, self._files)
+                    stdin = self._stdin(number, outlets)
+                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files)
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)
                     raise
@@ -143,6 +146,8 @@ class Starter:
 
     def _open_outlets(self, number: int) -> rank.Outlets:
         outlets = rank.open_outlets(self._terminal(number))
+        if self._start.sends_input and number == self._start.stdin_rank:
+            self._feed(outlets)
         if self.mpi is None or not self.mpi.has(number):
             return outlets
         try:
@@ -150,6 +155,15 @@ class Starter:
         except OSError:
             _close(*outlets)
             raise
+
+    def _feed(self, outlets: rank.Outlets) -> None:
+        """Have what the head sends written to where this rank will read it."""
+        if os.isatty(outlets.rank_stdout):
+            if self._input is not None:
+                self._input.close()
+            self._input = rank.StdinFeed(self._poll, self._outbox, outlets)
+        elif self._input is None:
+            self._input = rank.StdinFeed(self._poll, self._outbox)
 
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
@@ -162,6 +176,7 @@ class Starter:
             "LAUNCHPAD_WATCHED": "1" if self._start.watched else "",
             "LAUNCHPAD_IN_MPI": "1" if self._in_mpi(entry) else "",
             "LAUNCHPAD_CALLS": entry.get("calls", ""),
+            "LAUNCHPAD_DEBUG": "1" if entry.get("debug") else "",
         }
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
@@ -174,10 +189,19 @@ class Starter:
         return self.mpi is not None and self.mpi.has(entry["rank"])
 
     def _terminal(self, number: int) -> list[int]:
-        return self._start.terminal if self._stdin(number) != self._null else []
+        return self._start.terminal if self._has_input(number) else []
 
-    def _stdin(self, number: int) -> int:
-        return self._null if number != self._start.stdin_rank or self._stdin_fd is None else self._stdin_fd
+    def _has_input(self, number: int) -> bool:
+        return number == self._start.stdin_rank and (self._start.sends_input or self._stdin_fd is not None)
+
+    def _stdin(self, number: int, outlets: rank.Outlets) -> int:
+        if not self._has_input(number):
+            return self._null
+        if self._start.sends_input:
+            assert self._input is not None
+            return self._input.reader if self._input.reader >= 0 else outlets.rank_stdout
+        assert self._stdin_fd is not None
+        return self._stdin_fd
 
     def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
         self._begun(begun)
@@ -228,12 +252,13 @@ class Starter:
             request = {
                 "argv": entry["argv"],
                 "calls": entry["calls"],
+                "debug": entry["debug"],
                 "environ": environ,
                 "agent": os.getpid(),
                 "stacks": [self._stacks, self._start.watched],
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
-            fds = (self._stdin(number), *(fd for fd in outlets[2:] if fd >= 0))
+            fds = (self._stdin(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
         self._forkserver.order(orders)
 

@@ -1,4 +1,4 @@
-"""The debug channel: the agent's Unix socket, over which it queries ranks for their stacks and collectives."""
+"""The debug channel: the agent's Unix socket, over which it asks ranks for stacks, collectives and a debugger."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from ... import linux
@@ -23,6 +24,8 @@ class DebugChannel:
         """Listen in the job's private folder. If that fails, `path` is "" and no rank connects."""
         self.path = ""
         self._poll = poll
+        self.on_connect: Callable[[int], None] = _ignore  # called with the pid of a rank that can be asked from now on
+        self.on_debugger: Callable[[int, str], None] = _ignore  # with a pid, and why its debugger does not listen
         self._answers: dict[int, dict[str, Any]] = {}  # by pid: the last answer
         self._connections: dict[int, socket.socket] = {}  # by pid
         self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
@@ -47,6 +50,7 @@ class DebugChannel:
         self._disconnect(pid)
         self._connections[pid] = connection
         self._poll.watch(connection.fileno(), lambda _: self._receive(pid))
+        self.on_connect(pid)
 
     def _receive(self, pid: int) -> None:
         data = linux.read_now(self._connections[pid].fileno(), _MAX_BYTES)
@@ -62,7 +66,9 @@ class DebugChannel:
             answer = json.loads(zlib.decompressobj().decompress(data, _MAX_UNPACKED))
         except (ValueError, zlib.error, RecursionError):
             return
-        if isinstance(answer, dict):
+        if isinstance(answer, dict) and type(answer.get("debugger")) is str:
+            self.on_debugger(pid, answer["debugger"])
+        elif isinstance(answer, dict):
             self._answers[pid] = answer
 
     def _disconnect(self, pid: int) -> None:
@@ -82,6 +88,14 @@ class DebugChannel:
         self._unanswered.setdefault(pid, number)
         return True
 
+    def ask_for_debugger(self, pid: int, path: str) -> bool:
+        """Have a rank's debugger listen at this socket; False if it can't be asked."""
+        try:
+            self._connections[pid].send(json.dumps({"debug": path}).encode())
+        except (KeyError, OSError):
+            return False
+        return True
+
     def unanswered(self, pid: int) -> int:
         """The first question since the rank's last answer; 0 if none is open, or the rank can't be asked."""
         return self._unanswered.get(pid, 0)
@@ -92,3 +106,7 @@ class DebugChannel:
             return {}
         answer = self._answers.get(pid, {})
         return answer if answer.get("number") == number else {} if answer.get("number") == -1 else None
+
+
+def _ignore(*_: object) -> None:
+    """Where nobody has asked for a debugger."""

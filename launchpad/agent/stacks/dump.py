@@ -28,7 +28,7 @@ from . import spy
 from .debug_channel import DebugChannel
 
 SIGNAL = signal_number()
-_MEMFD = f"/memfd:{FILE} (deleted)"
+MEMFD = f"/memfd:{FILE} (deleted)"
 
 # A rank that has not answered by then is reported without stacks: it is stopped, or stuck in the kernel.
 ANSWER_SECONDS = 2.0
@@ -38,6 +38,9 @@ SOCKET_SECONDS = 0.4
 # Interval between checks for written stacks, first and longest.
 _FIRST_LOOK = 0.002
 _LAST_LOOK = 0.05
+
+# How long py-spy may take for a rank: as long as the head waits for each (head/stack_requests.py).
+NATIVE_SECONDS = 6.0
 
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
@@ -95,7 +98,7 @@ class StackDumper:
     def _signal(self, target: _PendingRank) -> None:
         pid = target.pid
         target.signalled = True
-        target.file = procfs.descriptor(pid, _MEMFD)
+        target.file = procfs.descriptor(pid, MEMFD)
         if not target.file:
             target.why = NO_PYTHON
         elif not procfs.has_signal(procfs.status(pid), "SigCgt", SIGNAL):
@@ -189,7 +192,8 @@ class StackDumper:
                 target.native = "it has exited"
             else:
                 try:
-                    self._spy = spy.Spy(self._poll, command, target.pid, functools.partial(self._spied, target))
+                    argv = [command, "dump", "--native", "--pid", str(target.pid)]
+                    self._spy = spy.Spy(self._poll, argv, NATIVE_SECONDS, functools.partial(self._spied, target))
                     self.own.add(self._spy.pid)
                     return
                 except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs py-spy, with a deadline, to get a rank's native frames."""
+"""Runs py-spy, with a deadline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import time
 from collections.abc import Callable
 
 from ..poll import Poll
-
-# As long as the head waits for each rank (head/stack_requests.py).
-SECONDS = 6.0
 
 _MAX_CHARACTERS = 30_000
 
@@ -26,18 +23,19 @@ def find() -> str | None:
 
 
 class Spy:
-    """One py-spy on one process. `report` is called once with its output, unless `end` comes first."""
+    """One py-spy. `report` is called once with its output, unless `end` comes first."""
 
-    def __init__(self, poll: Poll, command: str, pid: int, report: Callable[[str], None]) -> None:
-        """Raises OSError if it can't be started."""
+    def __init__(self, poll: Poll, argv: list[str], seconds: float, report: Callable[[str], None]) -> None:
+        """It may take so many seconds. Raises OSError if it can't be started."""
         self._poll = poll
+        self._seconds = seconds
         self._report = report
         self._chunks: list[bytes] = []
         self._output, writer = os.pipe()
         try:
             self.pid = os.posix_spawn(
-                command,
-                [command, "dump", "--native", "--pid", str(pid)],
+                argv[0],
+                argv,
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -52,7 +50,7 @@ class Spy:
             raise
         finally:
             os.close(writer)
-        self.deadline = time.monotonic() + SECONDS
+        self.deadline = time.monotonic() + seconds
         poll.watch(self._output, lambda _: self._read())
 
     def _read(self) -> None:
@@ -69,7 +67,7 @@ class Spy:
         """End it if its deadline has passed."""
         if now >= self.deadline:
             self.end()
-            self._report(f"py-spy did not finish within {SECONDS:g} s")
+            self._report(f"py-spy did not finish within {self._seconds:g} s")
 
     def end(self) -> None:
         """Kill it. A process that it had stopped continues then."""

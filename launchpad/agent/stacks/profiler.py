@@ -1,0 +1,118 @@
+"""Has py-spy watch ranks for some seconds, and reports what it saw."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterable
+
+from ...protocol.commands import Profile
+from ...protocol.events import ProfileTaken
+from ..outbox import Outbox
+from ..poll import Poll
+from ..ranks.rank import Rank
+from . import spy
+
+# How much longer than it watches py-spy may take: it reads the rank's symbols first, and writes a file at the end.
+EXTRA_SECONDS = 30.0
+
+# The most that is sent of a compressed profile.
+_MOST_BYTES = 16 << 20
+
+NOT_INSTALLED = "py-spy is not installed on its node; run pip install py-spy in the environment of its Python there"
+NOT_PERMITTED = (
+    "py-spy may not look into it (ptrace is not permitted); allow it with sysctl kernel.yama.ptrace_scope=0, or in a "
+    "container with the capability SYS_PTRACE"
+)
+
+
+class Profiler:
+    """The py-spys at work."""
+
+    def __init__(self, poll: Poll, outbox: Outbox, folder: str) -> None:
+        """`folder`: the job's private one."""
+        self._poll = poll
+        self._outbox = outbox
+        self._folder = folder
+        self._spies: dict[tuple[int, int], spy.Spy] = {}  # by request and rank
+        self.own: set[int] = set()  # pids of py-spy, which are not orphans of a rank
+
+    def begin(self, request: Profile, ranks: Iterable[Rank]) -> None:
+        """Start one for each rank; `ranks` are those running."""
+        pids = {one.rank: one.pid for one in ranks}
+        command = spy.find()
+        for rank in request.ranks:
+            if rank not in pids:
+                self._say(request.number, rank, "it has exited")
+            elif command is None:
+                self._say(request.number, rank, NOT_INSTALLED)
+            else:
+                self._watch(request, rank, pids[rank], command)
+
+    def _watch(self, request: Profile, rank: int, pid: int, command: str) -> None:
+        key = request.number, rank
+        # Waiting for other ranks is what many profiles are about, so a sleeping thread counts (--idle).
+        argv = [command, "record", "--pid", str(pid), "--duration", f"{max(1, round(request.seconds))}", "--idle"]
+        argv += ["--format", "speedscope", "--output", self._path(*key)]
+        seconds = request.seconds + EXTRA_SECONDS
+        try:
+            self._spies[key] = spy.Spy(self._poll, argv, seconds, functools.partial(self._done, *key))
+        except OSError as error:
+            self._say(*key, f"{command} can't be started: {error.strerror}")
+            return
+        self.own.add(self._spies[key].pid)
+
+    def _path(self, number: int, rank: int) -> str:
+        return os.path.join(self._folder, f"profile-{number}-{rank}")
+
+    def _done(self, number: int, rank: int, said: str) -> None:
+        self._spies.pop((number, rank), None)
+        path = self._path(number, rank)
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            os.unlink(path)
+        except OSError:
+            data = b""
+        if not data:
+            self._say(number, rank, _why(said))
+            return
+        import base64
+        import zlib
+
+        packed = zlib.compress(data)
+        if len(packed) > _MOST_BYTES:
+            self._say(number, rank, "its profile is too large; ask for fewer seconds")
+        else:
+            self._say(number, rank, "", base64.b64encode(packed).decode())
+
+    def _say(self, number: int, rank: int, problem: str, profile: str = "") -> None:
+        self._outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile))
+
+    @property
+    def patience(self) -> float:
+        """Seconds until `pump` has to be called; -1 for never."""
+        due = [one.deadline for one in self._spies.values()]
+        return max(0.0, min(due) - time.monotonic()) if due else -1
+
+    def pump(self) -> None:
+        """End those that take too long."""
+        now = time.monotonic()
+        for one in list(self._spies.values()):
+            one.pump(now)
+
+    def end(self) -> None:
+        """The ranks are gone."""
+        for one in self._spies.values():
+            one.end()
+        self._spies.clear()
+
+
+def _why(said: str) -> str:
+    """Why py-spy has left no profile, from what it said."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if any("permission denied" in line.lower() or "operation not permitted" in line.lower() for line in lines):
+        return NOT_PERMITTED
+    said = next((line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "nothing")
+    return f"py-spy saw nothing of it; it said: {said[:200]}"
