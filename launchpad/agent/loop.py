@@ -21,12 +21,16 @@ from ..protocol.commands import (
     Call,
     Credit,
     DumpStacks,
+    EndCall,
+    EndSession,
+    Fence,
     FileChunk,
     Finish,
     Hello,
     Listen,
     MpiReply,
     MpiWorld,
+    NextCall,
     Ping,
     Probe,
     Reach,
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
+    from .ranks.call_lines import CallLines
     from .stacks.dump import StackDumper
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -104,6 +109,7 @@ class Agent:
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
         self._debug_channel: DebugChannel | None = None
+        self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
@@ -202,6 +208,15 @@ class Agent:
                 rundir.add_to_call(self._rundir, data)
                 self._starter.has_call = True
                 self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
+            case NextCall(_, data) if self._call_lines:
+                self._call_lines.take(command)
+                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
+            case EndCall(number) if self._call_lines:
+                self._call_lines.end_call(number)
+            case EndSession() if self._call_lines:
+                self._call_lines.close()
+            case Fence(number):
+                self._outbox.fence(number)
             case Listen() | Reach():
                 self._check_reachability(command)
             case HoldPort(address, port):
@@ -212,6 +227,8 @@ class Agent:
                 if self._reachability:
                     self._reachability.close()
                 self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
+                if command.calls == "session" and self._starter.has_call:
+                    self._open_call_lines(command)
                 self._starter.start(command, self._reap, self._debug_channel.path)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -256,6 +273,13 @@ class Agent:
             self._reachability.listen(command)
         else:
             self._reachability.reach(command)
+
+    def _open_call_lines(self, start: Start) -> None:
+        from .ranks.call_lines import CallLines
+
+        ranks = [entry["rank"] for entry in start.ranks]
+        self._call_lines = CallLines(self._poll, self._outbox, ranks, start.window)
+        self._starter.call_line = self._call_lines.name
 
     def _add_mpi_world(self, world: MpiWorld) -> None:
         from .mpi.node_worlds import NodeWorlds
@@ -348,7 +372,8 @@ class Agent:
 
     def _report_exit(self, exited: RankExited) -> None:
         self._outbox.say(exited)
-        result = rundir.open_result(self._rundir, exited.rank) if self._starter.has_call else -1
+        has_result = self._starter.has_call and not (self._call_lines and self._call_lines.admitted(exited.rank))
+        result = rundir.open_result(self._rundir, exited.rank) if has_result else -1
         if result >= 0:
             self._outbox.send_file(OutputStream(exited.rank, RESULT, result, self._starter.window))
 

@@ -20,6 +20,7 @@ from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
+from launchpad.head.session_calls import CallSender, Orders, SendCall
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
@@ -36,6 +37,7 @@ from launchpad.protocol.events import (
     AgentFailed,
     AgentReady,
     BarrierIn,
+    ChunksTaken,
     ClockSeen,
     Crashed,
     ExceptionRaised,
@@ -161,6 +163,7 @@ class Supervisor:
             from launchpad.head.injection import Injector
 
             self._injector = Injector(faults, plan, self.nodes, self._dispatch, self._clock())
+        self._calls = CallSender(self.nodes)
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
@@ -207,6 +210,14 @@ class Supervisor:
             case Met():
                 self._met(event, machine)
                 return
+            case SendCall():
+                self._calls.send(event)
+                return
+            case Orders(commands):
+                for node, command in commands:
+                    if node in self.nodes.open:
+                        self.nodes.send(node, command)
+                return
         if source < 0:
             if type(event) is StopRequested:
                 if event.signum == signal.SIGQUIT:
@@ -218,6 +229,8 @@ class Supervisor:
         match event:
             case Pong():
                 pass
+            case ChunksTaken(_, size):
+                self._calls.taken(source, size)
             case StdinTaken(_, size) if self._input:
                 self._input.taken(size)
             case Listening() | Reached() | PortHeld() if self._search:

@@ -80,6 +80,11 @@ TABLE = (
     MessageType(events.SpareReady, "head"),
     MessageType(commands.SignalRank, "agent"),
     MessageType(commands.SignalAgent, "agent"),
+    MessageType(commands.NextCall, "agent", raw=struct.Struct("!q")),
+    MessageType(commands.EndCall, "agent"),
+    MessageType(commands.EndSession, "agent"),
+    MessageType(commands.Fence, "agent"),
+    MessageType(events.Fenced, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),
