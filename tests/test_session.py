@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import signal
 import subprocess
@@ -19,11 +18,6 @@ import launchpad as lp
 from tests.conftest import DEADLINE, MARK, Launchpad, needs_torch, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
-
-needs_ipykernel = pytest.mark.skipif(
-    importlib.util.find_spec("ipykernel") is None or importlib.util.find_spec("nbclient") is None,
-    reason="ipykernel or nbclient is not installed",
-)
 
 
 @pytest.fixture(autouse=True)
