@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ import launchpad as lp
 from tests.conftest import DEADLINE, MARK, Launchpad, needs_torch, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
+
+needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +219,42 @@ def _barrier_of(number: int) -> None:
 
     if rank() == number:
         dist.barrier()
+
+
+@needs_torch
+@needs_mpi
+def test_over_mpi() -> None:
+    with lp.ranks(2, backend="mpi") as ranks:
+        assert ranks.run(keep, 1) == ((0, 2.0), (1, 2.0))
+        with pytest.raises(UnicodeDecodeError, match="rank 1"):
+            ranks.run(raise_on, 1)
+        assert ranks.run(kept_unless, -1) == (1, 1)
+        with pytest.raises(UnicodeDecodeError, match="before the barrier"):
+            ranks.run(meet_unless, 0)
+        ranks.restart()
+        assert ranks.run(rank) == (0, 1)
+
+
+def test_it_is_a_job_like_any_other(launchpad: Launchpad) -> None:
+    """Its idle ranks too."""
+    with lp.ranks(2, backend=None) as ranks:
+        ranks.run(print, "printed")
+        wait_until(lambda: launchpad.run("stacks").returncode == 0, "an answer")
+        assert "ranks 0-1" in launchpad.run("stacks").stdout
+        assert "running" in launchpad.run("jobs").stdout
+        assert "[0] printed" in launchpad.run("logs").stdout
+    assert "running" not in launchpad.run("jobs").stdout
+
+
+def test_ranks_that_are_dropped_end(launchpad: Launchpad) -> None:
+    ranks = lp.ranks(1, backend=None)
+    (pid,) = ranks.run(os.getpid)
+    future = ranks.submit(rank)
+    assert future.result(DEADLINE) == (0,)
+    del ranks
+    gc.collect()
+    wait_until(lambda: not launchpad.survivors() or not os.path.exists(f"/proc/{pid}"), "the rank to be gone")
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("launchpad")], "the threads")
 
 
 def test_a_forked_process_has_no_ranks() -> None:

@@ -14,11 +14,9 @@ from typing import Any, Literal, Self
 from launchpad.api.job import Group, Prepared, check, interrupts, prepare
 from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
-from launchpad.api.session import Call, Session, gone
+from launchpad.api.session import Call, Session, gone, running
 from launchpad.errors import UsageError
 from launchpad.job.spec import Target
-
-_sessions: set[Session] = set()  # those that have not ended
 
 
 def ranks(
@@ -66,8 +64,7 @@ class Ranks:
         self._session = session = Session(
             self._prepared, pack_session("" if self._backend == "auto" else self._backend, cwd)
         )
-        self._last: Future[Results] = session.start.future
-        _sessions.add(session)
+        self._last = weakref.ref(session.start.future)  # the session holds it until it is done
         self._dropped = weakref.finalize(self, session.close)
         self._dropped.atexit = False
         try:
@@ -99,7 +96,7 @@ class Ranks:
         self._begin()
 
     def close(self) -> None:
-        """End the ranks, after the call that is running; calls that have not begun are cancelled."""
+        """End the ranks and the call that is running; calls that have not begun are cancelled."""
         self._closed = True
         if self._pid == os.getpid():
             self._end()
@@ -112,8 +109,8 @@ class Ranks:
     ) -> None:
         """Wait for all calls, unless there is an exception; then end the ranks."""
         try:
-            if kind is None:
-                concurrent.futures.wait([self._last])
+            if kind is None and (last := self._last()) is not None:
+                concurrent.futures.wait([last])
         finally:
             self.close()
 
@@ -130,7 +127,7 @@ class Ranks:
         if self._session.over:
             raise gone(self._session.error)
         call = Call(self._packer.pack(fn, args), name_of(fn), self._timeout if timeout is None else timeout)
-        self._last = call.future
+        self._last = weakref.ref(call.future)
         self._session.submit(call)
         return call
 
@@ -156,13 +153,12 @@ class Ranks:
         self._dropped.detach()
         self._session.close()
         self._session.join()
-        _sessions.discard(self._session)
 
 
 def _end_all() -> None:
     """End the ranks that nobody has closed."""
     pid = os.getpid()
-    sessions = [session for session in _sessions if session.pid == pid]
+    sessions = [session for session in running if session.pid == pid]
     for session in sessions:
         session.close()
     for session in sessions:

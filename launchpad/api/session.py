@@ -70,6 +70,10 @@ _LOOK = -1
 _GONE = "ranks.restart() starts new ones"
 
 
+# Those whose ranks have not ended.
+running: set[Session] = set()
+
+
 class Call:
     """One call, and what it has come to in each rank."""
 
@@ -203,6 +207,7 @@ class Session:
 
         self._job = FunctionJob(prepared, packed, self.screen, collect, over=lambda: self._report("over"))
         self.thread = threading.Thread(target=self._run, name="launchpad-session", daemon=True)
+        running.add(self)
         self._job.thread.start()
         self.thread.start()
 
@@ -224,7 +229,7 @@ class Session:
         self._report(("interrupt", call))
 
     def close(self) -> None:
-        """Let the ranks exit after the call that is running, if it ends soon; cancel the others."""
+        """Let the ranks exit; end the call that is running, and cancel the others. Does not wait for it."""
         self._report("close")
 
     def join(self) -> None:
@@ -243,6 +248,19 @@ class Session:
     # The thread.
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # a bug of ours: nobody may wait for it
+            self.error = error
+            self._job.interrupt()
+            self._job.interrupt()
+            self._job.thread.join()
+            self._end()
+        finally:
+            running.discard(self)
+            self._release()
+
+    def _serve(self) -> None:
         while not self.over:
             due = self._due()
             wait = None if due is None else max(0.0, due - time.monotonic()) * 1000
@@ -257,7 +275,6 @@ class Session:
                     self._hear(self._rank_of[fd])
             if not self.over:
                 self._tick(time.monotonic())
-        self._release()
 
     def _on(self, event: Any) -> None:
         call = self._call
@@ -377,11 +394,11 @@ class Session:
         self._call = None
         error: BaseException | None = call.ending
         assert self._collector is not None
-        self._collector.last = call.outcomes
         if error is None and (rank := call.failed()) >= 0:
             outcome = call.outcomes[rank]
             error = outcome[1] if outcome[0] == "unreadable" else self._collector.failure_of(rank, outcome, "")
         if error is not None:
+            self._collector.last = call.outcomes
             self._check_places(call, error)
             self.screen.after(lambda: call.future.set_exception(error))
         else:
@@ -538,7 +555,7 @@ class Session:
         try:
             self._job.outcome()
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error
         if call is not None and call.ending is not None:
             self.error = call.ending
         if call is not None:
