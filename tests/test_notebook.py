@@ -71,7 +71,7 @@ def test_cells_on_ranks(launchpad: Launchpad, kernels: Any) -> None:
     (error,) = cells[4].outputs
     assert (error.ename, error.evalue) == ("ValueError", "in the cell")
     assert "if rank: raise ValueError" in "\n".join(error.traceback)
-    assert text_of(cells[5]).count("100%") == 2
+    assert text_of(cells[5]).count("100%") >= 2
     assert cells[6].outputs[-1].data["text/plain"] == "Results((False, False))"
     assert cells[7].outputs[-1].ename == "UsageError"
     assert cells[8].outputs[-1].data["text/plain"] == "False"

@@ -49,7 +49,7 @@ def check(name: str, backend: str | None, timeout: float | None) -> None:
         raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
 
 
-class Prepared(NamedTuple):
+class JobRequest(NamedTuple):
     """What to run, and where."""
 
     spec: JobSpec
@@ -68,7 +68,7 @@ def prepare(
     *,
     sync: bool,
     ssh_config: str | None,
-) -> Prepared:
+) -> JobRequest:
     """The spec that these parameters of launchpad.run describe. Raises UsageError."""
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
@@ -87,7 +87,7 @@ def prepare(
         preload=_preload(backend, {**os.environ, **(env or {})}),
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
     )
-    return Prepared(spec, nodes, options, nproc)
+    return JobRequest(spec, nodes, options, nproc)
 
 
 def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class FunctionJob:
 
     def __init__(
         self,
-        prepared: Prepared,
+        request: JobRequest,
         call: int,
         screen: Screen,
         collect: Callable[[Plan, Sequence[bool]], ResultCollector],
@@ -128,7 +128,7 @@ class FunctionJob:
         `over` is called when the outcome is known.
         """
         self._over = over
-        self._spec, self._hosts, self._options, self._nproc = prepared
+        self._spec, self._hosts, self._options, self._nproc = request
         self._call = call
         self._collect = collect
         self._bringup = BringUp()

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from launchpad.api.job import Group, Prepared, check, interrupts, prepare
+from launchpad.api.job import Group, JobRequest, check, interrupts, prepare
 from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
-from launchpad.api.session import Call, Session, gone, running
+from launchpad.api.session import PendingCall, RankSession, gone, running
 from launchpad.errors import UsageError
 from launchpad.job.spec import Target
 
@@ -42,16 +42,16 @@ def ranks(
     """
     check("launchpad.ranks", backend, timeout)
     target = Target("session", "launchpad.ranks")
-    prepared = prepare(target, nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config)
-    return Ranks(prepared, backend, timeout)
+    request = prepare(target, nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config)
+    return Ranks(request, backend, timeout)
 
 
 class Ranks:
     """Ranks that stay. Calls run one after the other, in the order in which they were made, from any thread."""
 
-    def __init__(self, prepared: Prepared, backend: Group | None, timeout: float | None) -> None:
+    def __init__(self, request: JobRequest, backend: Group | None, timeout: float | None) -> None:
         """Start the ranks; use the function `ranks`."""
-        self._prepared = prepared
+        self._request = request
         self._backend = backend
         self._timeout = timeout
         self._closed = False
@@ -59,10 +59,10 @@ class Ranks:
         self._begin()
 
     def _begin(self) -> None:
-        cwd = self._prepared.spec.cwd
+        cwd = self._request.spec.cwd
         self._packer = CallPacker(cwd)
-        self._session = session = Session(
-            self._prepared, pack_session("" if self._backend == "auto" else self._backend, cwd)
+        self._session = session = RankSession(
+            self._request, pack_session("" if self._backend == "auto" else self._backend, cwd)
         )
         self._last = weakref.ref(session.start.future)  # the session holds it until it is done
         self._dropped = weakref.finalize(self, session.close)
@@ -118,7 +118,7 @@ class Ranks:
         state = "closed" if self._closed else "gone" if self._session.over else "ready"
         return f"<launchpad.ranks: {self._session.size} ranks, {state}>"
 
-    def _queued(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float | None) -> Call:
+    def _queued(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float | None) -> PendingCall:
         self._check_process()
         if timeout is not None and not timeout > 0:
             raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
@@ -126,12 +126,12 @@ class Ranks:
             raise UsageError("these ranks are closed: ranks.restart() starts new ones")
         if self._session.over:
             raise gone(self._session.error)
-        call = Call(self._packer.pack(fn, args), name_of(fn), self._timeout if timeout is None else timeout)
+        call = PendingCall(self._packer.pack(fn, args), name_of(fn), self._timeout if timeout is None else timeout)
         self._last = weakref.ref(call.future)
         self._session.submit(call)
         return call
 
-    def _wait(self, call: Call) -> Results:
+    def _wait(self, call: PendingCall) -> Results:
         session, interrupted = self._session, False
 
         def interrupt() -> None:

@@ -60,14 +60,14 @@ def run(
     check("launchpad.run", backend, timeout)
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
-    prepared = prepare(
+    request = prepare(
         Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config
     )
-    spec = dataclasses.replace(prepared.spec, timeout=timeout, max_restarts=limit, restart=restart, progress=patterns)
+    spec = dataclasses.replace(request.spec, timeout=timeout, max_restarts=limit, restart=restart, progress=patterns)
     call = pack(fn, args, "" if backend == "auto" else backend, spec.cwd)
     try:
         screen = Screen(sys.stdout, sys.stderr)
-        job = FunctionJob(prepared._replace(spec=spec), call, screen, ResultCollector)
+        job = FunctionJob(request._replace(spec=spec), call, screen, ResultCollector)
         with interrupts(job.interrupt):
             job.thread.start()
             screen.show()

@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from launchpad import linux
-from launchpad.api.job import FunctionJob, Prepared
+from launchpad.api.job import FunctionJob, JobRequest
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import SessionScreen
 from launchpad.errors import JobTimeout, LaunchpadError, RankError, UsageError
@@ -71,10 +71,10 @@ _GONE = "ranks.restart() starts new ones"
 
 
 # Those whose ranks have not ended.
-running: set[Session] = set()
+running: set[RankSession] = set()
 
 
-class Call:
+class PendingCall:
     """One call, and what it has come to in each rank."""
 
     def __init__(self, file: int, name: str, timeout: float | None) -> None:
@@ -166,20 +166,20 @@ class SessionCollector(ResultCollector):
             os.close(self._partial.popitem()[1][0])
 
 
-class Session:
+class RankSession:
     """The ranks of one job, from their start to their end."""
 
-    def __init__(self, prepared: Prepared, packed: int) -> None:
+    def __init__(self, request: JobRequest, packed: int) -> None:
         """Start the ranks. `packed`: what pack_session has made; it is closed with the session."""
         self.error: BaseException | None = None  # why the ranks are gone, once they are
         self.over = False
         self.pid = os.getpid()
         self.screen = SessionScreen()
-        self.start = Call(-1, "the start of the ranks", None)
+        self.start = PendingCall(-1, "the start of the ranks", None)
         self._packed = packed
-        self._call: Call | None = self.start
+        self._call: PendingCall | None = self.start
         self.start.future.set_running_or_notify_cancel()
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[PendingCall] = deque()
         self._inbox: deque[Any] = deque()
         self._bell = os.eventfd(0)
         self._fence = 0
@@ -205,7 +205,7 @@ class Session:
             self._collector = SessionCollector(plan, remote, name, self._report)
             return self._collector
 
-        self._job = FunctionJob(prepared, packed, self.screen, collect, over=lambda: self._report("over"))
+        self._job = FunctionJob(request, packed, self.screen, collect, over=lambda: self._report("over"))
         self.thread = threading.Thread(target=self._run, name="launchpad-session", daemon=True)
         running.add(self)
         self._job.thread.start()
@@ -218,13 +218,13 @@ class Session:
         """How many ranks there are; 0 before they are planned."""
         return len(self._node_of)
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: PendingCall) -> None:
         """Queue a call."""
         self._report(call)
         if self.over:
             self._refuse_rest()
 
-    def interrupt(self, call: Call) -> None:
+    def interrupt(self, call: PendingCall) -> None:
         """End the call, as Ctrl-C does; the second time, end the ranks. May be called in a signal handler."""
         self._report(("interrupt", call))
 
@@ -279,10 +279,10 @@ class Session:
     def _on(self, event: Any) -> None:
         call = self._call
         match event:
-            case Call():
+            case PendingCall():
                 self._waiting.append(event)
                 self._next()
-            case ("interrupt", Call() as which):
+            case ("interrupt", PendingCall() as which):
                 self._interrupted(which)
             case ("outcome", int() as rank, int() as file):
                 self._outcome(rank, file)
@@ -375,7 +375,7 @@ class Session:
             self._collector.last = call.outcomes
             call.look_at = time.monotonic() + LOOK_SECONDS
 
-    def _all_answered(self, call: Call) -> None:
+    def _all_answered(self, call: PendingCall) -> None:
         """Wait for the rest of the output, and until no rank can be hit by a signal that is on its way."""
         call.deadline = call.kill_at = call.look_at = None
         if call.given_up:  # the end of all ranks follows
@@ -389,7 +389,7 @@ class Session:
         call.fences = len(nodes)
         self._job.post(Orders([(node, Fence(self._fence)) for node in nodes]))
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: PendingCall) -> None:
         """The call is complete: the thread that writes the output says so after what is queued."""
         self._call = None
         error: BaseException | None = call.ending
@@ -407,7 +407,7 @@ class Session:
             self.screen.after(lambda: call.future.set_result(results))
         self._next()
 
-    def _check_places(self, call: Call, error: BaseException) -> None:
+    def _check_places(self, call: PendingCall, error: BaseException) -> None:
         """End the ranks if some of them have begun operations in a process group that others have not."""
         assert self._collector is not None
         for group in {name for places in call.places.values() for name in places}:
@@ -425,7 +425,7 @@ class Session:
 
     # What goes wrong.
 
-    def _interrupted(self, call: Call) -> None:
+    def _interrupted(self, call: PendingCall) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
             os.close(call.file)
@@ -438,7 +438,7 @@ class Session:
             else:
                 self._kill()
 
-    def _stop(self, call: Call, why: BaseException) -> None:
+    def _stop(self, call: PendingCall, why: BaseException) -> None:
         """Have the ranks end the call."""
         call.ending = why
         call.deadline = call.look_at = None
@@ -448,14 +448,14 @@ class Session:
         late = [rank for rank in self._node_of if rank not in call.outcomes]
         self._job.post(Orders([(self._node_of[rank], SignalRank(rank, signal.SIGINT)) for rank in late]))
 
-    def _timed_out(self, call: Call) -> None:
+    def _timed_out(self, call: PendingCall) -> None:
         late = [rank for rank in self._node_of if rank not in call.outcomes]
         text = f"the call of {call.name} was ended: it ran longer than timeout={call.timeout:g} s"
         if len(late) < len(self._node_of):
             text += f"; {ranks_in_words(late)} had not returned"
         self._stop(call, JobTimeout(text))
 
-    def _looked(self, call: Call, dumps: Sequence[StackDump]) -> None:
+    def _looked(self, call: PendingCall, dumps: Sequence[StackDump]) -> None:
         """A rank has raised: if all that have not answered wait, they wait for it in vain."""
         if call.look_at is None:
             return
@@ -475,7 +475,7 @@ class Session:
             call.look_at = None
             self._give_up(call, call.failed())
 
-    def _give_up(self, call: Call, rank: int) -> None:
+    def _give_up(self, call: PendingCall, rank: int) -> None:
         """Have the rank that has raised exit, which ends the job with the verdict on it."""
         call.given_up = True
         if rank in self._lines:
@@ -575,7 +575,7 @@ class Session:
                 call = self._inbox.popleft()
             except IndexError:  # another thread does the same
                 return
-            if isinstance(call, Call):
+            if isinstance(call, PendingCall):
                 os.close(call.file)
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_exception(gone(self.error))

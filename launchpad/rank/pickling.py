@@ -57,7 +57,19 @@ class _MainModule:
         return importlib.import_module, ("__main__",)
 
 
+_class: Any = None
+
+
 def _pickler(file: Any, keep: Callable[[pickle.PickleBuffer], bool], *, in_main: bool = False) -> Any:
+    global _class
+    _class = _class or _pickler_class()
+    pickler = _class(file, protocol=5, buffer_callback=keep)
+    if in_main:  # otherwise each call of dump gives the functions in it new globals
+        pickler.globals_ref[id(vars(sys.modules["__main__"]))] = _MainGlobals()
+    return pickler
+
+
+def _pickler_class() -> Any:
     # Both sides need the same version of cloudpickle, so it is sent to each node.
     cloudpickle = import_beside("cloudpickle", first=True)
 
@@ -70,10 +82,7 @@ def _pickler(file: Any, keep: Callable[[pickle.PickleBuffer], bool], *, in_main:
                 return _reduce_tensor(torch, value)
             return super().reducer_override(value)
 
-    pickler = Pickler(file, protocol=5, buffer_callback=keep)
-    if in_main:  # otherwise each call of dump gives the functions in it new globals
-        pickler.globals_ref[id(vars(sys.modules["__main__"]))] = _MainGlobals()
-    return pickler
+    return Pickler
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:

@@ -89,7 +89,7 @@ def serve() -> None:
             call.end(1)
     os.close(result)
     _heed_interrupts()
-    session = _Session(_connected(name))
+    session = _CallLoop(_connected(name))
     session.answer(("returned", None), False)
     while session.next_call():
         pass
@@ -116,7 +116,7 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, interrupt)
 
 
-class _Session:
+class _CallLoop:
     """Takes the calls."""
 
     def __init__(self, line: Any) -> None:
