@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Call, FileChunk, Hello, Signal, Start, StdinData
+from launchpad.protocol.commands import Call, FileChunk, Hello, NextCall, Signal, Start, StdinData
 from launchpad.protocol.events import Output, RankExited
 from launchpad.protocol.wire import Decoder, WireError, encode
 
@@ -54,6 +54,8 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
         return st.builds(cls, st.binary(max_size=300))
     if cls is FileChunk:
         return st.builds(FileChunk, st.integers(0, 2**32 - 1), st.binary(max_size=300))
+    if cls is NextCall:
+        return st.builds(NextCall, INTEGER, st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 
