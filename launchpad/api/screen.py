@@ -135,6 +135,7 @@ class SessionScreen(Screen):
     def __init__(self) -> None:
         super().__init__(sys.stdout, sys.stderr)
         self._lock = threading.Lock()
+        self._fences = 0
         self._caller: queue.SimpleQueue[_Item | None] | None = None
         self._thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
         self._thread.start()
@@ -146,8 +147,14 @@ class SessionScreen(Screen):
     def on(self, event: Any) -> bool:
         """Queue what a rank has printed; at the end of a call, its unfinished lines."""
         if type(event) is Fenced:
-            self._end_lines()
+            self._fences -= 1
+            if not self._fences:  # until then other nodes may have the rest of a line
+                self._end_lines()
         return super().on(event)
+
+    def expect(self, fences: int) -> None:
+        """A call has ended; so many nodes will say Fenced when its output is here."""
+        self._fences = fences
 
     def after(self, action: Callable[[], None]) -> None:
         """Have the thread that writes do this after all that is queued."""

@@ -387,6 +387,7 @@ class RankSession:
             return
         self._fence += 1
         call.fences = len(nodes)
+        self.screen.expect(call.fences)
         self._job.post(Orders([(node, Fence(self._fence)) for node in nodes]))
 
     def _finish(self, call: PendingCall) -> None:
