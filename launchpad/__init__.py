@@ -8,7 +8,9 @@ from ._version import __version__
 # The other public names, by module; each is imported on first use.
 _HOMES = {
     "launchpad.api.run": ("run",),
+    "launchpad.api.ranks": ("Ranks", "ranks"),
     "launchpad.api.results": ("Results",),
+    "launchpad.api.magic": ("load_ipython_extension",),
     "launchpad.errors": (
         "ConnectError",
         "FrontendError",
@@ -31,17 +33,22 @@ __all__ = [
     "LaunchpadError",
     "NodeError",
     "RankError",
+    "Ranks",
     "RemoteTraceback",
     "Results",
     "UnpicklableError",
     "UsageError",
     "WorldError",
     "__version__",
+    "load_ipython_extension",
+    "ranks",
     "run",
 ]
 
 TYPE_CHECKING = False  # importing typing would take longer than all of this
 if TYPE_CHECKING:
+    from launchpad.api.magic import load_ipython_extension
+    from launchpad.api.ranks import Ranks, ranks
     from launchpad.api.results import Results
     from launchpad.api.run import run
     from launchpad.errors import (

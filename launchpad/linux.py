@@ -89,6 +89,17 @@ def read_now(fd: int, size: int) -> bytes | None:
         return b""
 
 
+def readable(fd: int) -> int:
+    """How many bytes there are to read from a pipe or terminal."""
+    import struct
+    import termios
+
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return 0
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write everything to a blocking descriptor."""
     view = memoryview(data)

@@ -248,7 +248,7 @@ def test_a_vocabulary_has_its_annotations_as_types(name: str) -> None:
 
 
 def test_the_public_surface_is_exact() -> None:
-    errors = "ConnectError FrontendError JobTimeout LaunchpadError NodeError RankError RemoteTraceback".split()
-    more = "Results UnpicklableError UsageError WorldError __version__ run".split()
+    errors = "ConnectError FrontendError JobTimeout LaunchpadError NodeError RankError Ranks RemoteTraceback".split()
+    more = "Results UnpicklableError UsageError WorldError __version__ load_ipython_extension ranks run".split()
     assert launchpad.__all__ == [*errors, *more]
     assert all(hasattr(launchpad, name) for name in launchpad.__all__)

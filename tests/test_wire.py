@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Call, FileChunk, Hello, Signal, Start, StdinData, TunnelData
+from launchpad.protocol.commands import Call, FileChunk, Hello, NextCall, Signal, Start, StdinData, TunnelData
 from launchpad.protocol.events import Output, RankExited, TunnelRead
 from launchpad.protocol.wire import Decoder, WireError, encode
 
@@ -56,6 +56,8 @@ def of(cls: Any) -> st.SearchStrategy[Any]:
         return st.builds(TunnelRead, INTEGER, st.integers(0, 2**32 - 1), st.binary(max_size=300))
     if cls in (FileChunk, TunnelData):
         return st.builds(cls, st.integers(0, 2**32 - 1), st.binary(max_size=300))
+    if cls is NextCall:
+        return st.builds(NextCall, INTEGER, st.binary(max_size=300))
     return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 

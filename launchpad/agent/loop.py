@@ -22,12 +22,16 @@ from ..protocol.commands import (
     Credit,
     Debug,
     DumpStacks,
+    EndCall,
+    EndSession,
+    Fence,
     FileChunk,
     Finish,
     Hello,
     Listen,
     MpiReply,
     MpiWorld,
+    NextCall,
     Ping,
     Probe,
     Profile,
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
+    from .ranks.call_lines import CallLines
     from .ranks.debuggers import Debuggers
     from .stacks.dump import StackDumper
     from .stacks.profiler import Profiler
@@ -113,6 +118,7 @@ class Agent:
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
         self._debug_channel: DebugChannel | None = None
+        self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
@@ -223,6 +229,15 @@ class Agent:
                 rundir.add_to_call(self._rundir, data)
                 self._starter.has_call = True
                 self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
+            case NextCall(_, data) if self._call_lines:
+                self._call_lines.take(command)
+                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
+            case EndCall(number) if self._call_lines:
+                self._call_lines.end_call(number)
+            case EndSession() if self._call_lines:
+                self._call_lines.close()
+            case Fence(number):
+                self._outbox.fence(number)
             case Listen() | Reach():
                 self._check_reachability(command)
             case HoldPort(address, port):
@@ -236,6 +251,8 @@ class Agent:
                 for entry in command.ranks:
                     if entry.get("debug"):
                         self._rank_debuggers(self._debug_channel).begin(entry["rank"])
+                if command.calls == "session" and self._starter.has_call:
+                    self._open_call_lines(command)
                 self._starter.start(command, self._reap, self._debug_channel.path)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -296,6 +313,13 @@ class Agent:
             self._reachability.listen(command)
         else:
             self._reachability.reach(command)
+
+    def _open_call_lines(self, start: Start) -> None:
+        from .ranks.call_lines import CallLines
+
+        ranks = [entry["rank"] for entry in start.ranks]
+        self._call_lines = CallLines(self._poll, self._outbox, ranks, start.window)
+        self._starter.call_line = self._call_lines.name
 
     def _add_mpi_world(self, world: MpiWorld) -> None:
         from .mpi.node_worlds import NodeWorlds
@@ -398,7 +422,8 @@ class Agent:
 
     def _report_exit(self, exited: RankExited) -> None:
         self._outbox.say(exited)
-        result = rundir.open_result(self._rundir, exited.rank) if self._starter.has_call else -1
+        has_result = self._starter.has_call and not (self._call_lines and self._call_lines.admitted(exited.rank))
+        result = rundir.open_result(self._rundir, exited.rank) if has_result else -1
         if result >= 0:
             self._outbox.send_file(OutputStream(exited.rank, RESULT, result, self._starter.window))
 

@@ -13,7 +13,7 @@ from collections import deque
 
 from .. import linux
 from ..protocol import wire
-from ..protocol.events import Event
+from ..protocol.events import Event, Fenced
 from .poll import Poll
 
 # Bytes of output in one frame: an event has to wait for the frame in flight.
@@ -52,6 +52,7 @@ class Outbox:
         self._ready: deque[OutputStream] = deque()
         self._resting: deque[tuple[float, OutputStream]] = deque()
         self._draining = False
+        self._fences: deque[tuple[int, dict[OutputStream, int]]] = deque()  # number; bytes to be read before it
         self.broken = False  # the head no longer reads
 
     def say(self, event: Event) -> None:
@@ -79,6 +80,15 @@ class Outbox:
         stream.credit += size
         if exhausted and stream.credit > 0:
             self._ready.append(stream)
+
+    def fence(self, number: int) -> None:
+        """Say Fenced once what the ranks have written by now is on its way."""
+        written = {stream: linux.readable(stream.fd) for stream in self._streams.values() if not stream.is_file}
+        written = {stream: size for stream, size in written.items() if size}
+        resting = [stream for _, stream in self._resting if stream in written]
+        self._resting = deque(one for one in self._resting if one[1] not in written)
+        self._ready.extend(resting)
+        self._fences.append((number, written))
 
     def drain(self) -> None:
         """Send what is left in the pipes, and close them: nobody is left to write."""
@@ -142,9 +152,15 @@ class Outbox:
         if self._events:
             self._sending = [memoryview(self._events.popleft())]
             return True
-        while self._ready:
+        while self._ready or self._fences:
+            if self._fences and not self._fences[0][1]:
+                self._sending = [memoryview(wire.encode(Fenced(time.monotonic_ns(), self._fences.popleft()[0])))]
+                return True
+            if not self._ready:
+                return False
             stream = self._ready.popleft()
             data = stream.read(min(CHUNK, stream.credit))
+            self._pass(stream, len(data or b""))
             if data:
                 stream.credit -= len(data)
                 header = wire.output_header(time.monotonic_ns(), stream.rank, stream.stream, len(data))
@@ -162,3 +178,11 @@ class Outbox:
             else:
                 self._poll.arm(stream.fd)
         return False
+
+    def _pass(self, stream: OutputStream, size: int) -> None:
+        """So many bytes of a stream were read; with none there is nothing left that was written before."""
+        for _, written in self._fences:
+            if stream in written:
+                written[stream] -= size
+                if not size or written[stream] <= 0:
+                    del written[stream]

@@ -30,24 +30,76 @@ def pack(function: Callable[..., Any], arguments: Sequence[Any], backend: str | 
 
     Raises UnpicklableError, which names the part that can't be pickled.
     """
-    if not callable(function):
-        raise UsageError(f"launchpad.run needs a function to call on each rank, but {function!r:.80} is not callable")
-    about = {
+    _check("launchpad.run", function)
+    about = about_caller(backend, cwd) | {"sources": _sources(function), "name": name_of(function)}
+    return _written([about], function, arguments, in_main=False, by_value=_unimportable(function))
+
+
+def pack_session(backend: str | None, cwd: str) -> int:
+    """Write what the ranks of a session need before their first call; the same way."""
+    fd = os.memfd_create("launchpad-call")
+    pickling.dump(about_caller(backend, cwd) | {"sources": {}}, fd)
+    return fd
+
+
+def about_caller(backend: str | None, cwd: str) -> dict[str, Any]:
+    """What the ranks need to know about the caller."""
+    return {
         "python": list(sys.version_info[:2]),
         "path": [_relative(path, cwd) for path in _own_path()],
-        "sources": _sources(function),
         "backend": backend,
-        "name": name_of(function),
     }
+
+
+class CallPacker:
+    """Packs the calls of a session. What the ranks know from earlier calls is left out, and not looked up again."""
+
+    def __init__(self, cwd: str) -> None:
+        """`cwd`: the ranks' working directory, or its original here."""
+        self._cwd = cwd
+        self._path: list[str] = []
+        self._shown: dict[str, list[str]] = {}  # sources by file
+        self._by_value: dict[str, types.ModuleType | None] = {}  # by module
+
+    def pack(self, function: Callable[..., Any], arguments: Sequence[Any]) -> int:
+        """Like the function `pack`."""
+        _check("ranks.run", function)
+        paths: list[str] = []
+        if sys.path != self._path:
+            self._path = list(sys.path)
+            paths = [_relative(path, self._cwd) for path in _own_path()]
+        sources = _sources(function)
+        new = {name: lines for name, lines in sources.items() if self._shown.get(name) is not lines}
+        self._shown |= new
+        about = {"path": paths, "sources": new, "name": name_of(function)}
+        module = getattr(function, "__module__", None) or ""
+        if module not in self._by_value:
+            self._by_value[module] = _unimportable(function)
+        return _written([about], function, arguments, in_main=True, by_value=self._by_value[module])
+
+
+def _check(caller: str, function: Any) -> None:
+    if not callable(function):
+        raise UsageError(f"{caller} needs a function to call on each rank, but {function!r:.80} is not callable")
+
+
+def _written(
+    before: Sequence[Any],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    in_main: bool,
+    by_value: types.ModuleType | None = None,
+) -> int:
     import cloudpickle
 
-    by_value = _unimportable(function)
     fd = os.memfd_create("launchpad-call")
     try:
         if by_value is not None:
             cloudpickle.register_pickle_by_value(by_value)
-        pickling.dump(about, fd)
-        pickling.dump((function, tuple(arguments)), fd)
+        for value in before:
+            pickling.dump(value, fd)
+        pickling.dump((function, tuple(arguments)), fd, in_main=in_main)
     except OSError as error:
         os.close(fd)
         raise UsageError(f"no memory for the function and its arguments: {error.strerror}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
 from launchpad import errors, linux
@@ -47,14 +47,15 @@ class ResultCollector:
 
     deadline = None
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, remote: Sequence[bool]) -> None:  # noqa: ARG002
+        """`remote`: whether each node is another machine."""
         self._plan = plan
         self.codes: dict[int, int] = {}
         self._files = {rank.rank: os.memfd_create(f"launchpad-result-{rank.rank}") for rank in plan.ranks}
 
-    def path(self, rank: int) -> str:
-        """Where a rank of this machine writes its result."""
-        return linux.path_of(self._files[rank])
+    def environ(self, rank: int) -> dict[str, str]:
+        """The variables that tell a rank of this machine where to write its result."""
+        return {"LAUNCHPAD_RESULT": linux.path_of(self._files[rank])}
 
     def on(self, event: Any) -> bool:
         """Keep the results and exit codes of the last attempt."""
@@ -79,20 +80,30 @@ class ResultCollector:
 
     def results(self) -> Results:
         """The values, once every rank has exited with 0. Raises RankError if a rank did not return."""
-        places = [(node.name, rank.local_rank) for node in self._plan.nodes for rank in node.ranks]
-        return Results([self._returned(rank.rank) for rank in self._plan.ranks], places)
+        return Results([self._returned(rank.rank) for rank in self._plan.ranks], self.places)
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """The (host, local rank) of each rank."""
+        return [(node.name, rank.local_rank) for node in self._plan.nodes for rank in node.ranks]
 
     def _returned(self, rank: int) -> Any:
         ended = self._ended(rank)
         if ended is None:
             code = self.codes.get(rank, 0)
-            text = f"{self._name(rank)} exited ({exit_in_words(code)}) before its function returned"
-            raise RankError(text, rank, self._host(rank), code)
+            raise self._exited(rank, code)
         return ended[1]
+
+    def _exited(self, rank: int, code: int) -> RankError:
+        text = f"{self._name(rank)} exited ({exit_in_words(code)}) before its function returned"
+        return RankError(text, rank, self._host(rank), code)
 
     def failure(self, rank: int, report: str) -> Exception:
         """The exception to raise if this rank failed first; `report` is the text that the command would show."""
-        ended = self._ended(rank)
+        return self.failure_of(rank, self._ended(rank), report)
+
+    def failure_of(self, rank: int, ended: Any, report: str) -> Exception:
+        """The exception for what a call has come to there (rank/call.py)."""
         match ended:
             case ("refused", kind, why):
                 refusal: Exception = getattr(errors, kind)(why)

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from launchpad import linux
-from launchpad.api.packing import deliver, name_of, pack
+from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
+from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
-from launchpad.errors import JobTimeout, NodeError, UsageError
-from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
-from launchpad.head.supervisor import Supervisor
-from launchpad.job.hosts import Host, Nproc
-from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
-from launchpad.job.spec import JobSpec, RestartLimit, Restarts, Target
-from launchpad.job.user_environment import forwarded
-from launchpad.protocol.events import JobOver, StopRequested
-from launchpad.runner.connect import read_hosts
-from launchpad.runner.imports import NOT_FORKED, TORCH
-from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
-from launchpad.runner.observers import Observers, waited
-from launchpad.runner.options import HostOptions
-from launchpad.transport import Link
-
-Group = Literal["auto", "gloo", "nccl", "mpi"]
+from launchpad.errors import UsageError
+from launchpad.job.spec import RestartLimit, Restarts, Target
 
 
 def run(
@@ -80,41 +60,30 @@ def run(
     can't be unpickled here; JobTimeout; UnpicklableError, which names the part; UsageError; NodeError for hosts that
     can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
     """
-    _check(backend, timeout)
+    check("launchpad.run", backend, timeout)
     if input_rank < 0:
         raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
-    cwd = os.path.abspath(wdir or os.getcwd())
-    listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
-    options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
-    nodes = read_hosts(options, nproc)
-    far = not all(host.here for host in nodes)
-    spec = JobSpec(
-        target=Target("pickled", name_of(fn)),
-        nproc=nproc or 1,
-        python=sys.executable,
-        cwd=cwd,
-        environ={
-            **(forwarded(os.environ) if far else {}),
-            **{name: str(value) for name, value in (env or {}).items()},
-        },
+    request = prepare(
+        Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config
+    )
+    spec = dataclasses.replace(
+        request.spec,
         timeout=timeout,
         max_restarts=limit,
         restart=restart,
         progress=patterns,
         input_rank=input_rank,
         debug=(debug, 0) if isinstance(debug, int) else debug,
-        torch=False,
-        preload=_preload(backend, {**os.environ, **(env or {})}),
-        backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
     )
-    call = pack(fn, args, "" if backend == "auto" else backend, cwd)
+    call = pack(fn, args, "" if backend == "auto" else backend, spec.cwd)
     try:
-        job = _Job(spec, nodes, options, nproc, call)
-        with _interrupts(job.interrupt):
+        screen = Screen(sys.stdout, sys.stderr)
+        job = FunctionJob(request._replace(spec=spec), call, screen, ResultCollector)
+        with interrupts(job.interrupt):
             job.thread.start()
-            job.screen.show()
+            screen.show()
             job.thread.join()
         try:
             return job.outcome()
@@ -122,18 +91,6 @@ def run(
             job.close()
     finally:
         os.close(call)
-
-
-def _check(backend: str | None, timeout: float | None) -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UsageError(
-            "launchpad.run was called in a rank (TORCHELASTIC_RUN_ID is set), so each rank would start ranks: call it "
-            "in a process that no launcher has started; if a module calls it on import, move it into a function"
-        )
-    if backend is not None and backend not in get_args(Group):
-        raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
-    if timeout is not None and not timeout > 0:
-        raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
 
 
 def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:
@@ -145,180 +102,3 @@ def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, pro
     if not most and (restart == "always" or progress):
         raise UsageError("restart='always' and progress only work with restarts; add max_restarts=N, or leave them out")
     return RestartLimit(most, period)
-
-
-def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The modules to import once per node: torch, unless no rank will need it."""
-    needed = backend is not None or "torch" in sys.modules
-    return TORCH if needed and not any(environ.get(name) for name in NOT_FORKED) else ()
-
-
-@contextlib.contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Make Ctrl-C call `stop` instead of raising wherever the main thread happens to be."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
-        signal.SIG_IGN,
-        None,
-    ):
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-class _Job:
-    """The head in a thread of its own, so that the caller's thread can write the ranks' output and receive Ctrl-C."""
-
-    def __init__(
-        self, spec: JobSpec, hosts: Sequence[Host], options: HostOptions, nproc: Nproc | None, call: int
-    ) -> None:
-        self._spec = spec
-        self._hosts = hosts
-        self._options = options
-        self._nproc = nproc
-        self._call = call
-        self._bringup = BringUp()
-        self.screen = Screen(sys.stdout, sys.stderr, self._bringup.post)
-        self.thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
-        self._closing = contextlib.ExitStack()  # the links
-        self._abandon: Callable[[], None] | None = None  # while connecting to hosts
-        self._interrupted = False
-        self._error: BaseException | None = None
-        self._collector: ResultCollector | None = None
-        self._cause: Cause | None = None
-        self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
-        self._not_restarted = ""  # why the ranks were not started again
-        self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
-
-    def interrupt(self) -> None:
-        """Stop the ranks on Ctrl-C; kill them on the second."""
-        self._interrupted = True
-        self._bringup.post(StopRequested(time.monotonic_ns(), signal.SIGINT))
-        if self._abandon is not None:
-            self._abandon()
-
-    def outcome(self) -> Results:
-        """Return the results, or raise the exception that says why there are none."""
-        if self._interrupted:
-            raise KeyboardInterrupt
-        if self._error is not None:
-            raise self._error
-        assert self._collector is not None
-        cause = self._cause
-        if cause is None:
-            return self._collector.results()
-        report = "\n".join(self._report)
-        match cause.kind:
-            case "failure":
-                error = self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
-                if self._not_restarted and str(error) != report:
-                    error.add_note(f"launchpad: {self._not_restarted}")
-                raise error
-            case "timeout":
-                first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
-                raise JobTimeout("\n".join([first, *self._report[1:]]))
-            case "console" if self.screen.failure is not None:
-                raise self.screen.failure
-            case "lost":
-                raise NodeError(report)
-        raise UsageError(report)
-
-    def close(self) -> None:
-        """Release what was collected."""
-        if self._collector is not None:
-            self._collector.close()
-
-    def _run(self) -> None:
-        try:
-            with self._closing:
-                self._supervise()
-        except SystemExit:  # asked to stop before the ranks were started
-            self._interrupted = True
-        except BaseException as error:
-            self._error = error
-        finally:
-            self.screen.close()
-
-    def _supervise(self) -> None:
-        spec, bringup = self._spec, self._bringup
-        files = files_to_sync(self._options, spec)
-        links = self._links()
-        cluster = bring_up(
-            bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True
-        )
-        self._collector = ResultCollector(cluster.plan)
-        cluster.plan = self._with_files(cluster.plan, [link.remote for link in links])
-        deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
-        self.screen.open(cluster.plan)
-        self._conduct(cluster)
-
-    def _conduct(self, cluster: Cluster) -> None:
-        """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
-        spec, post = self._spec, self._bringup.post
-        assert self._collector is not None
-        observers = Observers(os.urandom(4).hex(), spec, cluster.plan, post, self.screen.say)
-        sinks = observers.begin([self._collector, self.screen])
-        code = 1
-        try:
-            code, self._cause = Supervisor(self._bringup).run(
-                cluster,
-                sinks,
-                grace=None,
-                timeout=spec.timeout,
-                max_restarts=spec.max_restarts.most,
-                waited=waited,
-                restart_period=spec.max_restarts.period,
-                may_restart=observers.restart_judge(spec),
-                debug_port=spec.debug[1] if spec.debug else 0,
-            )
-            if self._cause is not None:
-                verdict, self._report = observers.conclude()
-                self._not_restarted = observers.summary.history.not_restarted
-                if verdict.cause is not None and verdict.cause.rank >= 0:
-                    self._blamed = verdict.cause.rank
-        finally:
-            observers.end()
-            observers.journal.on(JobOver(time.monotonic_ns(), code))
-            observers.journal.close()
-
-    def _links(self) -> list[Link]:
-        local = LocalAgent()
-        self._closing.callback(local.close)
-        python = self._spec.python
-        try:
-            links, _ = open_links(
-                self._hosts,
-                local,
-                self._closing,
-                self._options,
-                python,
-                exact=False,
-                quiet=True,
-                dialling=self._dialling,
-            )
-        finally:
-            self._abandon = None
-        return links
-
-    def _dialling(self, abandon: Callable[[], None]) -> None:
-        self._abandon = abandon
-        if self._interrupted:
-            abandon()
-
-    def _with_files(self, plan: Plan, remote: Sequence[bool]) -> Plan:
-        """The plan, with the paths of our memfds in the environment of this machine's ranks."""
-        assert self._collector is not None
-        call = linux.path_of(self._call)
-        nodes = list(plan.nodes)
-        for place, node in enumerate(nodes):
-            if remote[place]:
-                continue
-            ranks = []
-            for rank in node.ranks:
-                own = {"LAUNCHPAD_CALL": call, "LAUNCHPAD_RESULT": self._collector.path(rank.rank)}
-                ranks.append(dataclasses.replace(rank, environ={**rank.environ, **own}))
-            nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
-        return dataclasses.replace(plan, nodes=tuple(nodes))

@@ -1,4 +1,4 @@
-"""Writes the ranks' lines to the caller's sys.stdout and sys.stderr, in the caller's thread.
+"""Writes the ranks' lines to the caller's sys.stdout and sys.stderr, in the thread that has called the ranks.
 
 These may have no descriptors: in a notebook, under pytest's capture, or with contextlib.redirect_stdout.
 """
@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import codecs
 import queue
+import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TextIO
 
 from launchpad.console.console import labels
 from launchpad.console.lines import Device, LineStream
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, Written
+from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Fenced, Output, RanksSpawned, Written
 
 _Pieces = list[tuple[int, bytes]]
+_Item = tuple[_Pieces, Output | None] | Callable[[], None]
 
 
 class Screen:
     """A sink for the head's thread; `show` writes what it receives in the caller's thread, until `close`."""
 
-    def __init__(self, stdout: TextIO, stderr: TextIO, post: Callable[[Any], None]) -> None:
-        """`post` sends an event to the job's loop."""
+    def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
+        self.post: Callable[[Any], None]  # sends an event to the job's loop; set before the loop begins
         self.failure: Exception | None = None  # of the first failed write
         self._files = {STDOUT: stdout, STDERR: stderr}
         self._decoders = {fd: codecs.getincrementaldecoder("utf-8")("replace") for fd in self._files}
-        self._post = post
-        self._queue: queue.SimpleQueue[tuple[_Pieces, Output | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._devices: dict[int, Device] = {}
         self._streams: dict[tuple[int, int], LineStream] = {}
 
@@ -58,14 +61,17 @@ class Screen:
         stream = self._streams[event.rank, event.stream]
         pieces = self._devices[event.stream].feed(stream, event.data, time.monotonic())
         if pieces:
-            self._queue.put((pieces, event))
+            self._put((pieces, event))
         return bool(pieces)
+
+    def _put(self, item: _Item) -> None:
+        self._queue.put(item)
 
     def say(self, text: str) -> None:
         """Show a message of launchpad's own."""
         for line in text.splitlines():
             note = f"launchpad: {line}".encode(errors="surrogateescape")
-            self._queue.put((self._devices[STDERR].note(note, STDERR), None))
+            self._put((self._devices[STDERR].note(note, STDERR), None))
 
     @property
     def deadline(self) -> float | None:
@@ -76,26 +82,34 @@ class Screen:
         """Show the unfinished lines that are due."""
         for device in self._devices.values():
             if pieces := device.tick(now):
-                self._queue.put((pieces, None))
+                self._put((pieces, None))
+
+    def _end_lines(self) -> None:
+        for fd, device in self._devices.items():
+            self._put((device.close([one for one in self._streams.values() if one.fd == fd]), None))
 
     def close(self) -> None:
         """End the unfinished lines, and make `show` return after everything is written."""
-        for fd, device in self._devices.items():
-            self._queue.put((device.close([one for one in self._streams.values() if one.fd == fd]), None))
+        self._end_lines()
         self._queue.put(None)
 
     def show(self) -> None:
         """Write what is queued until `close`."""
         while (item := self._queue.get()) is not None:
-            pieces, output = item
-            for fd in dict.fromkeys(fd for fd, _ in pieces):
-                self._write(fd, b"".join(data for where, data in pieces if where == fd))
-            if output is not None:
-                self._post(Written(output))
+            self._take(item, self._files)
 
-    def _write(self, fd: int, data: bytes) -> None:
+    def _take(self, item: _Item, files: dict[int, TextIO]) -> None:
+        if not isinstance(item, tuple):
+            item()
+            return
+        pieces, output = item
+        for fd in dict.fromkeys(fd for fd, _ in pieces):
+            self._write(fd, files[fd], b"".join(data for where, data in pieces if where == fd))
+        if output is not None:
+            self.post(Written(output))
+
+    def _write(self, fd: int, file: TextIO, data: bytes) -> None:
         text = self._decoders[fd].decode(data)
-        file = self._files[fd]
         try:
             try:
                 file.write(text)
@@ -106,7 +120,83 @@ class Screen:
         except (OSError, ValueError) as error:  # ValueError: it was closed
             if self.failure is None and fd == STDOUT:
                 self.failure = error
-                self._post(ConsoleClosed(time.monotonic_ns(), str(error)))
+                self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        self.post(ConsoleClosed(time.monotonic_ns(), str(error)))
+
+
+class SessionScreen(Screen):
+    """The screen of ranks that stay: what they print while a call runs is written by the thread that waits for it.
+
+    The rest is written by a thread of our own, to what sys.stdout and sys.stderr are then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout, sys.stderr)
+        self._lock = threading.Lock()
+        self._fences = 0
+        self._caller: queue.SimpleQueue[_Item | None] | None = None
+        self._thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
+        self._thread.start()
+
+    def _put(self, item: _Item) -> None:
+        with self._lock:
+            (self._caller or self._queue).put(item)
+
+    def on(self, event: Any) -> bool:
+        """Queue what a rank has printed; at the end of a call, its unfinished lines."""
+        if type(event) is Fenced:
+            self._fences -= 1
+            if not self._fences:  # until then other nodes may have the rest of a line
+                self._end_lines()
+        return super().on(event)
+
+    def expect(self, fences: int) -> None:
+        """A call has ended; so many nodes will say Fenced when its output is here."""
+        self._fences = fences
+
+    def after(self, action: Callable[[], None]) -> None:
+        """Have the thread that writes do this after all that is queued."""
+        self._put(action)
+
+    def show(self) -> None:
+        """Write what comes while no thread waits for a call, until `close`."""
+        while (item := self._queue.get()) is not None:
+            self._take(item, _files())
+
+    def show_until(self, call: Future[Any]) -> None:
+        """Write what comes until the call has ended. Only one thread does; others just wait."""
+        own: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        with self._lock:
+            waits = self._caller is not None
+            self._caller = self._caller or own
+        if waits:
+            call.exception()
+            return
+        files = _files()
+        call.add_done_callback(lambda _: own.put(None))
+        try:
+            while not call.done():
+                if (item := own.get()) is not None:
+                    self._take(item, files)
+        finally:
+            with self._lock:
+                self._caller = None
+            while not own.empty():
+                if (item := own.get()) is not None:
+                    self._take(item, files)
+
+    def join(self) -> None:
+        """Wait until everything is written, after `close`."""
+        self._thread.join()
+
+    def _lost(self, error: Exception) -> None:
+        """Go on without the output: the ranks are still wanted."""
+
+
+def _files() -> dict[int, TextIO]:
+    return {STDOUT: sys.stdout, STDERR: sys.stderr}
 
 
 def _is_terminal(file: Any) -> bool:

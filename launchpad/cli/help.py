@@ -25,7 +25,7 @@ TOPICS = {
     "restarts": "start all ranks again after a failure",
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
-    "functions": "functions as targets, and launchpad.run from Python",
+    "functions": "functions as targets; launchpad.run and ranks that stay, from Python",
     "bench": "measure collectives and the links between hosts",
     "jobs": "job files, the record of each job, and the files in it",
     "ranks": "the environment of a rank, and what launchpad runs in it",

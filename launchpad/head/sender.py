@@ -7,7 +7,7 @@ from typing import Any
 
 from launchpad.errors import NodeError
 from launchpad.head.bringup import BringUp
-from launchpad.protocol.commands import Call, FileChunk
+from launchpad.protocol.commands import Call, FileChunk, NextCall
 from launchpad.protocol.events import ChunksTaken
 
 # The most bytes in flight to a node, and the most in one piece.
@@ -21,12 +21,12 @@ STUCK_SECONDS = 60.0
 class Window:
     """One node's pieces, and how many of their bytes are in flight."""
 
-    def __init__(self, pieces: Iterator[FileChunk | Call]) -> None:
+    def __init__(self, pieces: Iterator[FileChunk | Call | NextCall]) -> None:
         self._pieces = pieces
         self._next = next(pieces, None)
         self._in_flight = 0
 
-    def open(self) -> Iterator[FileChunk | Call]:
+    def open(self) -> Iterator[FileChunk | Call | NextCall]:
         """The pieces that fit into the window now."""
         while self._next is not None and self._in_flight < WINDOW_BYTES:
             self._in_flight += len(self._next.data)

@@ -22,6 +22,7 @@ from launchpad.head.flow import Flow
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Release, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
 from launchpad.head.profiles import Profiles
+from launchpad.head.session_calls import CallSender, Orders, SendCall
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
@@ -39,6 +40,7 @@ from launchpad.protocol.events import (
     AgentReady,
     AtPrompt,
     BarrierIn,
+    ChunksTaken,
     ClockSeen,
     Crashed,
     DebuggerReady,
@@ -181,6 +183,7 @@ class Supervisor:
             from launchpad.head.injection import Injector
 
             self._injector = Injector(faults, plan, self.nodes, self._dispatch, self._clock())
+        self._calls = CallSender(self.nodes)
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
@@ -249,6 +252,14 @@ class Supervisor:
             case DebugRequested():
                 self._rank_debuggers().ask(event, machine.running)
                 return
+            case SendCall():
+                self._calls.send(event)
+                return
+            case Orders(commands):
+                for node, command in commands:
+                    if node in self.nodes.open:
+                        self.nodes.send(node, command)
+                return
         if source < 0 and self._debuggers and self._debuggers.take(event):
             return
         if source < 0:
@@ -264,6 +275,8 @@ class Supervisor:
         match event:
             case Pong():
                 pass
+            case ChunksTaken(_, size):
+                self._calls.taken(source, size)
             case StdinTaken(_, size) if self._input:
                 self._input.taken(size)
             case Listening() | Reached() | PortHeld() if self._search:

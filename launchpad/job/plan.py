@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Start
 from launchpad.protocol.events import AgentReady
+
+# How ranks that call functions of ours get them: by name, one that is sent to them, or one after the other.
+Calls = Literal["", "function", "pickled", "session"]
 
 # Descriptors of an agent: three per rank (stdout, stderr, exec status), and some of its own. A rank that waits to be
 # forked needs four (both ends of stdout and stderr).
@@ -84,7 +87,7 @@ class NodePlan:
     address: str = ""  # its own there
     preload: tuple[str, ...] = ()  # imported once, before the ranks are forked; empty: they are exec'd
     python: bool = False  # the ranks are Python programs
-    calls: Literal["", "function", "pickled"] = ""  # they call a function, by name or as sent to them
+    calls: Calls = ""  # they call functions
     hooks: bool = True  # Python ranks run code of ours
     shown_there: bool = False  # the launchpad typed there shows and files its ranks' output
     argv: tuple[str, ...] = ()  # a rank's command line, for the forkserver of a node that has none
@@ -290,7 +293,7 @@ def make_plan(
                 address=place.address,
                 preload=here.preload,
                 python=kind != "program",
-                calls=kind if kind == "function" or kind == "pickled" else "",
+                calls=kind if kind in get_args(Calls) else "",  # type: ignore[arg-type]
                 hooks=here.hooks,
                 shown_there=place.own is not None,
                 argv=here.target.argv(place.python, 0),

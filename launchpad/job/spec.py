@@ -13,7 +13,7 @@ from launchpad.job.world import WorldSpec
 if TYPE_CHECKING:
     from launchpad.job.faults import Faults
 
-Kind = Literal["script", "module", "program", "function", "pickled"]
+Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
 Restarts = Literal["judged", "always"]
 
@@ -23,8 +23,8 @@ class Target:
     """The program that every rank runs."""
 
     kind: Kind
-    # A path, a dotted module name, a program's name or path, FILE.py:NAME or MODULE:NAME; for a pickled function, a
-    # name to show.
+    # A path, a dotted module name, a program's name or path, FILE.py:NAME or MODULE:NAME; for a pickled function and
+    # a session of calls, a name to show.
     name: str
     args: tuple[str, ...] = ()
 
@@ -35,7 +35,7 @@ class Target:
         """
         args = (arg.replace("${local_rank}", str(local_rank)) for arg in self.args)
         match self.kind:
-            case "script" | "function" | "pickled":  # rank/program.py calls functions
+            case "script" | "function" | "pickled" | "session":  # rank/program.py calls functions
                 return (python, "-u", self.name, *args)
             case "module":
                 return (python, "-u", "-m", self.name, *args)

@@ -93,6 +93,29 @@ class Call(NamedTuple):
     data: bytes
 
 
+class NextCall(NamedTuple):
+    """The next bytes of a call to the ranks of a session; answered by ChunksTaken."""
+
+    left: int  # how many bytes follow
+    data: bytes
+
+
+class EndCall(NamedTuple):
+    """One rank of a session has to exit as the call that failed in it would have made it exit."""
+
+    rank: int
+
+
+class EndSession(NamedTuple):
+    """No more calls: the ranks of the session may exit."""
+
+
+class Fence(NamedTuple):
+    """Send what the ranks have written by now, then a Fenced."""
+
+    number: int
+
+
 class StdinData(NamedTuple):
     """Bytes for the standard input of `stdin_rank`; empty at its end."""
 
@@ -247,4 +270,8 @@ Command = (
     | TunnelOpen
     | TunnelData
     | TunnelCredit
+    | NextCall
+    | EndCall
+    | EndSession
+    | Fence
 )

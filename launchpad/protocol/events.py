@@ -131,6 +131,13 @@ class Output(NamedTuple):
     data: bytes
 
 
+class Fenced(NamedTuple):
+    """The answer to Fence."""
+
+    time: int
+    number: int
+
+
 class SpareReady(NamedTuple):
     """A Start without ranks was carried out: what the ranks need has been imported."""
 
@@ -595,6 +602,7 @@ Event = (
     | RankStarted
     | StartFailed
     | SpareReady
+    | Fenced
     | NotForked
     | Output
     | RankRaised

@@ -92,6 +92,11 @@ TABLE = (
     MessageType(events.TunnelRead, "head", raw=struct.Struct("!qI")),
     MessageType(events.TunnelWritten, "head"),
     MessageType(commands.TunnelCredit, "agent"),
+    MessageType(commands.NextCall, "agent", raw=struct.Struct("!q")),
+    MessageType(commands.EndCall, "agent"),
+    MessageType(commands.EndSession, "agent"),
+    MessageType(commands.Fence, "agent"),
+    MessageType(events.Fenced, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

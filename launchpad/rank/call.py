@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 # Exit code of a rank whose program can't be run.
-_CANNOT = 2
+CANNOT = 2
 
 
 def split(word: str) -> tuple[str, str, str]:
@@ -26,7 +26,7 @@ def split(word: str) -> tuple[str, str, str]:
     return (place, "", name) if place.endswith(".py") or "/" in place else ("", place, name)
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The function can't be called. Arguments: the name of a class in launchpad.errors, and why."""
 
 
@@ -34,9 +34,9 @@ def call(word: str) -> None:
     """Call the function named on the command line, and ignore what it returns."""
     try:
         _call(word)
-    except _Refused as refused:
+    except Refused as refused:
         print(f"launchpad: error: {refused.args[1]}", file=sys.stderr)
-        raise SystemExit(_CANNOT) from None
+        raise SystemExit(CANNOT) from None
 
 
 def _call(word: str) -> None:
@@ -48,12 +48,12 @@ def _call(word: str) -> None:
         function = getattr(function, part)
     if not callable(function):
         _refuse(f"{word} can't be called: it is of type {type(function).__name__}")
-    arguments = _arguments(function, word)
-    group = _Group(os.environ.get("LAUNCHPAD_BACKEND") or None)
+    arguments = arguments_for(function, word)
+    group = Group(os.environ.get("LAUNCHPAD_BACKEND") or None)
     try:
         function(*arguments)
-    except ValueError as error:
-        _explain_second_group(error)
+    except Exception as error:
+        explain(error)
         raise
     group.end()
 
@@ -85,7 +85,7 @@ def _load_module(name: str) -> Any:
     return sys.modules[name]
 
 
-def _arguments(function: Callable[..., Any], name: str) -> tuple[int, ...]:
+def arguments_for(function: Callable[..., Any], name: str) -> tuple[int, ...]:
     """The arguments for a function: (rank, size) or none, by its signature (like runner/function_target.py)."""
     import inspect
 
@@ -108,7 +108,7 @@ def _arguments(function: Callable[..., Any], name: str) -> tuple[int, ...]:
 _ALL_UP = "launchpad/all up"
 
 
-class _Group:
+class Group:
     """The process group around the call."""
 
     def __init__(self, backend: str | None) -> None:
@@ -116,7 +116,7 @@ class _Group:
         try:
             self._group.init_process_group(backend)
         except sys.modules["launchpad.errors"].LaunchpadError as error:
-            raise _Refused(type(error).__name__, str(error)) from None
+            raise Refused(type(error).__name__, str(error)) from None
         self._store: Any = None
         if self._group.get_backend() != "mpi":  # which has no store
             self._store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
@@ -137,15 +137,16 @@ class _Group:
             self._group.destroy_process_group()
 
 
-def _explain_second_group(error: ValueError) -> None:
-    if "default process group twice" in str(error):
+def explain(error: Exception) -> None:
+    """Add a note to an exception that comes from how launchpad calls functions."""
+    if isinstance(error, ValueError) and "default process group twice" in str(error):
         error.add_note(
             "launchpad initializes the process group before it calls the function; don't do it again in the function"
         )
 
 
 def _refuse(why: str) -> NoReturn:
-    raise _Refused("UsageError", why)
+    raise Refused("UsageError", why)
 
 
 def call_pickled() -> None:
@@ -154,54 +155,74 @@ def call_pickled() -> None:
     The outcome is ("returned", value), ("raised", pickled exception or None, its last line, its traceback), or
     ("refused", name of a class in launchpad.errors, why).
     """
-    with open(os.environ.pop("LAUNCHPAD_CALL"), "rb") as file:
-        given = pickling.map_file(file.fileno(), shared=False)
-    result = os.open(os.environ.pop("LAUNCHPAD_RESULT"), os.O_WRONLY | os.O_CREAT, 0o600)
-    about, given = pickling.load(given)
-    rank = os.environ["RANK"]
-    if list(sys.version_info[:2]) != about["python"]:
-        here, there = (".".join(map(str, one)) for one in (sys.version_info[:2], about["python"]))
-        why = f"rank {rank} has Python {here} ({sys.executable}) and launchpad.run was called from {there}"
-        why += "; functions are sent as bytecode, so the versions must be the same"
-        pickling.dump(("refused", "UsageError", why), result)
-        _end(_CANNOT)
-    sys.path[:0] = [path for path in map(os.path.abspath, about["path"]) if path not in sys.path]
-    _show_sources(about["sources"])
+    about, given, result = begin()
     group = None
     try:
-        try:
-            function, arguments = pickling.load(given)[0]
-        except ModuleNotFoundError as error:
-            error.add_note(f"rank {rank} has to import what the function needs, but {sys.executable} can't")
-            raise
+        function, arguments = load_function(given)
         if about["backend"] is not None:
-            group = _Group(about["backend"] or None)
-        value = function(*(arguments or _arguments(function, about["name"])))
-    except _Refused as refused:
+            group = Group(about["backend"] or None)
+        value = function(*(arguments or arguments_for(function, about["name"])))
+    except Refused as refused:
         pickling.dump(("refused", *refused.args), result)
-        _end(_CANNOT)
+        end(CANNOT)
     except Exception as error:
-        if isinstance(error, ValueError):
-            _explain_second_group(error)
+        explain(error)
         exceptions.keep_last(error, ours=(__file__,))
-        pickling.dump(_in_words(error), result)
-        _end(1)
+        pickling.dump(in_words(error), result)
+        end(1)
     except KeyboardInterrupt:
-        _end(130)
+        end(130)
     try:
         pickling.dump(("returned", value), result)
     except OSError as error:
-        raise OSError(error.errno, f"can't save what rank {rank} returned: {error.strerror}") from None
+        raise OSError(error.errno, f"can't save what rank {os.environ['RANK']} returned: {error.strerror}") from None
     except Exception:
-        why = pickling.why_not(value, f"what rank {rank} returned")
-        why += "; return tensors, arrays or plain values instead"
-        pickling.dump(("refused", "UnpicklableError", why), result)
-        _end(1)
+        pickling.dump(unpicklable(value), result)
+        end(1)
     if group is not None:
         group.end()
 
 
-def _end(code: int) -> NoReturn:
+def begin() -> tuple[dict[str, Any], memoryview, int]:
+    """Read what describes the caller. Returns it, what follows it in the file, and a descriptor for the outcome."""
+    with open(os.environ.pop("LAUNCHPAD_CALL"), "rb") as file:
+        given = pickling.map_file(file.fileno(), shared=False)
+    result = os.open(os.environ.pop("LAUNCHPAD_RESULT"), os.O_WRONLY | os.O_CREAT, 0o600)
+    about, given = pickling.load(given)
+    if list(sys.version_info[:2]) != about["python"]:
+        here, there = (".".join(map(str, one)) for one in (sys.version_info[:2], about["python"]))
+        why = f"rank {os.environ['RANK']} has Python {here} ({sys.executable}) and launchpad was called from {there}"
+        why += "; functions are sent as bytecode, so the versions must be the same"
+        pickling.dump(("refused", "UsageError", why), result)
+        end(CANNOT)
+    prepare(about)
+    return about, given, result
+
+
+def prepare(about: dict[str, Any]) -> None:
+    """Import from where the caller does, and let tracebacks show its sources."""
+    sys.path[:0] = [path for path in map(os.path.abspath, about["path"]) if path not in sys.path]
+    _show_sources(about["sources"])
+
+
+def load_function(given: memoryview) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments."""
+    try:
+        function, arguments = pickling.load(given)[0]
+    except ModuleNotFoundError as error:
+        rank = os.environ["RANK"]
+        error.add_note(f"rank {rank} has to import what the function needs, but {sys.executable} can't")
+        raise
+    return function, arguments
+
+
+def unpicklable(value: Any) -> tuple[str, str, str]:
+    """The outcome of a call that has returned what can't be pickled."""
+    why = pickling.why_not(value, f"what rank {os.environ['RANK']} returned")
+    return "refused", "UnpicklableError", f"{why}; return tensors, arrays or plain values instead"
+
+
+def end(code: int) -> NoReturn:
     """Exit silently: the caller reports the exception."""
     raise SystemExit(code) from None
 
@@ -214,12 +235,13 @@ def _show_sources(sources: dict[str, list[str]]) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
-def _in_words(error: Exception) -> tuple[str, bytes | None, str, str]:
+def in_words(error: Exception, ours: tuple[str, ...] = ()) -> tuple[str, bytes | None, str, str]:
+    """The outcome of a call that has raised this. `ours`: more files whose frames above the function's are left out."""
     import pickle
     import traceback
 
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, *ours):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
     last = "".join(traceback.format_exception_only(error)).strip()

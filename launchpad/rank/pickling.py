@@ -43,7 +43,33 @@ def import_beside(name: str, *, first: bool) -> Any:
     return sys.modules[name]
 
 
-def _pickler(file: Any, keep: Callable[[pickle.PickleBuffer], bool]) -> Any:
+class _MainGlobals:
+    """Stands for the globals of `__main__`: those of the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return vars, (_MainModule(),)
+
+
+class _MainModule:
+    def __reduce__(self) -> Any:
+        import importlib
+
+        return importlib.import_module, ("__main__",)
+
+
+_class: Any = None
+
+
+def _pickler(file: Any, keep: Callable[[pickle.PickleBuffer], bool], *, in_main: bool = False) -> Any:
+    global _class
+    _class = _class or _pickler_class()
+    pickler = _class(file, protocol=5, buffer_callback=keep)
+    if in_main:  # otherwise each call of dump gives the functions in it new globals
+        pickler.globals_ref[id(vars(sys.modules["__main__"]))] = _MainGlobals()
+    return pickler
+
+
+def _pickler_class() -> Any:
     # Both sides need the same version of cloudpickle, so it is sent to each node.
     cloudpickle = import_beside("cloudpickle", first=True)
 
@@ -56,7 +82,7 @@ def _pickler(file: Any, keep: Callable[[pickle.PickleBuffer], bool]) -> Any:
                 return _reduce_tensor(torch, value)
             return super().reducer_override(value)
 
-    return Pickler(file, protocol=5, buffer_callback=keep)
+    return Pickler
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
@@ -93,8 +119,11 @@ class _Elements:
         return functools.partial(torch.frombuffer, dtype=tensor.dtype), (pickle.PickleBuffer(memory),)
 
 
-def dump(value: Any, fd: int) -> None:
-    """Append the value to the file. Raises whatever pickling it raises, and OSError."""
+def dump(value: Any, fd: int, *, in_main: bool = False) -> None:
+    """Append the value to the file. Raises whatever pickling it raises, and OSError.
+
+    `in_main`: functions of `__main__` will have the globals of the `__main__` in which they are unpickled.
+    """
     import io
 
     parts: list[memoryview] = []
@@ -110,7 +139,7 @@ def dump(value: Any, fd: int) -> None:
         return False
 
     stream = io.BytesIO()
-    pickler = _pickler(stream, keep)  # its memo keeps the buffers alive
+    pickler = _pickler(stream, keep, in_main=in_main)  # its memo keeps the buffers alive
     pickler.dump(value)
     words = [0, stream.tell(), len(parts), *(part.nbytes for part in parts)]
     start = os.lseek(fd, 0, os.SEEK_END)

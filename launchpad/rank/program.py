@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 
 # Files whose frames are above the program's in tracebacks.
-_OURS = (__file__, os.path.join(os.path.dirname(__file__), "call.py"))
+_OURS = (__file__, *(os.path.join(os.path.dirname(__file__), name) for name in ("call.py", "session.py")))
 
 
 def set_argv(argv: list[str], calls: str) -> None:
     """Set `sys.argv` and `sys.orig_argv` for the command line `python -u (SCRIPT | -m MODULE | FUNCTION) ARGS`.
 
-    `calls`: "function" for FILE.py:NAME or MODULE:NAME, "pickled" for a pickled function (see rank/call.py), else "".
+    `calls`: "function" for FILE.py:NAME or MODULE:NAME, "pickled" for a pickled function (see rank/call.py),
+    "session" for many of them (rank/session.py), else "".
     """
     sys.orig_argv[:] = argv
     if calls:
@@ -38,7 +39,7 @@ def set_argv(argv: list[str], calls: str) -> None:
 def put_first_on_path(words: list[str], calls: str) -> None:
     """Set sys.path[0] as `python SCRIPT ARGS` or `python -m MODULE ARGS` would; likewise for functions."""
     script = words[0] if words[0] != "-m" else ""
-    if calls == "pickled":  # the caller's path comes with the function
+    if calls in ("pickled", "session"):  # the caller's path comes with the function
         return
     if calls:
         from . import call
@@ -104,7 +105,11 @@ def _run(argv: list[str], calls: str) -> list[BaseException]:
             from . import mpi_init
 
             mpi_init.release()
-        if calls:
+        if calls == "session":
+            from . import session
+
+            session.serve()
+        elif calls:
             from . import call
 
             call.call_pickled() if calls == "pickled" else call.call(argv[2])

@@ -53,6 +53,7 @@ class Starter:
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
         self._input: rank.StdinFeed | None = None
         self.has_call = False  # the function for the ranks is in the job's folder
+        self.call_line = ""  # the name of the socket over which they get further ones
         self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
         self.mpi: NodeWorlds | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
@@ -181,6 +182,7 @@ class Starter:
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
         own = {**rundir.call_files(self._folder, entry["rank"])} if self.has_call else {}
+        own |= {"LAUNCHPAD_CALL_LINE": self.call_line} if self.call_line else {}
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
         return own | {"PMI_FD": "3"} if self._in_mpi(entry) else own

@@ -1,0 +1,279 @@
+"""A job whose ranks call functions: the head runs in a thread of the caller's process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
+
+from launchpad import linux
+from launchpad.api.packing import deliver
+from launchpad.api.results import ResultCollector, Results
+from launchpad.api.screen import Screen
+from launchpad.errors import JobTimeout, NodeError, UsageError
+from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.hosts import Host, Nproc
+from launchpad.job.outcome import Cause
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec, Target
+from launchpad.job.user_environment import forwarded
+from launchpad.protocol.events import JobOver, StopRequested
+from launchpad.runner.connect import read_hosts
+from launchpad.runner.imports import NOT_FORKED, TORCH
+from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
+from launchpad.runner.observers import Observers, waited
+from launchpad.runner.options import HostOptions
+from launchpad.transport import Link
+
+Group = Literal["auto", "gloo", "nccl", "mpi"]
+
+
+def check(name: str, backend: str | None, timeout: float | None) -> None:
+    """Raise UsageError if the function `name` can't be called here, or not with these."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UsageError(
+            f"{name} was called in a rank (TORCHELASTIC_RUN_ID is set), so each rank would start ranks: call it "
+            "in a process that no launcher has started; if a module calls it on import, move it into a function"
+        )
+    if backend is not None and backend not in get_args(Group):
+        raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
+    if timeout is not None and not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+
+
+class JobRequest(NamedTuple):
+    """What to run, and where."""
+
+    spec: JobSpec
+    hosts: Sequence[Host]
+    options: HostOptions
+    nproc: Nproc | None
+
+
+def prepare(
+    target: Target,
+    nproc: Nproc | None,
+    hosts: str | Sequence[str] | None,
+    backend: Group | None,
+    env: Mapping[str, str] | None,
+    wdir: str | None,
+    *,
+    sync: bool,
+    ssh_config: str | None,
+) -> JobRequest:
+    """The spec that these parameters of launchpad.run describe. Raises UsageError."""
+    listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
+    options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
+    nodes = read_hosts(options, nproc)
+    far = not all(host.here for host in nodes)
+    spec = JobSpec(
+        target=target,
+        nproc=nproc or 1,
+        python=sys.executable,
+        cwd=os.path.abspath(wdir or os.getcwd()),
+        environ={
+            **(forwarded(os.environ) if far else {}),
+            **{name: str(value) for name, value in (env or {}).items()},
+        },
+        torch=False,
+        preload=_preload(backend, {**os.environ, **(env or {})}),
+        backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
+    )
+    return JobRequest(spec, nodes, options, nproc)
+
+
+def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The modules to import once per node: torch, unless no rank will need it."""
+    needed = backend is not None or "torch" in sys.modules
+    return TORCH if needed and not any(environ.get(name) for name in NOT_FORKED) else ()
+
+
+@contextlib.contextmanager
+def interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Make Ctrl-C call `stop` instead of raising wherever the main thread happens to be."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
+        signal.SIG_IGN,
+        None,
+    ):
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: stop())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class FunctionJob:
+    """The head in a thread of its own, so that the caller's threads can write the ranks' output and receive Ctrl-C."""
+
+    def __init__(
+        self,
+        request: JobRequest,
+        call: int,
+        screen: Screen,
+        collect: Callable[[Plan, Sequence[bool]], ResultCollector],
+        over: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`call`: the descriptor of what the ranks get first. `collect` gets the plan, and which nodes are remote.
+
+        `over` is called when the outcome is known.
+        """
+        self._over = over
+        self._spec, self._hosts, self._options, self._nproc = request
+        self._call = call
+        self._collect = collect
+        self._bringup = BringUp()
+        self.post = self._bringup.post  # puts an event into the loop's inbox
+        self.screen = screen
+        screen.post = self.post
+        self.thread = threading.Thread(target=self._run, name="launchpad", daemon=True)
+        self._closing = contextlib.ExitStack()  # the links
+        self._abandon: Callable[[], None] | None = None  # while connecting to hosts
+        self._interrupted = False
+        self._error: BaseException | None = None
+        self._collector: ResultCollector | None = None
+        self._cause: Cause | None = None
+        self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
+        self._not_restarted = ""  # why the ranks were not started again
+        self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
+
+    def interrupt(self) -> None:
+        """Stop the ranks on Ctrl-C; kill them on the second."""
+        self._interrupted = True
+        self._bringup.post(StopRequested(time.monotonic_ns(), signal.SIGINT))
+        if self._abandon is not None:
+            self._abandon()
+
+    def outcome(self) -> Results:
+        """Return the results, or raise the exception that says why there are none."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        if self._error is not None:
+            raise self._error
+        assert self._collector is not None
+        cause = self._cause
+        if cause is None:
+            return self._collector.results()
+        report = "\n".join(self._report)
+        match cause.kind:
+            case "failure":
+                error = self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
+                if self._not_restarted and str(error) != report:
+                    error.add_note(f"launchpad: {self._not_restarted}")
+                raise error
+            case "timeout":
+                first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
+                raise JobTimeout("\n".join([first, *self._report[1:]]))
+            case "console" if self.screen.failure is not None:
+                raise self.screen.failure
+            case "lost":
+                raise NodeError(report)
+        raise UsageError(report)
+
+    def close(self) -> None:
+        """Release what was collected."""
+        if self._collector is not None:
+            self._collector.close()
+
+    def _run(self) -> None:
+        try:
+            with self._closing:
+                self._supervise()
+        except SystemExit:  # asked to stop before the ranks were started
+            self._interrupted = True
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.screen.close()
+            self._over()
+
+    def _supervise(self) -> None:
+        spec, bringup = self._spec, self._bringup
+        files = files_to_sync(self._options, spec)
+        links = self._links()
+        cluster = bring_up(
+            bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True
+        )
+        remote = [link.remote for link in links]
+        self._collector = self._collect(cluster.plan, remote)
+        cluster.plan = self._with_files(cluster.plan, remote)
+        deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
+        self.screen.open(cluster.plan)
+        self._conduct(cluster)
+
+    def _conduct(self, cluster: Cluster) -> None:
+        """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
+        spec, post = self._spec, self._bringup.post
+        assert self._collector is not None
+        observers = Observers(os.urandom(4).hex(), spec, cluster.plan, post, self.screen.say)
+        sinks = observers.begin([self.screen, self._collector])
+        code = 1
+        try:
+            code, self._cause = Supervisor(self._bringup).run(
+                cluster,
+                sinks,
+                grace=None,
+                timeout=spec.timeout,
+                max_restarts=spec.max_restarts.most,
+                waited=waited,
+                restart_period=spec.max_restarts.period,
+                may_restart=observers.restart_judge(spec),
+                debug_port=spec.debug[1] if spec.debug else 0,
+            )
+            if self._cause is not None:
+                verdict, self._report = observers.conclude()
+                self._not_restarted = observers.summary.history.not_restarted
+                if verdict.cause is not None and verdict.cause.rank >= 0:
+                    self._blamed = verdict.cause.rank
+        finally:
+            observers.end()
+            observers.journal.on(JobOver(time.monotonic_ns(), code))
+            observers.journal.close()
+
+    def _links(self) -> list[Link]:
+        local = LocalAgent()
+        self._closing.callback(local.close)
+        python = self._spec.python
+        try:
+            links, _ = open_links(
+                self._hosts,
+                local,
+                self._closing,
+                self._options,
+                python,
+                exact=False,
+                quiet=True,
+                dialling=self._dialling,
+            )
+        finally:
+            self._abandon = None
+        return links
+
+    def _dialling(self, abandon: Callable[[], None]) -> None:
+        self._abandon = abandon
+        if self._interrupted:
+            abandon()
+
+    def _with_files(self, plan: Plan, remote: Sequence[bool]) -> Plan:
+        """The plan, with the paths of our memfds in the environment of this machine's ranks."""
+        assert self._collector is not None
+        call = linux.path_of(self._call)
+        nodes = list(plan.nodes)
+        for place, node in enumerate(nodes):
+            if remote[place]:
+                continue
+            ranks = []
+            for rank in node.ranks:
+                own = {"LAUNCHPAD_CALL": call, **self._collector.environ(rank.rank)}
+                ranks.append(dataclasses.replace(rank, environ={**rank.environ, **own}))
+            nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
+        return dataclasses.replace(plan, nodes=tuple(nodes))

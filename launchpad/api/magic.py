@@ -1,0 +1,101 @@
+"""The IPython magic `%%ranks`: runs a notebook cell on ranks that stay (`%load_ext launchpad`)."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from launchpad.api.ranks import Ranks, ranks
+from launchpad.errors import UsageError
+
+_USAGE = (
+    "%%ranks [N] [--backend gloo|nccl|mpi|none] [--hosts a:4,b:4] [--timeout SECONDS]; %ranks --restart; %ranks --close"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; usage: {_USAGE}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ranks", add_help=False, allow_abbrev=False)
+    parser.add_argument("nproc", nargs="?", type=int)
+    parser.add_argument("--backend")
+    parser.add_argument("--hosts")
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--close", action="store_true")
+    return parser
+
+
+class RanksMagic:
+    """The magic of one shell. Its ranks are the variable `ranks` there, for calls besides the cells."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._ranks: Ranks | None = None
+        self._started_with: tuple[Any, ...] = ()
+
+    def __call__(self, line: str, cell: str | None = None) -> None:
+        """Start the ranks that the line asks for, unless they run, and run the cell on each of them."""
+        wanted = _parser().parse_args(shlex.split(line))
+        if wanted.close:
+            self.close()
+            return
+        if wanted.restart and self._ranks is not None:
+            self._ranks.restart()
+        self._start(wanted)
+        if cell is not None and cell.strip() and self._ranks is not None:
+            name = self._shell.compile.cache(cell, self._shell.execution_count)
+            self._ranks.run(_runner(), cell, name, timeout=wanted.timeout)
+
+    def _start(self, wanted: argparse.Namespace) -> None:
+        backend: Any = None if wanted.backend == "none" else wanted.backend or "auto"
+        asked = (wanted.nproc, wanted.backend, wanted.hosts)
+        if self._ranks is not None and (asked in ((None, None, None), self._started_with)):
+            return
+        self.close()
+        if wanted.nproc is None and wanted.hosts is None:
+            raise UsageError(f"no ranks run yet: say how many; usage: {_USAGE}")
+        self._ranks = ranks(wanted.nproc, hosts=wanted.hosts, backend=backend)
+        self._started_with = asked
+        self._shell.user_ns["ranks"] = self._ranks
+
+    def close(self) -> None:
+        """End the ranks, if there are any."""
+        if self._ranks is not None:
+            if self._shell.user_ns.get("ranks") is self._ranks:
+                del self._shell.user_ns["ranks"]
+            before, self._ranks = self._ranks, None
+            before.close()
+
+
+def _runner() -> Callable[[str, str], None]:
+    """What runs a cell in a rank. A function inside a function is sent by value: other hosts lack this module."""
+
+    def run_cell(source: str, name: str) -> None:
+        import ast
+        import linecache
+        import sys
+
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        space = vars(sys.modules["__main__"])
+        tree = ast.parse(source, name)
+        final = tree.body[-1] if tree.body else None
+        last = ast.Expression(final.value) if isinstance(final, ast.Expr) else None
+        del tree.body[len(tree.body) - (last is not None) :]
+        exec(compile(tree, name, "exec"), space)  # noqa: S102
+        if last is not None:
+            value = eval(compile(last, name, "eval"), space)  # noqa: S307
+            if value is not None:
+                print(repr(value))
+
+    return run_cell
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magic to this shell; IPython calls it for `%load_ext launchpad`."""
+    shell.register_magic_function(RanksMagic(shell), "line_cell", "ranks")

@@ -1,0 +1,124 @@
+"""`%%ranks` and `launchpad.ranks` in a real notebook: an ipykernel, driven as Jupyter does."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
+
+jupyter_client = pytest.importorskip("jupyter_client", reason="ipykernel is not installed")
+nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+
+pytestmark = pytest.mark.filterwarnings("default")  # zmq's and traitlets' own
+
+
+@pytest.fixture
+def kernels(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Starts this interpreter's kernel, in the test's own folders."""
+    for name in set(os.environ) - set(launchpad.environ):
+        monkeypatch.delenv(name)
+    for name, value in launchpad.environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    (tmp_path / "jupyter_runtime_dir").mkdir()
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    yield manager
+    if manager.has_kernel:
+        manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+    manager.context.destroy(linger=0)
+    del manager
+    gc.collect()  # the clients' sockets, whose warnings must not reach other tests
+
+
+def text_of(cell: Any) -> str:
+    """What a cell shows, on stdout and stderr."""
+    return "".join(output.text for output in cell.outputs if output.output_type == "stream")
+
+
+CELLS = (
+    "%load_ext launchpad",
+    "%%ranks 2 --backend none\nimport os\nrank = int(os.environ['RANK'])\nsquare = rank ** 2\n"
+    "print('in', rank)\nsquare",
+    "%%ranks\nsquare += 10\nsquare",
+    "ranks.run(lambda: (rank, square))",
+    "def broken():\n    if rank: raise ValueError('in the cell')\nranks.run(broken)",
+    "%%ranks\nfrom rich.progress import track\nfor _ in track(range(3), description='steps'): pass",
+    "%ranks --restart\nranks.run(lambda: 'square' in globals())",
+    "%%ranks --size 3\n1",
+    "%ranks --close\n'ranks' in globals()",
+    "%%ranks 2 --backend none\n1",  # the end of the kernel ends them
+)
+
+
+def test_cells_on_ranks(launchpad: Launchpad, kernels: Any) -> None:
+    """Run as nbconvert does: what the ranks print is in the cell that made the call."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    client = nbclient.NotebookClient(notebook, km=kernels, timeout=2 * DEADLINE, allow_errors=True)
+    client.execute(cwd=str(launchpad.folder))
+    kernels.shutdown_kernel()
+    cells = notebook.cells
+    assert sorted(text_of(cells[1]).splitlines()) == ["[0] 0", "[0] in 0", "[1] 1", "[1] in 1"]
+    assert sorted(text_of(cells[2]).splitlines()) == ["[0] 10", "[1] 11"]
+    assert cells[3].outputs[0].data["text/plain"] == "Results(((0, 10), (1, 11)))"
+    (error,) = cells[4].outputs
+    assert (error.ename, error.evalue) == ("ValueError", "in the cell")
+    assert "if rank: raise ValueError" in "\n".join(error.traceback)
+    assert text_of(cells[5]).count("100%") >= 2
+    assert cells[6].outputs[-1].data["text/plain"] == "Results((False, False))"
+    assert cells[7].outputs[-1].ename == "UsageError"
+    assert cells[8].outputs[-1].data["text/plain"] == "False"
+    wait_until(lambda: not launchpad.survivors(), "the kernel to be gone", show=launchpad.survivors)
+
+
+def test_the_kernels_interrupt_ends_the_call_and_not_the_ranks(launchpad: Launchpad, kernels: Any) -> None:
+    kernels.start_kernel(cwd=str(launchpad.folder))
+    client = kernels.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=DEADLINE)
+        shown: list[str] = []
+
+        def take(message: Any) -> None:
+            content, kind = message["content"], message["msg_type"]
+            shown.append(content[{"stream": "text", "error": "ename"}[kind]] if kind in ("stream", "error") else "")
+            if kind == "stream" and "".join(shown).count("waits") == 2:
+                kernels.interrupt_kernel()
+
+        def execute(code: str) -> str:
+            shown.clear()
+            client.execute_interactive(code, timeout=DEADLINE, output_hook=take)
+            return "".join(shown)
+
+        execute("import launchpad, os, time\nranks = launchpad.ranks(2, backend=None)\npids = ranks.run(os.getpid)")
+        waits = "def waits():\n    print('waits', flush=True)\n    time.sleep(1000)\nranks.run(waits)"
+        assert "KeyboardInterrupt" in execute(waits)
+        assert execute("print(ranks.run(os.getpid) == pids)") == "True\n"
+        pids = [int(word) for word in execute("print(*pids)").split()]
+        os.kill(kernels.provisioner.pid, signal.SIGKILL)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the ranks to be gone")
+    finally:
+        client.stop_channels()
+    wait_until(lambda: not [one for one in launchpad.survivors() if "ipykernel" not in one], "nothing to be left")
+
+
+@needs_torch
+def test_the_example_notebook(launchpad: Launchpad, kernels: Any) -> None:
+    path = Path(__file__).parent.parent / "examples" / "ranks.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(notebook, km=kernels, timeout=2 * DEADLINE)
+    client.execute(cwd=str(launchpad.folder))
+    assert "[0] loss" in "".join(text_of(cell) for cell in notebook.cells if cell.cell_type == "code")

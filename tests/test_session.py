@@ -1,0 +1,439 @@
+"""`launchpad.ranks`: ranks that stay for one call after the other. What their failures, interrupts and ends leave."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import launchpad as lp
+from tests.conftest import DEADLINE, MARK, Launchpad, needs_torch, wait_until
+from tests.sshd import needs_sshd
+from tests.test_run_hosts import Hosts
+
+needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+
+def ours() -> list[str]:
+    """What is open here, besides the event loops of other tests."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            kind = os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]
+            found += [kind] if kind in ("pipe", "socket") or kind.startswith("/memfd") else []
+    return sorted(found)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No descriptor and no thread here; the command's fixture checks for processes and files."""
+    monkeypatch.setenv(MARK, launchpad.mark)
+    monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
+    monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
+    before = ours()
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    gc.collect()  # an exception that was caught holds frames, which hold what was returned
+    assert ours() == before
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("launchpad")] == []
+
+
+held: list[int] = []
+
+
+def hold(number: int) -> int:
+    held.append(number)
+    return len(held)
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def raise_on(number: int) -> int:
+    if rank() == number:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, f"rank {number}")
+    return rank()
+
+
+def exit_on(number: int, code: int) -> None:
+    if rank() == number:
+        os._exit(code)
+    threading.Event().wait()
+
+
+def meet_unless(number: int) -> None:
+    import torch.distributed as dist
+
+    if rank() == number:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "before the barrier")
+    dist.barrier()
+
+
+def wait_in(folder: str) -> None:
+    """Wait for ever, and say so."""
+    (Path(folder) / f"{rank()} waits").touch()
+    threading.Event().wait()
+
+
+def all_wait(folder: Path, count: int) -> None:
+    wait_until(lambda: len(list(folder.glob("* waits"))) == count, "the ranks to wait")
+
+
+def test_what_a_call_leaves_is_there_for_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(2, backend=None) as ranks:
+        pids = ranks.run(os.getpid)
+        assert isinstance(pids, lp.Results)
+        assert ranks.run(hold, 5) == (1, 1)
+        assert ranks.run(hold, 6) == (2, 2)
+        assert ranks.run(os.getpid) == pids
+        assert held == []
+        assert ranks.run(lambda rank, size: (rank, size)) == ((0, 2), (1, 2))
+        assert repr(ranks) == "<launchpad.ranks: 2 ranks, ready>"
+        assert pids[pids.places[1]] == pids[1]
+    assert repr(ranks) == "<launchpad.ranks: 2 ranks, closed>"
+    with pytest.raises(lp.UsageError, match="these ranks are closed"):
+        ranks.run(rank)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_call_prints_is_there_when_it_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(2, backend=None) as ranks:
+        for number in range(20):
+            ranks.run(print, "call", number)
+            assert sorted(capsys.readouterr().out.splitlines()) == [f"[0] call {number}", f"[1] call {number}"]
+        ranks.run(os.write, 1, b"unfinished")
+        assert sorted(capsys.readouterr().out.splitlines()) == ["[0] unfinished", "[1] unfinished"]
+        ranks.run(subprocess.run, ["sh", "-c", "echo from a child >&2"])
+        assert sorted(capsys.readouterr().err.splitlines()) == ["[0] from a child", "[1] from a child"]
+        ranks.run(os.write, 1, b"x\n" * (1 << 20))
+        assert capsys.readouterr().out.count("\n") == 2 << 20
+
+
+def test_submitted_calls_run_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(2, backend=None) as ranks:
+        futures = [ranks.submit(hold, number) for number in range(9)]
+        assert [future.result(DEADLINE) for future in futures] == [(number, number) for number in range(1, 10)]
+        first = ranks.submit(_until, str(tmp_path / "go"))
+        second, third = ranks.submit(hold, 0), ranks.submit(print, "printed")
+        assert second.cancel()
+        assert not first.done()
+        (tmp_path / "go").touch()
+        assert third.result(DEADLINE) == (None, None)
+        assert sorted(capsys.readouterr().out.splitlines()) == ["[0] printed", "[1] printed"]
+        assert ranks.run(hold, 0) == (10, 10)
+        last = ranks.submit(hold, 0)
+    assert last.result(0) == (11, 11)  # the `with` has waited for it
+
+
+def _until(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def test_a_rank_that_raises_leaves_all_alive(capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(3, backend=None) as ranks:
+        pids = ranks.run(os.getpid)
+        with pytest.raises(UnicodeDecodeError) as error:
+            ranks.run(raise_on, 1)
+        assert error.value.reason == "rank 1"
+        remote = str(error.value.__cause__)
+        assert remote.startswith("\nrank 1:\nTraceback (most recent call last):")
+        assert "in raise_on\n    raise UnicodeDecodeError(" in remote
+        assert "rank/session.py" not in remote
+        with pytest.raises(lp.UnpicklableError, match=r"what rank . returned \(a lock\) can't be pickled"):
+            ranks.run(threading.Lock)
+        with pytest.raises(lp.UnpicklableError, match=r"argument 1 \(a lock\) can't be pickled"):
+            ranks.run(hold, threading.Lock())
+        with pytest.raises(lp.UsageError, match=r"takes \(number\); it must take \(rank, size\), or nothing"):
+            ranks.run(hold)
+        with pytest.raises(lp.UsageError, match=r"ranks\.run needs a function"):
+            ranks.run(3)
+        with pytest.raises(lp.UsageError, match="timeout=0"):
+            ranks.run(rank, timeout=0)
+        assert ranks.run(os.getpid) == pids
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_that_exits_ends_all_until_they_are_restarted() -> None:
+    ranks = lp.ranks(2, backend=None)
+    try:
+        with pytest.raises(lp.RankError, match="rank 1 failed first: exit code 7") as error:
+            ranks.run(exit_on, 1, 7)
+        assert (error.value.rank, error.value.code) == (1, 7)
+        assert "ranks.restart() starts new ones" in error.value.__notes__[0]
+        with pytest.raises(lp.UsageError, match=r"the ranks are gone \(rank 1 failed first"):
+            ranks.run(rank)
+        ranks.restart()
+        assert ranks.run(hold, 1) == (1, 1)
+        with pytest.raises(lp.RankError, match=r"rank . exited \(exit code 0\) before its function returned"):
+            ranks.run(sys.exit, 0)
+        ranks.restart()
+        before = ranks.run(os.getpid)
+        ranks.restart()  # also while they run
+        assert set(before).isdisjoint(ranks.run(os.getpid))
+    finally:
+        ranks.close()
+        ranks.close()
+
+
+@needs_torch
+def test_a_rank_that_raises_while_others_wait_for_it(launchpad: Launchpad) -> None:
+    with lp.ranks(3, backend="gloo") as ranks:
+        with pytest.raises(UnicodeDecodeError, match="before the barrier") as error:
+            ranks.run(meet_unless, 1)
+        assert str(error.value.__cause__).startswith("\nrank 1:\nTraceback")
+        assert "ranks.restart() starts new ones" in error.value.__notes__[0]
+        assert "rank 1 failed first: UnicodeDecodeError" in launchpad.run("why").stdout
+        with pytest.raises(lp.UsageError, match="the ranks are gone"):
+            ranks.run(rank)
+        ranks.restart()
+        ranks.run(meet_unless, -1)
+        assert ranks.run(rank) == (0, 1, 2)
+
+
+def test_a_call_that_takes_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ranks(2, backend=None, timeout=DEADLINE) as ranks:
+        pids = ranks.run(os.getpid)
+        ranks.run(rank)  # imports this module
+        with pytest.raises(lp.JobTimeout, match=r"wait_in was ended: it ran longer than timeout=0\.5 s"):
+            ranks.run(wait_in, str(tmp_path), timeout=0.5)
+        said = capsys.readouterr().err
+        assert "ranks 0-1 " in said
+        assert "in wait_in" in said
+        assert ranks.run(os.getpid) == pids
+
+
+@needs_torch
+def test_a_call_that_hangs_in_a_collective() -> None:
+    with lp.ranks(2, backend="gloo") as ranks:
+        ranks.run(rank)  # imports this module
+        with pytest.raises(lp.JobTimeout, match="rank 0 had not returned") as error:
+            ranks.run(_barrier_of, 0, timeout=0.5)
+        assert "rank 0 did not end the call" in error.value.__notes__[0]
+        with pytest.raises(lp.UsageError, match=r"the ranks are gone \(the call of .* was ended"):
+            ranks.run(rank)
+
+
+def _barrier_of(number: int) -> None:
+    import torch.distributed as dist
+
+    if rank() == number:
+        dist.barrier()
+
+
+@needs_torch
+@needs_mpi
+def test_over_mpi() -> None:
+    with lp.ranks(2, backend="mpi") as ranks:
+        assert ranks.run(keep, 1) == ((0, 2.0), (1, 2.0))
+        with pytest.raises(UnicodeDecodeError, match="rank 1"):
+            ranks.run(raise_on, 1)
+        assert ranks.run(kept_unless, -1) == (1, 1)
+        with pytest.raises(UnicodeDecodeError, match="before the barrier"):
+            ranks.run(meet_unless, 0)
+        ranks.restart()
+        assert ranks.run(rank) == (0, 1)
+
+
+def test_it_is_a_job_like_any_other(launchpad: Launchpad) -> None:
+    """Its idle ranks too."""
+    with lp.ranks(2, backend=None) as ranks:
+        ranks.run(print, "printed")
+        wait_until(lambda: launchpad.run("stacks").returncode == 0, "an answer")
+        assert "ranks 0-1" in launchpad.run("stacks").stdout
+        assert "running" in launchpad.run("jobs").stdout
+        assert "[0] printed" in launchpad.run("logs").stdout
+    assert "running" not in launchpad.run("jobs").stdout
+
+
+def test_ranks_that_are_dropped_end(launchpad: Launchpad) -> None:
+    ranks = lp.ranks(1, backend=None)
+    (pid,) = ranks.run(os.getpid)
+    future = ranks.submit(rank)
+    assert future.result(DEADLINE) == (0,)
+    del ranks
+    gc.collect()
+    wait_until(lambda: not launchpad.survivors() or not os.path.exists(f"/proc/{pid}"), "the rank to be gone")
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("launchpad")], "the threads")
+
+
+def test_a_forked_process_has_no_ranks() -> None:
+    with lp.ranks(1, backend=None) as ranks:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ranks.run(rank)
+            except lp.UsageError as error:
+                os._exit(0 if "belong to the process that has started them" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert ranks.run(rank) == (0,)
+
+
+SCRIPT = """
+import os, sys, launchpad
+
+def setup(start):
+    global total
+    total = start
+
+def add(x):
+    global total
+    total += x * factor
+    return total
+
+total, factor = -1, 1
+ranks = launchpad.ranks(2, backend=None)
+ranks.run(setup, 10)
+assert ranks.run(add, 1) == (11, 11) and ranks.run(add, 1) == (12, 12), "a global of the ranks"
+factor = 2
+assert ranks.run(add, 1) == (14, 14) and total == -1, "a global of the caller"
+
+class Batch:
+    def __init__(self, x): self.x = x
+
+def keep(batch):
+    global kept
+    kept = batch
+
+ranks.run(keep, Batch(3))
+assert ranks.run(lambda: isinstance(kept, Batch) and kept.x) == (3, 3)
+import numpy
+big = numpy.arange(1 << 18)
+(one, other) = ranks.run(lambda x: x * 2, big)
+assert (one == big * 2).all() and (other == big * 2).all()
+print("pids", *ranks.run(os.getpid), flush=True)
+END
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit(3)", "del ranks; input()"]
+)
+def test_nothing_is_left_whatever_ends_the_interpreter(launchpad: Launchpad, end: str) -> None:
+    (launchpad.folder / "script.py").write_text(SCRIPT.replace("END", end))
+    process = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=launchpad.folder,
+        env=launchpad.environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        line = process.stdout.readline()
+        assert line.startswith("pids "), process.stderr.read()
+        pids = [int(word) for word in line.split()[1:]]
+        if "input" not in end:
+            process.wait(DEADLINE)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the ranks to be gone")
+        _, err = process.communicate("\n", timeout=DEADLINE)
+        assert "Traceback" not in err
+
+
+INTERRUPTED = """
+import launchpad, os, threading
+
+def wait():
+    print("ready", flush=True)
+    threading.Event().wait()
+
+with launchpad.ranks(2, backend=None) as ranks:
+    pids = ranks.run(os.getpid)
+    try:
+        ranks.run(wait)
+    except KeyboardInterrupt:
+        print("interrupted", ranks.run(os.getpid) == pids, flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_call_and_not_the_ranks(launchpad: Launchpad) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, env=launchpad.environ, cwd=launchpad.folder, **pipes) as process:
+        assert sorted(process.stdout.readline() for _ in range(2)) == [b"[0] ready\n", b"[1] ready\n"]
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, out, err) == (0, b"interrupted True\n", b"")
+
+
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, message in (
+        ({"backend": "tcp"}, "backend='tcp'"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"hosts": "a:3"}, "a is given 3 ranks, but --nproc asks for 2"),
+        ({"env": {"RANK": "3"}}, "launchpad sets RANK"),
+    ):
+        with pytest.raises(lp.UsageError, match=message):
+            lp.ranks(2, **options)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    with pytest.raises(lp.UsageError, match=r"launchpad\.ranks was called in a rank"):
+        lp.ranks(2)
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+@needs_torch
+def test_over_ssh(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Large arguments and results, state, output, an exception, a timeout and a death."""
+    import numpy
+
+    big = numpy.arange(1 << 20, dtype=numpy.float64)  # 8 MiB: more than may be in flight
+    with lp.ranks(hosts=["n1:1", "n2:2"], ssh_config=str(hosts.ssh_config)) as ranks:
+        results = ranks.run(keep, big)
+        assert results == ((0, 3.0), (1, 3.0), (2, 3.0))
+        assert results.places == (("n1", 0), ("n2", 0), ("n2", 1))
+        assert sorted(capsys.readouterr().out.splitlines()) == ["[n1 0] kept", "[n2 1] kept", "[n2 2] kept"]
+        assert all((one == big).all() for one in ranks.run(kept_unless, -1))
+        futures = [ranks.submit(hold, 1) for _ in range(5)]
+        assert [future.result(DEADLINE) for future in futures] == [(number,) * 3 for number in range(1, 6)]
+        with pytest.raises(UnicodeDecodeError) as error:
+            ranks.run(kept_unless, 1)
+        assert str(error.value.__cause__).startswith("\nrank 1 on n2:\nTraceback")
+        with pytest.raises(lp.JobTimeout):
+            ranks.run(wait_in, str(tmp_path), timeout=1.0)
+        assert ranks.run(rank) == (0, 1, 2)
+        with pytest.raises(lp.RankError, match="failed first: exit code 7"):
+            ranks.run(exit_on, 2, 7)
+        ranks.restart()
+        assert ranks.run(rank) == (0, 1, 2)
+        with pytest.raises(UnicodeDecodeError, match="before the barrier"):
+            ranks.run(meet_unless, 2)
+
+
+kept: object = None
+
+
+def keep(x: object) -> tuple[int, float]:
+    global kept
+    import torch
+    import torch.distributed as dist
+
+    kept = x
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("kept")
+    return dist.get_rank(), total.item()
+
+
+def kept_unless(number: int) -> object:
+    raise_on(number)
+    return kept
