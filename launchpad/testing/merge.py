@@ -231,7 +231,7 @@ def _add(report: pytest.TestReport, told: Sequence[_Told], main: _Told, end: Tes
             if getattr(longrepr, "chain", None):
                 trace, crash, description = longrepr.chain[-1]
                 longrepr.chain[-1] = (trace, longrepr.reprcrash if crash else crash, description)
-    else:
+    elif any(one.text != main.text for one in told):
         report.longrepr = f"{longrepr}\n{details}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -66,9 +67,8 @@ class TestRunner:
             first, last = merge.merged(test, end, self._read)
         for report in first:
             self._log(item, report)
-        for one in end.ranks:
-            for seen in one.warnings:
-                warnings.showwarning(seen.category(seen.text), seen.category, seen.file, seen.line)
+        for seen in dict.fromkeys(seen for one in end.ranks for seen in one.warnings):
+            warnings.showwarning(UserWarning(seen.text), seen.category, seen.file, seen.line)
         self._stop_if_asked([end.stop, *(one.stop for one in end.ranks)])
         following = None if self._session.shouldfail or self._session.shouldstop else self._following(item, nextitem)
         passed = {str(report.when): report.passed for report in first}
@@ -98,6 +98,9 @@ class TestRunner:
                 pytest.exit(*stop)
 
     def _log(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        if report.failed and type(report) is not pytest.TestReport:
+            subtests: Any = sys.modules["_pytest.subtests"]
+            self._session.config.stash[subtests.failed_subtests_key][item.id] += 1  # type: ignore[attr-defined]
         item.ihook.pytest_runtest_logreport(report=report)
 
     def _read(self, data: dict[str, Any]) -> pytest.TestReport:
