@@ -169,12 +169,18 @@ class _Reporter:
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         """--pdb: the first rank that fails has the terminal."""
         if self.debugger is not None and _ask("first"):
+            self._say_who()
             self.debugger.pytest_exception_interact(node, call, report)
             _tell("leave")
 
     def pytest_enter_pdb(self) -> None:
         """breakpoint(): one rank after the other has the terminal."""
         _ask("enter")
+        self._say_who()
+
+    def _say_who(self) -> None:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        self._config.get_terminal_writer().sep(">", f"rank {rank} of {size} has the terminal")
 
     def pytest_leave_pdb(self) -> None:
         _tell("leave")

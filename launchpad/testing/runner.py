@@ -100,7 +100,7 @@ class TestRunner:
     def _log(self, item: pytest.Item, report: pytest.TestReport) -> None:
         if report.failed and type(report) is not pytest.TestReport:
             subtests: Any = sys.modules["_pytest.subtests"]
-            self._session.config.stash[subtests.failed_subtests_key][item.id] += 1  # type: ignore[attr-defined]
+            self._session.config.stash[subtests.failed_subtests_key][item.id] += 1
         item.ihook.pytest_runtest_logreport(report=report)
 
     def _read(self, data: dict[str, Any]) -> pytest.TestReport:
