@@ -103,7 +103,7 @@ class TestForkserver:
                 return self._run(self._items[number], limit)
             case "teardown", int(number), following, passed:
                 after = None if following is None else self._items[following]
-                return TestEnd(before=self._tear_down(self._items[number], after, passed))
+                return self._tear_down(self._items[number], after, passed)
         raise ValueError(request)
 
     def _run(self, item: pytest.Item, limit: float | None) -> TestEnd:
@@ -144,13 +144,14 @@ class TestForkserver:
             gc.freeze()  # a collection in a rank would write to every page, and unshare it
         return ""
 
-    def _tear_down(
-        self, item: pytest.Item, following: pytest.Item | None, passed: dict[str, bool]
-    ) -> dict[str, Any] | None:
+    def _tear_down(self, item: pytest.Item, following: pytest.Item | None, passed: dict[str, bool]) -> TestEnd:
         item.stash[tmppath_result_key] = passed
+        item._report_sections.clear()
         state: Any = self._session._setupstate
         try:
-            return self._phase(item, "teardown", lambda: state.teardown_exact(following))
+            report = self._phase(item, "teardown", lambda: state.teardown_exact(following))
+            sections = [(f"Captured {name} {when}", text) for when, name, text in item._report_sections]
+            return TestEnd(before=report, sections=sections)
         finally:
             item._request = False  # type: ignore[attr-defined]
             item.funcargs = None  # type: ignore[attr-defined]

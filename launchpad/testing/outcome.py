@@ -45,6 +45,7 @@ class TestEnd:
 
     error: str = ""  # why the ranks were not started; then there is nothing else
     before: dict[str, Any] | None = None  # the report, if shared fixtures could not be set up or torn down
+    sections: list[tuple[str, str]] = field(default_factory=list)  # captured while shared fixtures were torn down
     ranks: list[RankEnd] = field(default_factory=list)
     stacks: str = ""  # where the ranks were when they were ended
     limit: float | None = None  # seconds

@@ -79,7 +79,10 @@ class TestRunner:
                 last = [report]
             else:
                 last.append(report)
-        for report in last or ([test.report("teardown", "passed")] if first else []):
+        last = last or ([test.report("teardown", "passed")] if first else [])
+        if last and after.before is None:
+            last[-1].sections += after.sections
+        for report in last:
             self._log(item, report)
         self._stop_if_asked([after.stop])
 

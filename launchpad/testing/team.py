@@ -379,8 +379,7 @@ class Team:
                 if not one.end.reason and not one.failed and not one.end.ended:
                     one.end.reason = reason
                     self._fails(one)
-                    if one.gone or one.end.done:
-                        self._kill(WAITED)
+                    self._kill(WAITED)  # a world that a rank has aborted or left is over
             case MpiRequest(_, rank, lines):
                 assert self._worlds is not None
                 verb = lines[0].partition("cmd=")[2].partition(" ")[0].removesuffix("_name")
