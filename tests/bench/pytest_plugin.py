@@ -2,9 +2,9 @@
 
     python tests/bench/pytest_plugin.py [--tests 100] [--ranks 2] [--rounds 3]
 
-Each contender is one run of pytest, timed from the command to its end; the rounds take turns. MultiProcessTestCase starts
-the ranks of each test afresh, MultiProcContinuousTest keeps those of the class and their default group, so a test makes
-a group beside that one. Their module needs `pip install expecttest`.
+Each contender is one run of pytest, timed from the command to its end; the rounds take turns. MultiProcessTestCase
+starts the ranks of each test afresh, MultiProcContinuousTest keeps those of the class and their default group, so a
+test makes a group beside that one. Their module needs `pip install expecttest`.
 """
 
 from __future__ import annotations
