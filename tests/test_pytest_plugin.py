@@ -451,12 +451,24 @@ def test_the_first_rank_that_fails_has_the_terminal(run: Run) -> None:
 def test_with_xdist_and_coverage(run: Run, pytester: pytest.Pytester) -> None:
     branches = "    if rank == 0:\n        return 'a'\n    if rank == 1:\n        return 'b'\n    return 'c'\n"
     pytester.makepyfile(seen=f"def which(rank):\n{branches}")
-    code = "import seen\n@pytest.mark.ranks(2)\n@pytest.mark.parametrize('n', range(4))\n"
-    code += "def test_it(rank, n): assert seen.which(rank) == 'ab'[rank]\n"
+    code = """
+import seen
+@pytest.fixture(scope="session")
+def shared(request):
+    (request.config.rootpath / f"made-{os.getpid()}").touch()
+    yield
+    (request.config.rootpath / f"made-{os.getpid()}").rename(request.config.rootpath / f"torn-{os.getpid()}")
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize('n', range(4))
+def test_it(rank, n, shared): assert seen.which(rank) == 'ab'[rank]
+"""
     for args in ((), ("-n", "2")):
         done = run(code, "--cov=seen", "--cov-report=term-missing", *args)
         done.assert_outcomes(passed=4)
         done.stdout.fnmatch_lines(["seen.py * 6 * 1 * 83% * 6"])
+    assert len(list(pytester.path.glob("torn-*"))) in (2, 3)  # of two runs, one with two workers
+    assert not list(pytester.path.glob("made-*"))
 
 
 def test_with_timeout(run: Run) -> None:

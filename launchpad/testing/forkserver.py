@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -90,6 +91,7 @@ class TestForkserver:
                 except pytest.exit.Exception as stop:
                     answer = TestEnd(stop=(str(stop.msg), stop.returncode))
                 messages.send(self._link, answer)
+            self._finish()
         except (KeyboardInterrupt, OSError):  # pytest is gone
             pass
         finally:
@@ -156,6 +158,16 @@ class TestForkserver:
             item._request = False  # type: ignore[attr-defined]
             item.funcargs = None  # type: ignore[attr-defined]
             item._report_sections.clear()
+
+    def _finish(self) -> None:
+        """Tear down the shared fixtures that no test has asked to: one that needs them could still have come."""
+        if os.getppid() == self._parent:
+            linux.prctl(_PDEATHSIG, signal.SIGKILL)
+            state: Any = self._session._setupstate
+            try:
+                state.teardown_exact(None)
+            except Exception:
+                traceback.print_exc()
 
     def _phase(self, item: pytest.Item, when: Any, action: Callable[[], None]) -> dict[str, Any] | None:
         """Run fixtures. Returns a report on a failure; raises KeyboardInterrupt, and what pytest.exit raises."""

@@ -15,7 +15,8 @@ from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 from launchpad.testing import forkserver, merge, messages, soundness
 from launchpad.testing.outcome import TestEnd
 
-_NOT_RUN = "setup"
+# A shared fixture that does not heed Ctrl-C is killed by this one.
+_MOST_INTERRUPTS = 3
 
 
 class TestRunner:
@@ -117,18 +118,21 @@ class TestRunner:
             messages.send(self._link, *request)
         except OSError:
             return self._lost()
-        interrupted = False
+        interrupts = 0
         while True:
             try:
                 answer = messages.receive(self._link)
                 break
             except KeyboardInterrupt:
-                interrupted = True
-                os.kill(self._pid, signal.SIGINT)
+                interrupts += 1
+                os.kill(self._pid, signal.SIGINT if interrupts < _MOST_INTERRUPTS else signal.SIGKILL)
         if answer is None:
-            return self._lost()
+            lost = self._lost()
+            if interrupts:
+                raise KeyboardInterrupt
+            return lost
         (end,) = answer
-        if end.interrupted or (interrupted and not end.ranks):
+        if end.interrupted or (interrupts and not end.ranks):
             raise KeyboardInterrupt
         return end  # type: ignore[no-any-return]
 

@@ -303,6 +303,8 @@ class Team:
         self._deadline += held
         self._last += held
         self._look += held
+        for other in self._members:
+            other.deadline = None if other.deadline is None else other.deadline + held
         while self._queue and self._terminal is None:
             following = self._queue.pop(0)
             if not following.gone:
