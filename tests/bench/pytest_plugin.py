@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-def test(self):
+def sum_up(self):
     store = dist.FileStore(self.file_name, self.world_size)
     dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
     x = torch.ones(1000)
@@ -54,7 +54,7 @@ class TestSum(MultiProcessTestCase):
         self._spawn_processes()
 
     for number in range({tests}):
-        locals()[f"test_sum_{{number}}"] = test
+        locals()[f"test_sum_{{number}}"] = sum_up
 """
 
 CONTINUOUS = """
@@ -62,7 +62,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
-def test(self):
+def sum_up(self):
     group = dist.new_group(range({ranks}), backend="gloo")
     x = torch.ones(1000)
     dist.all_reduce(x, group=group)
@@ -77,7 +77,7 @@ class TestSum(MultiProcContinuousTest):
         return "gloo"
 
     for number in range({tests}):
-        locals()[f"test_sum_{{number}}"] = test
+        locals()[f"test_sum_{{number}}"] = sum_up
 """
 
 CONTENDERS = {
@@ -111,6 +111,7 @@ def main() -> None:
     for _ in range(given.rounds):
         for name, code in CONTENDERS.items():
             figures[name].append(seconds(code.format(tests=given.tests, ranks=given.ranks), given.tests))
+            print(f"{name}: {figures[name][-1]:.2f} s", file=sys.stderr, flush=True)
     ours = statistics.median(figures["launchpad's plugin"])
     print(f"{given.tests} tests on {given.ranks} ranks, median of {given.rounds}")
     for name, several in figures.items():
