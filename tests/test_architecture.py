@@ -39,6 +39,7 @@ STAIRCASE: dict[str, set[str]] = {
     "forkserver": {"rank"},
     "collectives": {"errors"},
     "bench": {"_version", "collectives", "console", "errors", "protocol"},
+    "testing": {"agent", "collectives", "diagnosis", "job", "linux", "protocol", "rank"},
     "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
     "cli": {
         *("_version", "bench", "console", "diagnosis", "errors", "head", "job", "protocol", "record", "runner"),
@@ -57,6 +58,7 @@ BY_NAME = {
     "forkserver": {"_launchpad.forkserver"},
     "transport": {".agent"},  # of the package that was sent to a node
     "bench": {"launchpad.collectives"},
+    "testing": {"launchpad.collectives", "launchpad.testing.member"},
 }
 
 # What is sent to nodes: it imports the standard library only.

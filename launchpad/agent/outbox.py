@@ -10,6 +10,7 @@ import os
 import select
 import time
 from collections import deque
+from typing import Protocol
 
 from .. import linux
 from ..protocol import wire
@@ -38,6 +39,13 @@ class OutputStream:
     def read(self, size: int) -> bytes | None:
         """Up to `size` bytes of what is there now; b"" at the end, None if there is nothing yet."""
         return linux.read_now(self.fd, size)
+
+
+class Listener(Protocol):
+    """Whoever takes events from the agent's parts."""
+
+    def say(self, event: Event) -> None:
+        """Take an event."""
 
 
 class Outbox:

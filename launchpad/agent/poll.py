@@ -37,6 +37,10 @@ class Poll:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def close(self) -> None:
+        """Close our own descriptor; those that are watched stay open."""
+        self._epoll.close()
+
     def wait(self, seconds: float) -> None:
         """Wait for events (-1: without limit), and handle them."""
         for fd, _ in self._epoll.poll(min(seconds, LONGEST_WAIT)):

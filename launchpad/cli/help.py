@@ -26,6 +26,7 @@ TOPICS = {
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
     "functions": "functions as targets; launchpad.run and ranks that stay, from Python",
+    "pytest": "tests on several ranks, with pytest",
     "bench": "measure collectives and the links between hosts",
     "jobs": "job files, the record of each job, and the files in it",
     "ranks": "the environment of a rank, and what launchpad runs in it",

@@ -11,7 +11,8 @@ from .events import StackDump
 # Files, by the end of their path, whose functions wait for other ranks.
 _WAITS = ("torch/distributed/distributed_c10d.py", "launchpad/collectives/mpi/work.py")
 _NO_WAITS = {"wrapper", "init_process_group", "new_group", "_new_group_with_tag", "_new_process_group_helper"}
-RANK_CODE = ("/launchpad/rank/", "/launchpad/forkserver/")  # the frames outside of a rank's own program
+# The frames outside of a rank's own program.
+RANK_CODE = ("/launchpad/rank/", "/launchpad/forkserver/", "/launchpad/testing/")
 _OURS = (*RANK_CODE, "/launchpad/collectives/")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", *_OURS)
 

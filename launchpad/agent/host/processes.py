@@ -115,6 +115,11 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def is_helper(name: str) -> bool:
+    """Whether a command line is that of a helper of Python or torch, which exits by itself."""
+    return _is_one_of(_HELPERS, name)
+
+
 def is_zombie(pid: int) -> bool:
     """Whether a child is a zombie; False if /proc hides it."""
     try:
@@ -209,7 +214,7 @@ def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared
             return [f"{pid} {_shortened(name)}" for pid, name in killed.items()]
         for pid in left:
             name = name_of(pid)
-            exits_by_itself = _is_one_of(_HELPERS, name) and waited < HELPER_SECONDS
+            exits_by_itself = is_helper(name) and waited < HELPER_SECONDS
             if exits_by_itself or (not name and waited < NAMELESS_SECONDS) or is_zombie(pid):
                 continue
             if name and pid not in own and not procfs.is_dying(pid):

@@ -9,7 +9,7 @@ import time
 from ... import linux
 from ...protocol.commands import BarrierOut, MpiWorld
 from ...protocol.events import NO_INIT, BarrierIn, MpiRequest, RankFailed
-from ..outbox import Outbox
+from ..outbox import Listener
 from ..poll import Poll
 from . import shm
 from .pmi import Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out
@@ -53,7 +53,7 @@ class Members:
 class NodeWorlds:
     """All MPI worlds of this node, for the lifetime of the agent."""
 
-    def __init__(self, poll: Poll, outbox: Outbox, folder: str) -> None:
+    def __init__(self, poll: Poll, outbox: Listener, folder: str) -> None:
         self._poll = poll
         self._outbox = outbox
         self._folder = folder

@@ -92,6 +92,12 @@ class Bell:
         self._socket.setblocking(False)
         self.fileno = self._socket.fileno
 
+    def close(self) -> None:
+        """Stop listening, and remove the socket."""
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
     def answer(self, yes: bool) -> None:
         """Answer one rank that has rung."""
         try:

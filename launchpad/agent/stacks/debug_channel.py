@@ -78,6 +78,15 @@ class DebugChannel:
             self._poll.unwatch(connection.fileno())
             connection.close()
 
+    def close(self) -> None:
+        """Stop listening, and disconnect all ranks."""
+        for pid in list(self._connections):
+            self._disconnect(pid)
+        self._poll.unwatch(self._socket.fileno())
+        self._socket.close()
+        if self.path:
+            os.unlink(self.path)
+
     def ask(self, pid: int, number: int, *, everything: bool) -> bool:
         """Send a rank question `number`; False if it can't be asked."""
         self._answers.pop(pid, None)

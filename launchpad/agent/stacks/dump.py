@@ -21,7 +21,7 @@ from ...protocol.stacks import is_library
 from ...rank.stack_server import FILE, signal_number
 from .. import PACKAGE
 from ..host import procfs
-from ..outbox import Outbox
+from ..outbox import Listener
 from ..poll import Poll
 from ..ranks.rank import Rank
 from . import spy
@@ -70,7 +70,7 @@ class _PendingRank:
 class StackDumper:
     """Handles one request at a time; a new one replaces the old."""
 
-    def __init__(self, poll: Poll, outbox: Outbox, channel: DebugChannel) -> None:
+    def __init__(self, poll: Poll, outbox: Listener, channel: DebugChannel) -> None:
         self._poll = poll
         self._outbox = outbox
         self._channel = channel

@@ -1,0 +1,195 @@
+"""The process that the ranks of tests are forked from. It is forked from pytest when all tests have been collected.
+
+So nothing that pytest's own tests do can reach a rank: their threads, their CUDA context, what they patch. It stands to
+marked tests as a worker of pytest-xdist does: it sets up the fixtures that their ranks share, and tears them down.
+
+pytest asks ("run", number of the test, seconds or None), ("teardown", number, number of the next or None, which phases
+have passed), or closes the link, which ends this process and everything below it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from _pytest.runner import CallInfo
+from _pytest.tmpdir import tmppath_result_key
+
+from launchpad import linux
+from launchpad.agent.host import processes
+from launchpad.agent.ranks import rundir
+from launchpad.rank import stack_server, store
+from launchpad.testing import collected, member, messages, shared, soundness
+from launchpad.testing.capturing import Captured
+from launchpad.testing.outcome import TestEnd
+from launchpad.testing.team import Team
+
+_PDEATHSIG = 1
+
+
+def fork(session: pytest.Session, items: Sequence[pytest.Item]) -> tuple[int, socket.socket]:
+    """Fork this process; returns the fork's pid and the link to it. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    session.config.get_terminal_writer().flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that soundness.py has judged
+        pid = os.fork()
+    if pid:
+        theirs.close()
+        return pid, ours
+    code = 1
+    try:
+        ours.close()
+        TestForkserver(session, items, theirs, parent).serve()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class TestForkserver:
+    """The loop of that process."""
+
+    def __init__(self, session: pytest.Session, items: Sequence[pytest.Item], link: socket.socket, parent: int) -> None:
+        self._session = session
+        self._items = items
+        self._link = link
+        self._parent = parent
+        self._prepared: set[str] = set()
+        os.setsid()  # a Ctrl-C is pytest's, which says so
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        atexit._clear()  # those of pytest are for pytest
+        processes.become_subreaper()
+        collected.in_forked_process(session.config)
+        self._captured = Captured()
+        self._captured.take_over(session.config)
+        self._folder = rundir.create()
+
+    def serve(self) -> None:
+        """Answer pytest until it closes the link."""
+        try:
+            while (request := messages.receive(self._link)) is not None:
+                try:
+                    answer = self._answer(request)
+                except KeyboardInterrupt:
+                    answer = TestEnd(interrupted=True)
+                except pytest.exit.Exception as stop:
+                    answer = TestEnd(stop=(str(stop.msg), stop.returncode))
+                messages.send(self._link, answer)
+            self._finish()
+        except (KeyboardInterrupt, OSError):  # pytest is gone
+            pass
+        finally:
+            processes.sweep(lambda: processes.reap(0))
+            rundir.remove(self._folder)
+            member.save_coverage()
+
+    def _answer(self, request: Any) -> TestEnd:
+        match request:
+            case "run", int(number), limit:
+                return self._run(self._items[number], limit)
+            case "teardown", int(number), following, passed:
+                after = None if following is None else self._items[following]
+                return self._tear_down(self._items[number], after, passed)
+        raise ValueError(request)
+
+    def _run(self, item: pytest.Item, limit: float | None) -> TestEnd:
+        mark = collected.mark_of(item)
+        assert mark is not None
+        if len(mark.sizes) > 1 and not hasattr(item, "callspec"):
+            return TestEnd(error="a unittest.TestCase can't be parametrized: give its mark a single number of ranks")
+        size = item.callspec.params[collected.SIZE] if len(mark.sizes) > 1 else mark.sizes[0]  # type: ignore[attr-defined]
+        limits = [one for one in (mark.timeout, limit) if one]
+        if hasattr(item, "_request") and not item._request:  # it runs once more
+            item._initrequest()  # type: ignore[attr-defined]
+        report = self._phase(item, "setup", lambda: shared.set_up(item))
+        if report is not None:
+            return TestEnd(before=report)
+        if problem := self._prepare(item) or soundness.why_not("the process that ranks are forked from"):
+            return TestEnd(error=problem)
+        backend = item.config.getoption("ranks_backend") or ""
+        team = Team(item, size, min(limits, default=None), self._folder, self._link, backend, mark.mpi)
+        return team.run()
+
+    def _prepare(self, item: pytest.Item) -> str:
+        """Import what ranks with a process group need, once. Returns why that failed."""
+        names = [name for name in ("torch", "torch.distributed") if "torch" in sys.modules or _has_group(item)]
+        if names and _has_group(item):
+            names.append("launchpad.collectives.start")
+        new = [name for name in names if name not in self._prepared]
+        for name in new:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                return f"can't import {name}, which a process group needs: {type(error).__name__}: {error}"
+        self._prepared.update(new)
+        if new:
+            store.install()
+            stack_server.install()
+        if new or gc.get_freeze_count() == 0:
+            gc.collect()
+            gc.freeze()  # a collection in a rank would write to every page, and unshare it
+        return ""
+
+    def _tear_down(self, item: pytest.Item, following: pytest.Item | None, passed: dict[str, bool]) -> TestEnd:
+        item.stash[tmppath_result_key] = passed
+        item._report_sections.clear()
+        state: Any = self._session._setupstate
+        try:
+            report = self._phase(item, "teardown", lambda: state.teardown_exact(following))
+            sections = [(f"Captured {name} {when}", text) for when, name, text in item._report_sections]
+            return TestEnd(before=report, sections=sections)
+        finally:
+            item._request = False  # type: ignore[attr-defined]
+            item.funcargs = None  # type: ignore[attr-defined]
+            item._report_sections.clear()
+
+    def _finish(self) -> None:
+        """Tear down the shared fixtures that no test has asked to: one that needs them could still have come."""
+        if os.getppid() == self._parent:
+            linux.prctl(_PDEATHSIG, signal.SIGKILL)
+            state: Any = self._session._setupstate
+            try:
+                state.teardown_exact(None)
+            except Exception:
+                traceback.print_exc()
+
+    def _phase(self, item: pytest.Item, when: Any, action: Callable[[], None]) -> dict[str, Any] | None:
+        """Run fixtures. Returns a report on a failure; raises KeyboardInterrupt, and what pytest.exit raises."""
+        linux.prctl(_PDEATHSIG, signal.SIGKILL)  # while the user's code runs, nobody looks at the link
+        manager: Any = item.config.pluginmanager.getplugin("capturemanager")
+        manager.resume_global_capture()
+        try:
+            call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
+        finally:
+            manager.suspend_global_capture()
+            if manager.is_globally_capturing():
+                for name, text in zip(("stdout", "stderr"), manager.read_global_capture(), strict=True):
+                    item.add_report_section(when, name, text)
+            linux.prctl(_PDEATHSIG, 0)
+        if os.getppid() != self._parent:
+            raise BrokenPipeError
+        if call.excinfo is None:
+            return None
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        found: dict[str, Any] = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
+        return found
+
+
+def _has_group(item: pytest.Item) -> bool:
+    return shared.uses(item, "process_group")

@@ -1,0 +1,622 @@
+"""The pytest plugin: real runs of pytest on tests that have its marks."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launchpad.testing import marks, merge, shared, soundness
+from launchpad.testing.outcome import TIMEOUT, WAITED, RankEnd, TestEnd
+from tests.conftest import DEADLINE, needs_torch, wait_until
+
+pytest_plugins = ["pytester"]
+
+Run = Callable[..., pytest.RunResult]
+
+HEAD = "import os, signal, subprocess, sys, threading, time, unittest, warnings\nimport pytest\n"
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run pytest on a file with this code; afterwards no process of it is left."""
+    for name in list(os.environ):
+        if name.startswith(("PYTEST_", "LAUNCHPAD_", "OMP_", "MASTER_")) and name != "PYTEST_CURRENT_TEST":
+            monkeypatch.delenv(name)
+    mark = f"PLUGIN_TEST_{os.getpid()}"
+    monkeypatch.setenv(mark, str(pytester.path))
+
+    def run_pytest(code: str, *args: str, **options: object) -> pytest.RunResult:
+        pytester.makepyfile(test_it=HEAD + code)
+        words = [sys.executable, "-m", "pytest", "-p", "no:randomly", *args]
+        return pytester.run(*words, timeout=DEADLINE, **options)  # type: ignore[arg-type]
+
+    yield run_pytest
+    wanted = f"{mark}={pytester.path}".encode()
+    wait_until(lambda: not with_variable(wanted), "all processes to be gone", show=lambda: with_variable(wanted))
+
+
+def with_variable(wanted: bytes) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            theirs = entry.name.isdigit() and int(entry.name) != os.getpid()
+            if theirs and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
+        except OSError:
+            continue
+    return found
+
+
+def squeezed(text: str) -> str:
+    """Without the rules around headings."""
+    return re.sub(r"[-_=]{3,}", "", text)
+
+
+# Unused.
+
+
+def test_an_unused_plugin_loads_next_to_nothing(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import sys\n"
+        "def pytest_sessionfinish():\n"
+        "    print('LOADED', sorted(n for n in sys.modules if n.startswith(('launchpad', 'torch'))))\n"
+    )
+    out = run("def test_it(): pass\n", "-q", "-s").stdout.str()
+    own = ["launchpad", "launchpad._version", "launchpad.testing", "launchpad.testing.collected"]
+    assert f"LOADED {[*own, 'launchpad.testing.plugin']}" in out
+    out = run("def test_it(): pass\n", "-q", "-s", "-p", "no:launchpad").stdout.str()
+    assert "LOADED []" in out
+
+
+# Marks.
+
+
+def test_what_marks_mean() -> None:
+    assert marks.read_ranks((2, 4), {"timeout": 3}) == ((2, 4), ("ranks2", "ranks4"), 3, False)
+    assert marks.read_parallel((), {}) == ((3,), ("nprocs=3",), None, True)
+    assert marks.read_parallel(([1, 2],), {}).ids == ("nprocs=1", "nprocs=2")
+    assert marks.read_parallel((), {"nprocs": 2}).sizes == (2,)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((), {}, "needs the number of ranks"),
+        ((0,), {}, "0 is not a number of ranks"),
+        ((True,), {}, "True is not a number of ranks"),
+        (("4",), {}, "'4' is not a number of ranks"),
+        ((2, 2), {}, "only once"),
+        ((2,), {"timeout": 0}, "timeout=0 is not a number of seconds"),
+        ((2,), {"backend": "mpi"}, "no argument 'backend'"),
+    ],
+)
+def test_marks_that_make_no_sense(args: tuple[object, ...], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        marks.read_ranks(args, options)
+
+
+def test_a_bad_mark_is_one_sentence(run: Run) -> None:
+    done = run("@pytest.mark.ranks(0)\ndef test_it(): pass\n", "-q")
+    done.stdout.fnmatch_lines(["@pytest.mark.ranks: 0 is not a number of ranks: use whole numbers from 1"])
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    assert "Traceback" not in done.stdout.str()
+
+
+PLACES = """
+class TestAll:
+    pytestmark = pytest.mark.ranks(2)
+
+    @pytest.mark.parametrize("x", "ab")
+    def test_in_class(self, x, rank, tmp_path, monkeypatch, capsys):
+        monkeypatch.setenv("OWN", str(rank))
+        (tmp_path / str(rank)).write_text(x)
+        print("hidden")
+        assert capsys.readouterr().out == "hidden\\n"
+        deadline = time.monotonic() + 30
+        while len(list(tmp_path.iterdir())) < 2:
+            assert time.monotonic() < deadline
+
+@pytest.mark.ranks(2, 3)
+def test_sizes(world_size, rank):
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(world_size))
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("once")
+    print("made for", os.environ.get("RANK"))
+    yield folder
+    print("seen:", sorted(one.name for one in folder.iterdir()))
+
+@pytest.fixture(scope="module")
+def each(rank):
+    return [rank]
+
+@pytest.mark.ranks(2)
+def test_one(once, each, rank):
+    (once / f"one{rank}").touch()
+    each.append(1)
+
+@pytest.mark.ranks(2)
+def test_two(once, each, rank):
+    assert {"one0", "one1"} <= {one.name for one in once.iterdir()}
+    assert each == [rank]
+    (once / f"two{rank}").touch()
+
+def test_plain():
+    assert "RANK" not in os.environ and "OWN" not in os.environ
+"""
+
+
+def test_places_fixtures_and_ids(run: Run) -> None:
+    done = run(PLACES, "-v", "-rP")
+    done.assert_outcomes(passed=7)
+    done.stdout.fnmatch_lines(["*test_in_class[[]a[]] PASSED*", "*test_sizes[[]ranks2[]]*", "*test_sizes[[]ranks3[]]*"])
+    assert done.stdout.str().count("made for None") == 1
+    assert "seen: ['one0', 'one1', 'two0', 'two1']" in done.stdout.str()
+    run(PLACES, "-k", "ranks3 or plain").assert_outcomes(passed=2, deselected=5)
+
+
+# One report.
+
+FAILURES = """
+@pytest.mark.ranks(4)
+def test_differs(rank):
+    print("same")
+    print("other", rank % 2, file=sys.stderr)
+    value = [1, 2, 3 if rank == 2 else 4]
+    assert value[2] == 4
+
+@pytest.mark.ranks(2)
+def test_dies(rank):
+    print("my last words")
+    if rank == 1:
+        os._exit(7)
+
+@pytest.mark.ranks(2)
+def test_crashes(rank):
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+@pytest.mark.ranks(2, timeout=0.5)
+def test_hangs(rank):
+    if rank == 1:
+        time.sleep(300)
+
+@pytest.fixture
+def broken(rank):
+    assert rank == 0
+
+@pytest.mark.ranks(2)
+def test_setup(broken): pass
+
+@pytest.mark.ranks(2)
+def test_teardown(rank, request):
+    request.addfinalizer(lambda: 1 / rank)
+
+@pytest.fixture(scope="module")
+def nowhere():
+    raise ValueError("not here")
+
+@pytest.mark.ranks(2)
+def test_shared(nowhere): pass
+
+@pytest.mark.ranks(2)
+def test_warns(rank): warnings.warn("take care")
+
+@pytest.mark.ranks(2)
+def test_thread(rank):
+    if rank: threading.Thread(target=time.sleep, args=(300,), name="pump").start()
+
+@pytest.mark.ranks(2)
+def test_child(rank):
+    if not rank: subprocess.Popen(["sleep", "301"])
+
+@pytest.mark.ranks(2)
+def test_orphan(rank):
+    if not rank: subprocess.run(["sh", "-c", "setsid sleep 302 &"])
+
+def test_no_mark(rank): pass
+
+@pytest.mark.ranks(2)
+def test_after(rank): pass
+"""
+
+
+def test_each_failure_is_one_report_and_fails_only_its_test(run: Run) -> None:
+    done = run(FAILURES, "--junitxml=report.xml", "--durations=3")
+    done.assert_outcomes(passed=6, failed=4, errors=7, warnings=1)
+    text = squeezed(done.stdout.str())
+    for part in (
+        "E       assert 3 == 4",
+        "rank 2: assert 3 == 4; ranks 0-1, 3 passed",
+        " Captured stdout call (ranks 0-3) \nsame\n",
+        " Captured stderr call (ranks 1, 3) \nother 1\n",
+        "rank 1 died: exit code 7; rank 0 passed\nits last words:\n    my last words\n",
+        "rank 0 died: killed by SIGSEGV (Segmentation fault); rank 1 passed\nwhere it was:\n    test_it.py:",
+        "in test_crashes: os.kill(os.getpid(), signal.SIGSEGV)\n",
+        "rank 1 did not end within 0.5 s; rank 0 passed\nwhere the ranks are:\n",
+        "\n  rank 1 is in test_hangs at test_it.py:",
+        "rank 1: assert 1 == 0; rank 0 passed",
+        "rank 0: ZeroDivisionError: division by zero; rank 1 passed",
+        "ValueError: not here",
+        "UserWarning: take care",
+        "rank 1 left the thread 'pump': ended now;",
+        "(sleep 301): ended now;",
+        "a rank left the process ",
+        "(sleep 302): ended now;",
+        "the fixture 'rank' has a value only in a rank: mark the test with @pytest.mark.ranks(2)",
+        "FAILED test_it.py::test_differs - rank 2: assert 3 == 4; ranks 0-1, 3 passed",
+    ):
+        assert part in text, part
+    suite = ElementTree.parse("report.xml").getroot()[0]
+    failures = {case.get("name"): case[0].get("message") for case in suite if len(case) and case[0].tag == "failure"}
+    assert failures["test_differs"] == "rank 2: assert 3 == 4; ranks 0-1, 3 passed"
+
+
+SKIPS = """
+@pytest.mark.ranks(2)
+def test_all_skip(): pytest.skip("no need")
+
+@pytest.mark.ranks(2)
+def test_some_skip(rank):
+    if rank: pytest.skip("no need")
+
+@pytest.mark.ranks(2)
+@pytest.mark.skip
+def test_mark(): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(reason="known")
+def test_some_xfail(rank): assert rank
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_strict(rank): assert rank
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(strict=True)
+def test_strict_passes(rank): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail
+def test_xpass(rank): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail(run=False)
+def test_not_run(rank): os._exit(1)
+
+@pytest.mark.ranks(2)
+@pytest.mark.xfail
+def test_dies(rank): os._exit(1)
+"""
+
+
+def test_skip_and_xfail(run: Run) -> None:
+    done = run(SKIPS)
+    done.assert_outcomes(skipped=2, failed=2, xfailed=4, xpassed=1)
+    text = done.stdout.str()
+    assert "rank 1 skipped (no need); rank 0 passed: a test is skipped on all of its ranks, or on none" in text
+    assert "XPASS(strict)" in text
+
+
+class Reports:
+    """Reports as ranks make them, for the pure merge."""
+
+    def __init__(self) -> None:
+        self.template = pytest.TestReport("t.py::t", ("t.py", 1, "t"), {}, "passed", None, "setup")
+        self.test = merge.Test(self.template)
+
+    def one(self, when: str, message: str = "") -> dict[str, object]:
+        report = self.test.failed(when, message) if message else self.test.report(when, "passed")  # type: ignore[arg-type]
+        return {"report": report}
+
+    def merged(self, *ends: RankEnd, **options: object) -> list[str]:
+        end = TestEnd(ranks=list(ends), **options)  # type: ignore[arg-type]
+        first, last = merge.merged(self.test, end, lambda data: data["report"])
+        return [f"{one.when} {one.outcome} {one.longreprtext.splitlines()[-1:]}" for one in [*first, *last]]
+
+
+def test_a_lost_connection_is_not_the_first_failure() -> None:
+    """Ranks 0 and 2 fail because rank 1 is gone."""
+    make = Reports()
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3"
+    victims = [
+        RankEnd(rank, [make.one("setup"), make.one("call", lost), make.one("teardown")], True) for rank in (0, 2)
+    ]
+    setup, call, teardown = make.merged(victims[0], RankEnd(1, [make.one("setup")], code=-9), victims[1])
+    assert setup == "setup passed []"
+    assert call.startswith("call failed ['rank 1 died: killed by SIGKILL (Killed); ranks 0, 2: RuntimeError: [gloo")
+    assert teardown == "teardown passed []"
+    own = RankEnd(1, [make.one("setup"), make.one("call", "assert 1 == 2"), make.one("teardown")], True)
+    _, call, _ = make.merged(victims[0], own, victims[1])
+    assert "rank 1: assert 1 == 2; ranks 0, 2: RuntimeError" in call
+
+
+def test_ranks_that_were_ended_come_last() -> None:
+    make = Reports()
+    ended = RankEnd(0, [make.one("setup")], ended=WAITED)
+    own = RankEnd(1, [make.one("setup"), make.one("call", "assert 1 == 2"), make.one("teardown")], True)
+    _, call, teardown = make.merged(ended, own, stacks="STACKS")
+    assert (call, teardown) == ("call failed ['STACKS']", "teardown passed []")
+    late = [RankEnd(rank, [make.one("setup")], ended=TIMEOUT) for rank in range(2)]
+    assert make.merged(*late, limit=3.0)[1:] == ["call failed ['both ranks did not end within 3 s']"]
+
+
+def test_fixtures_that_need_a_rank() -> None:
+    needed = {"a": ["b"], "b": ["c", "rank"], "d": ["c", "d"], "process_group": []}
+    assert shared.needs_rank("a", lambda name: needed.get(name, []))
+    assert shared.needs_rank("process_group", lambda name: needed.get(name, []))
+    assert not shared.needs_rank("d", lambda name: needed.get(name, []))
+
+
+# What can't be forked.
+
+
+def test_a_thread_is_named() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="feeder")
+    thread.start()
+    try:
+        assert "this process can't be forked: the thread 'feeder' runs in it" in soundness.why_not("this process")
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_mpi_that_has_begun_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Is_initialized=lambda: True))  # type: ignore[arg-type]
+    monkeypatch.setattr(soundness, "_thread", lambda: "")
+    assert "MPI is initialised in it; run pytest with --ranks-backend mpi" in soundness.why_not("pytest's own process")
+
+
+def test_what_began_before_the_tests_is_an_error_of_marked_tests(run: Run) -> None:
+    code = """
+event = threading.Event()
+if "STARTS" in os.environ: threading.Thread(target=event.wait, name="feeder", daemon=True).start()
+
+def test_plain():
+    threading.Thread(target=event.wait, name="of a plain test", daemon=True).start()
+
+@pytest.mark.ranks(2)
+def test_marked(rank): pass
+
+@pytest.fixture(scope="module")
+def feeding():
+    thread = threading.Thread(target=event.wait, name="late feeder")
+    thread.start()
+    yield
+    event.set()
+    thread.join()
+
+@pytest.mark.ranks(2)
+def test_first(rank): pass
+
+@pytest.mark.ranks(2)
+def test_fed(feeding): pass
+"""
+    done = run(code, "-p", "no:threadexception")
+    done.assert_outcomes(passed=3, errors=1)
+    done.stdout.fnmatch_lines(["*the process that ranks are forked from can't be forked: the thread 'late feeder'*"])
+    os.environ["STARTS"] = "1"
+    try:
+        done = run(code)
+    finally:
+        del os.environ["STARTS"]
+    done.assert_outcomes(passed=1, errors=3)
+    done.stdout.fnmatch_lines(["pytest's own process can't be forked: the thread 'feeder' runs in it; *"])
+
+
+# Options of pytest, and other plugins.
+
+SOME = """
+@pytest.mark.ranks(2)
+def test_bad(rank):
+    print("shown by", rank)
+    value = rank * 6 + 1
+    assert value == 1
+
+@pytest.mark.ranks(2)
+def test_good(rank): pass
+"""
+
+
+def test_stop_at_the_first_failure_and_the_last_failed(run: Run) -> None:
+    run(SOME, "-x").assert_outcomes(failed=1)
+    run(SOME, "--lf").assert_outcomes(failed=1)
+    done = run(SOME, "-s", "-q")
+    assert {"shown by 0", "shown by 1"} <= {line.strip("F.") for line in done.stdout.lines}
+
+
+def test_the_first_rank_that_fails_has_the_terminal(run: Run) -> None:
+    done = run(SOME, "--pdb", stdin=b"p 'value', value\nc\n")
+    done.assert_outcomes(failed=1, passed=1)
+    assert "rank 1 of 2 has the terminal" in done.stdout.str()
+    assert "('value', 7)" in done.stdout.str()
+    code = "@pytest.mark.ranks(2, timeout=50)\ndef test_it(rank):\n    here = rank\n    breakpoint()\n    here += 1\n"
+    done = run(code, stdin=b"p 'here', here\nc\n")
+    assert "rank 0 of 2 has the terminal" in done.stdout.str() or "rank 1 of 2 has the terminal" in done.stdout.str()
+    assert "('here', " in done.stdout.str()
+
+
+def test_with_xdist_and_coverage(run: Run, pytester: pytest.Pytester) -> None:
+    branches = "    if rank == 0:\n        return 'a'\n    if rank == 1:\n        return 'b'\n    return 'c'\n"
+    pytester.makepyfile(seen=f"def which(rank):\n{branches}")
+    code = """
+import seen
+@pytest.fixture(scope="session")
+def shared(request):
+    (request.config.rootpath / f"made-{os.getpid()}").touch()
+    yield
+    (request.config.rootpath / f"made-{os.getpid()}").rename(request.config.rootpath / f"torn-{os.getpid()}")
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize('n', range(4))
+def test_it(rank, n, shared): assert seen.which(rank) == 'ab'[rank]
+"""
+    for args in ((), ("-n", "2")):
+        done = run(code, "--cov=seen", "--cov-report=term-missing", *args)
+        done.assert_outcomes(passed=4)
+        done.stdout.fnmatch_lines(["seen.py * 6 * 1 * 83% * 6"])
+    assert len(list(pytester.path.glob("torn-*"))) in (2, 3)  # of two runs, one with two workers
+    assert not list(pytester.path.glob("made-*"))
+
+
+def test_with_timeout(run: Run) -> None:
+    code = """
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(0.5, method="thread")
+def test_all(rank): time.sleep(300 * rank)
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(0.5, func_only=True)
+def test_call(rank): time.sleep(300 * rank)
+"""
+    done = run(code)
+    done.assert_outcomes(failed=2)
+    assert done.stdout.str().count("rank 1 did not end within 0.5 s; rank 0 passed") >= 2
+
+
+def test_with_unittest_and_hypothesis(run: Run) -> None:
+    code = """
+from hypothesis import given, settings, strategies
+
+class TestCase(unittest.TestCase):
+    pytestmark = pytest.mark.ranks(2)
+
+    @classmethod
+    def setUpClass(cls): cls.begun = os.getpid()
+    def setUp(self): self.rank = int(os.environ["RANK"])
+    def test_good(self): self.assertEqual(os.getppid(), self.begun)
+    def test_bad(self): self.assertEqual(self.rank, 0)
+
+drawn = []
+
+@settings(max_examples=10, deadline=None, database=None)
+@given(strategies.lists(strategies.integers()))
+def draw(numbers): drawn.append(numbers)
+
+@pytest.mark.ranks(2)
+def test_draw(rank, tmp_path):
+    draw()
+    (tmp_path / f"part{rank}").write_text(repr(drawn))
+    (tmp_path / f"part{rank}").rename(tmp_path / str(rank))
+    deadline = time.monotonic() + 30
+    while not (tmp_path / str(1 - rank)).exists():
+        assert time.monotonic() < deadline
+    assert (tmp_path / str(1 - rank)).read_text() == repr(drawn)
+"""
+    done = run(code)
+    done.assert_outcomes(passed=2, failed=1)
+    assert "rank 1: AssertionError: 1 != 0; rank 0 passed" in done.stdout.str()
+
+
+# Ends.
+
+
+@pytest.mark.usefixtures("run")
+def test_nothing_is_left_when_pytest_is_killed_or_interrupted(pytester: pytest.Pytester) -> None:
+    """The fixture checks that no process is left, the ranks' children among them."""
+    pytester.makepyfile(
+        test_it=HEAD + "@pytest.mark.ranks(2)\ndef test_it(rank):\n    child = subprocess.Popen(['sleep', '300'])\n"
+        "    open(f'ready{rank}', 'w')\n    time.sleep(300)\n"
+    )
+    for signum in (signal.SIGKILL, signal.SIGINT):
+        for name in ("ready0", "ready1"):
+            Path(name).unlink(missing_ok=True)
+        words = [sys.executable, "-m", "pytest", "-q"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        wait_until(lambda: Path("ready0").exists() and Path("ready1").exists(), "the ranks")
+        process.send_signal(signum)
+        out, _ = process.communicate(timeout=DEADLINE)
+        if signum == signal.SIGINT:
+            assert "KeyboardInterrupt" in out
+            assert process.returncode == pytest.ExitCode.INTERRUPTED
+
+
+# torch and MPI.
+
+
+@needs_torch
+def test_process_groups(run: Run) -> None:
+    code = """
+import torch, torch.distributed as dist
+
+@pytest.mark.ranks(2, 3)
+def test_sum(process_group, rank, world_size):
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    assert x.item() == sum(range(world_size))
+    assert dist.get_backend() == "gloo"
+
+@pytest.mark.ranks(2)
+def test_own_group(rank):
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+
+@pytest.mark.ranks(2)
+def test_fails(process_group, rank):
+    assert rank == 0
+    dist.barrier()
+
+@pytest.mark.ranks(2, timeout=1)
+def test_hangs(process_group, rank):
+    if rank: time.sleep(300)
+    dist.barrier()
+"""
+    done = run(code)
+    done.assert_outcomes(passed=3, failed=2)
+    text = done.stdout.str()
+    assert "rank 1: assert 1 == 0; rank 0" in text
+    assert "rank 0 waits in barrier at test_it.py:" in text
+    assert "rank 1 has not entered collective 1, barrier" in text
+
+
+@needs_torch
+def test_mpi_worlds(run: Run) -> None:
+    pytest.importorskip("mpi4py")
+    code = """
+from mpi4py import MPI
+
+@pytest.mark.parallel
+def test_world(rank):
+    assert (MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size) == (rank, 3)
+    assert MPI.COMM_WORLD.allreduce(1) == 3
+
+@pytest.mark.ranks(2)
+def test_group(process_group):
+    import torch.distributed as dist
+    assert dist.get_backend() == "mpi"
+    dist.barrier()
+
+@pytest.mark.parallel(2)
+def test_fails(rank):
+    assert rank == 0
+    MPI.COMM_WORLD.barrier()
+
+@pytest.mark.parallel(2)
+def test_aborts(rank):
+    if rank: MPI.COMM_WORLD.Abort(5)
+    MPI.COMM_WORLD.barrier()
+
+@pytest.mark.parallel([1, 2])
+def test_sizes(): assert MPI.COMM_WORLD.size == int(os.environ["WORLD_SIZE"])
+"""
+    done = run(code, "--ranks-backend", "mpi", "-v")
+    done.assert_outcomes(passed=4, failed=2)
+    text = done.stdout.str()
+    assert "rank 1: assert 1 == 0; rank 0 was ended while it waited" in text
+    assert "rank 0 waits in barrier at test_it.py:" in text
+    assert "rank 1 called MPI_Abort(5)" in text
+    assert "test_sizes[nprocs=2] PASSED" in text
