@@ -169,11 +169,8 @@ def check_contract(frontend: Frontend, size: int, printed: str) -> None:
 def worlds() -> Iterator[tuple[Frontend, int]]:
     """Frontends and the sizes of their worlds. All ranks are a group, and all but one: those have 1 to 5 ranks."""
     for frontend in FRONTENDS:
-        if not frontend.mpirun:
-            sizes = [1, 2, 3, 5]
-        else:  # MPICH again, or another MPI; a rank of Open MPI that waits hardly runs beside other programs
-            sizes = [3]
-        yield from ((frontend, size) for size in sizes)
+        # MPICH under mpirun has had its worlds, and waiting ranks of Open MPI hardly run beside other programs.
+        yield from ((frontend, size) for size in ([3] if frontend.mpirun else [1, 2, 3, 5]))
 
 
 @pytest.mark.parametrize(("frontend", "size"), list(worlds()), ids=str)

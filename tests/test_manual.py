@@ -55,7 +55,10 @@ PAGES = [*sorted(MANUAL.glob("*.md")), README]
 TO_COME: set[str] = set()
 
 # Commands whose options are not ours.
-OTHERS = ("launchpad ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
+OTHERS = ("launchpad ", "pytest ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
+
+# Its options that the text names, of which the first is the plugin's.
+PYTESTS = ("--ranks-backend", "--pdb", "--lf", "--durations", "--junitxml")
 
 # Commands that are not run here: a pattern, and why.
 NOT_RUN = {
@@ -297,7 +300,8 @@ def check(words: list[str], line: str) -> None:
 def test_an_option_that_the_text_names_exists(page: Path) -> None:
     ctx = click.Context(cli)
     commands = [cli.get_command(ctx, name) for name in cli.list_commands(ctx)]
-    known = {name for command in commands for option in command.params for name in option.opts} | {"--help"}
+    known = {name for command in commands for option in command.params for name in option.opts}
+    known |= {"--help", *PYTESTS}
     for span in code(prose(page)):
         words = [] if span.startswith(OTHERS) else span.split()
         for word in re.findall(r"(?<![\w-])--[a-z][\w-]+", " ".join(words)):

@@ -137,7 +137,7 @@ def _bound(path: str) -> Any:
     """A Unix socket that is bound to `path`, and gives (path, 0) as its address, like a TCP socket's."""
     import socket
 
-    class Listener(socket.socket):
+    class Server(socket.socket):
         def getsockname(self) -> tuple[str, int]:
             return path, 0
 
@@ -147,7 +147,7 @@ def _bound(path: str) -> Any:
         pass
     folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
     try:
-        made = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+        made = Server(socket.AF_UNIX, socket.SOCK_STREAM)
         made.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")  # a socket's path is limited to 107 bytes
     finally:
         os.close(folder)
