@@ -55,7 +55,7 @@ PAGES = [*sorted(MANUAL.glob("*.md")), README]
 TO_COME: set[str] = set()
 
 # Commands whose options are not ours.
-OTHERS = ("launchpad ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
+OTHERS = ("launchpad ", "python ", "pytest ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
 
 # Commands that are not run here: a pattern, and why.
 NOT_RUN = {
