@@ -21,8 +21,6 @@ from launchpad.job.hosts import ALLOCATION_VARIABLES
 PROGRAMS = Path(__file__).parent / "programs"
 MEASURED = Path(__file__).parent / "measured.py"
 
-collect_ignore = ["programs"]  # the manual's example of a test is one of them
-
 # Long enough for a busy machine: a test that exceeds it has found a hang.
 DEADLINE = 60.0
 

@@ -253,7 +253,7 @@ def test_each_failure_is_one_report_and_fails_only_its_test(run: Run) -> None:
         "rank 1 left the thread 'pump': ended now;",
         "(sleep 301): ended now;",
         "a rank left the process ",
-        "(sleep 302): ended now;",
+        "sleep 302): ended now;",
         "the fixture 'rank' has a value only in a rank: mark the test with @pytest.mark.ranks(2)",
         "FAILED test_it.py::test_differs - rank 2: assert 3 == 4; ranks 0-1, 3 passed",
     ):
