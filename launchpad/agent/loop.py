@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
+    from .ranks.forkserver_client import KeptFork
     from .stacks.dump import StackDumper
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -86,7 +87,10 @@ _CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
 class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
 
-    def __init__(self, link_in: int, link_out: int, stdin_fd: int | None, folder: str) -> None:
+    def __init__(
+        self, link_in: int, link_out: int, stdin_fd: int | None, folder: str, kept: KeptFork | None = None
+    ) -> None:
+        """`kept`: the forkserver that a kept image provides."""
         self._link_in = link_in
         self._link_out = link_out
         self._rundir = folder
@@ -99,7 +103,7 @@ class Agent:
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started)
+        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None

@@ -25,6 +25,7 @@ TOPICS = {
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
     "functions": "functions as targets, and launchpad.run from Python",
+    "warm": "keep torch in memory, so that later runs start at once",
     "bench": "measure collectives and the links between hosts",
     "jobs": "job files, the record of each job, and the files in it",
     "ranks": "the environment of a rank, and what launchpad runs in it",

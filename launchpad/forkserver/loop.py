@@ -42,8 +42,17 @@ def main() -> None:
     os.set_inheritable(LINK, False)
     link = socket.socket(fileno=LINK)
     request, _ = _receive(link)
-    program.put_first_on_path(sys.argv[1:], request["calls"])  # so that imports find the same modules as in the ranks
-    _say(link, "ready", _preload(request["preload"]))
+    if "keep" in request:
+        from . import kept
+
+        link, mask = kept.keep(link, request["keep"], preload)
+        request, _ = _receive(link)
+        why_not = kept.begin(request)
+    else:
+        # So that imports find the same modules as in the ranks.
+        program.put_first_on_path(sys.argv[1:], request["calls"])
+        why_not = preload(request["preload"])
+    _say(link, "ready", why_not)
     heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupt:  # a rank that has not started must not show a traceback of ours
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -58,7 +67,7 @@ def main() -> None:
         program.run(request["argv"], request["calls"])
 
 
-def _preload(names: list[str]) -> str:
+def preload(names: list[str]) -> str:
     """Import the modules. Returns why forking this process is unsound, "" if it is sound."""
     if own_process.is_free_threaded():
         return "this Python is free-threaded, which is not known to be safe after a fork"
