@@ -49,11 +49,12 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
         os._exit(0)
     del loop  # it was only to be loaded
     ours = os.path.join(place.PACKAGE, "")
+    met = seen.modules | {name.partition(".")[0] for name in loaded_by_imports}
     found = {
         "reads": sorted(
             seen.variables | loaded.read_at_start([path for path in at_start if not path.startswith(ours)])
         ),
-        "asked": sorted(seen.modules | {name.partition(".")[0] for name in loaded_by_imports}),
+        "asked": sorted(met - {"__main__", *sys.builtin_module_names}),
         "found": loaded.regular({name: sys.modules[name] for name in loaded_by_imports if name in sys.modules}),
         "files": loaded.files(),
     }

@@ -58,7 +58,7 @@ def warm(seconds: float, preload: str | None, python: str | None) -> None:
 def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
     code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"
     try:
-        return subprocess.run([python, "-c", code], env=environ, check=False).returncode == 0
+        return subprocess.run([python, "-c", code], env=environ, capture_output=True, check=False).returncode == 0
     except OSError as error:
         raise UsageError(f"{python} can't be run: {error.strerror}") from None
 
