@@ -193,14 +193,15 @@ class Keeper:
         why = fit.cannot(wanted)
         if not why:
             same = [one for one in self._images if bool(one.preload) == bool(wanted.preload)]
-            reasons = []
+            reasons: list[tuple[bool, int, str]] = []
             for image in sorted(same, key=lambda one: -one.used):
                 reason = image.why_not(wanted, request["first_on_path"])
                 if not reason:
                     self._fork(image, caller, request, fds)
                     return
-                reasons.append(reason)
-            why = reasons[0] if reasons else "there is none yet"
+                far = image.image is None or bool(fit.misfit(image.image, wanted))
+                reasons.append((far, len(reasons), reason))
+            why = min(reasons)[2] if reasons else "there is none yet"
             if self._would_help(wanted):
                 caller.lacked = wanted
         self._say_cold(caller, why)

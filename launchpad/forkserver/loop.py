@@ -75,11 +75,14 @@ def preload(names: list[str]) -> str:
         return why_not
     if not all(name.startswith("torch") for name in names):
         mpi_init.hold()
+    begun_by: dict[str, str] = {}  # the module whose import started a thread, by the thread's number; or "gpu"
     for name in names:
         try:
             importlib.import_module(name)
         except BaseException as error:  # the ranks will hit it too, and show it in full
             return f"importing {name} here failed ({type(error).__name__})"
+        for started in _started():
+            begun_by.setdefault(started, name)
     if "torch" in names:
         store.install()
         stack_server.install()
@@ -93,7 +96,7 @@ def preload(names: list[str]) -> str:
     except OSError:
         return "/proc doesn't show whether an import opened the GPU or started a thread"
     if gpu:
-        return "an import opened the GPU, which a forked process can't use"
+        return f"importing {begun_by.get('gpu', 'a module')} opened the GPU, which a forked process can't use"
     if threads > 1:
         # OpenBLAS stops its threads at a fork, for good.
         child = os.fork()
@@ -101,8 +104,18 @@ def preload(names: list[str]) -> str:
             os._exit(0)
         os.waitpid(child, 0)
         if own_process.threads() > 1:
-            return "an import started a thread, which a forked process would not have"
+            which = next((begun_by[started] for started in _started() if started in begun_by), "a module")
+            return f"importing {which} started a thread, which a forked process would not have"
     return ""
+
+
+def _started() -> list[str]:
+    """The numbers of all threads but the main one, and "gpu" once that is open."""
+    try:
+        gpu = ["gpu"] if own_process.holds_gpu() else []
+        return [number for number in os.listdir("/proc/self/task") if number != str(os.getpid())] + gpu
+    except OSError:
+        return []
 
 
 def _watched_by() -> str:
