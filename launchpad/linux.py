@@ -79,6 +79,26 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+def wait_for(pidfd: int, seconds: float) -> None:
+    """Wait until a process that need not be our child has ended; kill it after so many seconds."""
+    import select
+    import signal
+
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    if not ended.poll(seconds * 1000):
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        ended.poll()
+
+
+def files_at_start() -> tuple[int, int] | None:
+    """The limits of open files for our children, where we have raised our own."""
+    return _files_at_start
+
+
 def read_now(fd: int, size: int) -> bytes | None:
     """Read from a non-blocking descriptor: None if there is nothing yet, b"" at end-of-file or after an error."""
     try:

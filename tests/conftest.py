@@ -52,6 +52,12 @@ class Launchpad:
         self.state = folder.parent / "state"
         self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(self.state)}
         self._started: list[subprocess.Popen[bytes]] = []
+        self._keeper: Launchpad | None = None
+
+    def use_images(self, keeper: Launchpad) -> None:
+        """Find the images of this one's `launchpad warm`. Those that are made for our runs stay with it."""
+        self._keeper = keeper
+        self.environ["XDG_RUNTIME_DIR"] = keeper.environ["XDG_RUNTIME_DIR"]
 
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
@@ -101,7 +107,7 @@ class Launchpad:
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (OSError, IndexError):
                 continue
-            if state not in "ZX":
+            if state not in "ZX" and not (self._keeper and words.rstrip().endswith(" kept-image")):
                 found.append(f"{entry.name} {words}")
         return found
 
@@ -126,6 +132,22 @@ def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object]
     while not fact():
         assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for {what}: {show()}"
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
+    """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR."""
+    base = tmp_path_factory.mktemp("keeper")
+    for name in ("work", "scratch", "runtime"):
+        (base / name).mkdir(mode=0o700)
+    command = Launchpad(base / "work", base / "scratch")
+    command.environ["XDG_RUNTIME_DIR"] = str(base / "runtime")
+    done = command.run("warm", timeout=3 * DEADLINE)
+    assert done.returncode == 0, done.stderr
+    yield command
+    assert command.run("warm", "--stop").stdout == "ended\n"
+    command.close()
+    assert not list((base / "runtime").iterdir())
 
 
 @pytest.fixture

@@ -26,24 +26,25 @@ STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "linux": set(),
+    "image": {"linux"},
     "protocol": {"linux"},
     "job": {"errors", "protocol"},
-    "transport": {"_version", "errors", "linux", "protocol"},
+    "transport": {"_version", "errors", "image", "linux", "protocol"},
     "diagnosis": {"job", "protocol"},
     "head": {"_version", "errors", "job", "linux", "protocol", "transport"},
     "console": {"diagnosis", "errors", "job", "protocol"},
     "record": {"console", "diagnosis", "errors", "job", "linux", "protocol"},
-    "runner": {"console", "diagnosis", "errors", "head", "job", "linux", "protocol", "record", "transport"},
-    "agent": {"linux", "protocol", "rank"},
+    "runner": {"console", "diagnosis", "errors", "head", "image", "job", "linux", "protocol", "record", "transport"},
+    "agent": {"image", "linux", "protocol", "rank"},
     "rank": set(),
-    "forkserver": {"rank"},
+    "forkserver": {"agent", "image", "linux", "rank"},
     "collectives": {"errors"},
     "bench": {"_version", "collectives", "console", "errors", "protocol"},
     "testing": {"agent", "collectives", "diagnosis", "job", "linux", "protocol", "rank"},
     "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
     "cli": {
-        *("_version", "bench", "console", "diagnosis", "errors", "head", "job", "protocol", "record", "runner"),
-        "transport",
+        *("_version", "bench", "console", "diagnosis", "errors", "head", "image", "job", "protocol", "record"),
+        *("runner", "transport"),
     },
     "__init__": {"_version", "api", "errors"},
     "__main__": {"cli"},
@@ -53,7 +54,7 @@ STAIRCASE: dict[str, set[str]] = {
 BY_NAME = {
     "__init__": {"launchpad.api", "launchpad.errors"},  # what is public, imported when it is first used
     "cli": {"launchpad.cli", "launchpad.bench"},  # the commands; what the ranks of a bench run
-    "runner": {"launchpad.collectives"},  # a script that imports it imports torch
+    "runner": {"launchpad.collectives", "launchpad.forkserver"},  # a script that imports the first imports torch
     "rank": {"_launchpad.rank", "launchpad.collectives", "launchpad.errors"},  # where the rank's program has them
     "forkserver": {"_launchpad.forkserver"},
     "transport": {".agent"},  # of the package that was sent to a node
@@ -62,7 +63,7 @@ BY_NAME = {
 }
 
 # What is sent to nodes: it imports the standard library only.
-SHIPPED = ("_version", "agent", "forkserver", "linux", "protocol", "rank")
+SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "protocol", "rank")
 
 # Where a heavy package may be imported at all.
 HOMES = {

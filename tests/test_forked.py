@@ -161,8 +161,11 @@ TORCH_PROGRAMS = {
 }
 
 
-@pytest.fixture
-def both(launchpad: Launchpad) -> Launchpad:
+@pytest.fixture(params=["forkserver", "image"])
+def both(launchpad: Launchpad, request: pytest.FixtureRequest) -> Launchpad:
+    """The command, with and without a kept image."""
+    if request.param == "image":
+        launchpad.use_images(request.getfixturevalue("keeper"))
     (launchpad.folder / "beside.py").write_text("value = 5\n")
     (launchpad.folder / "keeps.py").write_text(
         "files = []\ndef keep(name):\n    files.append(open(name, 'w')); files[0].write('kept')\n"
@@ -172,8 +175,11 @@ def both(launchpad: Launchpad) -> Launchpad:
 
 def seen(launchpad: Launchpad, method: tuple[object, ...], *words: object) -> tuple[int, list[str], list[str]]:
     """What a rank shows when it runs so; its own lines only, without what differs from process to process."""
+    if "XDG_RUNTIME_DIR" in launchpad.environ and method == FORK:
+        method = ("--verbose",)
     done = launchpad.run("run", "-n", 1, *method, *words)
     assert "so each imports everything itself" not in done.stderr
+    assert "no kept image was used" not in done.stderr or STARTS_COLD & {*words}
 
     def own(text: str) -> list[str]:
         lines = [line for line in text.splitlines() if not line.startswith("launchpad:")]
@@ -184,13 +190,14 @@ def seen(launchpad: Launchpad, method: tuple[object, ...], *words: object) -> tu
 
 FORK = ("--preload", "multiprocessing")
 EXEC = ("--start-method", "exec")
+STARTS_COLD = {"-x", "program.pyz", "--run-path"}  # words of a command line that no image is for
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_forked_rank_is_like_an_executed_one(both: Launchpad, name: str) -> None:
-    script = both.folder / f"{name}.py"
+    script = both.folder / f"p_{name}.py"  # a module of the library may have the name
     script.write_text(PROGRAMS[name], encoding="latin-1" if name == "bytes_source" else "utf-8")
-    forked, executed = (seen(both, method, f"{name}.py", "an argument") for method in (FORK, EXEC))
+    forked, executed = (seen(both, method, script.name, "an argument") for method in (FORK, EXEC))
     if name == "shown":  # an executed rank's command line has our entry in it
         executed[1][:] = [re.sub(r"[^ ]*executed\.py'?,? ", "", line) for line in executed[1]]
     assert forked == executed

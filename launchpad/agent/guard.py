@@ -8,11 +8,15 @@ import select
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import linux
 from .host import processes
 from .mpi import shm
 from .ranks import rundir
+
+if TYPE_CHECKING:
+    from .ranks.forkserver_client import KeptFork
 
 # A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds.
 STUCK_AGENT = 5.0
@@ -31,6 +35,15 @@ def main(stdin_fd: int | None) -> None:
 
     `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on.
     """
+    folder = prepare(stdin_fd)
+    agent = os.fork()
+    if agent == 0:
+        run_agent(stdin_fd, folder)
+    watch(agent, stdin_fd, folder)
+
+
+def prepare(stdin_fd: int | None) -> str:
+    """Make this process the guard that is to fork the agent. Returns the job's folder."""
     processes.outlive_signals()
     _close_inherited(keep=stdin_fd)
     if stdin_fd is not None:
@@ -43,18 +56,25 @@ def main(stdin_fd: int | None) -> None:
     if not linux.shows_our_pids():
         _warn(_NO_CHILDREN)
     processes.become_subreaper()
-    agent = os.fork()
-    if agent == 0:
-        code = 1
-        try:
-            from .loop import Agent
+    return folder
 
-            code = Agent(0, 1, stdin_fd, folder).run()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+
+def run_agent(stdin_fd: int | None, folder: str, kept: KeptFork | None = None) -> NoReturn:
+    """Be the agent. `kept`: the forkserver that a kept image provides."""
+    code = 1
+    try:
+        from .loop import Agent
+
+        code = Agent(0, 1, stdin_fd, folder, kept).run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def watch(agent: int, stdin_fd: int | None, folder: str) -> NoReturn:
+    """Be the guard until the agent is gone, and see to it that nothing else is left."""
     if stdin_fd is not None:
         os.close(stdin_fd)
     _tidy_up()

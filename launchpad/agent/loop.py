@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from .net.reachability import Reachability
     from .ranks.call_lines import CallLines
     from .ranks.debuggers import Debuggers
+    from .ranks.forkserver_client import KeptFork
     from .stacks.dump import StackDumper
     from .stacks.profiler import Profiler
 
@@ -99,7 +100,10 @@ _CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
 class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
 
-    def __init__(self, link_in: int, link_out: int, stdin_fd: int | None, folder: str) -> None:
+    def __init__(
+        self, link_in: int, link_out: int, stdin_fd: int | None, folder: str, kept: KeptFork | None = None
+    ) -> None:
+        """`kept`: the forkserver that a kept image provides."""
         self._link_in = link_in
         self._link_out = link_out
         self._rundir = folder
@@ -112,7 +116,7 @@ class Agent:
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started)
+        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept)
         self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None

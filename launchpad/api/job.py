@@ -28,6 +28,7 @@ from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH
+from launchpad.runner.kept import look_for_image
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
@@ -243,6 +244,7 @@ class FunctionJob:
         local = LocalAgent()
         self._closing.callback(local.close)
         python = self._spec.python
+        look_for_image(local, self._spec, os.environ, executes=False)
         try:
             links, _ = open_links(
                 self._hosts,

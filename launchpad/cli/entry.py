@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launchpad.transport.image import KeeperLink
 
 # With these options the ranks usually run elsewhere, so no agent is started here yet.
 _NAMES_HOSTS = ("-H", "--host", "--enter")
@@ -22,17 +26,30 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
     _open_standard_descriptors()
-    link = None
+    link = keeper = None
     if sys.argv[1:2] == ["run"] and not any(word.startswith(_NAMES_HOSTS) for word in sys.argv):
-        from launchpad.transport.local import LocalLink
+        keeper = _keeper()
+        if keeper is None:
+            from launchpad.transport.local import LocalLink
 
-        try:
-            link = LocalLink()
-        except (OSError, RuntimeError):  # the command tries again and reports the reason
-            pass
+            try:
+                link = LocalLink()
+            except (OSError, RuntimeError):  # the command tries again and reports the reason
+                pass
     from launchpad.cli.main import main as run_command
 
-    run_command(link)
+    run_command(link, keeper)
+
+
+def _keeper() -> KeeperLink | None:
+    """The keeper of images, if there is one: its agent is forked when it is known for what."""
+    from launchpad.image import place
+
+    if not place.exists(os.environ):
+        return None
+    from launchpad.transport.image import connect
+
+    return connect(os.environ)
 
 
 def _open_standard_descriptors() -> None:

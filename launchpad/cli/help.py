@@ -27,6 +27,7 @@ TOPICS = {
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
     "functions": "functions as targets; launchpad.run and ranks that stay, from Python",
     "pytest": "tests on several ranks, with pytest",
+    "warm": "keep torch in memory, so that later runs start at once",
     "bench": "measure collectives and the links between hosts",
     "jobs": "job files, the record of each job, and the files in it",
     "ranks": "the environment of a rank, and what launchpad runs in it",

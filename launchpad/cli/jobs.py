@@ -13,6 +13,7 @@ from launchpad.cli.why import look_at
 from launchpad.console.terminal import can_draw, drawn, plain_table, printable
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
+from launchpad.image import place
 from launchpad.protocol.events import STDOUT
 from launchpad.record import job_store
 from launchpad.record.liveness import is_visible, own_process
@@ -44,6 +45,7 @@ def command(most: int, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return 0
+    _say_what_is_kept()
     if not rows:
         click.echo(f"there is no record of any job in {place}", err=True)
     elif can_draw(STDOUT, os.environ):
@@ -53,6 +55,17 @@ def command(most: int, as_json: bool) -> int:
             job, started, lasted, ranks, how, words = _cells(row)
             click.echo(f"{job:<8}  {started}  {lasted:>9}  {ranks:>5} ranks  {how:<28}  {words}".encode())
     return 0
+
+
+def _say_what_is_kept() -> None:
+    if not place.exists(os.environ):
+        return
+    from launchpad.runner import warming
+
+    kept = warming.status()
+    if kept is not None:
+        count = len([image for image in kept["images"] if image["preload"]])
+        click.echo(f"{count} kept image{'s' * (count != 1)} (pid {kept['pid']}); see launchpad warm --status", err=True)
 
 
 def _add_usage(rows: list[dict[str, Any]]) -> None:

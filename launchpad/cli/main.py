@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +14,16 @@ from launchpad.errors import LaunchpadError
 from launchpad.runner.nodes import LocalAgent
 from launchpad.transport import Link
 
+if TYPE_CHECKING:
+    from launchpad.transport.image import KeeperLink
+
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
     "run": "launchpad.cli.run",
     "join": "launchpad.cli.join",
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",
+    "warm": "launchpad.cli.warm",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
     "debug": "launchpad.cli.debug",
@@ -65,9 +70,12 @@ def cli() -> None:
     """Run N supervised ranks of a distributed program with one command, and say what happened."""
 
 
-def main(link: Link | None) -> None:
-    """Run the command that sys.argv names, with `link` to this node's agent if one was started; never returns."""
-    local = LocalAgent(link)
+def main(link: Link | None, keeper: KeeperLink | None) -> None:
+    """Run the command that sys.argv names; never returns.
+
+    `link`: to this node's agent if one was started; `keeper`: of images to fork it from.
+    """
+    local = LocalAgent(link, keeper)
     try:
         code = cli.main(prog_name="launchpad", standalone_mode=False, obj=local)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -122,6 +122,7 @@ _OPTIONS = (
     _output("--events", metavar="FILE|-", help="Write all events as JSON lines, the ranks' output included."),
     _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
+    _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),
         type=seconds,

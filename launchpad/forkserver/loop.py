@@ -42,8 +42,17 @@ def main() -> None:
     os.set_inheritable(LINK, False)
     link = socket.socket(fileno=LINK)
     request, _ = _receive(link)
-    program.put_first_on_path(sys.argv[1:], request["calls"])  # so that imports find the same modules as in the ranks
-    _say(link, "ready", _preload(request["preload"]))
+    if "keep" in request:
+        from . import kept
+
+        link, mask = kept.keep(link, request["keep"], preload)
+        request, _ = _receive(link)
+        why_not = kept.begin(request)
+    else:
+        # So that imports find the same modules as in the ranks.
+        program.put_first_on_path(sys.argv[1:], request["calls"])
+        why_not = preload(request["preload"])
+    _say(link, "ready", why_not)
     heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupt:  # a rank that has not started must not show a traceback of ours
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -58,7 +67,7 @@ def main() -> None:
         program.run(request["argv"], request["calls"])
 
 
-def _preload(names: list[str]) -> str:
+def preload(names: list[str]) -> str:
     """Import the modules. Returns why forking this process is unsound, "" if it is sound."""
     if own_process.is_free_threaded():
         return "this Python is free-threaded, which is not known to be safe after a fork"
@@ -66,11 +75,14 @@ def _preload(names: list[str]) -> str:
         return why_not
     if not all(name.startswith("torch") for name in names):
         mpi_init.hold()
+    begun_by: dict[str, str] = {}  # the module whose import started a thread, by the thread's number; or "gpu"
     for name in names:
         try:
             importlib.import_module(name)
         except BaseException as error:  # the ranks will hit it too, and show it in full
             return f"importing {name} here failed ({type(error).__name__})"
+        for started in _started():
+            begun_by.setdefault(started, name)
     if "torch" in names:
         store.install()
         stack_server.install()
@@ -84,7 +96,7 @@ def _preload(names: list[str]) -> str:
     except OSError:
         return "/proc doesn't show whether an import opened the GPU or started a thread"
     if gpu:
-        return "an import opened the GPU, which a forked process can't use"
+        return f"importing {begun_by.get('gpu', 'a module')} opened the GPU, which a forked process can't use"
     if threads > 1:
         # OpenBLAS stops its threads at a fork, for good.
         child = os.fork()
@@ -92,8 +104,18 @@ def _preload(names: list[str]) -> str:
             os._exit(0)
         os.waitpid(child, 0)
         if own_process.threads() > 1:
-            return "an import started a thread, which a forked process would not have"
+            which = next((begun_by[started] for started in _started() if started in begun_by), "a module")
+            return f"importing {which} started a thread, which a forked process would not have"
     return ""
+
+
+def _started() -> list[str]:
+    """The numbers of all threads but the main one, and "gpu" once that is open."""
+    try:
+        gpu = ["gpu"] if own_process.holds_gpu() else []
+        return [number for number in os.listdir("/proc/self/task") if number != str(os.getpid())] + gpu
+    except OSError:
+        return []
 
 
 def _watched_by() -> str:

@@ -273,10 +273,7 @@ def make_plan(
     laid_out = []
     for index, (node, place, count) in enumerate(zip(nodes, places, slots, strict=True)):
         here = place.own or spec
-        defaults = {
-            "OMP_NUM_THREADS": str(max(1, node.cores // (len(planned.get(index, ())) or count))),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        }
+        defaults = defaults_for(node.cores, len(planned.get(index, ())) or count)
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
             _check_limits(node, place.name, count, _files_per_rank(spec, here))
         kind = here.target.kind
@@ -308,6 +305,11 @@ def make_plan(
         input_rank=spec.input_rank,
         debug_rank=spec.debug[0] if spec.debug else -1,
     )
+
+
+def defaults_for(cores: int, ranks: int) -> dict[str, str]:
+    """Variables for the ranks of a node that are set where the user has not set them."""
+    return {"OMP_NUM_THREADS": str(max(1, cores // ranks)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def port_taken(port: int, name: str) -> UsageError:

@@ -76,10 +76,7 @@ def what_to_preload(
             f"--preload is for forked ranks, but --start-method {options.start_method} executes them; "
             "leave one of them out"
         )
-    names = tuple(name.strip() for name in (requested or "").split(",") if name.strip())
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(f"--preload {name}: not a module's name; write --preload MODULE,MODULE")
+    names = module_names(requested or "")
     if names and target.kind == "program":
         raise UsageError(f"--preload: {target.name} is not a Python target, so nothing can be imported for it")
     if requested is not None and not names:
@@ -93,6 +90,15 @@ def what_to_preload(
             say_on_stderr(not_forked(why_not))
         return ()
     return (*(TORCH if found.torch else ()), *names)
+
+
+def module_names(text: str) -> tuple[str, ...]:
+    """The value of --preload. Raises UsageError."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--preload {name}: not a module's name; write --preload MODULE,MODULE")
+    return names
 
 
 def _check_no_hooks(options: RunOptions, target: Target) -> None:

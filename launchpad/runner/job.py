@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Plan
 from launchpad.job.world import parse_nnodes
+from launchpad.runner.kept import look_for_image
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_spec, make_world_spec
@@ -58,11 +60,16 @@ def run_job(
             nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
             links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
         else:
+            nothing = options.preload is not None and not options.preload.strip(", ")
+            executes = nothing or options.start_method in ("exec", "spawn")
+            look_for_image(local, spec, os.environ, executes=executes)
             links, reopen = open_links(
                 hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
             )
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
+    if options.reports.verbose and local.why_cold:
+        say_on_stderr(f"no kept image was used: {local.why_cold}")
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:

@@ -23,21 +23,23 @@ from launchpad.transport.local import LocalLink
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
+    from launchpad.transport.image import KeeperLink
 
 
 class LocalAgent:
     """The agent of the machine that the head runs on, started when its link is first needed."""
 
-    def __init__(self, link: Link | None = None) -> None:
-        """`link`: to an agent that was started ahead of time."""
+    def __init__(self, link: Link | None = None, keeper: KeeperLink | None = None) -> None:
+        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead."""
         self._link = link
+        self.keeper = keeper
         self._before: list[Link] = []
 
     def link(self) -> Link:
         """The link to the agent. Raises NodeError if the agent can't be started."""
         if self._link is None:
             try:
-                self._link = LocalLink()
+                self._link = LocalLink(self.keeper)
             except (OSError, RuntimeError) as error:
                 raise NodeError(f"this node's agent can't be started: {error}") from None
         return self._link
@@ -55,6 +57,19 @@ class LocalAgent:
         for link in (self._link, *self._before):
             if link is not None:
                 link.close()
+        if self.keeper is not None:
+            self.keeper.close()
+            self.keeper = None
+
+    @property
+    def started(self) -> bool:
+        """Whether there is an agent already."""
+        return self._link is not None
+
+    @property
+    def why_cold(self) -> str:
+        """Why the agent was not forked from a kept image, though there is one."""
+        return getattr(self._link, "why_cold", "")
 
 
 def open_links(

@@ -58,6 +58,7 @@ class ReportOptions(NamedTuple):
     job: str | None = None  # its name in a job file
     add_to_reports: bool = False  # append: earlier jobs of the same file have written to them
     quiet: bool = False
+    verbose: bool = False  # also say why a kept image was not used
 
 
 class RunOptions(NamedTuple):

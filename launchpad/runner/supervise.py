@@ -22,6 +22,7 @@ from launchpad.protocol.events import STDOUT, JobOver
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.stale_store import StaleStores
+from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
@@ -115,6 +116,11 @@ def supervise(
     finally:
         observers.end()
         restore_terminal(modes)
+    history = summary.history
+    if here and history.started and not summary.earlier:
+        imported = (history.started - history.planned.time) / 1e9
+        if text := suggestion(spec.preload, imported, os.environ):
+            observers.note(text)
     lines: list[str] = []
     told: list[str] = []
     shown_before: set[str] = set()  # printed a moment ago, with the stacks

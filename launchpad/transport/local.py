@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from launchpad import linux
 from launchpad.protocol import wire
@@ -22,41 +22,45 @@ _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__ma
 SECRET = "LAUNCHPAD_SECRET"
 
 
+class Cold(Exception):
+    """A kept image is not used. The text says why, and follows "no kept image was used: "."""
+
+
+class Forking(Protocol):
+    """A kept image that a guard can be forked from."""
+
+    def fork(
+        self, commands: int, events: int, stdin_fd: int | None, shown: Sequence[str], environ: Mapping[str, str]
+    ) -> int:
+        """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
+
+
 class LocalLink:
     """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello."""
 
     name = ""
     remote = False
 
-    def __init__(self) -> None:
-        """A rank will read our stdin, unless that is a terminal in which we are in the background."""
+    def __init__(self, image: Forking | None = None) -> None:
+        """A rank will read our stdin, unless that is a terminal in which we are in the background.
+
+        `image`: a kept image, to fork the guard from; `why_cold` says why that was not done.
+        """
+        self.why_cold = ""
         stdin_fd = _stdin_for_a_rank()
         commands_in, commands_out = os.pipe()
         events_in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
-        argv = [sys.executable, "-I", "-S", _AGENT]
-        # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
-        actions = [(os.POSIX_SPAWN_DUP2, commands_in, 0), (os.POSIX_SPAWN_DUP2, events_out, 1)]
-        passed = -1
-        if stdin_fd is not None:
-            passed = os.dup(stdin_fd)
-            os.set_inheritable(passed, True)
-            argv.append(str(passed))
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._pid = os.posix_spawn(
-            sys.executable,
-            argv,
-            {name: value for name, value in os.environ.items() if name and name != SECRET},
-            file_actions=actions,
-            setsid=True,  # out of reach of the terminal's signals; the head decides what they mean for the ranks
-            # We may have been started with SIGCHLD blocked or ignored, and guard and agent depend on it.
-            setsigmask=mask - {signal.SIGCHLD},
-            setsigdef=[signal.SIGCHLD],
-        )
-        linux.lower_file_limit(self._pid)  # the ranks get the guard's
-        for fd in (commands_in, events_out, passed):
-            if fd >= 0:
-                os.close(fd)
+        self._pid, self._guard = 0, -1
+        if image is not None:
+            try:
+                self._guard = image.fork(commands_in, events_out, stdin_fd, guard_command(stdin_fd), guard_environ())
+            except Cold as reason:
+                self.why_cold = str(reason)
+        if self._guard < 0:
+            self._pid = _start_guard(commands_in, events_out, stdin_fd)
+        for fd in (commands_in, events_out):
+            os.close(fd)
         self._out = commands_out
         self._in = events_in
         self._read = threading.Event()  # nobody is reading
@@ -88,27 +92,70 @@ class LocalLink:
 
     def close(self) -> None:
         """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
-        if self._pid == 0:
+        if self._pid == 0 and self._guard < 0:
             return
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
-        deadline = time.monotonic() + CLOSE_SECONDS
-        try:
-            while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-                if time.monotonic() > deadline:
-                    os.kill(self._pid, signal.SIGKILL)
-                    os.waitpid(self._pid, 0)
-                    break
-                time.sleep(0.001)
-        except ChildProcessError:  # other code in this process reaps all children
-            pass
-        self._pid = 0
+        if self._guard >= 0:
+            linux.wait_for(self._guard, CLOSE_SECONDS)
+            os.close(self._guard)
+        else:
+            _reap(self._pid)
+        self._pid, self._guard = 0, -1
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 
     def abandon(self) -> None:
         """A no-op: the guard is on this machine and will exit, so `close` is enough."""
+
+
+def guard_command(stdin_fd: int | None) -> list[str]:
+    """The guard's command line."""
+    return [sys.executable, "-I", "-S", _AGENT, *([] if stdin_fd is None else [str(stdin_fd)])]
+
+
+def guard_environ() -> dict[str, str]:
+    """The guard's environment, and the ranks'."""
+    return {name: value for name, value in os.environ.items() if name and name != SECRET}
+
+
+def _start_guard(commands_in: int, events_out: int, stdin_fd: int | None) -> int:
+    # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
+    actions = [(os.POSIX_SPAWN_DUP2, commands_in, 0), (os.POSIX_SPAWN_DUP2, events_out, 1)]
+    passed = None
+    if stdin_fd is not None:
+        passed = os.dup(stdin_fd)
+        os.set_inheritable(passed, True)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pid = os.posix_spawn(
+        sys.executable,
+        guard_command(passed),
+        guard_environ(),
+        file_actions=actions,
+        setsid=True,  # out of reach of the terminal's signals; the head decides what they mean for the ranks
+        # We may have been started with SIGCHLD blocked or ignored, and guard and agent depend on it.
+        setsigmask=mask - {signal.SIGCHLD},
+        setsigdef=[signal.SIGCHLD],
+    )
+    linux.lower_file_limit(pid)  # the ranks get the guard's
+    if passed is not None:
+        os.close(passed)
+    return pid
+
+
+def _reap(guard: int) -> None:
+    """Wait for the guard, which exits by itself after its agent."""
+    deadline = time.monotonic() + CLOSE_SECONDS
+    try:
+        while os.waitpid(guard, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(guard, signal.SIGKILL)
+                os.waitpid(guard, 0)
+                break
+            time.sleep(0.001)
+    except ChildProcessError:  # other code in this process reaps all children
+        pass
 
 
 def _stdin_for_a_rank() -> int | None:

@@ -1,7 +1,8 @@
 """From the command to the first all_reduce and out, recovery, and memory: the part `warm` of launch.py.
 
-Each figure stands beside torchrun, mp.spawn and, where Open MPI is installed, mpirun; and beside one bare
-`import torch`, which none of them can do without. gloo over the loopback interface, no GPU.
+With and without a kept image (`launchpad warm`). Each figure stands beside torchrun, mp.spawn and, where Open MPI is
+installed, mpirun; and beside one bare `import torch`, which none of them can do without but a run from an image. gloo
+over the loopback interface, no GPU.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 240.0
 RECOVERY_DEADLINE = 20.0  # a launcher that has not come back by then does not
 
+IMAGE = "launchpad, kept image"
+
 Command = Callable[[int, list[str]], list[str]]
 
 
-def peers() -> dict[str, Command]:
-    """Name and command line for so many ranks, of the programs of this bench."""
+def peers(images: str, name: str = "first_sum.py") -> dict[str, Command]:
+    """Name and command line for so many ranks, of a program of this bench. `images`: XDG_RUNTIME_DIR of the kept."""
     beside = Path(sys.executable).parent
-    program = str(PROGRAMS / "first_sum.py")
+    program = str(PROGRAMS / name)
+    kept = ["env", f"XDG_RUNTIME_DIR={images}", str(beside / "launchpad"), "run", "-n"]
     found: dict[str, Command] = {
+        IMAGE: lambda n, more: [*kept, str(n), *_restarts(more), program, *more],
         "launchpad": lambda n, more: [str(beside / "launchpad"), "run", "-n", str(n), *_restarts(more), program, *more],
         "torchrun": lambda n, more: [
             *(str(beside / "torchrun"), "--nproc-per-node", str(n), *_restarts(more), program),
@@ -116,19 +121,37 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def main(runs: int) -> None:
     """Run all parts and print a table."""
-    found = peers()
+    with tempfile.TemporaryDirectory() as images:
+        command = [str(Path(sys.executable).parent / "launchpad"), "warm"]
+        where = {**environ(), "XDG_RUNTIME_DIR": images}
+        subprocess.run([*command, "--for", "1h"], env=where, stdout=subprocess.DEVNULL, timeout=DEADLINE, check=True)
+        try:
+            measure(runs, images)
+        finally:
+            subprocess.run([*command, "--stop"], env=where, stdout=subprocess.DEVNULL, timeout=DEADLINE, check=True)
+
+
+def measure(runs: int, images: str) -> None:
+    """The same, with this XDG_RUNTIME_DIR for the images."""
+    found = peers(images)
     print("| what | " + " | ".join(found) + " | one import torch |")
     print("|---" * (len(found) + 2) + "|")
+    noop = {name: command for name, command in peers(images, "noop.py").items() if name != "mp.spawn"}
+    printed: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(runs):
+        for name, command in noop.items():
+            printed[name].append(first_sum(command, 4))
+    row("4 ranks that print and exit", [statistics.median(f or [0.0]) for f in printed.values()])
     for ranks in (1, 4, 16, 64):
         # 64 ranks of mp.spawn or mpirun take minutes of this machine, and tell nothing that 16 don't.
-        asked = found if ranks < 64 else {name: found[name] for name in ("launchpad", "torchrun")}
+        asked = found if ranks < 64 else {name: found[name] for name in (IMAGE, "launchpad", "torchrun")}
         figures: dict[str, list[float]] = {name: [] for name in [*found, "import"]}
         for _ in range(runs if ranks < 64 else 1):
             for name, command in asked.items():
                 figures[name].append(first_sum(command, ranks))
             figures["import"].append(bare_import())
         row(f"{ranks} ranks: start, first all_reduce, exit", [statistics.median(f or [0.0]) for f in figures.values()])
-    tried = ["launchpad", "torchrun"]
+    tried = [IMAGE, "launchpad", "torchrun"]
     back: dict[str, list[float | None]] = {name: [] for name in tried}
     for _ in range(runs):
         for name in tried:
@@ -138,12 +161,16 @@ def main(runs: int) -> None:
         came = [seconds for seconds in back[name] if seconds is not None]
         median = f"{statistics.median(came):.2f} s, " if came else ""
         cells.append(f"{median}{len(came)} of {runs} came back")
-    print("| a rank dies: first all_reduce of the next attempt | " + " | ".join(cells) + " |" + " |" * (len(found) - 1))
-    sizes = [memory(found[name], 16) for name in found if name != "mp.spawn"]
     print(
-        f"| memory of 16 ranks and their launcher (PSS) | {sizes[0]:.0f} MB | {sizes[1]:.0f} MB "
-        f"({sizes[0] / sizes[1]:.0%} of it) |" + " |" + "".join(f" {size:.0f} MB |" for size in sizes[2:]) + " |"
+        "| a rank dies: first all_reduce of the next attempt | "
+        + " | ".join(cells)
+        + " |"
+        + " |" * (len(found) - len(tried) + 1)
     )
+    # The processes of a job from an image don't descend from the command.
+    sizes = {name: memory(command, 16) for name, command in found.items() if name not in (IMAGE, "mp.spawn")}
+    cells = [f"{sizes[name]:.0f} MB" if name in sizes else "" for name in found]
+    print("| memory of 16 ranks and their launcher (PSS) | " + " | ".join(cells) + " | |")
 
 
 def row(what: str, figures: list[float]) -> None:

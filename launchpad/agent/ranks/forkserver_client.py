@@ -7,11 +7,14 @@ import json
 import os
 import socket
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import linux
 from .. import PACKAGE
 from . import rank
+
+if TYPE_CHECKING:
+    from ...image.fit import Image
 
 MAIN = os.path.join(PACKAGE, "forkserver", "__main__.py")
 # Every rank has to repeat what the imports print, so that must not be more than a terminal buffers.
@@ -23,6 +26,11 @@ STORE = -1  # stands in for a rank number
 _MAX_DESCRIPTORS = 240
 
 
+def command_line(argv: Sequence[str]) -> list[str]:
+    """The forkserver's command line, for ranks with this one."""
+    return [argv[0], "-u", MAIN, *argv[2:]]
+
+
 class ForkOrder(NamedTuple):
     """A process to fork."""
 
@@ -31,30 +39,63 @@ class ForkOrder(NamedTuple):
     fds: tuple[int, ...]  # for the process; they must stay open until it has been forked
 
 
+class KeptFork(NamedTuple):
+    """A forkserver that is the fork of a kept image: it has imported what it is to import, and waits for its job."""
+
+    pid: int
+    link: socket.socket
+    image: Image
+    printed: tuple[bytes, bytes]  # by the imports, on standard output and error
+
+    def fits(self, argv: Sequence[str], preload: Sequence[str], environ: dict[str, str]) -> bool:
+        """Whether it is what a new one would be."""
+        from ...image import fit
+
+        image = self.image
+        return not fit.misfit(image, fit.ColdStart(argv[0], tuple(preload), environ, image.affinity, image.stack))
+
+
 class Forkserver:
     """A process that imports the modules, then forks. `state`: importing, ready, off."""
 
-    def __init__(self, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> None:
-        """`argv` is a rank's whole command line; the forkserver uses the same interpreter. Raises OSError."""
+    def __init__(
+        self, process: rank.Rank, link: socket.socket, streams: tuple[int, ...], terms: dict[str, Any]
+    ) -> None:
+        """`streams`: its standard output and error, unless it has printed already; `terms`: what it is to know."""
         self.state = "importing"
         self.why_off = ""
+        self.process = process
+        self.link = link
+        self.streams = streams
+        self.printed = [b"", b""]  # on standard output and error
+        self._terms = terms
         self._orders: list[ForkOrder] = []
         self._in_flight: set[int] = set()  # numbers of requested processes
-        self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    @classmethod
+    def started(cls, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> Forkserver:
+        """A new one. `argv` is a rank's whole command line; it uses the same interpreter. Raises OSError."""
+        link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Pipes, like those of the ranks: what Python detects about its standard streams at startup stays valid.
         null, null_writer = os.pipe()
         os.close(null_writer)
         outlets = rank.open_outlets([])._replace(rank_link=far_end.fileno())
-        self.printed = {outlets.stdout: b"", outlets.stderr: b""}
-        self._streams = (outlets.stdout, outlets.stderr)
         try:
-            command = [argv[0], "-u", MAIN, *argv[2:]]
-            self.process = rank.start(-1, command, environ, cwd, null, outlets, files)
+            process = rank.start(-1, command_line(argv), environ, cwd, null, outlets, files)
         finally:
             _close((null, outlets.rank_stdout, outlets.rank_stderr))
             far_end.close()
-        assert self.process.status_fd is not None
-        os.close(self.process.status_fd)  # if exec fails here, it fails for the ranks too, and they report it
+        assert process.status_fd is not None
+        os.close(process.status_fd)  # if exec fails here, it fails for the ranks too, and they report it
+        return cls(process, link, (outlets.stdout, outlets.stderr), {})
+
+    @classmethod
+    def kept(cls, fork: KeptFork, argv: Sequence[str], environ: dict[str, str], cwd: str) -> Forkserver:
+        """One that is the fork of a kept image, and takes over this command line, environment and folder."""
+        terms = {"argv": command_line(argv), "environ": environ, "cwd": cwd}
+        made = cls(rank.Rank(-1, fork.pid, None), fork.link, (), terms)
+        made.printed = list(fork.printed)
+        return made
 
     @property
     def pid(self) -> int:
@@ -68,7 +109,7 @@ class Forkserver:
 
     def prepare(self, modules: Sequence[str], calls: str) -> None:
         """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
-        self._send({"preload": list(modules), "calls": calls}, ())
+        self._send({"preload": list(modules), "calls": calls, **self._terms}, ())
 
     def order(self, orders: Sequence[ForkOrder]) -> None:
         """Queue processes to be forked."""
@@ -87,14 +128,15 @@ class Forkserver:
             return True
         if self.state != "importing":
             return bool(data)
-        self.printed[fd] = (self.printed[fd] + data)[: PRINTED_BYTES + 1]
+        which = self.streams.index(fd)
+        self.printed[which] = (self.printed[which] + data)[: PRINTED_BYTES + 1]
         return bool(data)
 
     def print_again(self, outlets: rank.Outlets) -> None:
         """Repeat in a rank's pipes what the imports printed."""
-        for fd, to in zip(self._streams, (outlets.rank_stdout, outlets.rank_stderr), strict=True):
-            if self.printed[fd]:
-                os.write(to, self.printed[fd])
+        for printed, to in zip(self.printed, (outlets.rank_stdout, outlets.rank_stderr), strict=True):
+            if printed:
+                os.write(to, printed)
 
     def hear(self, forked: Callable[[int, int], None], failed: Callable[[int, str], None]) -> bool:
         """Read the replies that have arrived; False once the forkserver is gone."""
@@ -121,12 +163,12 @@ class Forkserver:
             self._next()
 
     def _ready(self, why_off: str) -> None:
-        for fd in self._streams:
-            while self.read_printed(fd) and len(self.printed[fd]) <= PRINTED_BYTES:
+        for which, fd in enumerate(self.streams):
+            while self.read_printed(fd) and len(self.printed[which]) <= PRINTED_BYTES:
                 if not _readable(fd):
                     break
-            if len(self.printed[fd]) > PRINTED_BYTES:
-                why_off = why_off or "the imports print too much"
+        if any(len(printed) > PRINTED_BYTES for printed in self.printed):
+            why_off = why_off or "the imports print too much"
         self.why_off = why_off
         self.state = "off" if why_off else "ready"
         self._next()

@@ -39,6 +39,7 @@ class Starter:
         stdin_fd: int | None,
         files: tuple[int, int],
         begun: Callable[[rank.Rank], None],
+        kept: forkserver_client.KeptFork | None = None,
     ) -> None:
         self._poll = poll
         self._outbox = outbox
@@ -46,6 +47,7 @@ class Starter:
         self._stdin_fd = stdin_fd
         self._files = files
         self._begun = begun
+        self._kept = kept  # not used yet
         self._forkserver: forkserver_client.Forkserver | None = None
         self._port: port.Port | None = None
         self._store = 0  # the pid of the store's process
@@ -84,7 +86,7 @@ class Starter:
             self.mpi.prepare(self._shared)
         self._failure = ""
         self._cancelled = 0
-        if start.preload and self._forkserver is None:
+        if (start.preload or self._kept) and self._forkserver is None:
             self._open_forkserver()
         for entry in start.ranks:
             if self._forkserver is not None and self._forkserver.state != "off":
@@ -220,16 +222,31 @@ class Starter:
             reason = f"the socket over which they request torch's store can't be created ({error.strerror})"
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
             return
-        try:
-            opened = forkserver_client.Forkserver(self._start.argv, self._shared, self._start.cwd, self._files)
-        except OSError:  # executing the ranks will fail likewise, and report it
-            return
+        start = self._start
+        opened = self._take_kept()
+        if opened is None:
+            if not start.preload:
+                return
+            try:
+                opened = forkserver_client.Forkserver.started(start.argv, self._shared, start.cwd, self._files)
+            except OSError:  # executing the ranks will fail likewise, and report it
+                return
         self._forkserver = opened
         self._poll.watch(opened.link.fileno(), lambda _: self.hear())
-        for fd in opened.printed:
+        for fd in opened.streams:
             self._poll.watch(fd, self._on_printed)
         self._poll.watch(self._bell.fileno(), lambda _: self._on_bell())
-        opened.prepare(self._start.preload, self._start.calls)
+        opened.prepare(start.preload, start.calls)
+
+    def _take_kept(self) -> forkserver_client.Forkserver | None:
+        """The forkserver of a kept image, if it is what a new one would be."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        if kept.fits(self._start.argv, self._start.preload, self._shared):
+            return forkserver_client.Forkserver.kept(kept, self._start.argv, self._shared, self._start.cwd)
+        os.kill(kept.pid, signal.SIGKILL)
+        return None
 
     def _on_printed(self, fd: int) -> None:
         assert self._forkserver is not None

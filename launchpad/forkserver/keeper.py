@@ -1,0 +1,476 @@
+"""The keeper: the process behind `launchpad warm`. It starts images, chooses one for each run, and ends them.
+
+One loop: callers (image/place.py), images, what these print, and the time. A caller is greeted with {"cores"}, then
+asks for "run", "warm", "status" or "stop". It stays connected for as long as its job lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..agent.host import processes, resources
+from ..agent.ranks import rank
+from ..agent.ranks.forkserver_client import MAIN, PRINTED_BYTES
+from ..image import channel, facts, fit, loaded, place, pressure
+
+# Images with imports, and as many without.
+MOST_IMAGES = 3
+
+# How often memory and our socket are looked at.
+LOOK_SECONDS = 10.0
+
+_LINK = 3
+
+
+class Keeper:
+    """All state of the loop."""
+
+    def __init__(self, listener: socket.socket, environ: dict[str, str]) -> None:
+        self._listener = listener
+        self._path = place.path(environ)
+        self._socket = loaded.mark(self._path)[:2]
+        self._poll = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        self._images: list[_Kept] = []
+        self._callers: dict[int, _Caller] = {}
+        self._settings: dict[str, Any] = {}
+        self._idle_since = time.monotonic()
+        self._last_cold = ""
+        self._over = ""  # why the keeper ends
+
+    def run(self) -> None:
+        """Serve until there is a reason to end."""
+        self._watch(self._listener.fileno(), self._accept)
+        wakeup = processes.wakeup_on_exit()
+        self._watch(wakeup, lambda: os.read(wakeup, 4096))
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, lambda signum, _: self._end(f"signal {signum}"))
+        while not self._over:
+            for fd, _ in self._poll.poll(self._patience()):
+                if fd in self._handlers:
+                    self._handlers[fd]()
+            processes.reap(0)
+            self._look()
+        for image in self._images:
+            image.kill()
+        if loaded.mark(self._path)[:2] == self._socket:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+                os.rmdir(os.path.dirname(self._path))
+
+    def _end(self, why: str) -> None:
+        self._over = self._over or why
+
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._handlers.pop(fd, None):
+            self._poll.unregister(fd)
+
+    # Time.
+
+    @property
+    def _busy(self) -> bool:
+        return any(image.jobs for image in self._images)
+
+    def _idle_ends(self) -> float:
+        return self._idle_since + float(self._settings.get("seconds", LOOK_SECONDS))
+
+    def _patience(self) -> float:
+        left = LOOK_SECONDS if self._busy else self._idle_ends() - time.monotonic()
+        return max(0.0, min(LOOK_SECONDS, left))
+
+    def _look(self) -> None:
+        """End what time, memory or somebody who removed our socket says must end."""
+        if self._busy:
+            self._idle_since = time.monotonic()
+        elif time.monotonic() >= self._idle_ends():
+            self._end("idle")
+        if loaded.mark(self._path)[:2] != self._socket:
+            self._end("its socket was removed")
+        if why := pressure.found():
+            self._end(why)
+
+    # Callers.
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if channel.peer(connection)[1] != os.geteuid():
+            connection.close()
+            return
+        caller = _Caller(connection)
+        self._callers[connection.fileno()] = caller
+        self._watch(connection.fileno(), lambda: self._hear(caller))
+        caller.say({"cores": resources.usable_cores()})
+        for image in self._images:  # while it finds out what it is to run
+            image.look()
+
+    def _hear(self, caller: _Caller) -> None:
+        fds: list[int] = []
+        try:
+            asked = channel.receive(caller.connection)
+            if asked is None:
+                self._leave(caller)
+                return
+            request, fds = asked
+            for kind, answer in (
+                ("run", self._run),
+                ("warm", self._warm),
+                ("status", self._status),
+                ("stop", self._stop),
+            ):
+                if kind in request:
+                    answer(caller, request[kind], fds)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            caller.say({"cold": f"it was asked wrongly ({type(error).__name__}: {error})"})
+        finally:
+            channel.close(fds)
+
+    def _leave(self, caller: _Caller) -> None:
+        self._unwatch(caller.connection.fileno())
+        self._callers.pop(caller.connection.fileno(), None)
+        caller.connection.close()
+        if caller.lacked is not None:
+            lacked, caller.lacked = caller.lacked, None
+            self._start_image(lacked)
+
+    def _stop(self, caller: _Caller, _: object, __: list[int]) -> None:
+        self._end("it was told to")
+        caller.say({"stopped": True})
+
+    def _status(self, caller: _Caller, _: object, __: list[int]) -> None:
+        now = time.monotonic()
+        left = None if self._busy else round(self._idle_ends() - now)
+        images = [image.described(now) for image in self._images]
+        caller.say({"pid": os.getpid(), "idle_ends": left, "last_cold": self._last_cold, "images": images})
+
+    def _warm(self, caller: _Caller, settings: dict[str, Any], _: list[int]) -> None:
+        """Keep images by these settings from now on; answer when the first is ready."""
+        if self._settings and any(settings[name] != self._settings[name] for name in ("python", "preload", "extra")):
+            for image in list(self._images):
+                self._drop(image)
+        self._settings = settings
+        self._idle_since = time.monotonic()
+        wanted = self._wanted(caller, settings)
+        if why := fit.cannot(wanted):
+            caller.say({"off": why})
+            return
+        for image in self._images:
+            image.look()
+        fitting = next((one for one in self._images if one.image and not one.why_not(wanted, "")), None)
+        if fitting is not None:
+            caller.say({"ready": True})
+            return
+        made = self._start_image(wanted)
+        if made is not None:
+            made.awaited.append(caller)
+        if settings["preload"]:
+            self._start_image(wanted._replace(preload=()))
+
+    def _wanted(self, caller: _Caller, request: dict[str, Any]) -> fit.ColdStart:
+        seen = facts.facts_of(*_thread_of(caller, request), personality="?", blocked=())
+        return fit.ColdStart(
+            python=request["python"],
+            preload=tuple(request["preload"]),
+            environ=request["ranks"],
+            affinity=seen["Cpus_allowed"],
+            stack=str(facts.limits(seen["limits"]).get("Max stack size")),
+        )
+
+    def _run(self, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
+        wanted = self._wanted(caller, request)
+        why = fit.cannot(wanted)
+        if not why:
+            same = [one for one in self._images if bool(one.preload) == bool(wanted.preload)]
+            reasons: list[tuple[bool, int, str]] = []
+            for image in sorted(same, key=lambda one: -one.used):
+                reason = image.why_not(wanted, request["first_on_path"])
+                if not reason:
+                    self._fork(image, caller, request, fds)
+                    return
+                far = image.image is None or bool(fit.misfit(image.image, wanted))
+                reasons.append((far, len(reasons), reason))
+            why = min(reasons)[2] if reasons else "there is none yet"
+            if self._would_help(wanted):
+                caller.lacked = wanted
+        self._say_cold(caller, why)
+
+    def _say_cold(self, caller: _Caller, why: str) -> None:
+        self._last_cold = why
+        caller.say({"cold": why})
+
+    def _would_help(self, wanted: fit.ColdStart) -> bool:
+        """Whether an image like those that the user asked for, but made for this run, could be used."""
+        settings = self._settings
+        more = set(settings["preload"]) - set(wanted.preload)
+        return (
+            wanted.python == settings["python"]
+            and (
+                not wanted.preload
+                or (set(wanted.preload) <= set(settings["preload"]) and more <= set(settings["extra"]))
+            )
+            and wanted.stack == str(resource.getrlimit(resource.RLIMIT_STACK))
+        )
+
+    def _fork(self, image: _Kept, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
+        image.waiting.append(caller)
+        message = {
+            **request,
+            "caller": _thread_of(caller, request),
+            "image": image.terms,
+            "printed": [text.decode("utf-8", "surrogateescape") for text in image.printed],
+        }
+        try:
+            channel.send(image.link, message, [caller.connection.fileno(), *fds])
+        except OSError:
+            self._drop(image)
+
+    # Images.
+
+    def _start_image(self, wanted: fit.ColdStart) -> _Kept | None:
+        """Start one in place of those that are stale or, if there are enough, of the one that was used least."""
+        preload = tuple(self._settings["preload"]) if wanted.preload else ()
+        same = [one for one in self._images if bool(one.preload) == bool(preload)]
+        for image in [one for one in same if one.stale and not one.awaited]:
+            self._drop(image)
+            same.remove(image)
+        if any(one.is_for(wanted) for one in same):
+            return None
+        if len(same) >= MOST_IMAGES:
+            self._drop(min(same, key=lambda one: (one.uses, one.used)))
+        try:
+            image = _Kept(wanted._replace(preload=preload), tuple(self._settings["extra"]) if preload else ())
+        except OSError as error:
+            self._last_cold = f"it can't be started ({error.strerror})"
+            return None
+        self._images.append(image)
+        self._watch(image.link.fileno(), lambda: self._hear_image(image))
+        for which, fd in enumerate(image.streams):
+            self._watch(fd, lambda which=which, fd=fd: self._on_printed(image, which, fd))  # type: ignore[misc]
+        return image
+
+    def _on_printed(self, image: _Kept, which: int, fd: int) -> None:
+        if not image.read(which, fd):
+            self._unwatch(fd)
+
+    def _hear_image(self, image: _Kept) -> None:
+        try:
+            said = channel.receive(image.link)
+        except (OSError, ValueError):
+            said = None
+        if said is None:
+            self._drop(image, "it was killed" if image.image else f"it ended while it imported{image.last_words()}")
+            return
+        match said[0]:
+            case {"off": why}:
+                self._drop(image, why)
+            case {"kept": found}:
+                why = image.complete(found)
+                if why:
+                    self._drop(image, why)
+                for caller in image.awaited:
+                    caller.say({"ready": True})
+                image.awaited.clear()
+            case {"job": pid}:
+                image.waiting.pop(0)
+                image.jobs.add(pid)
+                image.uses += 1
+                image.used = time.monotonic()
+                self._last_cold = ""
+            case {"cold": why}:
+                self._last_cold = why
+                # The fork says so itself, unless there was none.
+                image.waiting.pop(0).say({"cold": why})
+            case {"gone": pid}:
+                image.jobs.discard(pid)
+                self._idle_since = time.monotonic()
+
+    def _drop(self, image: _Kept, why: str = "it was ended") -> None:
+        """End an image. Jobs that it has forked go on."""
+        if image not in self._images:
+            return
+        self._images.remove(image)
+        for fd in (image.link.fileno(), *image.streams):
+            self._unwatch(fd)
+        for caller in image.waiting:
+            self._say_cold(caller, why)
+        for caller in image.awaited:
+            caller.say({"off": why})
+            self._end(why)
+        if image.image is None:
+            self._last_cold = why
+        image.kill()
+        if not self._images and not self._busy:
+            self._end(why)
+
+
+class _Caller:
+    """A connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.lacked: fit.ColdStart | None = None  # what would have been used, if there had been one
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Answer, if it still listens."""
+        with contextlib.suppress(OSError):
+            channel.send(self.connection, message)
+
+
+def _thread_of(caller: _Caller, request: dict[str, Any]) -> tuple[int, int]:
+    """The calling process and its thread, as it is seen here. Raises ProcessLookupError."""
+    pid, _ = channel.peer(caller.connection)
+    if not pid:
+        raise ProcessLookupError(3, "it is in another PID namespace")
+    return pid, int(request["thread"])
+
+
+class _Kept:
+    """An image's process, and what is known of it."""
+
+    def __init__(self, wanted: fit.ColdStart, extra: tuple[str, ...]) -> None:
+        """Start it. Raises OSError."""
+        self.wanted = wanted
+        self.preload = wanted.preload
+        self._extra = extra
+        self.image: fit.Image | None = None  # until it has imported
+        self.stale = ""
+        self.printed = [b"", b""]
+        self.jobs: set[int] = set()  # guards that it has forked
+        self.waiting: list[_Caller] = []  # for a fork
+        self.awaited: list[_Caller] = []  # for the imports
+        self.made = self.used = time.monotonic()
+        self.uses = 0
+        self._asked: set[str] = set()
+        self._found: set[str] = set()
+        self._files: dict[str, loaded.Mark] = {}
+        self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        null, writer = os.pipe()
+        os.close(writer)
+        outlets = rank.open_outlets([])
+        self.streams = (outlets.stdout, outlets.stderr)
+        ends = (null, outlets.rank_stdout, outlets.rank_stderr, far_end.fileno())
+        before = os.sched_getaffinity(0)
+        try:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, facts.cpus(wanted.affinity))
+            self._pid = os.posix_spawn(
+                wanted.python,
+                [wanted.python, "-u", MAIN, "kept-image"],
+                wanted.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(ends)],
+                setsigmask=(),
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+        except OSError:
+            channel.close([self.link.detach(), *self.streams])
+            raise
+        finally:
+            os.sched_setaffinity(0, before)
+            channel.close([null, outlets.rank_stdout, outlets.rank_stderr, far_end.detach()])
+        channel.send(self.link, {"keep": list(self.preload)})
+
+    def is_for(self, wanted: fit.ColdStart) -> bool:
+        """Whether it is being made for this."""
+        mine = self.wanted
+        return (mine.python, mine.environ, bool(mine.preload)) == (wanted.python, wanted.environ, bool(wanted.preload))
+
+    def read(self, which: int, fd: int) -> bool:
+        """Keep what the imports print; False at the end."""
+        data = os.read(fd, 1 << 16)
+        if self.image is None:
+            self.printed[which] = (self.printed[which] + data)[: PRINTED_BYTES + 1]
+        return bool(data)
+
+    def last_words(self) -> str:
+        """What it said last, for a message."""
+        lines = (self.printed[1] or self.printed[0]).decode(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+    def complete(self, found: dict[str, Any]) -> str:
+        """It has imported all. Returns why it can't be used, or ""."""
+        for which, fd in enumerate(self.streams):
+            with contextlib.suppress(BlockingIOError):
+                self.read(which, fd)
+        if any(len(text) > PRINTED_BYTES for text in self.printed):
+            return "the imports print too much"
+        self._files = found["files"]
+        self._asked, self._found = set(found["asked"]), set(found["found"])
+        wanted = self.wanted
+        reads = frozenset(found["reads"])
+        self.image = fit.Image(
+            wanted.python, self.preload, self._extra, wanted.environ, wanted.affinity, wanted.stack, reads
+        )
+        return ""
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The image as JSON."""
+        assert self.image is not None
+        return {**self.image._asdict(), "reads": sorted(self.image.reads)}
+
+    def look(self) -> None:
+        """Find out whether files have changed that it has loaded."""
+        self.stale = self.stale or loaded.changed(self._files)
+
+    def why_not(self, wanted: fit.ColdStart, first_on_path: str) -> str:
+        """Why it can't stand in for this cold start; "" if it can."""
+        if self.image is None:
+            return "it is still importing"
+        if self.stale:
+            return f"{self.stale} has changed"
+        if why := fit.misfit(self.image, wanted):
+            return why
+        shadow = loaded.shadow(first_on_path, self._asked, self._found) if first_on_path else ""
+        return f"{shadow} comes first on the path" if shadow else ""
+
+    def described(self, now: float) -> dict[str, Any]:
+        """For `launchpad warm --status`."""
+        return {
+            "pid": self._pid,
+            "python": self.wanted.python,
+            "preload": list(self.preload),
+            "threads": self.wanted.environ.get("OMP_NUM_THREADS", ""),
+            "state": "importing" if self.image is None else f"{self.stale} has changed" if self.stale else "ready",
+            "age": round(now - self.made, 1),
+            "memory": pressure.memory_of(self._pid),
+            "uses": self.uses,
+            "jobs": len(self.jobs),
+        }
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            channel.close([self.link.detach(), *self.streams])
+
+
+def main() -> None:
+    """Be the keeper. Descriptor 1 gets one line: "ready", or why that can't be."""
+    try:
+        listener = channel.listen(dict(os.environ))
+    except OSError as error:
+        text = error.strerror or str(error)
+        os.write(1, f"{error.filename or place.path(os.environ)}: {text}\n".encode(errors="replace"))
+        sys.exit(1)
+    os.set_inheritable(listener.fileno(), False)
+    os.chdir("/")
+    keeper = Keeper(listener, dict(os.environ))
+    os.write(1, b"ready\n")
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(_LINK + 1):  # an image's own descriptors must not have these numbers here
+        if number != listener.fileno():
+            os.dup2(null, number)
+    keeper.run()

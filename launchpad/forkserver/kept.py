@@ -1,0 +1,236 @@
+"""The kept image: a forkserver that has imported what ranks need, and forks guard, agent and forkserver of a job.
+
+The keeper (keeper.py) starts it, and asks it for a job over the socket that is descriptor 3 with the descriptors in
+ORDER. Guard and agent import nothing either: their code is loaded too, after the imports, and taken out of the job's
+forkserver again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..image.seen import Seen
+
+TYPE_CHECKING = False  # typing is not loaded yet
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+# The descriptors of a request: the caller's connection, the agent's two ends of the link, the caller's standard error,
+# its working folder, and its standard input, if rank 0 gets that.
+ORDER = ("caller", "commands", "events", "stderr", "folder", "stdin")
+
+_LINK = 3
+
+# What was loaded before the imports, only to watch them.
+_NOT_IN_RANKS = (Seen.__module__, Seen.__module__.rpartition(".")[0])
+
+
+def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> tuple[socket.socket, set[Any]]:
+    """Import, and fork for each request. Returns only in a job's forkserver: the link to its agent, and its mask."""
+    at_start = [path for module in list(sys.modules.values()) if isinstance(path := _file_of(module), str)]
+    seen = Seen()
+    seen.begin()
+    try:
+        why_not = preload(names)
+    finally:
+        seen.end()
+    loaded_by_imports = set(sys.modules)
+    import gc
+    import select
+
+    from ..agent import loop
+    from ..image import channel, loaded, place
+
+    if why_not:
+        channel.send(link, {"off": why_not})
+        os._exit(0)
+    del loop  # it was only to be loaded
+    ours = os.path.join(place.PACKAGE, "")
+    met = seen.modules | {name.partition(".")[0] for name in loaded_by_imports}
+    found = {
+        "reads": sorted(
+            seen.variables | loaded.read_at_start([path for path in at_start if not path.startswith(ours)])
+        ),
+        "asked": sorted(met - {"__main__", *sys.builtin_module_names}),
+        "found": loaded.regular({name: sys.modules[name] for name in loaded_by_imports if name in sys.modules}),
+        "files": loaded.files(),
+    }
+    gc.collect()
+    gc.freeze()
+    channel.send(link, {"kept": found})
+    del found
+    jobs: dict[int, int] = {}  # guards by their pidfds
+    waiting = select.poll()
+    waiting.register(link, select.POLLIN)
+    while True:
+        for fd, _ in waiting.poll():
+            if fd != link.fileno():
+                waiting.unregister(fd)
+                os.close(fd)
+                pid = jobs.pop(fd)
+                os.waitpid(pid, 0)
+                channel.send(link, {"gone": pid})
+                continue
+            asked = channel.receive(link)
+            if asked is None:  # the keeper has ended
+                os._exit(0)
+            request, fds = asked
+            try:
+                pid = os.fork()
+            except OSError as error:
+                channel.send(link, {"cold": f"its fork failed ({error.strerror})"})
+                channel.close(fds)
+                continue
+            if pid == 0:
+                _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
+                return _own.run(loaded_by_imports)
+            jobs[guard := os.pidfd_open(pid)] = pid
+            waiting.register(guard, select.POLLIN)
+            channel.close(fds)
+
+
+def _file_of(module: object) -> object:
+    return getattr(module, "__file__", None)
+
+
+class _JobFork:
+    """The fork for one job, which becomes its guard, forks the agent, and from that the forkserver."""
+
+    def __init__(self, request: dict[str, Any], fds: dict[str, int], link: socket.socket) -> None:
+        self._request = request
+        self._fds = fds
+        self._link = link
+
+    def run(self, loaded_by_imports: set[str]) -> tuple[socket.socket, set[Any]]:
+        """Returns only in the forkserver."""
+        import signal
+        import socket
+
+        from ..agent import guard
+        from ..agent.ranks.forkserver_client import KeptFork
+        from ..image import facts, fit
+        from ..rank import own_process
+
+        request = self._request
+        wanted = self._take_over()
+        self._say_yes()
+        for number, name in enumerate(("commands", "events", "stderr")):
+            os.dup2(self._fds[name], number)
+        _set_environ(request["environ"])
+        os.setsid()
+        own_process.show_as([os.fsencode(word) for word in request["shown"]], dict(os.environb))
+        stdin = self._fds.get("stdin")
+        self._link.detach()
+        folder = guard.prepare(stdin)
+        agent = os.fork()
+        if agent:
+            guard.watch(agent, stdin, folder)
+        agent = os.getpid()
+        kept = None
+        if request["forks"]:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server = os.fork()
+            if server == 0:
+                own_process.die_with_parent(agent)
+                os.setsid()
+                facts.take_signals(wanted)
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+                ours.detach()
+                link = _only(theirs)
+                for name in [name for name in sys.modules if name not in loaded_by_imports or name in _NOT_IN_RANKS]:
+                    del sys.modules[name]
+                return link, mask
+            theirs.close()
+            image = request["image"]
+            described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
+            printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
+            kept = KeptFork(server, ours, described, (printed[0], printed[1]))
+        return guard.run_agent(stdin, folder, kept)  # it does not return
+
+    def _take_over(self) -> dict[str, str]:
+        """Become what a child of the caller would be; if that can't be, say so and exit."""
+        from ..image import facts
+
+        request = self._request
+        try:
+            files = request["files"] and (request["files"][0], request["files"][1])
+            wanted = facts.facts_of(
+                *request["caller"], personality=request["personality"], blocked=request["blocked"], files=files
+            )
+            facts.take_over(wanted)
+            os.fchdir(self._fds["folder"])
+            why_not = facts.difference(facts.own_facts(), wanted)
+        except OSError as error:
+            why_not = f"what a child of this run would be can't be seen ({error.strerror})"
+        if why_not:
+            self._say({"cold": why_not})
+            os._exit(0)
+        return wanted
+
+    def _say_yes(self) -> None:
+        import socket
+
+        from ..image import channel
+
+        with socket.socket(fileno=self._fds["caller"]) as caller:
+            try:
+                channel.send(caller, {"guard": os.getpid()}, [os.pidfd_open(os.getpid())])
+            except OSError:  # it has gone
+                os._exit(0)
+        self._say({"job": os.getpid()})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        from ..image import channel
+
+        try:
+            channel.send(self._link, message)
+        except OSError:  # the keeper has ended
+            pass
+
+
+def _only(link: socket.socket) -> socket.socket:
+    """Make this the only open descriptor beside the standard streams, with the number of a forkserver's link."""
+    import socket
+
+    null, writer = os.pipe()
+    os.close(writer)
+    out = os.open(os.devnull, os.O_WRONLY)
+    for fd, number in ((null, 0), (out, 1), (out, 2), (link.detach(), _LINK)):
+        os.dup2(fd, number, inheritable=number < _LINK)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > _LINK:
+            try:
+                os.close(int(name))
+            except OSError:  # the descriptor of the listing itself
+                pass
+    return socket.socket(fileno=_LINK)
+
+
+def _set_environ(environ: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+def begin(request: dict[str, Any]) -> str:
+    """In a job's forkserver: be as if it had been started for the job. Returns why that can't be, or ""."""
+    from ..rank import own_process, program
+
+    _set_environ(request["environ"])
+    try:
+        os.chdir(request["cwd"])
+    except OSError as error:
+        return f"{request['cwd']}: {error.strerror}"
+    words = request["argv"]
+    sys.argv[:] = words[2:]
+    own_process.show_as([os.fsencode(word) for word in words], dict(os.environb))
+    program.put_first_on_path(words[3:], request["calls"])
+    logging = sys.modules.get("logging")
+    if logging is not None:  # records tell the time since the start
+        import time
+
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()  # type: ignore[attr-defined]
+    del sys.modules[__name__]
+    return ""

@@ -1,0 +1,1 @@
+"""What decides whether a kept image (`launchpad warm`) may stand in for a cold start, and how one asks for it."""

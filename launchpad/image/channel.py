@@ -1,0 +1,101 @@
+"""Sockets between callers, keeper and images: messages of any size, with descriptors."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import linux
+from . import place
+
+Message = dict[str, Any]
+
+_MOST_DESCRIPTORS = 16
+
+
+def listen(environ: Mapping[str, str]) -> socket.socket:
+    """Listen there. Raises OSError; FileExistsError if another keeper does."""
+    folder = place.folder(environ)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    if not place.is_private(folder):
+        raise PermissionError(1, "not a folder that only you can enter", folder)
+    if connect(environ) is not None:
+        raise FileExistsError(17, "another one listens", place.path(environ))
+    try:
+        os.unlink(place.path(environ))
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    linux.by_short_path(place.path(environ), listener.bind)
+    listener.listen(64)
+    return listener
+
+
+def connect(environ: Mapping[str, str]) -> socket.socket | None:
+    """A connection to the keeper of this installation, if one runs as this user."""
+    if not place.is_private(place.folder(environ)):
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        linux.by_short_path(place.path(environ), connection.connect)
+        if peer(connection)[1] != os.geteuid():
+            raise PermissionError
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """The pid (0 for one of another namespace) and the user of the process at the other end."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def send(link: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Send a message of any size with descriptors. Raises OSError."""
+    memfd = os.memfd_create("launchpad-message")
+    try:
+        linux.write_all(memfd, json.dumps(message).encode())
+        os.lseek(memfd, 0, os.SEEK_SET)
+        rights = array.array("i", [memfd, *fds])
+        link.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    finally:
+        os.close(memfd)
+
+
+def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message and its descriptors; None at the end. Raises OSError (TimeoutError), ValueError."""
+    fds = array.array("i")
+    data, ancillary, _, _ = link.recvmsg(
+        1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if not data or not fds:
+        close(fds)
+        return None
+    try:
+        with open(fds[0]) as file:
+            message = json.load(file)
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+    except BaseException:
+        close(fds[1:])
+        raise
+    return message, list(fds[1:])
+
+
+def close(fds: Sequence[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,37 @@
+"""Where the keeper of images listens. The command looks here first, so this imports next to nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from binascii import crc32
+from collections.abc import Mapping
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def folder(environ: Mapping[str, str]) -> str:
+    """The private folder for our sockets; it need not exist."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.path.isdir(runtime):
+        return os.path.join(runtime, "launchpad")
+    return f"/tmp/launchpad-warm-{os.getuid()}"
+
+
+def path(environ: Mapping[str, str]) -> str:
+    """Where the keeper of this installation listens."""
+    return os.path.join(folder(environ), f"warm-{crc32(os.fsencode(PACKAGE)):08x}")
+
+
+def is_private(place: str) -> bool:
+    """Whether this is a folder that only this user can enter."""
+    try:
+        facts = os.lstat(place)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+
+
+def exists(environ: Mapping[str, str]) -> bool:
+    """Whether there is, or was, a keeper of this installation."""
+    return os.path.exists(path(environ))

@@ -1,0 +1,122 @@
+"""Asks the keeper of images (`launchpad warm`) for a guard that is the fork of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from launchpad import linux
+from launchpad.image import channel
+from launchpad.transport.local import Cold
+
+# A keeper or an image that doesn't answer for this long is stuck.
+ANSWER_SECONDS = 5.0
+
+
+class ForkRequest(NamedTuple):
+    """What the ranks' forkserver would be."""
+
+    python: str  # the ranks' interpreter
+    preload: tuple[str, ...]  # what it would import
+    environ: Mapping[str, str]  # the user's own variables, on top of the guard's
+    defaults: Mapping[str, str]  # where those are unset
+    first_on_path: str  # the folder that comes first on the ranks' path, "" for none
+    forks: bool  # whether ranks are forked at all
+
+
+class KeeperLink:
+    """A connection to the keeper. It lasts as long as the job: what was missing is made ready after that."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Raises Cold if it doesn't greet."""
+        self._connection = connection
+        connection.settimeout(ANSWER_SECONDS)
+        self._request: ForkRequest | None = None
+        self._cores = 0
+
+    @property
+    def cores(self) -> int:
+        """The cores that an agent finds here. Raises Cold."""
+        if not self._cores:
+            self._cores = int(self._answer()[0]["cores"])
+        return self._cores
+
+    def want(self, request: ForkRequest) -> None:
+        """Say what the coming agents are for; before that, none is forked."""
+        self._request = request
+
+    def fork(
+        self, commands: int, events: int, stdin_fd: int | None, shown: Sequence[str], environ: Mapping[str, str]
+    ) -> int:
+        """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
+        request = self._request
+        if request is None:
+            raise Cold("such a job starts cold")
+        here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        try:
+            fds = [commands, events, 2, here, *([] if stdin_fd is None else [stdin_fd])]
+            self.ask({"run": self._message(request, shown, environ)}, fds)
+            answer, received = self._answer()
+        except (OSError, KeyError) as error:
+            raise Cold(f"it can't be asked ({error})") from None
+        finally:
+            os.close(here)
+        if "guard" not in answer or len(received) != 1:
+            raise Cold(str(answer.get("cold", "it gave no answer")))
+        return received[0]
+
+    def _message(self, request: ForkRequest, shown: Sequence[str], environ: Mapping[str, str]) -> channel.Message:
+        ranks = {**environ, **request.environ}
+        for name, value in request.defaults.items():
+            ranks.setdefault(name, value)
+        with open("/proc/thread-self/personality") as file:
+            personality = file.read()
+        return {
+            "python": request.python,
+            "preload": request.preload,
+            "ranks": ranks,
+            "first_on_path": request.first_on_path,
+            "forks": request.forks,
+            "environ": dict(environ),
+            "shown": list(shown),
+            "thread": threading.get_native_id(),
+            "personality": personality,
+            "blocked": [int(signum) for signum in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            "files": linux.files_at_start(),
+        }
+
+    def ask(self, message: channel.Message, fds: Sequence[int] = ()) -> None:
+        """Send a request. Raises Cold."""
+        try:
+            _ = self.cores
+            channel.send(self._connection, message, fds)
+        except OSError as error:
+            raise Cold(f"it can't be asked ({error.strerror or error})") from None
+
+    def answer(self, seconds: float | None = ANSWER_SECONDS) -> channel.Message:
+        """The answer to `ask`. Raises Cold."""
+        self._connection.settimeout(seconds)
+        return self._answer()[0]
+
+    def _answer(self) -> tuple[channel.Message, list[int]]:
+        try:
+            answer = channel.receive(self._connection)
+        except (OSError, ValueError) as error:
+            raise Cold(f"it doesn't answer ({error})") from None
+        if answer is None:
+            raise Cold("it has ended")
+        return answer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+def connect(environ: Mapping[str, str]) -> KeeperLink | None:
+    """A connection to the keeper of this installation, if the user has typed `launchpad warm`."""
+    connection = channel.connect(environ)
+    return None if connection is None else KeeperLink(connection)

@@ -1,0 +1,452 @@
+"""The kept image: when it is used and when not, and that nothing of it is left. What runs from it: test_forked.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launchpad.image import facts, fit, loaded, pressure
+from launchpad.image.seen import ALL, Seen
+from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
+
+PLAIN = fit.Image("/p", (), (), {"A": "1", "LANG": "C"}, "3", "8", frozenset())
+TORCH = PLAIN._replace(preload=("torch", "more"), extra=("more",), reads=frozenset({"READ"}))
+
+
+@pytest.mark.parametrize(
+    ("image", "cold", "reason"),
+    [
+        (PLAIN, {}, ""),
+        (PLAIN, {"environ": {"A": "2", "LANG": "C", "OMP_NUM_THREADS": "5"}}, ""),
+        (PLAIN, {"environ": {"LANG": "C.UTF-8"}}, "LANG"),
+        (PLAIN, {"environ": {"LANG": "C", "PYTHONHASHSEED": "1"}}, "PYTHONHASHSEED"),
+        (PLAIN, {"affinity": "1"}, ""),
+        (PLAIN, {"python": "/q"}, "/q"),
+        (PLAIN, {"stack": "9"}, "stack"),
+        (PLAIN, {"preload": ("torch",)}, "torch"),
+        (TORCH, {}, "torch"),
+        (TORCH, {"preload": ("torch",)}, ""),
+        (TORCH, {"preload": ("torch", "another")}, "another"),
+        (TORCH, {"preload": ("more",)}, "torch"),
+        (TORCH, {"preload": ("torch",), "affinity": "1"}, "affinity"),
+        (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "OMP_NUM_THREADS": "5"}}, "OMP_NUM_THREADS"),
+        (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG"),
+        (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "READ": ""}}, "READ"),
+        (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "TERM": "vt100"}}, ""),
+        (TORCH._replace(reads=frozenset({ALL})), {"preload": ("torch",), "environ": {"LANG": "C"}}, "A"),
+    ],
+)
+def test_what_fits(image: fit.Image, cold: dict[str, object], reason: str) -> None:
+    wanted = fit.ColdStart("/p", (), PLAIN.environ, "3", "8")._replace(**cold)
+    found = fit.misfit(image, wanted)
+    assert bool(found) == bool(reason)
+    assert reason in found
+
+
+def test_a_relative_folder_on_the_path_is_not_known_before() -> None:
+    wanted = fit.ColdStart("/p", (), {"PYTHONPATH": "/a:b"}, "3", "8")
+    assert "PYTHONPATH" in fit.cannot(wanted)
+    assert not fit.cannot(wanted._replace(environ={"PYTHONPATH": "/a:/b"}))
+    assert not fit.cannot(wanted._replace(environ={}))
+
+
+def test_what_imports_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESENT", "1")
+    before = type(os.environ).__getitem__, type(os.environ).__iter__, [*sys.meta_path]
+    seen = Seen()
+    seen.begin()
+    try:
+        os.environ.get("ABSENT"), os.getenv("PRESENT"), "ASKED" in os.environ
+        assert ALL not in seen.variables
+        with pytest.raises(ImportError):
+            __import__("there_is_no_such_module")
+    finally:
+        seen.end()
+    assert seen.variables >= {"ABSENT", "PRESENT", "ASKED"}
+    assert "there_is_no_such_module" in seen.modules
+    assert before == (type(os.environ).__getitem__, type(os.environ).__iter__, sys.meta_path)
+    seen.begin()
+    try:
+        dict(os.environ)
+    finally:
+        seen.end()
+    assert ALL in seen.variables
+
+
+@pytest.mark.parametrize("name", ["os.py", "os.cpython-311.so", "os/__init__.py", "tried.py", "tried/data"])
+def test_what_comes_first_on_the_path_counts(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "os.txt").touch()
+    (tmp_path / "json").mkdir()  # no package, so the library's is found
+    asked, found = {"os", "json", "tried"}, {"os", "json"}
+    assert loaded.shadow(str(tmp_path), asked, found) == ""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert loaded.shadow(str(tmp_path), asked, found) == str(tmp_path / name.partition("/")[0])
+
+
+def test_a_change_of_a_file_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "m.py"
+    file.write_text("a = 1\n")
+    marks = {str(path): loaded.mark(str(path)) for path in (file, tmp_path / "none", tmp_path)}
+    assert loaded.changed(marks) == ""
+    facts_before = file.stat()
+    file.write_text("a = 2\n")
+    os.utime(file, ns=(facts_before.st_atime_ns, facts_before.st_mtime_ns))
+    assert loaded.changed(marks) == str(file)
+
+
+def test_memory_is_short_when() -> None:
+    calm = "some avg10=1.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n"
+    assert pressure.judge(calm, 50, 100, [(10, 100), (5, 0)]) == ""
+    assert "wait" in pressure.judge(calm.replace("1.00", "40.00"), 50, 100, [])
+    assert "machine" in pressure.judge("", 1, 100, [])
+    assert "cgroup" in pressure.judge("", 50, 100, [(99, 100)])
+    assert pressure.judge("", 0, 0, []) == ""
+
+
+def test_own_facts_are_no_different() -> None:
+    own = facts.facts_of(os.getpid(), os.getpid())
+    assert facts.difference(own, own) == "" or own["NoNewPrivs"] != "0"
+    assert "namespace" in facts.difference(own, {**own, "ns/net": "net:[1]"})
+    assert "capabilities" in facts.difference(own, {**own, "CapEff": "1"})
+    assert "no_new_privs" in facts.difference(own, {**own, "NoNewPrivs": "1"})
+    assert facts.limits(own["limits"])["Max open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = facts.facts_of(os.getpid(), os.getpid(), files=(100, resource.RLIM_INFINITY))
+    assert facts.limits(low["limits"])["Max open files"] == (100, resource.RLIM_INFINITY)
+
+
+# The real thing.
+
+WHERE = "import os, sys\nprint('parent', os.getppid(), 'torch' in sys.modules)\n"
+
+
+@pytest.fixture
+def warm(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
+    """The command, with images that others use too."""
+    launchpad.use_images(keeper)
+    (launchpad.folder / "w.py").write_text(WHERE)
+    (launchpad.folder / "t.py").write_text(WHERE + "import torch\nprint(torch.ones(1))\n")
+    return launchpad
+
+
+def status(launchpad: Launchpad) -> dict[str, object]:
+    found: dict[str, object] = json.loads(launchpad.run("warm", "--status", "--json").stdout)
+    return found
+
+
+def uses(launchpad: Launchpad) -> int:
+    return sum(image["uses"] for image in status(launchpad)["images"])  # type: ignore[attr-defined]
+
+
+@needs_torch
+@pytest.mark.parametrize("program", ["t.py", "w.py"])
+def test_a_run_uses_an_image(warm: Launchpad, program: str) -> None:
+    before = uses(warm)
+    done = warm.run("run", "-v", "-n", 2, program)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert uses(warm) == before + 1
+    assert ("True" in done.stdout) == (program == "t.py")
+
+
+def test_a_program_in_another_language_and_its_exit_code(warm: Launchpad) -> None:
+    before = uses(warm)
+    done = warm.run("run", "-v", "-n", 2, "sh", "-c", "echo $RANK; exit $((RANK * 3))")
+    assert done.returncode == 3
+    assert "kept image" not in done.stderr
+    assert uses(warm) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        (["setpriv", "--no-new-privs"], "no_new_privs is set"),
+        (["setpriv", "--bounding-set", "-sys_time"], "it has other capabilities"),
+        (["unshare", "--uts"], "it is in another uts namespace"),
+        (["unshare", "--ipc"], "it is in another ipc namespace"),
+        (["unshare", "--user", "--map-root-user"], "it "),
+        (["setarch", "--addr-no-randomize"], "it has another personality"),
+        (["sh", "-c", 'ulimit -s 1024; exec "$@"', "-"], "the stack limit differs"),
+        (["env", "PYTHONPATH=relative"], "PYTHONPATH has a relative folder"),
+        (["env", "PYTHONHASHSEED=7"], "PYTHONHASHSEED differs"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_cold_where_the_process_would_differ(warm: Launchpad, prefix: list[str], reason: str) -> None:
+    tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"not permitted here: {tried.stderr.decode()}")
+    done = subprocess.run(
+        [*prefix, *warm.argv("run", "-v", "w.py")],
+        env=warm.environ,
+        cwd=warm.folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "no kept image was used: " in done.stderr
+    assert reason in done.stderr
+
+
+def test_cold_where_a_module_comes_first_on_the_path(warm: Launchpad) -> None:
+    (warm.folder / "ctypes.py").write_text("mine = True\n")
+    (warm.folder / "j.py").write_text("import ctypes; print(ctypes.mine)\n")
+    done = warm.run("run", "-v", "j.py")
+    assert done.stdout == "[0] True\n"
+    assert "ctypes.py comes first on the path" in done.stderr
+
+
+HANDED = [
+    "umask 027; ulimit -n 77; ulimit -c 0; ulimit -v 9000000; cd /; exec",
+    "trap '' TERM USR1; exec",
+    "nice -n 7",
+    "taskset -c 0",
+    "echo 500 > /proc/self/oom_score_adj; exec",
+]
+
+
+@pytest.mark.parametrize("shell", HANDED, ids=lambda text: text.split()[0])
+def test_what_is_handed_over(warm: Launchpad, shell: str) -> None:
+    """Each program prints what it finds: the same from the image as from a cold start."""
+    script = warm.folder / "facts.py"
+    script.write_text(
+        "import os, resource, signal\n"
+        "print(os.getcwd(), os.umask(0), os.nice(0), os.sched_getaffinity(0))\n"
+        "print(open('/proc/self/oom_score_adj').read(), dict(os.environ).keys())\n"
+        "print([resource.getrlimit(n) for n in range(16)])\n"
+        "print([s for s in range(1, 32) if signal.getsignal(s) == signal.SIG_IGN])\n"
+        "print(open('/proc/self/status').read().split('SigBlk')[1].split('Cpus')[0])\n"
+    )
+    shown = []
+    for images in (True, False):
+        if not images:
+            warm.environ["XDG_RUNTIME_DIR"] = str(warm.scratch)
+        done = subprocess.run(
+            ["sh", "-c", f'{shell} "$@"', "-", *warm.argv("run", "-v", script)],
+            env=warm.environ,
+            cwd=warm.folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=True,
+        )
+        assert "kept image" not in done.stderr
+        shown.append(done.stdout)
+    assert shown[0] == shown[1]
+
+
+def test_rank_0_reads_standard_input(warm: Launchpad) -> None:
+    before = uses(warm)
+    (warm.folder / "r.py").write_text("import sys\nprint(sys.stdin.read())\n")
+    assert warm.run("run", "-n", 1, "r.py", input="from outside").stdout.startswith("[0] from outside")
+    assert uses(warm) == before + 1
+
+
+def test_a_job_from_an_image_is_stopped_like_any_other(warm: Launchpad) -> None:
+    (warm.folder / "s.py").write_text(
+        "import signal, subprocess\nsubprocess.Popen(['setsid', 'sleep', '100'])\n"
+        "print('up', flush=True)\nsignal.pause()\n"
+    )
+    process = warm.start("run", "-n", 2, "s.py")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert b"up" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE) == 143
+
+
+def test_the_end_of_the_head_ends_the_job(warm: Launchpad) -> None:
+    """The fixture waits until nothing is left."""
+    (warm.folder / "s.py").write_text("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    process = warm.start("run", "-n", 2, "s.py")
+    assert process.stdout is not None
+    assert b"up" in process.stdout.readline()
+    process.kill()
+    process.wait(DEADLINE)
+
+
+def test_launchpad_run_uses_an_image(warm: Launchpad) -> None:
+    before = uses(warm)
+    code = "import launchpad; print(list(launchpad.run(lambda rank, size: rank + 10, nproc=2, backend=None)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=warm.environ,
+        cwd=warm.folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    assert done.stdout == "[10, 11]\n"
+    assert uses(warm) == before + 1
+
+
+# Keepers of their own: without torch, which takes a second.
+
+
+@pytest.fixture
+def own(launchpad: Launchpad, tmp_path: Path) -> Iterator[Launchpad]:
+    """The command, in an environment whose interpreter finds no torch; what was kept is ended."""
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    (tmp_path / "path").mkdir()
+    launchpad.environ["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
+    # A finder that knows nothing of torch.
+    (tmp_path / "path" / "sitecustomize.py").write_text(
+        "import sys\nclass No:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': raise ModuleNotFoundError(name)\nsys.meta_path.insert(0, No())\n"
+    )
+    launchpad.environ |= {"PYTHONPATH": str(tmp_path / "path"), "OMP_NUM_THREADS": "1"}
+    (launchpad.folder / "w.py").write_text(WHERE)
+    yield launchpad
+    launchpad.run("warm", "--stop")
+    wait_until(lambda: not launchpad.survivors(), "all images to be gone", show=launchpad.survivors)
+    assert not list((tmp_path / "runtime").iterdir())
+
+
+def pid_of(launchpad: Launchpad) -> int:
+    pid = status(launchpad)["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def test_nothing_is_kept_unasked(own: Launchpad) -> None:
+    assert own.run("run", "-v", "w.py").stderr == ""
+    assert own.run("warm", "--status").stdout.startswith("nothing is kept")
+    assert own.run("warm", "--stop").stdout == "nothing is kept\n"
+
+
+def test_idle_time_ends_it(own: Launchpad) -> None:
+    assert own.run("warm", "--for", "1").returncode == 0
+    wait_until(lambda: not own.survivors(), "the keeper to end")
+
+
+def test_it_is_shown_among_the_jobs(own: Launchpad) -> None:
+    own.run("warm")
+    assert f"(pid {pid_of(own)})" in own.run("jobs").stderr
+
+
+@pytest.mark.parametrize("which", ["keeper", "image"])
+def test_killed_images_are_not_missed(own: Launchpad, which: str) -> None:
+    own.run("warm")
+    found = status(own)
+    victim = found["pid"] if which == "keeper" else found["images"][0]["pid"]  # type: ignore[index]
+    os.kill(victim, signal.SIGKILL)  # type: ignore[arg-type]
+    wait_until(lambda: not any(line.startswith(f"{victim} ") for line in own.survivors()), "it to be gone")
+    assert own.run("run", "w.py").returncode == 0
+    if which == "keeper":  # its socket is still there
+        assert own.run("warm").returncode == 0
+        assert own.run("run", "-v", "w.py").stderr == ""
+
+
+def test_a_job_outlives_its_image(own: Launchpad) -> None:
+    own.run("warm")
+    (own.folder / "s.py").write_text("print('up', flush=True)\nprint(input(), flush=True)\n")
+    process = own.start("run", "s.py", stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert b"up" in process.stdout.readline()
+    assert status(own)["images"][0]["jobs"] == 1  # type: ignore[index]
+    assert own.run("warm", "--stop").stdout == "ended\n"
+    process.stdin.write(b"on\n")
+    process.stdin.flush()
+    assert b"on" in process.stdout.readline()
+    assert process.wait(DEADLINE) == 0
+
+
+def test_it_ends_when_its_socket_is_removed(own: Launchpad, tmp_path: Path) -> None:
+    own.run("warm")
+    for path in (tmp_path / "runtime" / "launchpad").iterdir():
+        path.unlink()
+    (tmp_path / "runtime" / "launchpad").rmdir()
+    assert own.run("run", "-v", "w.py").stderr == ""
+    wait_until(lambda: not own.survivors(), "the keeper to end")
+
+
+def test_another_image_after_a_file_has_changed(own: Launchpad, tmp_path: Path) -> None:
+    module = tmp_path / "path" / "preloaded.py"
+    module.write_text("value = 1\n")
+    assert own.run("warm", "--preload", "preloaded").returncode == 0
+    (own.folder / "p.py").write_text("import preloaded; print(preloaded.value)\n")
+    words = ("run", "-v", "--preload", "preloaded", "p.py")
+    assert own.run(*words).stderr == ""
+    module.write_text("value = 2\n")
+    done = own.run(*words)
+    assert done.stdout == "[0] 2\n"
+    assert f"{module} has changed" in done.stderr
+    wait_until(lambda: [one["state"] for one in status(own)["images"]].count("ready") == 2, "another image")  # type: ignore[attr-defined]
+    done = own.run(*words)
+    assert (done.stdout, done.stderr) == ("[0] 2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+            "started a thread",
+        ),
+        ("1 / 0\n", "ZeroDivisionError"),
+        ("import os\nos._exit(3)\n", "it ended"),
+    ],
+)
+def test_what_can_t_be_kept_is_said(own: Launchpad, tmp_path: Path, source: str, reason: str) -> None:
+    (tmp_path / "path" / "bad_module.py").write_text(source)
+    done = own.run("warm", "--preload", "bad_module")
+    assert done.returncode == 2
+    assert done.stderr.startswith("launchpad: error: nothing is kept: ")
+    assert reason in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "bad_module" in done.stderr or "os._exit" in source
+    wait_until(lambda: not own.survivors(), "the keeper to end")
+
+
+def test_what_imports_print_comes_in_each_rank(own: Launchpad, tmp_path: Path) -> None:
+    (tmp_path / "path" / "loud.py").write_text("import sys\nprint('hear me')\nprint('and me', file=sys.stderr)\n")
+    assert own.run("warm", "--preload", "loud").returncode == 0
+    done = own.run("run", "-v", "-n", 2, "--preload", "loud", "w.py")
+    assert done.stdout.count("hear me") == 2
+    assert done.stderr.count("and me") == 2
+    assert "kept image" not in done.stderr
+
+
+def test_at_most_three_images_of_a_kind(own: Launchpad) -> None:
+    own.run("warm")
+
+    def count() -> int:
+        return len(status(own)["images"])  # type: ignore[arg-type]
+
+    for seed in range(1, 5):
+        own.environ["PYTHONHASHSEED"] = str(seed)
+        assert "PYTHONHASHSEED differs" in own.run("run", "-v", "w.py").stderr
+        wait_until(lambda: all(one["state"] == "ready" for one in status(own)["images"]), "the image")  # type: ignore[attr-defined]
+        assert own.run("run", "-v", "w.py").stderr == ""
+        assert count() == min(seed + 1, 3)
+
+
+@pytest.mark.parametrize(
+    "words", [("--status", "--stop"), ("--json",), ("--python", "/none"), ("--preload", "a b"), ("--for", "soon")]
+)
+def test_bad_usage_is_said(own: Launchpad, words: tuple[str, ...]) -> None:
+    done = own.run("warm", *words)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_folder_that_others_can_enter_is_not_used(own: Launchpad, tmp_path: Path) -> None:
+    folder = tmp_path / "runtime" / "launchpad"
+    folder.mkdir(mode=0o755)
+    done = own.run("warm")
+    assert done.returncode == 3
+    assert "only you can enter" in done.stderr
+    folder.rmdir()
