@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad import linux
 from launchpad.image import facts, fit, loaded, pressure
 from launchpad.image.seen import ALL, Seen
 from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
@@ -274,6 +275,23 @@ def test_the_end_of_the_head_ends_the_job(warm: Launchpad) -> None:
     assert b"up" in process.stdout.readline()
     process.kill()
     process.wait(DEADLINE)
+
+
+@pytest.mark.parametrize("which", ["agent", "guard"])
+def test_nothing_survives_the_death_of(warm: Launchpad, which: str) -> None:
+    """The fixture waits until nothing is left."""
+    (warm.folder / "s.py").write_text(
+        "import os, signal, subprocess\nsubprocess.Popen(['setsid', 'sleep', '100'])\n"
+        "print('child of', os.getppid(), flush=True)\nsignal.pause()\n"
+    )
+    process = warm.start("run", "s.py")
+    assert process.stdout is not None
+    agent = int(process.stdout.readline().split()[-1])
+    guard = int(linux.stat(agent)[1])
+    os.kill({"agent": agent, "guard": guard}[which], signal.SIGKILL)
+    if which == "guard":  # the job can do without it
+        process.terminate()
+    assert process.wait(DEADLINE) == {"agent": 4, "guard": 143}[which]
 
 
 def test_launchpad_run_uses_an_image(warm: Launchpad) -> None:
