@@ -138,13 +138,18 @@ def _look_up_hosts(where: bytes) -> bool:
     return ctypes.CDLL(None).__nss_configure_lookup(b"hosts", where) == 0  # type: ignore[no-any-return]
 
 
+def serve_here(listener: int, host: str, port: int) -> Any:
+    """Serve the store on a listening socket, which it takes over, from a thread of this process, until dropped."""
+    with _hosts_from_files():
+        TCPStore = sys.modules["torch.distributed"].TCPStore
+        return TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener)
+
+
 def serve(listener: int, address: list[Any]) -> None:
     """Serve the store on a listening socket until killed."""
     host, port, agent, shared = address
     own_process.die_with_parent(agent)
-    _look_up_hosts(b"files")
-    TCPStore = sys.modules["torch.distributed"].TCPStore
-    kept = TCPStore(host, port, None, True, wait_for_workers=False, master_listen_fd=listener)
+    kept = serve_here(listener, host, port)
     if shared:
         kept.set(_OURS, "")
     threading.Event().wait()

@@ -71,6 +71,7 @@ class TestForkserver:
         self._link = link
         self._parent = parent
         self._prepared: set[str] = set()
+        self._frozen = False
         os.setsid()  # a Ctrl-C is pytest's, which says so
         signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit._clear()  # those of pytest are for pytest
@@ -141,7 +142,8 @@ class TestForkserver:
         if new:
             store.install()
             stack_server.install()
-        if new or gc.get_freeze_count() == 0:
+        if new or not self._frozen:
+            self._frozen = True
             gc.collect()
             gc.freeze()  # a collection in a rank would write to every page, and unshare it
         return ""

@@ -75,7 +75,7 @@ class Team:
         self._members = [_TestRank(rank) for rank in range(size)]
         self._port = port.Port(0)
         self._bell = port.Bell(folder)
-        self._store = 0  # its process
+        self._store: Any = None
         self._channel = DebugChannel(self._poll, folder)
         self._dumper = StackDumper(self._poll, self, self._channel)
         self._worlds = NodeWorlds(self._poll, self, folder) if with_mpi or backend == "mpi" else None
@@ -99,9 +99,9 @@ class Team:
             self._poll.watch(wakeup, _empty)
             self._poll.watch(self._link.fileno(), lambda _: self._lost())
             self._poll.watch(self._bell.fileno(), lambda _: self._bell.answer(self._serve_store()))
+            self._start()
             if shared.uses(self._item, "process_group"):
                 self._serve_store()
-            self._start()
             while not all(one.gone for one in self._members):
                 self._poll.wait(self._patience())
                 self._reap()
@@ -188,23 +188,13 @@ class Team:
         return environ
 
     def _serve_store(self) -> bool:
-        """Start the store, unless it runs. Returns whether it does."""
-        if self._store == 0 and "torch.distributed" in sys.modules and self._port.number > 0 and self._port.listen():
-            here = os.getpid()
-            try:
-                self._store = os.fork()
-            except OSError:
-                self._port.stop_listening()
-                return False
-            if self._store == 0:
-                try:
-                    signal.set_wakeup_fd(-1)
-                    self._link.close()
-                    store.serve(self._port.fileno(), [port.ADDRESS, self._port.number, here, False])
-                finally:
-                    os._exit(1)
-            self._spared.append(self._store)
-        return self._store > 0
+        """Serve the store, unless it is served. Returns whether it is.
+
+        Its thread is here only while the ranks run, so no process is ever forked beside it.
+        """
+        if self._store is None and "torch.distributed" in sys.modules and self._port.number > 0 and self._port.listen():
+            self._store = store.serve_here(os.dup(self._port.fileno()), port.ADDRESS, self._port.number)
+        return self._store is not None
 
     # While they run.
 
@@ -400,10 +390,8 @@ class Team:
         for one in self._members:
             if one.pid and not one.gone:
                 os.waitpid(one.pid, 0)
-        if self._store:
-            self._spared.remove(self._store)
-            os.kill(self._store, signal.SIGKILL)
-        left = processes.sweep(self._reap_orphans, [self._store], self._spared)
+        self._store = None
+        left = processes.sweep(self._reap_orphans, spared=self._spared)
         if all(one.end.done and not one.failed for one in self._members):
             self._end.left = [f"the process {pid} ({name})" for pid, _, name in (one.partition(" ") for one in left)]
         if self._worlds is not None:
