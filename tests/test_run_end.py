@@ -30,7 +30,7 @@ def test_all_ranks_well(launchpad: Launchpad) -> None:
         ("sig11", 139, "killed by SIGSEGV (Segmentation fault)"),
         ("sig9", 137, "killed by SIGKILL (Killed); the kernel's OOM-kill counters did not rise"),
         ("sig15", 143, "killed by SIGTERM (Terminated)"),
-        ("sig40", 168, "killed by signal 40"),
+        ("sig41", 169, "killed by signal 41"),
     ],
 )
 def test_first_failure_gives_the_code_and_ends_the_others(
