@@ -83,7 +83,7 @@ def test_the_end_of_a_replaced_link_is_ignored() -> None:
     first, second = MemoryLink("a", remote=True), MemoryLink("a", remote=True)
     nodes, inbox = nodes_of(first)
     nodes.read()
-    nodes.open.discard(0)
+    nodes.forget(0)
     again = Node(second, lambda _: None)
     nodes.adopt(0, again)
     again.read()
