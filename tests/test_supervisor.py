@@ -18,7 +18,7 @@ from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.plan import Master, NodePlacement
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import JobSpec, RestartLimit, Target
 from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
@@ -113,15 +113,16 @@ def play(head: BringUp) -> Iterator[Play]:
     """Run a job against a script; returns the exit code and a sink with all events."""
     agents: list[Agent] = []
 
-    def play(script: Callable[[Agent], None], *sinks: Sink, ranks: int = 1, **limits: Any) -> tuple[int, Sink]:
+    def play(
+        script: Callable[[Agent], None], *sinks: Sink, ranks: int = 1, reopen: Any = None, **limits: Any
+    ) -> tuple[int, Sink]:
         agents.append(Agent(script))
         agents[-1].thread.start()
         facts = head.connect([agents[-1].link], count_gpus=False)
         assert facts == [READY]
         seen = Sink()
         supervisors.append(Supervisor(head))
-        limits = {"grace": None, "timeout": None, **limits}
-        code, cause = supervisors[-1].run(cluster_of(ranks), [seen, *sinks], **limits)
+        code, cause = supervisors[-1].run(cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen)
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
         if agents[-1].error:
@@ -133,8 +134,8 @@ def play(head: BringUp) -> Iterator[Play]:
         agent.link.hang_up()
 
 
-def cluster_of(ranks: int) -> Cluster:
-    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks), "abc", [READY])
+def cluster_of(ranks: int, **limits: Any) -> Cluster:
+    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, **limits), "abc", [READY])
 
 
 def phases(sink: Sink) -> list[str]:
@@ -350,7 +351,7 @@ def test_the_only_node_comes_back(play: Play) -> None:
         agent.hear(Start)
         agent.link.hang_up()
 
-    code, seen = play(script, max_restarts=1, reopen=lambda _: second.link)
+    code, seen = play(script, max_restarts=RestartLimit(1), reopen=lambda _: second.link)
     assert (code, phases(seen)) == (0, ["over"])
 
 
@@ -365,7 +366,7 @@ def test_a_node_that_can_not_be_dialled_any_more_ends_the_job(play: Play, monkey
         agent.hear(Start)
         agent.link.hang_up()
 
-    assert play(script, max_restarts=1, reopen=reopen)[0] == 4
+    assert play(script, max_restarts=RestartLimit(1), reopen=reopen)[0] == 4
 
 
 def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> None:
@@ -396,9 +397,9 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
         agent.thread.start()
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
-    spec = JobSpec(Target("program", "/bin/true"))
+    spec = JobSpec(Target("program", "/bin/true"), max_restarts=RestartLimit(1))
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
-    code, _ = Supervisor(head).run(cluster, [], grace=None, timeout=None, max_restarts=1, reopen=reopen)
+    code, _ = Supervisor(head).run(cluster, [], reopen=reopen)
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (143, None)
     assert late.heard.empty()

@@ -220,15 +220,7 @@ class FunctionJob:
         code = 1
         try:
             code, self._cause = Supervisor(self._bringup).run(
-                cluster,
-                sinks,
-                grace=None,
-                timeout=spec.timeout,
-                max_restarts=spec.max_restarts.most,
-                waited=waited,
-                restart_period=spec.max_restarts.period,
-                may_restart=observers.restart_judge(spec),
-                debug_port=spec.debug[1] if spec.debug else 0,
+                cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
             )
             if self._cause is not None:
                 verdict, self._report = observers.conclude()

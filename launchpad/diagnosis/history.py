@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from typing import Any
 
-from launchpad.job.outcome import signal_name
+from launchpad.job.outcome import STOPPING, signal_name
 from launchpad.protocol.events import (
     STDERR,
     ClockSeen,
@@ -36,8 +35,6 @@ from launchpad.protocol.events import (
 
 # How much of each rank's last error output is kept.
 TAIL_BYTES = 8192
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankHistory:
@@ -161,7 +158,7 @@ class History:
                     self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
             case ClockSeen(_, node, doubt):
                 self.doubts[node] = doubt
-            case StopRequested(_, signum, reason) if signum in _STOPS and not self.signum:
+            case StopRequested(_, signum, reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
             case ConsoleClosed(_, reason):
                 self.console = reason

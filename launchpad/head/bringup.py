@@ -12,6 +12,7 @@ from launchpad._version import __version__
 from launchpad.errors import NodeError
 from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Nodes
+from launchpad.job.outcome import STOPPING
 from launchpad.protocol.commands import Hello, Ping
 from launchpad.protocol.events import AgentReady, Pong, StopRequested, Suspended
 from launchpad.transport import Link
@@ -79,7 +80,7 @@ class BringUp(Conversation):
                     return None
                 continue
             match event:
-                case StopRequested(_, signum) if signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                case StopRequested(_, signum) if signum in STOPPING:
                     raise SystemExit(128 + signum)
                 case StopRequested(_, signal.SIGTSTP):
                     self.nodes.suspend()

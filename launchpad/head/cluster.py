@@ -64,7 +64,7 @@ class Cluster:
         node can't hold its ranks.
         """
         self.membership = membership
-        self._spec = spec
+        self.spec = spec
         self._run_id = run_id
         self._ready = list(ready)
         self._places = list(places)
@@ -92,7 +92,7 @@ class Cluster:
             raise UsageError(f"{option} {rank}: the job has no such rank; {there}")
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
-        return make_plan(self._spec, self._ready, self._run_id, self._places, self._master, seats)
+        return make_plan(self.spec, self._ready, self._run_id, self._places, self._master, seats)
 
     def _first_seats(self) -> tuple[Seat, ...] | None:
         if self.membership is None:
@@ -131,7 +131,7 @@ class Cluster:
         nodes = [seat.node for seat in seats]
         facts = self._facts[nodes[0]]
         assert facts is not None
-        chosen, port = self._spec.world.master_addr, self._spec.world.master_port
+        chosen, port = self.spec.world.master_addr, self.spec.world.master_port
         wanted = "" if nodes[0] or chosen == "127.0.0.1" else chosen
         master, interfaces = find_master(talk, nodes, facts.addresses, wanted, port, "")
         known = {node: self._facts[node] for node in nodes}
@@ -163,7 +163,7 @@ class Cluster:
         talk = BringUp()
         place = self._place(member, node)
         counts = bool({"auto", "gpu"} & {place.nproc})
-        port = self._spec.world.master_port if self._master is None else 0
+        port = self.spec.world.master_port if self._master is None else 0
         (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence)
         facts = None
         if self._places:
@@ -172,24 +172,24 @@ class Cluster:
             if node is None and self._files is not None and place.own is None:
                 from launchpad.head.sync import sync
 
-                folder = sync(talk, [0], self._spec.cwd, self._files, lambda *_: None)[0]
+                folder = sync(talk, [0], self.spec.cwd, self._files, lambda *_: None)[0]
                 place = place._replace(cwd=folder)
-            probe = Probe(place.cwd, self._spec.torch, place.python, dict((place.own or self._spec).environ))
+            probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
             (facts,) = probe_nodes(talk, [probe], lambda _: None, apart=False)
             first = next(one for one in self._facts if one is not None)
-            check_versions([self._places[0].name, place.name], [first, facts], torch=self._spec.torch)
+            check_versions([self._places[0].name, place.name], [first, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
-        plan = make_plan(self._spec, [ready], self._run_id, [place] if self._places else [], seats=())
+        plan = make_plan(self.spec, [ready], self._run_id, [place] if self._places else [], seats=())
         talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
         return Newcomer(talk.nodes[0], ready, facts, place, plan.nodes[0].slots, talk)
 
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
-            cwd = (member.own or self._spec).cwd
+            cwd = (member.own or self.spec).cwd
             return NodePlacement(member.name, member.nproc, member.python, cwd, own=member.own)
         if node is not None and self._places:
             return self._places[node]
-        return NodePlacement("", self._spec.nproc, self._spec.python, self._spec.cwd)
+        return NodePlacement("", self.spec.nproc, self.spec.python, self.spec.cwd)
 
     def add(self, number: int, newcomer: Newcomer) -> None:
         """Take the node into the plans to come, as this number. Its link gets the name that it has there."""

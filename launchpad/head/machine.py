@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.job.duration import duration
 from launchpad.job.membership import Membership, Seat, seated
-from launchpad.job.outcome import Cause
+from launchpad.job.outcome import STOPPING, Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
     ConsoleClosed,
@@ -478,7 +478,7 @@ class Machine:
             return []
         if signum == signal.SIGTSTP:
             return [Suspend()] if self.phase != "over" else []
-        if signum not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum not in STOPPING:
             return [SendSignal(signum)] if self.phase in ("running", "stopping") else []
         if self.phase == "over":  # only output is left, and perhaps nobody reads it
             self.cause = self.cause or Cause("signal", signum=signum)

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
+from launchpad.job.outcome import STOPPING
 from launchpad.protocol.events import StopRequested
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 HANDLED = (
     *STOPPING,

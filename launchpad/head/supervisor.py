@@ -27,7 +27,7 @@ from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.membership import Membership, Seat
-from launchpad.job.outcome import Cause
+from launchpad.job.outcome import STOPPING, Cause
 from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
@@ -86,10 +86,6 @@ if TYPE_CHECKING:
     from launchpad.head.debuggers import RankDebuggers
     from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
-    from launchpad.job.faults import Faults
-
-# The signals that stop a job.
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Supervisor:
@@ -119,32 +115,22 @@ class Supervisor:
         cluster: Cluster,
         sinks: Sequence[Sink],
         *,
-        grace: float | None,
-        timeout: float | None,
-        stop_at: float | None = None,
-        stall_timeout: float | None = None,
-        max_restarts: int = 0,
         terminal: Sequence[int] = (),
         reopen: ReopenLink | None = None,
         door: Door | None = None,
         sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
-        restart_period: float | None = None,
         may_restart: Callable[[], str] = lambda: "",
-        stop_signal: int | None = None,
-        faults: Faults | None = None,
-        debug_port: int = 0,
     ) -> tuple[int, Cause | None]:
         """Start the ranks and run the job to its end. Returns the exit code and, unless it is 0, the cause.
 
-        `stop_at`: when to stop the job as TERM does, in seconds since 1970. `reopen` makes a new link to a lost node;
-        it is called in threads of its own. `door`: where machines join while the job runs. `sends_input`: the rank
-        that gets our stdin is on another machine. `waited`: whether an exception says that its rank waited in vain.
-        `max_restarts` are allowed in any `restart_period`, in seconds; None: in all. `may_restart` is asked before each
-        restart, when all sinks know everything about the last attempt: it returns why the ranks must not start again,
-        or "". `stop_signal`: what asks the ranks to stop, instead of the signal that we got. `faults`: those to inject.
-        `debug_port`: where the debugger of the plan's `debug_rank` is to be reached; 0: at any free port.
+        The job's limits are those of the cluster's spec. `reopen` makes a new link to a lost node; it is called in
+        threads of its own. `door`: where machines join while the job runs. `sends_input`: the rank that gets our stdin
+        is on another machine. `waited`: whether an exception says that its rank waited in vain. `may_restart` is asked
+        before each restart, when all sinks know everything about the last attempt: it returns why the ranks must not
+        start again, or "".
         """
+        self._spec = spec = cluster.spec
         self._cluster = cluster
         self._arrivals = Arrivals(cluster, reopen, door, self._inbox.put)
         self._search: MasterSearch | None = None  # one at a time: the agents answer whoever asks
@@ -153,43 +139,41 @@ class Supervisor:
         self._sinks = sinks
         self._plan = plan = cluster.plan
         self._terminal = terminal
-        self._stop_at = stop_at
-        self._max_restarts = max_restarts
-        self._restart_period = restart_period
+        self._stop_at = spec.stop_at
         ranks = [rank.rank for rank in plan.ranks]
         seats = plan.seats
         taking_part = {seat.node for seat in seats}
         machine = Machine(
             ranks,
-            grace,
-            timeout,
+            spec.grace,
+            spec.timeout,
             self._clock(),
-            max_restarts,
+            spec.max_restarts.most,
             seats,
             {node.index: node.slots for node in plan.nodes if node.index not in taking_part},
             cluster.membership or Membership(len(seats), len(seats), returns=reopen is not None),
             waited,
-            restart_period,
+            spec.max_restarts.period,
             may_restart,
-            stop_signal,
+            spec.stop_signal,
             self.nodes.silence if self.nodes.remote else 0.0,
         )
         self._addresses = {node.index: node.address for node in plan.nodes}
         self._stack_requests = StackRequests(
-            self.nodes, self._bringup.post, stall_timeout, self._clock(), self._addresses
+            self.nodes, self._bringup.post, spec.stall_timeout, self._clock(), self._addresses
         )
         self._injector: Injector | None = None
-        if faults is not None:
+        if spec.faults is not None:
             from launchpad.head.injection import Injector
 
-            self._injector = Injector(faults, plan, self.nodes, self._dispatch, self._clock())
+            self._injector = Injector(spec.faults, plan, self.nodes, self._dispatch, self._clock())
         self._calls = CallSender(self.nodes)
         self._flow = Flow(len(plan.ranks), self._give_credit)
         for event in self._bringup.early:
             self._bringup.post(event)
         self.nodes.forgive(time.monotonic())
         if plan.debug_rank >= 0:
-            self._rank_debuggers().listen(plan.debug_rank, debug_port)
+            self._rank_debuggers().listen(plan.debug_rank, spec.debug[1] if spec.debug else 0)
         self._input = StdinForwarder(self._bringup.post, keys=bool(terminal)) if sends_input else None
         try:
             self._supervise(machine)
@@ -298,7 +282,7 @@ class Supervisor:
                 if self._is_the_same_request(source, event, machine):
                     return
                 event = self.nodes.in_our_time(source, event)
-                if event.signum in _STOPS and machine.can_spare(source, self._clock()):
+                if event.signum in STOPPING and machine.can_spare(source, self._limits_clock()):
                     event = NodeLeaving(event.time, source, event.signum)
                 self._pass_on(event, -1, machine)
             case Suspended():
@@ -337,7 +321,7 @@ class Supervisor:
     def _is_the_same_request(self, source: int, event: StopRequested, machine: Machine) -> bool:
         """Whether this signal has stopped the job already: a scheduler sends it to us and to the nodes that joined."""
         new = source not in self._asked
-        if event.signum in _STOPS:
+        if event.signum in STOPPING:
             self._asked.add(source)
         is_stopping = machine.cause is not None and machine.cause.kind == "signal"
         return new and is_stopping and event.signum in (signal.SIGTERM, signal.SIGHUP)
@@ -604,7 +588,7 @@ class Supervisor:
             Restarted(
                 time.monotonic_ns(),
                 restart.attempt,
-                self._max_restarts,
+                self._spec.max_restarts.most,
                 cause.rank,
                 cause.code,
                 cause.node,
@@ -612,7 +596,7 @@ class Supervisor:
                 restart.counted,
                 self._plan.by_node if changed else [],
                 [node.index for node in self._plan.nodes if node.shown_there] if changed else [],
-                self._restart_period or 0.0,
+                self._spec.max_restarts.period or 0.0,
             )
         )
         self._flow.resize(len(self._plan.ranks))

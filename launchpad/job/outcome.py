@@ -16,6 +16,9 @@ NODE_LOST = 4
 TIMED_OUT = 124
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
+# The signals to launchpad that stop a job.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 # Of several jobs in a row, the next one is not started after one that ended with these: the user has stopped it.
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, OUTPUT_CLOSED)
 

@@ -16,7 +16,7 @@ from launchpad.head import own_signals
 from launchpad.head.flow import Flow
 from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
-from launchpad.job.outcome import NODE_LOST
+from launchpad.job.outcome import NODE_LOST, STOPPING
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import Meeting
@@ -55,7 +55,7 @@ TAIL_BYTES = 64 << 10
 END_SECONDS = 60.0
 
 # Signals that are about the whole job; others go to the ranks here.
-_FOR_THE_HEAD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FOR_THE_HEAD = (*STOPPING, signal.SIGQUIT)
 
 
 class Relay:

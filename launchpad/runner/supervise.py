@@ -16,7 +16,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.outcome import Cause
+from launchpad.job.outcome import STOPPING, Cause
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT, JobOver
 from launchpad.runner.observers import Observers, waited
@@ -97,21 +97,12 @@ def supervise(
         code, cause = supervisor.run(
             cluster,
             sinks,
-            grace=spec.grace,
-            timeout=spec.timeout,
-            stop_at=spec.stop_at,
-            stall_timeout=spec.stall_timeout,
-            max_restarts=spec.max_restarts.most,
             terminal=terminal,
             reopen=reopen,
             door=door,
             sends_input=not (here or reader.shown_there),
             waited=waited,
-            restart_period=spec.max_restarts.period,
             may_restart=observers.restart_judge(spec),
-            stop_signal=spec.stop_signal,
-            faults=spec.faults,
-            debug_port=spec.debug[1] if spec.debug else 0,
         )
     finally:
         observers.end()
@@ -159,7 +150,7 @@ def supervise(
     for sink in sinks:
         sink.on(over)
     # Only a slow reader can hold us up from here on: Ctrl-C ends the wait.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+    for signum in (*STOPPING, signal.SIGTSTP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     for sink in sinks:

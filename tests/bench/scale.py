@@ -67,7 +67,7 @@ LOST = 10  # of so many nodes one is lost while the ranks are stopped
 LOST_AT_ONCE = 100  # of so many nodes one is lost with --lose
 PLAYERS = 4  # processes that play nodes which join
 SECRET = b"of the bench"
-SPEC = JobSpec(Target("program", "/bin/true"), nproc=1)
+SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, grace=30.0)
 
 
 class Heard:
@@ -217,7 +217,7 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
     console = Console(SPEC, cluster.plan, {}, head.post)
     summary = Summary(lambda _: None, False)
     summary.on(planned("scale", SPEC, cluster.plan, ""))
-    code, cause = Supervisor(head).run(cluster, [console, summary], grace=30.0, timeout=None)
+    code, cause = Supervisor(head).run(cluster, [console, summary])
     mark("run")
     if cause is not None:
         summary.report(summary.verdict())
@@ -348,7 +348,7 @@ def measure_losses(count: int) -> str:
     membership = Membership(agents.taking_part, agents.taking_part, changes=True)
     cluster = _greet(head, agents.links, lambda _: None, membership)
     clock = Clock()
-    code, cause = Supervisor(head).run(cluster, [clock], grace=30.0, timeout=None, reopen=lambda _: None)
+    code, cause = Supervisor(head).run(cluster, [clock], reopen=lambda _: None)
     agents.thread.join()
     assert (code, cause, agents.attempts) == (0, None, 2), (code, cause, agents.attempts)
     until = [clock.restarted_at - clock.lost_at, agents.started_at - clock.lost_at]
