@@ -27,6 +27,7 @@ _MOST_CHARACTERS = 300
 _LAST_LINES = 3
 
 _PASSED = "passed"
+_ENDED = 3  # the weight of a rank that was ended because of another
 _XPASS = "[XPASS(strict)]"
 
 
@@ -78,7 +79,7 @@ def merged(
     """
     reports = {one.rank: [read(report) for report in one.reports] for one in end.ranks}
     by_phase = {phase: _of_phase(reports, phase) for phase in _PHASES}
-    told = [_told(one, reports[one.rank], end) for one in end.ranks]
+    told = _with_the_cause([_told(one, reports[one.rank], end) for one in end.ranks])
     first: list[pytest.TestReport] = []
     for phase in _PHASES[:2]:
         if phase == "call":
@@ -116,16 +117,23 @@ def _told(one: RankEnd, reports: Sequence[pytest.TestReport], end: TestEnd) -> _
     if one.broken:
         return _Told(one.rank, f"pytest failed: {one.broken.strip().splitlines()[-1]}", 0, phase, "", None)
     if one.reason:
-        return _Told(one.rank, one.reason, 0, phase, "", None)
+        # MPI_Abort may return, and the rank then goes on until it is ended.
+        return _Told(one.rank, one.reason, 0, min(phase, _PHASES.index("call")), "", None)
     if one.done:
         return _Told(one.rank, _PASSED, 9, phase, "", None)
     if one.ended == TIMEOUT:
         return _Told(one.rank, f"did not end within {end.limit:g} s", 0, phase, "", None)
     if one.ended == WAITED:
-        return _Told(one.rank, "was ended while it waited", 3, phase, "", None)
+        return _Told(one.rank, "was ended while it waited", _ENDED, phase, "", None)
     if one.ended or end.interrupted:
-        return _Told(one.rank, "was ended", 3, phase, "", None)
+        return _Told(one.rank, "was ended", _ENDED, phase, "", None)
     return _Told(one.rank, f"died: {exit_in_words(one.code)}", 0, phase, "", None)
+
+
+def _with_the_cause(told: Sequence[_Told]) -> list[_Told]:
+    """Ranks that were ended early fail the phase in which another failed, though they may not have come to it."""
+    cause = min(told, key=lambda one: (one.weight, one.rank))
+    return [one._replace(phase=cause.phase) if one.weight == _ENDED else one for one in told]
 
 
 def _is_only_teardown(report: pytest.TestReport) -> bool:
