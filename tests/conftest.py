@@ -118,7 +118,8 @@ class Launchpad:
                 if process.poll() is None:
                     process.kill()
         wait_until(lambda: not self.survivors(), "all processes to be gone", show=self.survivors)
-        left = [entry.name for entry in self.scratch.iterdir() if not entry.name.startswith("launchpad-logs-")]
+        kept = ("launchpad-logs-", "torchinductor_")  # the second is torch's, for optimizers
+        left = [entry.name for entry in self.scratch.iterdir() if not entry.name.startswith(kept)]
         assert not left, f"temporary files are left: {left}"
 
 
@@ -134,7 +135,7 @@ def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object]
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
     """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR."""
     base = tmp_path_factory.mktemp("keeper")
@@ -166,3 +167,9 @@ def launchpad(tmp_path: Path, scratch: Path) -> Iterator[Launchpad]:
     command = Launchpad(folder, scratch)
     yield command
     command.close()
+
+
+@pytest.fixture
+def from_image(launchpad: Launchpad, keeper: Launchpad) -> None:
+    """The command forks its ranks from a kept image: for tests whose subject is not the start, which is then short."""
+    launchpad.use_images(keeper)

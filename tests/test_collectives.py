@@ -114,7 +114,7 @@ def cases(size: int) -> Iterator[tuple[str, str, str, bool, int]]:
         (dtype, shape)
         for row, dtype in enumerate(DTYPES)
         for column, shape in enumerate(SHAPES)
-        if size < 3 or (row + column) % (2 * size - 2) == 0
+        if size < 3 or (row + column) % (7 if size == 3 else 10) == 0
     ]
     for group, is_async in product([size, size - 1][: 1 + (size > 1)], (False, True)):
         for name, (dtype, shape) in product([*MOVING.split(), *PEERS.split(), *REDUCING.split()], pairs):
@@ -225,10 +225,7 @@ ERRORS = {
 }
 
 
-def test_objects_training_futures_and_errors_in_groups_one_after_the_other(
-    launchpad: Launchpad, tmp_path: Path
-) -> None:
-    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers make that folder, in TMPDIR
+def test_objects_training_futures_and_errors_in_groups_one_after_the_other(launchpad: Launchpad) -> None:
     lines = run(launchpad, 3, "again", "objects", "ddp", "futures", "errors")
     errors = [line for line in lines if ": " in line]
     assert len(errors) == 3 * len(ERRORS)

@@ -23,6 +23,8 @@ needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="torch is not in
 needs_mpi = pytest.mark.skipif(not find_spec("mpi4py"), reason="mpi4py is not installed")
 needs_digits = pytest.mark.skipif(not find_spec("sklearn"), reason="scikit-learn is not installed")
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 FRONTENDS = [pytest.param("gloo", marks=needs_torch), pytest.param("mpi", marks=[needs_torch, needs_mpi])]
 
 
@@ -132,9 +134,8 @@ def test_ring_all_reduce(backend: str, launchpad: Launchpad) -> None:
 
 @needs_digits
 @pytest.mark.parametrize("backend", FRONTENDS)
-def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad, tmp_path: Path) -> None:
+def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad) -> None:
     """No batch divides evenly by three ranks."""
-    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)  # optimizers create it, by default in TMPDIR
     assert lines(launchpad, 3, backend, "sgd.py") == [
         "test accuracy 96.7% with 3 ranks",
         "the parameters match those of a single process, up to rounding",
@@ -143,8 +144,7 @@ def test_sgd_matches_a_single_process(backend: str, launchpad: Launchpad, tmp_pa
 
 @needs_digits
 @pytest.mark.parametrize("backend", FRONTENDS)
-def test_ddp(backend: str, launchpad: Launchpad, tmp_path: Path) -> None:
-    launchpad.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+def test_ddp(backend: str, launchpad: Launchpad) -> None:
     (found,) = lines(launchpad, 2, backend, "ddp.py")
     match = re.fullmatch(r"test accuracy (\d\d\.\d)% on 359 digits with 2 ranks", found)
     assert match, found

@@ -11,7 +11,7 @@ from tests.gallery import CASES, CULPRIT, OTHERS, SIZE, Case, score
 
 from .conftest import DEADLINE, Launchpad, needs_torch
 
-pytestmark = needs_torch
+pytestmark = [needs_torch, pytest.mark.usefixtures("from_image")]
 
 
 # What else the verdict says of some, who all fail beside others that wait for them: exit code, kind, how, type, and the

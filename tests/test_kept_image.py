@@ -37,6 +37,8 @@ TORCH = PLAIN._replace(preload=("torch", "more"), extra=("more",), reads=frozens
         (TORCH, {"preload": ("torch",)}, ""),
         (TORCH, {"preload": ("torch", "another")}, "another"),
         (TORCH, {"preload": ("more",)}, "torch"),
+        (TORCH, {"preload": ("torch", "torch._dynamo")}, ""),
+        (TORCH._replace(preload=("torch", "torch._dynamo", "more")), {"preload": ("torch",)}, "torch._dynamo"),
         (TORCH, {"preload": ("torch",), "affinity": "1"}, "affinity"),
         (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "OMP_NUM_THREADS": "5"}}, "OMP_NUM_THREADS"),
         (TORCH, {"preload": ("torch",), "environ": {"LANG": "C", "NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG"),
@@ -144,8 +146,27 @@ def status(launchpad: Launchpad) -> dict[str, object]:
     return found
 
 
+def all_ready(launchpad: Launchpad) -> bool:
+    return all(image["state"] == "ready" for image in status(launchpad)["images"])  # type: ignore[attr-defined]
+
+
 def uses(launchpad: Launchpad) -> int:
     return sum(image["uses"] for image in status(launchpad)["images"])  # type: ignore[attr-defined]
+
+
+@needs_torch
+def test_what_optimizers_import_is_kept_once_a_program_makes_them(warm: Launchpad) -> None:
+    (warm.folder / "o.py").write_text(
+        "import sys, torch\nprint('torch._dynamo' in sys.modules)\ntorch.optim.SGD([torch.ones(1)])\n"
+    )
+    kept = []
+    while kept[-1:] != ["[0] True\n[1] True\n"]:
+        assert len(kept) < 3
+        done = warm.run("run", "-v", "-n", 2, "o.py")
+        assert (done.returncode, done.stderr) == (0, "")
+        kept.append(done.stdout)
+        wait_until(lambda: all_ready(warm), "the image")
+    assert warm.run("run", "-v", "-n", 2, "t.py").stderr == ""
 
 
 @needs_torch
@@ -447,7 +468,7 @@ def test_at_most_three_images_of_a_kind(own: Launchpad) -> None:
     for seed in range(1, 5):
         own.environ["PYTHONHASHSEED"] = str(seed)
         assert "PYTHONHASHSEED differs" in own.run("run", "-v", "w.py").stderr
-        wait_until(lambda: all(one["state"] == "ready" for one in status(own)["images"]), "the image")  # type: ignore[attr-defined]
+        wait_until(lambda: all_ready(own), "the image")
         assert own.run("run", "-v", "w.py").stderr == ""
         assert count() == min(seed + 1, 3)
 

@@ -97,8 +97,9 @@ def asked_to_stop(launchpad: Launchpad, signum: int, *words: object) -> tuple[in
 
 
 @needs_torch
-@pytest.mark.parametrize("workers", ["fork", "spawn"])
-@pytest.mark.parametrize("signum", [INT, TERM], ids=["INT", "TERM"])
+@pytest.mark.parametrize(
+    ("signum", "workers"), [(INT, "fork"), (INT, "spawn"), (TERM, "fork")], ids=["INT-fork", "INT-spawn", "TERM-fork"]
+)
 def test_a_program_saves_with_the_help_of_its_workers(launchpad: Launchpad, signum: int, workers: str) -> None:
     code, out, err = asked_to_stop(launchpad, signum, "saves_by_workers.py", workers)
     name = signal.Signals(signum).name

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from launchpad.job.spec import Target
-from launchpad.runner.imports import look_through
+from launchpad.runner.imports import Found, look_through
 from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.sshd import free_port
 
@@ -55,7 +55,7 @@ __attribute__((destructor)) static void end(void) {
 """
 
 
-def of(folder: Path, source: str, **others: str) -> tuple[bool, str]:
+def of(folder: Path, source: str, **others: str) -> Found:
     """What is found in a script with this source, and local modules beside it."""
     for name, text in {**others, "script": source}.items():
         path = folder / (name.replace("__", "/") + ".py")
@@ -88,7 +88,7 @@ def test_torch_is_found(tmp_path: Path, source: str) -> None:
         "package__sub": "import torch",
         "package__deep": "from .sub import g",
     }
-    assert of(tmp_path, source, **others) == (True, "")
+    assert of(tmp_path, source, **others) == Found(True, "")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_torch_is_found(tmp_path: Path, source: str) -> None:
     ],
 )
 def test_torch_is_not_seen_where_it_is_not(tmp_path: Path, source: str) -> None:
-    assert of(tmp_path, source, local="import json") == (False, "")
+    assert of(tmp_path, source, local="import json") == Found(False, "")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_torch_is_not_seen_where_it_is_not(tmp_path: Path, source: str) -> None:
     ],
 )
 def test_what_torch_is_to_find_at_its_import_is_named(tmp_path: Path, source: str, named: str) -> None:
-    torch, why_not = of(tmp_path, source, config="import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
+    torch, why_not, _ = of(tmp_path, source, config="import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
     assert torch
     assert named in why_not
     assert bool(named) == bool(why_not)
@@ -136,8 +136,25 @@ def test_a_module_target_is_looked_through(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text("from . import model")
     (tmp_path / "package" / "model.py").write_text("import torch")
-    assert look_through(Target("module", "package"), str(tmp_path), {}) == (True, "")
-    assert look_through(Target("module", "package.model"), "/", {"PYTHONPATH": str(tmp_path)}) == (True, "")
+    assert look_through(Target("module", "package"), str(tmp_path), {}) == Found(True, "")
+    assert look_through(Target("module", "package.model"), "/", {"PYTHONPATH": str(tmp_path)}) == Found(True, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "optimizes"),
+    [
+        ("import torch\ntorch.optim.SGD([torch.ones(1)])\n", True),
+        ("import torch\nfrom torch import nn, optim\n", True),
+        ("from torch.optim import Adam\n", True),
+        ("import torch.optim as optim\n", True),
+        ("import torch, local\n", True),
+        ("import torch\nprint(optim, torch.nn, 'torch.optim')\n", False),
+        ("import torch, os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = 'c'\ntorch.optim.SGD\n", False),
+        ("import torch, os\nos.environ['MASTER_ADDR'] = 'localhost'\ntorch.optim.SGD\n", True),
+    ],
+)
+def test_optimizers_are_found(tmp_path: Path, source: str, optimizes: bool) -> None:
+    assert of(tmp_path, source, local="from torch import optim\n") == Found(True, "", optimizes)
 
 
 def parents(launchpad: Launchpad, *options: object) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from typing import Any
 from ..agent.host import processes, resources
 from ..agent.ranks import rank
 from ..agent.ranks.forkserver_client import MAIN, PRINTED_BYTES
-from ..image import channel, facts, fit, loaded, place, pressure
+from ..image import WITH_OPTIMIZERS, channel, facts, fit, loaded, place, pressure
 
 # Images with imports, and as many without.
 MOST_IMAGES = 3
@@ -194,9 +194,11 @@ class Keeper:
         if not why:
             same = [one for one in self._images if bool(one.preload) == bool(wanted.preload)]
             reasons: list[tuple[bool, int, str]] = []
-            for image in sorted(same, key=lambda one: -one.used):
+            for image in sorted(same, key=lambda one: (-len(one.preload), -one.used)):
                 reason = image.why_not(wanted, request["first_on_path"])
                 if not reason:
+                    if not set(wanted.preload) <= set(image.preload):
+                        caller.lacked = wanted
                     self._fork(image, caller, request, fds)
                     return
                 far = image.image is None or bool(fit.misfit(image.image, wanted))
@@ -218,7 +220,7 @@ class Keeper:
             wanted.python == settings["python"]
             and (
                 not wanted.preload
-                or (set(wanted.preload) <= set(settings["preload"]) and more <= set(settings["extra"]))
+                or (set(wanted.preload) <= {*settings["preload"], WITH_OPTIMIZERS} and more <= set(settings["extra"]))
             )
             and wanted.stack == str(resource.getrlimit(resource.RLIMIT_STACK))
         )
@@ -241,6 +243,9 @@ class Keeper:
     def _start_image(self, wanted: fit.ColdStart) -> _Kept | None:
         """Start one in place of those that are stale or, if there are enough, of the one that was used least."""
         preload = tuple(self._settings["preload"]) if wanted.preload else ()
+        if WITH_OPTIMIZERS in wanted.preload and WITH_OPTIMIZERS not in preload:
+            preload += (WITH_OPTIMIZERS,)
+        wanted = wanted._replace(preload=preload)
         same = [one for one in self._images if bool(one.preload) == bool(preload)]
         for image in [one for one in same if one.stale and not one.awaited]:
             self._drop(image)
@@ -250,7 +255,7 @@ class Keeper:
         if len(same) >= MOST_IMAGES:
             self._drop(min(same, key=lambda one: (one.uses, one.used)))
         try:
-            image = _Kept(wanted._replace(preload=preload), tuple(self._settings["extra"]) if preload else ())
+            image = _Kept(wanted, tuple(self._settings["extra"]) if preload else ())
         except OSError as error:
             self._last_cold = f"it can't be started ({error.strerror})"
             return None
@@ -384,7 +389,7 @@ class _Kept:
     def is_for(self, wanted: fit.ColdStart) -> bool:
         """Whether it is being made for this."""
         mine = self.wanted
-        return (mine.python, mine.environ, bool(mine.preload)) == (wanted.python, wanted.environ, bool(wanted.preload))
+        return (mine.python, mine.environ, mine.preload) == (wanted.python, wanted.environ, wanted.preload)
 
     def read(self, which: int, fd: int) -> bool:
         """Keep what the imports print; False at the end."""

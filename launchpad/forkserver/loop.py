@@ -80,6 +80,8 @@ def preload(names: list[str]) -> str:
         try:
             importlib.import_module(name)
         except BaseException as error:  # the ranks will hit it too, and show it in full
+            if name.startswith("torch._") and isinstance(error, ModuleNotFoundError):  # an older torch
+                continue
             return f"importing {name} here failed ({type(error).__name__})"
         for started in _started():
             begun_by.setdefault(started, name)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from . import WITH_OPTIMIZERS
 from .seen import ALL
 
 # What the interpreter and the C library read while a process starts, by beginning or as a whole.
@@ -64,7 +65,7 @@ def misfit(image: Image, wanted: ColdStart) -> str:
     if image.python != wanted.python:
         return f"it was made with {image.python}, and the ranks run {wanted.python}"
     missing = [name for name in wanted.preload if name not in image.preload]
-    if missing:
+    if missing and missing != [WITH_OPTIMIZERS]:  # without that, the ranks are only slower
         return f"it has not imported {', '.join(missing)}"
     more = [name for name in image.preload if name not in wanted.preload and name not in image.extra]
     if more or (not wanted.preload and image.preload):

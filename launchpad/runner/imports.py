@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from launchpad.console.console import say_on_stderr
 from launchpad.console.summary import not_forked
 from launchpad.errors import UsageError
+from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.spec import Target
 from launchpad.runner.function_target import is_file
 from launchpad.runner.options import RunOptions
@@ -58,6 +59,7 @@ class Found(NamedTuple):
 
     torch: bool
     why_not: str  # why forking is unsound, "" if it isn't
+    optimizes: bool = False  # it makes optimizers, and sets no variables that their imports read
 
 
 def what_to_preload(
@@ -89,7 +91,8 @@ def what_to_preload(
         if not options.reports.quiet:
             say_on_stderr(not_forked(why_not))
         return ()
-    return (*(TORCH if found.torch else ()), *names)
+    torch = (*TORCH, WITH_OPTIMIZERS) if found.optimizes else TORCH
+    return tuple(dict.fromkeys([*(torch if found.torch else ()), *names]))
 
 
 def module_names(text: str) -> tuple[str, ...]:
@@ -117,11 +120,14 @@ def _check_no_hooks(options: RunOptions, target: Target) -> None:
 def look_through(target: Target, cwd: str, environ: Mapping[str, str]) -> Found:
     """Read the target's source files on this machine."""
     torch, why_not = target.kind == "function", ""  # it is called within a process group
+    optimizes, sets = False, False
     for path in _sources(target, cwd, environ.get("PYTHONPATH", "")):
-        imports, early = _examine(path)
-        torch = torch or imports
-        why_not = why_not or early
-    return Found(torch, why_not)
+        one = _examine(path)
+        torch = torch or one.torch
+        why_not = why_not or one.early
+        optimizes = optimizes or one.optimizes
+        sets = sets or one.sets
+    return Found(torch, why_not, optimizes and not sets)
 
 
 def _sources(target: Target, cwd: str, pythonpath: str) -> Iterator[str]:
@@ -203,31 +209,43 @@ def _below(folder: str, parts: list[str]) -> list[str]:
     return found
 
 
-def _examine(path: str) -> tuple[bool, str]:
-    """Whether the file imports torch, and what it sets before it does."""
+class _File(NamedTuple):
+    """What a file of the program does."""
+
+    torch: bool = False  # imports it
+    early: str = ""  # what it sets before it does, and why that matters
+    optimizes: bool = False  # names torch.optim
+    sets: bool = False  # a variable that torch reads, wherever
+
+
+def _examine(path: str) -> _File:
     source = _read(path)
     mentions = any(name.split(".")[0] in _IMPORTS_TORCH or name == "launchpad.collectives" for name in _imported(path))
     sets = b"environ" in source or b"putenv" in source
     if not (mentions or sets):
-        return False, ""
+        return _File()
     try:
         tree = compile(source, path, "exec", _AST_ONLY, dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False, ""  # the ranks will say it
+        return _File()  # the ranks will say it
     try:
         facts = list(_facts(tree))
     except RecursionError:  # an expression of a thousand terms
-        return mentions, ""
+        return _File(mentions)
     torch_line = min((line for line, kind, _ in facts if kind == "torch"), default=0)
-    for line, kind, name in facts:
-        if kind == "sets" and (not torch_line or line < torch_line):
+    settings = [(line, name) for line, kind, name in facts if kind == "sets"]
+    early = ""
+    for line, name in settings:
+        if not torch_line or line < torch_line:
             where = f"{os.path.relpath(path)}, line {line}"
-            return bool(torch_line), f"{where} sets {name}, which torch is to find when it is imported"
-    return bool(torch_line), ""
+            early = f"{where} sets {name}, which torch is to find when it is imported"
+            break
+    optimizes = any(kind == "optimizes" for _, kind, _ in facts)
+    return _File(bool(torch_line), early, optimizes, bool(settings))
 
 
 def _facts(node: Any) -> Iterator[tuple[int, str, str]]:
-    """(line, "torch", module) for each import of it and (line, "sets", variable) for each assignment."""
+    """(line, "torch", module) for each import of it, (line, "sets", variable) for each assignment, and "optimizes"."""
     kind = type(node).__name__
     if kind == "If" and "TYPE_CHECKING" in (getattr(node.test, "id", ""), getattr(node.test, "attr", "")):
         return
@@ -235,6 +253,8 @@ def _facts(node: Any) -> Iterator[tuple[int, str, str]]:
         names = [node.module or ""] if kind == "ImportFrom" else [alias.name for alias in node.names]
         if kind == "ImportFrom" and node.module == "launchpad":
             names += [f"launchpad.{alias.name}" for alias in node.names]
+        if "torch.optim" in names or (kind == "ImportFrom" and node.module == "torch" and _names(node, "optim")):
+            yield node.lineno, "optimizes", "torch.optim"
         for name in names:
             if not getattr(node, "level", 0) and (
                 name.split(".")[0] in _IMPORTS_TORCH or name.startswith("launchpad.collectives")
@@ -246,11 +266,17 @@ def _facts(node: Any) -> Iterator[tuple[int, str, str]]:
                 yield from _setting(to.slice, node.lineno)
     elif kind == "Call":
         yield from _call(node)
+    elif kind == "Attribute" and node.attr == "optim" and getattr(node.value, "id", "") == "torch":
+        yield node.lineno, "optimizes", "torch.optim"
     for field in node._fields:
         value = getattr(node, field, None)
         for child in value if isinstance(value, list) else [value]:
             if hasattr(child, "_fields"):
                 yield from _facts(child)
+
+
+def _names(node: Any, name: str) -> bool:
+    return any(alias.name == name for alias in node.names)
 
 
 def _call(node: Any) -> Iterator[tuple[int, str, str]]:
