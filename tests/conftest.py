@@ -118,8 +118,7 @@ class Launchpad:
                 if process.poll() is None:
                     process.kill()
         wait_until(lambda: not self.survivors(), "all processes to be gone", show=self.survivors)
-        kept = ("launchpad-logs-", "torchinductor_")  # the second is torch's, for optimizers
-        left = [entry.name for entry in self.scratch.iterdir() if not entry.name.startswith(kept)]
+        left = [entry.name for entry in self.scratch.iterdir() if not entry.name.startswith("launchpad-logs-")]
         assert not left, f"temporary files are left: {left}"
 
 
@@ -133,6 +132,14 @@ def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object]
     while not fact():
         assert time.monotonic() < deadline, f"waited {DEADLINE:g} s for {what}: {show()}"
         time.sleep(0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchs_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Torch makes a folder for what it compiles as soon as there is an optimizer: one for all tests."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+    # What g++ is made to do takes half a minute else.
+    os.environ |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from tests.conftest import Launchpad, needs_torch
+from tests.conftest import DEADLINE, Launchpad, needs_torch
 
 HERE = "import os, sys\n"
 
@@ -161,11 +161,16 @@ TORCH_PROGRAMS = {
 }
 
 
-@pytest.fixture(params=["forkserver", "image"])
-def both(launchpad: Launchpad, request: pytest.FixtureRequest) -> Launchpad:
-    """The command, with and without a kept image."""
-    if request.param == "image":
-        launchpad.use_images(request.getfixturevalue("keeper"))
+# How ranks are started.
+FORK = ("--preload", "multiprocessing")
+IMAGE = ("--verbose",)  # says why no image was used
+EXEC = ("--start-method", "exec")
+
+
+@pytest.fixture
+def command(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
+    """The command, in a folder with modules that programs import; with IMAGE it uses a kept image."""
+    launchpad.use_images(keeper)
     (launchpad.folder / "beside.py").write_text("value = 5\n")
     (launchpad.folder / "keeps.py").write_text(
         "files = []\ndef keep(name):\n    files.append(open(name, 'w')); files[0].write('kept')\n"
@@ -173,13 +178,23 @@ def both(launchpad: Launchpad, request: pytest.FixtureRequest) -> Launchpad:
     return launchpad
 
 
-def seen(launchpad: Launchpad, method: tuple[object, ...], *words: object) -> tuple[int, list[str], list[str]]:
-    """What a rank shows when it runs so; its own lines only, without what differs from process to process."""
-    if "XDG_RUNTIME_DIR" in launchpad.environ and method == FORK:
-        method = ("--verbose",)
-    done = launchpad.run("run", "-n", 1, *method, *words)
+def environ(command: Launchpad, way: tuple[object, ...]) -> dict[str, str]:
+    """For a run of this kind: others don't find the images."""
+    where = command.environ["XDG_RUNTIME_DIR"] if way == IMAGE else str(command.folder)
+    return {**command.environ, "XDG_RUNTIME_DIR": where}
+
+
+def run(command: Launchpad, way: tuple[object, ...], *words: object) -> subprocess.CompletedProcess[str]:
+    """A run of this kind, in which its ranks were started so."""
+    done = command.run("run", *way, *words, env=environ(command, way), timeout=2 * DEADLINE)
     assert "so each imports everything itself" not in done.stderr
     assert "no kept image was used" not in done.stderr or STARTS_COLD & {*words}
+    return done
+
+
+def seen(command: Launchpad, way: tuple[object, ...], *words: object) -> tuple[int, list[str], list[str]]:
+    """What a rank shows; its own lines only, without what differs from process to process."""
+    done = run(command, way, "-n", 1, *words)
 
     def own(text: str) -> list[str]:
         lines = [line for line in text.splitlines() if not line.startswith("launchpad:")]
@@ -188,63 +203,70 @@ def seen(launchpad: Launchpad, method: tuple[object, ...], *words: object) -> tu
     return done.returncode, own(done.stdout), own(done.stderr)
 
 
-FORK = ("--preload", "multiprocessing")
-EXEC = ("--start-method", "exec")
 STARTS_COLD = {"-x", "program.pyz", "--run-path"}  # words of a command line that no image is for
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_forked_rank_is_like_an_executed_one(both: Launchpad, name: str) -> None:
-    script = both.folder / f"p_{name}.py"  # a module of the library may have the name
+def test_a_forked_rank_is_like_an_executed_one(command: Launchpad, name: str) -> None:
+    script = command.folder / f"p_{name}.py"  # a module of the library may have the name
     script.write_text(PROGRAMS[name], encoding="latin-1" if name == "bytes_source" else "utf-8")
-    forked, executed = (seen(both, method, script.name, "an argument") for method in (FORK, EXEC))
+    executed = seen(command, EXEC, script.name, "an argument")
     if name == "shown":  # an executed rank's command line has our entry in it
         executed[1][:] = [re.sub(r"[^ ]*executed\.py'?,? ", "", line) for line in executed[1]]
-    assert forked == executed
+    for way in (FORK, IMAGE):
+        assert seen(command, way, script.name, "an argument") == executed
 
 
-def test_unflushed_files_are_whole(both: Launchpad) -> None:
+@pytest.mark.parametrize("way", [FORK, IMAGE], ids=["fork", "image"])
+def test_unflushed_files_are_whole(command: Launchpad, way: tuple[str, ...]) -> None:
     for name in ("unflushed", "unflushed_in_module"):
-        (both.folder / f"{name}.py").write_text(PROGRAMS[name])
-        assert both.run("run", *FORK, f"{name}.py", name).returncode == 0
-    assert (both.folder / "unflushed.unflushed").read_text() == "all of it"
-    assert (both.folder / "kept.unflushed_in_module").read_text() == "kept"
+        (command.folder / f"{name}.py").write_text(PROGRAMS[name])
+        assert run(command, way, f"{name}.py", name).returncode == 0
+    assert (command.folder / "unflushed.unflushed").read_text() == "all of it"
+    assert (command.folder / "kept.unflushed_in_module").read_text() == "kept"
 
 
-def test_mpi_is_finalized(both: Launchpad) -> None:
+@pytest.mark.parametrize("way", [FORK, IMAGE], ids=["fork", "image"])
+def test_mpi_is_finalized(command: Launchpad, way: tuple[str, ...]) -> None:
     """mpi4py does it in a C function that a forked rank's exit does not reach: the exit has to. A stand-in for it."""
-    (both.folder / "mpi4py").mkdir()
-    (both.folder / "mpi4py" / "__init__.py").touch()
-    (both.folder / "mpi4py" / "MPI.py").write_text(
+    (command.folder / "mpi4py").mkdir()
+    (command.folder / "mpi4py" / "__init__.py").touch()
+    (command.folder / "mpi4py" / "MPI.py").write_text(
         "def Is_initialized(): return True\ndef Is_finalized(): return False\ndef Finalize(): print('finalized')\n"
     )
-    (both.folder / "m.py").write_text("from mpi4py import MPI\nprint('main')\n")
-    done = both.run("run", *FORK, "m.py")
+    (command.folder / "m.py").write_text("from mpi4py import MPI\nprint('main')\n")
+    done = run(command, way, "m.py")
     assert (done.returncode, done.stdout) == (0, "[0] main\n[0] finalized\n")
 
 
 @pytest.mark.parametrize("variable", ["PYTHONFAULTHANDLER=1", "PYTHONSAFEPATH=1", "PYTHONUTF8=1", "PYTHONHASHSEED=5"])
-def test_pythons_variables_are_heard(both: Launchpad, variable: str) -> None:
-    (both.folder / "v.py").write_text(
+def test_pythons_variables_are_heard(command: Launchpad, variable: str) -> None:
+    (command.folder / "v.py").write_text(
         "import os, sys, faulthandler\nprint(sys.flags, sys.path, faulthandler.is_enabled(), 'PYTHONHASHSEED' in os.environ and hash('a'), sys.stdout.encoding)"
     )
     words = ("-x", variable, "v.py")
-    (code, out, _) = seen(both, FORK, *words)
-    assert (code, out) == seen(both, EXEC, *words)[:2]
+    executed = seen(command, EXEC, *words)
+    for way in (FORK, IMAGE):
+        assert seen(command, way, *words)[:2] == executed[:2]
 
 
 @pytest.mark.parametrize("kind", ["module", "package", "folder", "archive", "other name", "link", "missing module"])
-def test_every_kind_of_target(both: Launchpad, kind: str) -> None:
+def test_every_kind_of_target(command: Launchpad, kind: str) -> None:
     source = (
         "import sys\nprint(__name__, __file__, __package__, __spec__ and __spec__.name, sys.argv, sys.path)\n1 / 0\n"
     )
-    package = both.folder / "package"
+    package = command.folder / "package"
     package.mkdir()
-    for file in (both.folder / "single.py", package / "__main__.py", package / "part.py", both.folder / "odd.txt"):
+    for file in (
+        command.folder / "single.py",
+        package / "__main__.py",
+        package / "part.py",
+        command.folder / "odd.txt",
+    ):
         file.write_text(source)
     (package / "__init__.py").write_text("print('package comes in')\n")
-    (both.folder / "link.py").symlink_to(package / "part.py")
-    with zipfile.ZipFile(both.folder / "program.pyz", "w") as archive:
+    (command.folder / "link.py").symlink_to(package / "part.py")
+    with zipfile.ZipFile(command.folder / "program.pyz", "w") as archive:
         archive.writestr("__main__.py", source)
     words = {
         "module": ["-m", "package.part"],
@@ -255,23 +277,27 @@ def test_every_kind_of_target(both: Launchpad, kind: str) -> None:
         "link": ["link.py"],
         "missing module": ["-m", "package.none"],
     }[kind]
-    assert seen(both, FORK, *words, "--own") == seen(both, EXEC, *words, "--own")
+    executed = seen(command, EXEC, *words, "--own")
+    for way in (FORK, IMAGE):
+        assert seen(command, way, *words, "--own") == executed
 
 
-def test_pytest_runs_forked(both: Launchpad) -> None:
-    (both.folder / "test_it.py").write_text(
+def test_pytest_runs_forked(command: Launchpad) -> None:
+    (command.folder / "test_it.py").write_text(
         "import os\ndef test_rank(capfd): assert os.environ['RANK'] == '0'; os.system('echo x')\n"
     )
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
-    forked, executed = seen(both, FORK, *words), seen(both, EXEC, *words)
-    assert forked[0] == executed[0] == 0
-    assert "1 passed" in forked[1][-1]
+    for way in (FORK, IMAGE, EXEC):
+        code, out, _ = seen(command, way, *words)
+        assert code == 0
+        assert "1 passed" in out[-1]
 
 
-def test_a_rank_is_found_by_its_scripts_name(both: Launchpad) -> None:
-    script = both.folder / "findable_script.py"
+@pytest.mark.parametrize("way", [FORK, IMAGE], ids=["fork", "image"])
+def test_a_rank_is_found_by_its_scripts_name(command: Launchpad, way: tuple[str, ...]) -> None:
+    script = command.folder / "findable_script.py"
     script.write_text("print('up', flush=True)\nimport signal\nsignal.pause()\n")
-    process = both.start("run", "-n", 2, *FORK, script, "word")
+    process = command.start("run", "-n", 2, *way, script, "word", env=environ(command, way))
     for _ in range(2):
         assert b"up" in process.stdout.readline()
     found = subprocess.run(
@@ -284,32 +310,31 @@ def test_a_rank_is_found_by_its_scripts_name(both: Launchpad) -> None:
 
 @needs_torch
 @pytest.mark.parametrize("name", TORCH_PROGRAMS)
-def test_torch_in_a_forked_rank(both: Launchpad, name: str) -> None:
+def test_torch_in_a_forked_rank(command: Launchpad, name: str) -> None:
     if name == "compiled" and not shutil.which("g++"):
         pytest.skip("torch.compile needs a C++ compiler")
     size, program = TORCH_PROGRAMS[name]
-    (both.folder / f"{name}.py").write_text(program)
-    # What g++ is made to do takes half a minute else.
-    both.environ |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    both.environ["TORCHINDUCTOR_CACHE_DIR"] = str(both.folder / "inductor")
+    (command.folder / f"{name}.py").write_text(program)
+    command.environ["OMP_NUM_THREADS"] = "1"  # as in the image
     shown = []
-    for method in ((), EXEC):
+    for way in ((), IMAGE, EXEC):
         # Under plain Python, gloo's thread may abort in an interpreter that is being finalized.
-        words = ["leave"] if method == EXEC and name in ("ddp", "never_destroyed") else []
-        done = both.run("run", "-n", size, *method, f"{name}.py", *words, timeout=120)
+        words = ["leave"] if way == EXEC and name in ("ddp", "never_destroyed") else []
+        done = run(command, way, "-n", size, f"{name}.py", *words)
         lines = [re.sub(r"0x[0-9a-f]+", "N", line) for line in done.stdout.splitlines()]
         shown.append((done.returncode, sorted(lines)))
         assert done.returncode == (1 if name == "group" else 0), done.stderr
         assert ("ValueError: seen" in done.stderr) == (name == "group"), done.stderr
-    assert shown[0] == shown[1]
+    assert shown[0] == shown[1] == shown[2]
     assert shown[0][1]
 
 
 @needs_torch
-def test_random_state_differs_between_ranks(both: Launchpad) -> None:
-    (both.folder / "r.py").write_text(
+@pytest.mark.parametrize("way", [(), IMAGE], ids=["fork", "image"])
+def test_random_state_differs_between_ranks(command: Launchpad, way: tuple[str, ...]) -> None:
+    (command.folder / "r.py").write_text(
         "import torch, numpy, random\nprint(numpy.random.rand(), random.random(), torch.initial_seed())\n"
     )
-    done = both.run("run", "-n", 3, "r.py")
+    done = run(command, way, "-n", 3, "r.py")
     values = [word for line in done.stdout.splitlines() for word in line.split()[1:]]
     assert len(set(values)) == 9

@@ -12,6 +12,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 import types
 from _weakref import ref  # `weakref` takes longer to import than all of this
 
@@ -27,6 +28,9 @@ _imported_before: set[str] = set()
 
 # A switch interval this long (seconds) keeps daemon threads from running while we clear modules.
 _NO_TURNS = 1000.0
+
+# Gloo's threads have this long to drop what they have finished, in seconds.
+_GLOO_SECONDS = 1.0
 
 # Exit code of Py_FinalizeEx if standard output can't be flushed.
 _FLUSH_FAILED = 120
@@ -53,6 +57,7 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     _finish_threads()
     atexit._run_exitfuncs()
     flushed = _flush()
+    _let_gloo_finish()
     sys.setswitchinterval(_NO_TURNS)
     finish_mpi = _mpi_finisher() if code == 0 else None
     # Nothing can be imported once the modules are cleared.
@@ -152,6 +157,34 @@ def _flush() -> bool:
                 except BaseException:
                     pass
     return done
+
+
+def _let_gloo_finish() -> None:
+    """Wait until gloo's threads are idle.
+
+    To drop an operation they take the interpreter's lock, and clearing a DDP joins them while it holds that lock
+    (torch 2.13): a thread that was late with its last operation would block us forever.
+    """
+    idle, deadline = 0, time.monotonic() + _GLOO_SECONDS
+    while idle < 2 and (states := _gloo_threads()) and time.monotonic() < deadline:
+        idle = idle + 1 if states == {"S"} else 0
+        time.sleep(0.001)  # without the lock
+
+
+def _gloo_threads() -> set[str]:
+    """The states of gloo's threads that run operations: R where one runs or is to run."""
+    if "torch.distributed" not in sys.modules:
+        return set()
+    states = set()
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/stat") as file:
+                name, _, rest = file.read().rpartition(") ")
+            if "(pt_gloo" in name:
+                states.add(rest[0])
+    except OSError:
+        pass
+    return states
 
 
 def _clear_modules() -> None:
