@@ -29,10 +29,11 @@ from warm import PROGRAMS, end, environ
 
 BESIDE = Path(sys.executable).parent
 
-# As many restarts as there may be. To launchpad's belongs --restart always, as soon as it has that option.
+# As many restarts as there may be.
+RESTARTS = ["--max-restarts", "1000"]
 COMMANDS = {
-    "launchpad": [str(BESIDE / "launchpad"), "run", "-q", "--nproc", str(RANKS), "--max-restarts", "1000"],
-    "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", str(RANKS), "--max-restarts", "1000"],
+    "launchpad": [str(BESIDE / "launchpad"), "run", "-q", "--nproc", str(RANKS), *RESTARTS, "--restart", "always"],
+    "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", str(RANKS), *RESTARTS],
 }
 
 # For the first step, and for a launcher that has not come back when its time is up.

@@ -14,4 +14,8 @@ for turn in range(2):
         print("up", dist.get_rank(), flush=True)
         while True:
             dist.all_reduce(ranks)
+    # Gloo closes its connections at once: a rank that is still reading from them would fail.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"done {dist.get_rank()}", "")
+    store.wait([f"done {rank}" for rank in range(dist.get_world_size())])
     dist.destroy_process_group()
