@@ -19,7 +19,8 @@ nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
-pytestmark = pytest.mark.filterwarnings("default")  # zmq's and traitlets' own
+# Those of zmq and traitlets are theirs.
+pytestmark = pytest.mark.filterwarnings("default", "ignore:Unclosed socket:ResourceWarning")
 
 
 @pytest.fixture
