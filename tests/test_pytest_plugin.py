@@ -223,7 +223,8 @@ def test_child(rank):
 
 @pytest.mark.ranks(2)
 def test_orphan(rank):
-    if not rank: subprocess.run(["sh", "-c", "setsid sleep 302 &"])
+    start = "import subprocess; subprocess.Popen(['sleep', '302'], start_new_session=True)"
+    if not rank: subprocess.run([sys.executable, "-I", "-c", start], check=True)
 
 def test_no_mark(rank): pass
 
