@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -124,6 +125,15 @@ class Launchpad:
 
 def _program(word: str) -> str:
     return str(PROGRAMS / word) if (PROGRAMS / word).is_file() else word
+
+
+def descriptors() -> dict[str, str]:
+    """What each open descriptor of this process leads to, without the one that lists them."""
+    leads_to = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            leads_to[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return leads_to
 
 
 def wait_until(fact: Callable[[], object], what: str, show: Callable[[], object] = lambda: "") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 import shutil
@@ -23,7 +22,7 @@ from launchpad.errors import ConnectError, NodeError, UsageError
 from launchpad.transport.ssh.config import Destination, SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.keys import Keyring
-from tests.conftest import DEADLINE, wait_until
+from tests.conftest import DEADLINE, descriptors, wait_until
 from tests.sshd import USER, Cluster, Sshd, free_port, keygen, needs_sshd, public
 
 pytestmark = needs_sshd
@@ -38,13 +37,7 @@ def children() -> list[int]:
 
 
 def sockets() -> set[str]:
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            continue
-    return {name for name in found if name.startswith("socket:")}
+    return {name for name in descriptors().values() if name.startswith("socket:")}
 
 
 @pytest.fixture(autouse=True)

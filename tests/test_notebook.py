@@ -1,10 +1,11 @@
-"""`%%ranks` and `launchpad.ranks` in a real notebook: an ipykernel, driven as Jupyter does."""
+"""`%%ranks` and `launchpad.ranks` in a real notebook: an ipykernel, driven by `jupyter execute` and as Jupyter does."""
 
 from __future__ import annotations
 
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
 
 jupyter_client = pytest.importorskip("jupyter_client", reason="ipykernel is not installed")
 nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+pytest.importorskip("nbclient", reason="nbclient is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
 # Those of zmq and traitlets are theirs.
@@ -24,16 +25,21 @@ pytestmark = pytest.mark.filterwarnings("default", "ignore:Unclosed socket:Resou
 
 
 @pytest.fixture
-def kernels(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Starts this interpreter's kernel, in the test's own folders."""
-    for name in set(os.environ) - set(launchpad.environ):
-        monkeypatch.delenv(name)
-    for name, value in launchpad.environ.items():
-        monkeypatch.setenv(name, value)
-    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+def jupyter(launchpad: Launchpad, tmp_path: Path) -> dict[str, str]:
+    """The test's environment, with folders of its own for Jupyter."""
     (tmp_path / "jupyter_runtime_dir").mkdir()
-    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
+    own = {name: str(tmp_path / name.lower()) for name in names}
+    return {**launchpad.environ, **own, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+
+
+@pytest.fixture
+def kernels(jupyter: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Starts this interpreter's kernel, in the test's own folders."""
+    for name in set(os.environ) - set(jupyter):
+        monkeypatch.delenv(name)
+    for name, value in jupyter.items():
+        monkeypatch.setenv(name, value)
     manager = jupyter_client.KernelManager(kernel_name="python3")
     manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     yield manager
@@ -43,6 +49,17 @@ def kernels(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     manager.context.destroy(linger=0)
     del manager
     gc.collect()  # the clients' sockets, whose warnings must not reach other tests
+
+
+def executed(notebook: Any, launchpad: Launchpad, environ: dict[str, str], *options: str) -> list[Any]:
+    """The cells of a notebook after `jupyter execute`, a process of its own: zmq leaves descriptors in its process."""
+    path = launchpad.folder / "notebook.ipynb"
+    nbformat.write(notebook, path)
+    command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--kernel_name=python3", *options, path]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=4 * DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    cells: list[Any] = nbformat.read(path, as_version=4).cells
+    return cells
 
 
 def text_of(cell: Any) -> str:
@@ -65,13 +82,10 @@ CELLS = (
 )
 
 
-def test_cells_on_ranks(launchpad: Launchpad, kernels: Any) -> None:
-    """Run as nbconvert does: what the ranks print is in the cell that made the call."""
+def test_cells_on_ranks(launchpad: Launchpad, jupyter: dict[str, str]) -> None:
+    """What the ranks print is in the cell that made the call."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    client = nbclient.NotebookClient(notebook, km=kernels, timeout=2 * DEADLINE, allow_errors=True)
-    client.execute(cwd=str(launchpad.folder))
-    kernels.shutdown_kernel()
-    cells = notebook.cells
+    cells = executed(notebook, launchpad, jupyter, "--allow-errors")
     assert sorted(text_of(cells[1]).splitlines()) == ["[0] 0", "[0] in 0", "[1] 1", "[1] in 1"]
     assert sorted(text_of(cells[2]).splitlines()) == ["[0] 10", "[1] 11"]
     assert cells[3].outputs[0].data["text/plain"] == "Results(((0, 10), (1, 11)))"
@@ -117,9 +131,7 @@ def test_the_kernels_interrupt_ends_the_call_and_not_the_ranks(launchpad: Launch
 
 
 @needs_torch
-def test_the_example_notebook(launchpad: Launchpad, kernels: Any) -> None:
+def test_the_example_notebook(launchpad: Launchpad, jupyter: dict[str, str]) -> None:
     path = Path(__file__).parent.parent / "examples" / "ranks.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, km=kernels, timeout=2 * DEADLINE)
-    client.execute(cwd=str(launchpad.folder))
-    assert "[0] loss" in "".join(text_of(cell) for cell in notebook.cells if cell.cell_type == "code")
+    cells = executed(nbformat.read(path, as_version=4), launchpad, jupyter)
+    assert "[0] loss" in "".join(text_of(cell) for cell in cells if cell.cell_type == "code")

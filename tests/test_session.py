@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
@@ -17,21 +16,11 @@ from pathlib import Path
 import pytest
 
 import launchpad as lp
-from tests.conftest import DEADLINE, MARK, Launchpad, needs_torch, wait_until
+from tests.conftest import DEADLINE, MARK, Launchpad, descriptors, needs_torch, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 
 needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
-
-
-def ours() -> list[str]:
-    """What is open here, besides the event loops of other tests."""
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            kind = os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]
-            found += [kind] if kind in ("pipe", "socket") or kind.startswith("/memfd") else []
-    return sorted(found)
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +29,11 @@ def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv(MARK, launchpad.mark)
     monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
     monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
-    before = ours()
+    before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
     yield
     gc.collect()  # an exception that was caught holds frames, which hold what was returned
-    assert ours() == before
+    assert descriptors().items() <= before.items()
     assert signal.getsignal(signal.SIGINT) is handler
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("launchpad")] == []
 

@@ -96,10 +96,14 @@ class Control:
             caller.settimeout(REQUEST_SECONDS)
             request = json.loads(caller.makefile("rb").readline(1000))
             done: tuple[threading.Event, list[str]] = (threading.Event(), [])
-            self._answers[asker] = done
+            with self._lock:
+                if self._closed:
+                    return
+                self._answers[asker] = done
             self._post(_event(asker, request))
             done[0].wait(ANSWER_SECONDS)
-            del self._answers[asker]
+            with self._lock:
+                del self._answers[asker]
             caller.settimeout(ANSWER_SECONDS)
             caller.sendall("".join(done[1]).encode(errors="backslashreplace"))
 
@@ -111,10 +115,12 @@ class Control:
             found[0].set()
 
     def close(self) -> None:
-        """Stop accepting requests."""
+        """Stop accepting requests, and end those that have no response yet."""
         self.deadline = None
         with self._lock:
             self._closed = True
+            for responded, _ in self._answers.values():
+                responded.set()
             if self._socket is not None:
                 with suppress(OSError):
                     os.unlink(self._path)
