@@ -43,6 +43,8 @@ OTHER_OPS = {  # tried on one shape
 SENSELESS = {**dict.fromkeys(("min", "max"), COMPLEX), **{key: ["float32"] for key in ("band", "bor", "bxor")}}
 ALONE = "there is no other rank"
 
+pytestmark = pytest.mark.usefixtures("from_image")
+
 
 class Frontend(NamedTuple):
     """A backend, what starts its ranks, and what of the contract it does not do."""

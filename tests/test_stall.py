@@ -255,12 +255,14 @@ def _together(launchpad: Launchpad, kind: str, *way: object) -> str:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 @pytest.mark.parametrize("kind", TOGETHER)
 def test_ranks_that_do_not_meet_in_gloo(launchpad: Launchpad, kind: str) -> None:
     _together(launchpad, kind, *(("--start-method", "exec") if kind == "missing" else ()))
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 @needs_mpi
 @pytest.mark.parametrize("kind", ["missing", "receive", "training"])
 def test_ranks_that_do_not_meet_in_mpi(launchpad: Launchpad, kind: str) -> None:
@@ -290,6 +292,7 @@ def test_a_loop_of_collectives_that_says_nothing_is_healthy(launchpad: Launchpad
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=needs_mpi)])
 def test_a_loop_of_torchs_collectives_is_healthy(launchpad: Launchpad, backend: str) -> None:
     words = ("--backend", backend, "--stall-timeout", 0.6, "hangs_together.py", "healthy", backend, 3)
