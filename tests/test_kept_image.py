@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 from launchpad import linux
 from launchpad.image import facts, fit, loaded, pressure
 from launchpad.image.seen import ALL, Seen
+from launchpad.runner import suggestion
 from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
+from tests.test_terminal import Terminal
 
 PLAIN = fit.Image("/p", (), (), {"A": "1", "LANG": "C"}, "3", "8", frozenset())
 TORCH = PLAIN._replace(preload=("torch", "more"), extra=("more",), reads=frozenset({"READ"}))
@@ -335,6 +338,28 @@ def test_launchpad_run_uses_an_image(warm: Launchpad) -> None:
     assert uses(warm) == before + 1
 
 
+def test_ranks_that_stay_come_from_an_image_each_time_they_are_started(warm: Launchpad) -> None:
+    before = uses(warm)
+    code = (
+        "import launchpad, os\n"
+        "with launchpad.ranks(2, backend=None) as ranks:\n"
+        "    first = ranks.run(os.getpid)\n"
+        "    ranks.restart()\n"
+        "    print(set(first) & set(ranks.run(os.getpid)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=warm.environ,
+        cwd=warm.folder,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    assert done.stdout == "set()\n"
+    assert uses(warm) == before + 2
+
+
 # Keepers of their own: without torch, which takes a second.
 
 
@@ -361,6 +386,53 @@ def pid_of(launchpad: Launchpad) -> int:
     pid = status(launchpad)["pid"]
     assert isinstance(pid, int)
     return pid
+
+
+OTHER = 65534  # a user's number
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_is_not_served(own: Launchpad, scratch: Path) -> None:
+    """Even if the folders and the socket were open to everybody, by mistake."""
+    runtime = scratch / "runtime"
+    runtime.mkdir(mode=0o700)
+    own.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    own.run("warm")
+    (path,) = (runtime / "launchpad").iterdir()
+    code = f"""
+import os, socket
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.settimeout({DEADLINE})
+os.seteuid({OTHER})  # whom the kernel names to the keeper
+link.connect({str(path)!r})
+try:
+    print(link.recv(1))
+except ConnectionResetError:
+    print(b"")
+"""
+    for place in (path, path.parent, runtime, scratch):
+        place.chmod(0o777)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout == "b''\n"
+    path.parent.chmod(0o700)
+    assert own.run("warm", "--stop").stdout == "ended\n"
+    runtime.rmdir()
+
+
+def test_an_image_is_suggested_once_a_day(own: Launchpad, tmp_path: Path) -> None:
+    (tmp_path / "path" / "slow.py").write_text(f"import time; time.sleep({suggestion.SECONDS})\n")
+    for said in (True, False):
+        terminal = Terminal(own.argv("run", "--preload", "slow", "w.py"), own, {"NO_COLOR": "1"})
+        assert bool(re.search(r"importing slow took \d+\.\d s; after launchpad warm", terminal.rest())) == said
+        assert terminal.end() == 0
+    (stamp,) = own.state.glob("**/warm-suggested")
+    day_before = stamp.stat().st_mtime - 86400
+    os.utime(stamp, (day_before, day_before))
+    terminal = Terminal(own.argv("run", "--preload", "slow", "w.py"), own, {})
+    assert "after launchpad warm" in terminal.rest()
+    assert terminal.end() == 0
+    os.utime(stamp, (day_before, day_before))
+    assert "launchpad warm" not in own.run("run", "--preload", "slow", "w.py").stderr  # no terminal
 
 
 def test_nothing_is_kept_unasked(own: Launchpad) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import select
@@ -95,10 +96,13 @@ class Terminal:
 Start = Callable[..., Terminal]
 
 
-@pytest.fixture
-def terminal(launchpad: Launchpad) -> Iterator[Start]:
-    """Starts `launchpad ARGS` on a terminal."""
+@pytest.fixture(params=["cold", "image"])
+def terminal(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[Start]:
+    """Starts `launchpad ARGS` on a terminal; its guard is a new process, or a fork of a kept image."""
     opened: list[Terminal] = []
+    if request.param == "image":
+        request.getfixturevalue("from_image")
+    before = _forks(launchpad)
 
     def start(*args: object, shell: str = "", **environ: str) -> Terminal:
         argv = launchpad.argv(*args)
@@ -111,6 +115,14 @@ def terminal(launchpad: Launchpad) -> Iterator[Start]:
     for one in opened:
         if one.process.poll() is None:
             one.end()
+    if request.param == "image":
+        assert _forks(launchpad) == before + len(opened)
+
+
+def _forks(launchpad: Launchpad) -> int:
+    """How many jobs have come from images."""
+    kept = json.loads(launchpad.run("warm", "--status", "--json").stdout)
+    return sum(image["uses"] for image in kept["images"]) if kept else 0
 
 
 def test_prefixes_are_coloured_by_rank(terminal: Start) -> None:
