@@ -96,13 +96,22 @@ class Terminal:
 Start = Callable[..., Terminal]
 
 
-@pytest.fixture(params=["cold", "image"])
-def terminal(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[Start]:
-    """Starts `launchpad ARGS` on a terminal; its guard is a new process, or a fork of a kept image."""
-    opened: list[Terminal] = []
-    if request.param == "image":
-        request.getfixturevalue("from_image")
+@pytest.fixture(autouse=True, params=["cold", "image"])
+def _start(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[None]:
+    """The job's processes are new ones, or forks of a kept image."""
+    if request.param == "cold":
+        yield
+        return
+    request.getfixturevalue("from_image")
     before = _forks(launchpad)
+    yield
+    assert _forks(launchpad) > before
+
+
+@pytest.fixture
+def terminal(launchpad: Launchpad) -> Iterator[Start]:
+    """Starts `launchpad ARGS` on a terminal."""
+    opened: list[Terminal] = []
 
     def start(*args: object, shell: str = "", **environ: str) -> Terminal:
         argv = launchpad.argv(*args)
@@ -115,8 +124,6 @@ def terminal(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[S
     for one in opened:
         if one.process.poll() is None:
             one.end()
-    if request.param == "image":
-        assert _forks(launchpad) == before + len(opened)
 
 
 def _forks(launchpad: Launchpad) -> int:
