@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launchpad.transport.image import KeeperLink
 
-# With these options the ranks usually run elsewhere, so no agent is started here yet.
-_NAMES_HOSTS = ("-H", "--host", "--enter")
+# With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
+_NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")
 
 
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
@@ -27,7 +27,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
     _open_standard_descriptors()
     link = keeper = None
-    if sys.argv[1:2] == ["run"] and not any(word.startswith(_NAMES_HOSTS) for word in sys.argv):
+    if sys.argv[1:2] == ["run"] and not any(word.startswith(_NO_AGENT_YET) for word in sys.argv):
         keeper = _keeper()
         if keeper is None:
             from launchpad.transport.local import LocalLink

@@ -18,6 +18,7 @@ TOPICS = {
     "quickstart": "install it, run a first job, find your way around",
     "output": "what the ranks print: prefixes, log files, progress bars, input",
     "ending": "how a job ends: signals, exit codes, what is left behind",
+    "detached": "jobs without a terminal: --detach, attach, wait, stop, --notify",
     "failures": "the verdict: which rank failed first, and why",
     "hangs": "where the ranks are, and which of them the others are waiting for",
     "debugging": "a prompt or a debugger in any rank, a profile of all",
@@ -41,6 +42,8 @@ TOPICS = {
 
 # Other words for them.
 _ALIASES = {
+    "attach": "detached",
+    "detach": "detached",
     "exit": "ending",
     "breakpoint": "debugging",
     "signals": "ending",

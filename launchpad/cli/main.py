@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
     "run": "launchpad.cli.run",
+    "attach": "launchpad.cli.attach",
+    "wait": "launchpad.cli.wait",
+    "stop": "launchpad.cli.stop",
     "join": "launchpad.cli.join",
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",

@@ -16,12 +16,15 @@ from launchpad.errors import UsageError
 from launchpad.job.hosts import ALLOCATION_VARIABLES
 from launchpad.job.plan import Plan
 from launchpad.runner.job import run_job
+from launchpad.runner.nodes import LocalAgent
 from launchpad.runner.options import HostOptions, NodeOptions, ReportOptions, RunOptions
 
 Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 
 # Options that say what to do with the job, rather than what it is.
-_NOT_OF_A_JOB = {"config", "dry_run", "as_json"}
+_NOT_OF_A_JOB = {"config", "detach", "dry_run", "as_json"}
+
+ONE_JOB = "--detach starts one job, and those of a file run one after the other"
 
 _EPILOG = """\b
 Examples:
@@ -31,6 +34,7 @@ Examples:
   launchpad run -n 4 --log-dir logs -r 1:3 t.py    rank 1 to files only
   launchpad run -n 4 train.py:run                  a function: run(rank, size)
   launchpad run -H a:4,b:4 train.py                on two hosts, over SSH
+  launchpad run -n 4 --detach train.py             in the background: launchpad attach
   launchpad run -n 4 --dry-run train.py            what would be run
 
 \b
@@ -68,6 +72,8 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         found = job_file.read_job_file(options["config"], ctx.command)
         if options["job"] is None and list(found) != [""]:
+            if options["detach"]:
+                raise UsageError(f"{ONE_JOB}; add --job NAME")
             ctx.obj.close()  # each job starts its own agent
             return job_file.run_all(list(found), ctx.meta["args"])
         options = job_file.with_job(ctx, found, options["job"] or "")
@@ -89,7 +95,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT or ":" in options["nnodes"]:
         wanted = on_allocation(wanted)
     with ExitStack() as closing:
-        return run_job(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)
+        if options["dry_run"] or not options["detach"]:
+            return run_job(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)
+        from launchpad.runner.departure import Departed, depart
+
+        ctx.obj.close()
+        departure = depart()
+        if isinstance(departure, Departed):
+            if departure.job:
+                click.echo(departure.job)
+            return departure.code
+        local = LocalAgent(leaves=True)
+        closing.callback(local.close)
+        return run_job(wanted, local, closing, departure=departure)
 
 
 def typed(options: Mapping[str, Any]) -> RunOptions:

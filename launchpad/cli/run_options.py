@@ -120,6 +120,11 @@ _OPTIONS = (
     _output("--duplicate-stderr-filters", default="", metavar="TEXT,…", pet=True, help="The same for stderr."),
     _output("--junit", metavar="FILE", help="Write a JUnit report with one case per rank."),
     _output("--events", metavar="FILE|-", help="Write all events as JSON lines, the ranks' output included."),
+    _output(
+        "--detach",
+        is_flag=True,
+        help="Print the job's id and exit when the ranks are about to start; the job goes on. See launchpad attach.",
+    ),
     _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
     _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),
@@ -139,6 +144,11 @@ _OPTIONS = (
         "then KILL. Default: the signal that launchpad got, else TERM.",
     ),
     _end("--timeout", type=seconds, metavar="SECONDS", help="End the job after this time, with exit code 124."),
+    _end(
+        "--notify",
+        metavar="'COMMAND'",
+        help="Run this with sh at the end, with the verdict in LAUNCHPAD_EXIT_CODE, LAUNCHPAD_VERDICT …",
+    ),
     _end(
         "--stop-before",
         type=seconds,

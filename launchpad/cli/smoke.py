@@ -6,6 +6,7 @@ import click
 
 from launchpad.cli import run
 from launchpad.cli.job_file import read_job_file, run_all
+from launchpad.errors import UsageError
 
 
 @click.command(
@@ -20,5 +21,7 @@ def command(file: str, overrides: tuple[str, ...]) -> int:
 
     Options of `launchpad run` override those of the file. The exit code is that of the first failed job, or 0.
     """
+    if "--detach" in overrides:
+        raise UsageError(f"{run.ONE_JOB}; leave it out")
     names = list(read_job_file(file, run.command))
     return run_all(names, ["--config", file, *overrides])

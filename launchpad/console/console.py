@@ -8,7 +8,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from launchpad.console import live
 from launchpad.console.lines import Device, LineStream
@@ -24,29 +24,44 @@ _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 LAST_WORDS_SECONDS = 0.5
 
 
-class Console:
-    """A sink. Its writer threads send events to the loop through `post`."""
+class ConsoleOutput(Protocol):
+    """Where the console's lines go: standard output and error, or a record for `launchpad attach`."""
 
-    def __init__(
-        self, spec: JobSpec, plan: Plan, environ: Mapping[str, str], post: Callable[[Any], None], *, shows: bool = True
-    ) -> None:
+    def show(self, output: Output, label: str) -> bool:
+        """Show output of a rank. Returns True if a writer holds its bytes."""
+
+    def say(self, line: str, *, bad: bool = False) -> None:
+        """Show a line of the launcher's own."""
+
+    def print(self, text: str) -> None:
+        """Show a text as it is, beside the ranks' output."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`, in seconds of time.monotonic()."""
+
+    def tick(self, now: float) -> None:
+        """Show the unfinished lines that are due."""
+
+    def flush(self) -> None:
+        """End the lines that the ranks left unfinished."""
+
+    def leave(self, lines: Sequence[str]) -> None:
+        """Say these while output waits for a reader that may never read it, and don't wait for that."""
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+
+
+class Console:
+    """A sink: chooses what is shown of the ranks' output, and labels it."""
+
+    def __init__(self, spec: JobSpec, plan: Plan, shown: ConsoleOutput, *, shows: bool = True) -> None:
         """`shows`: whether to show the ranks' output, or only messages about the job."""
-        self._post = post
-        shared = _same_device(STDOUT, STDERR)
-        self._devices: dict[int, Device] = {}
-        self._writers: dict[int, Writer] = {}
-        self._streams: dict[tuple[int, int], LineStream] = {}
-        self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
-        ranks = plan.ranks
-        for fd in (STDOUT, STDERR):
-            if fd == STDERR and shared:
-                self._devices[fd] = self._devices[STDOUT]
-                self._writers[fd] = self._writers[STDOUT]
-            else:
-                self._devices[fd] = Device(len(ranks) * (2 if shared else 1), _columns(fd))
-                self._writers[fd] = Writer(post, self._failed)
         self._spec = spec
+        self._shown = shown
         self._shows = shows
+        self._labels: dict[tuple[int, int], str] = {}  # by rank and stream, if that is shown
         self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
         self.margin = len(self._label(0, 0)) + 1  # the width of a prefix, in columns
 
@@ -64,13 +79,8 @@ class Console:
         if hidden or not self._shows:
             return
         for stream in (STDOUT, STDERR):
-            if spec.redirects.has(local_rank, stream) and not spec.tee.has(local_rank, stream):
-                continue
-            prefix = f"{label} "
-            if self._colour[stream]:
-                # The reset in front undoes the attributes that an earlier line may have left on.
-                prefix = f"\x1b[0;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m "
-            self._streams[rank, stream] = LineStream(stream, prefix.encode(), len(label) + 1)
+            if not spec.redirects.has(local_rank, stream) or spec.tee.has(local_rank, stream):
+                self._labels[rank, stream] = label
 
     def on(self, event: Any) -> bool:
         """Show an event. Returns True if its bytes went to a writer."""
@@ -80,28 +90,87 @@ class Console:
         if type(event) is Restarted:
             self.flush()  # a killed rank may have left a line unfinished
             if event.nodes:
-                self._streams.clear()
+                self._labels.clear()
                 self._begin(event.nodes, event.shown_there)
         if type(event) is not Output:
             return False
-        stream = self._streams.get((event.rank, event.stream))
-        if stream is None:
-            return False
-        pieces = self._devices[event.stream].feed(stream, event.data, time.monotonic())
-        if pieces:
-            self._writers[event.stream].put(pieces, event)
-        return bool(pieces)
+        label = self._labels.get((event.rank, event.stream))
+        return label is not None and self._shown.show(event, label)
 
     def print(self, text: str) -> None:
         """Show a text as it is, for a machine that reads the log; on stderr, as stdout is for the ranks' output."""
-        self._writers[STDERR].put(self._devices[STDERR].note(_encoded(text), STDERR))
+        self._shown.print(text)
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message of the launcher's own, with a prefix on each line."""
         for line in text.splitlines():
-            shown = message_line(line, self._colour[STDERR], bad)
-            pieces = self._devices[STDERR].note(_encoded(shown), STDERR)
-            self._writers[STDERR].put(pieces)
+            self._shown.say(line, bad=bad)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the next unfinished line is due."""
+        return self._shown.deadline
+
+    def tick(self, now: float) -> None:
+        """Show the unfinished lines that are due."""
+        self._shown.tick(now)
+
+    def flush(self) -> None:
+        """End the lines that the ranks left unfinished."""
+        self._shown.flush()
+
+    def say_and_leave(self, text: str) -> None:
+        """Show a last message while output waits for a reader that may never read it."""
+        self._shown.leave(text.splitlines())
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self.flush()
+        self._shown.close()
+
+
+class StandardStreams:
+    """Our standard output and error. The writer threads send events to the loop through `post`."""
+
+    def __init__(self, ranks: int, environ: Mapping[str, str], post: Callable[[Any], None]) -> None:
+        self._post = post
+        shared = _same_device(STDOUT, STDERR)
+        self._devices: dict[int, Device] = {}
+        self._writers: dict[int, Writer] = {}
+        self._streams: dict[tuple[int, int, str], LineStream] = {}  # by rank, stream and label
+        self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
+        for fd in (STDOUT, STDERR):
+            if fd == STDERR and shared:
+                self._devices[fd] = self._devices[STDOUT]
+                self._writers[fd] = self._writers[STDOUT]
+            else:
+                self._devices[fd] = Device(ranks * (2 if shared else 1), _columns(fd))
+                self._writers[fd] = Writer(post, self._failed)
+
+    def show(self, output: Output, label: str) -> bool:
+        """Show output of a rank. Returns True if a writer holds its bytes."""
+        rank, fd = output.rank, output.stream
+        stream = self._streams.get((rank, fd, label))
+        if stream is None:
+            stream = self._streams[rank, fd, label] = LineStream(fd, self._prefix(rank, fd, label), len(label) + 1)
+        pieces = self._devices[fd].feed(stream, output.data, time.monotonic())
+        if pieces:
+            self._writers[fd].put(pieces, output)
+        return bool(pieces)
+
+    def _prefix(self, rank: int, fd: int, label: str) -> bytes:
+        if not self._colour[fd]:
+            return f"{label} ".encode()
+        # The reset in front undoes the attributes that an earlier line may have left on.
+        return f"\x1b[0;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m ".encode()
+
+    def print(self, text: str) -> None:
+        """Show a text as it is, on stderr."""
+        self._writers[STDERR].put(self._devices[STDERR].note(_encoded(text), STDERR))
+
+    def say(self, line: str, *, bad: bool = False) -> None:
+        """Show a line of the launcher's own."""
+        self.print(message_line(line, self._colour[STDERR], bad))
 
     @property
     def deadline(self) -> float | None:
@@ -122,17 +191,17 @@ class Console:
             if pieces:
                 self._writers[fd].put(pieces)
 
-    def say_and_leave(self, text: str) -> None:
-        """Show a last message while output waits for a reader that may never read it."""
+    def leave(self, lines: Sequence[str]) -> None:
+        """Say these while output waits for a reader that may never read it, and don't wait for that."""
         if self._writers[STDERR] is not self._writers[STDOUT]:
-            self.say(text, bad=True)
+            for line in lines:
+                self.say(line, bad=True)
             self._writers[STDERR].close(LAST_WORDS_SECONDS)
 
-    def close(self) -> None:
-        """Wait until everything is written."""
-        self.flush()
+    def close(self, seconds: float | None = None) -> None:
+        """Wait until everything is written, at most so many seconds for each stream."""
         for writer in {id(w): w for w in self._writers.values()}.values():
-            writer.close()
+            writer.close(seconds)
 
     def _failed(self, fd: Target, error: OSError) -> None:
         if fd != STDOUT and self._writers[STDOUT] is not self._writers[STDERR]:

@@ -27,7 +27,7 @@ class Writer:
         """`report` is called for each written Output, and `failed` once for each target that can't be written to."""
         self._report = report
         self._failed = failed
-        self._queue: queue.SimpleQueue[tuple[Sequence[tuple[Target, bytes]], Output | None] | None]
+        self._queue: queue.SimpleQueue[tuple[Sequence[tuple[Target, bytes]], Output | None] | str | None]
         self._queue = queue.SimpleQueue()
         self._files = OpenFiles()
         self._dead: set[Target] = set()
@@ -38,6 +38,10 @@ class Writer:
         """Queue (target, bytes) pieces; when they are written, `output` is reported."""
         self._queue.put((pieces, output))
 
+    def finish(self, path: str) -> None:
+        """Close this file when everything so far is written."""
+        self._queue.put(path)
+
     def close(self, seconds: float | None = None) -> None:
         """Wait until everything is written, at most `seconds`. The default is no limit: a paused reader may resume."""
         self._queue.put(None)
@@ -45,6 +49,9 @@ class Writer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            if isinstance(item, str):
+                self._files.close(item)
+                continue
             pieces, output = item
             start = 0
             while start < len(pieces):

@@ -1,4 +1,4 @@
-"""Lets another terminal query a running job, over a Unix socket in a folder that only this user can enter.
+"""Lets another terminal query and stop a running job, over a Unix socket in a folder that only this user can enter.
 
 A request is a line of JSON; the response is text, up to end of file. The folder is in the user's state folder, which
 several hosts and containers may share, even some with the same hostname. A socket is therefore named
@@ -18,17 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
 from launchpad.errors import UsageError
+from launchpad.job.outcome import signal_name
 from launchpad.job.state import state_folder
-from launchpad.protocol.events import DebugRequested, ProfileRequested, StacksRequested
+from launchpad.protocol.events import DebugRequested, ProfileRequested, StacksRequested, StopRequested
 
 if TYPE_CHECKING:
     import socket
 
 # Nobody queries a job that has just started, so short jobs need not pay for the socket.
 FIRST_SECONDS = 0.3
+
 # Timeouts for a request, and for a response, which may take long: native frames of many ranks.
 REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
+
+# What can be asked of a job.
+Request = StacksRequested | DebugRequested | ProfileRequested | StopRequested
 
 
 def folder() -> str:
@@ -39,7 +44,7 @@ def folder() -> str:
 class Control:
     """Accepts requests in its own threads. The loop responds through `answer`; as this is a sink, it calls `tick`."""
 
-    def __init__(self, job: str, post: Callable[[StacksRequested | DebugRequested | ProfileRequested], None]) -> None:
+    def __init__(self, job: str, post: Callable[[Request], None]) -> None:
         self._job = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
         self._post = post
         self._answers: dict[int, tuple[threading.Event, list[str]]] = {}
@@ -59,11 +64,16 @@ class Control:
         with suppress(RuntimeError):  # can't start a thread: do without
             threading.Thread(target=self._serve, name="control", daemon=True).start()
 
+    def begin(self) -> None:
+        """Accept requests from now on, instead of a little later. Raises OSError."""
+        self.deadline = None
+        threading.Thread(target=self._accept, args=(self._listen(),), name="control", daemon=True).start()
+
     def _serve(self) -> None:
-        try:
-            listener = self._listen()
-        except OSError:  # no home folder, no disk space: the job runs without a socket
-            return
+        with suppress(OSError):  # no home folder, no disk space: the job runs without a socket
+            self._accept(self._listen())
+
+    def _accept(self, listener: socket.socket) -> None:
         asker = 0
         while True:
             try:
@@ -94,13 +104,17 @@ class Control:
     def _talk(self, caller: socket.socket, asker: int) -> None:
         with caller, suppress(OSError, ValueError, TypeError, LookupError):
             caller.settimeout(REQUEST_SECONDS)
-            request = json.loads(caller.makefile("rb").readline(1000))
+            event = _event(asker, json.loads(caller.makefile("rb").readline(1000)))
+            if isinstance(event, StopRequested):
+                self._post(event)
+                caller.sendall(f"sent {signal_name(event.signum)} to job {self._job}".encode())
+                return
             done: tuple[threading.Event, list[str]] = (threading.Event(), [])
             with self._lock:
                 if self._closed:
                     return
                 self._answers[asker] = done
-            self._post(_event(asker, request))
+            self._post(event)
             done[0].wait(ANSWER_SECONDS)
             with self._lock:
                 del self._answers[asker]
@@ -130,13 +144,15 @@ class Control:
                 self._socket = None
 
 
-def _event(asker: int, request: dict[str, Any]) -> StacksRequested | DebugRequested | ProfileRequested:
+def _event(asker: int, request: dict[str, Any]) -> Request:
     """A request as an event. Raises LookupError, TypeError or ValueError if it is none."""
     now = time.monotonic_ns()
     if request["what"] == "debug":
         return DebugRequested(now, asker, int(request["rank"]), int(request["port"]))
     if request["what"] == "profile":
         return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
+    if request["what"] == "signal":
+        return StopRequested(now, int(request["signum"]))
     return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]))
 
 
@@ -175,9 +191,25 @@ def ask(job: str, what: str, **details: float) -> str:
 
     `job`: an id, the start of one, or "" for the latest job. Raises UsageError if no job matches, or several do.
     """
+    return _ask(job, ANSWER_SECONDS, {"what": what, **details})
+
+
+def send_signal(job: str, signum: int) -> str:
+    """Have a running job act as if launchpad had got this signal; returns what was done, in words.
+
+    `job`: as in `ask`. Raises UsageError likewise, and if the job doesn't answer.
+    """
+    try:
+        return _ask(job, REQUEST_SECONDS, {"what": "signal", "signum": signum})
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"the job doesn't answer ({why}); its launchpad may be suspended") from None
+
+
+def _ask(job: str, seconds: float, request: dict[str, Any]) -> str:
     with _call(job) as line:
-        line.settimeout(ANSWER_SECONDS)
-        line.sendall(json.dumps({"what": what, **details}).encode() + b"\n")
+        line.settimeout(seconds)
+        line.sendall(json.dumps(request).encode() + b"\n")
         return line.makefile("rb").read().decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Forwards stdin to a rank on another machine. Reads only as fast as the rank does, and only in the foreground."""
+"""Forwards stdin to a rank on another machine, or keys to `launchpad attach`: only in the foreground, at its pace."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ FOREGROUND_SECONDS = 0.2
 class StdinForwarder:
     """A thread that reads stdin and posts what it read to the loop."""
 
-    def __init__(self, post: Callable[[StdinRead], None], *, keys: bool = False) -> None:
-        """`keys`: the rank has a terminal of its own, so it gets each key at once, and that terminal echoes it."""
+    def __init__(self, post: Callable[[StdinRead], None], *, keys: bool = False, flow_control: bool = True) -> None:
+        """`keys`: the rank has a terminal of its own, so it gets each key at once, and that terminal echoes it.
+
+        Without `flow_control`, Ctrl-S and Ctrl-Q are keys like others.
+        """
         self._post = post
         self._room = WINDOW_BYTES
         self._ended = False
         self._more_room = threading.Condition()
-        self._keys = _KeyMode() if keys else None
+        self._keys = _KeyMode(flow_control) if keys else None
         threading.Thread(target=self._read, name="input", daemon=True).start()
 
     def taken(self, size: int) -> None:
@@ -92,9 +95,10 @@ def _in_foreground() -> bool:
 
 
 class _KeyMode:
-    """The settings of our terminal: each key is read at once and not echoed. Signals and flow control stay ours."""
+    """The settings of our terminal: each key is read at once and not echoed. Signals stay ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, flow_control: bool) -> None:
+        self._flow_control = flow_control
         self._lock = threading.Lock()
         self._before: list[Any] | None = None  # the settings to go back to
         self._over = False
@@ -106,7 +110,7 @@ class _KeyMode:
                 return
             try:
                 self._before = termios.tcgetattr(0)
-                termios.tcsetattr(0, termios.TCSANOW, _for_keys(termios.tcgetattr(0)))
+                termios.tcsetattr(0, termios.TCSANOW, _for_keys(termios.tcgetattr(0), self._flow_control))
             except termios.error:  # it is gone
                 pass
 
@@ -122,9 +126,11 @@ class _KeyMode:
                     pass
 
 
-def _for_keys(settings: list[Any]) -> list[Any]:
+def _for_keys(settings: list[Any], flow_control: bool) -> list[Any]:
     """These settings, changed so that keys are passed on as they are; but Ctrl-C, Ctrl-Z, Ctrl-S … keep their sense."""
     made = list(settings)
+    if not flow_control:
+        made[0] &= ~termios.IXON
     made[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP)
     made[3] &= ~(termios.ICANON | termios.ECHO | termios.ECHONL | termios.IEXTEN)
     made[6] = list(settings[6])

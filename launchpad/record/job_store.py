@@ -16,6 +16,7 @@ from launchpad.record.liveness import State
 
 EVENTS = "events.jsonl"
 VERDICT = "verdict.json"
+CONSOLE = "console"  # the files of a detached job's console begin with this
 
 # How many finished jobs are kept, and how many bytes of them; the slack avoids pruning at every start.
 MOST_JOBS = 50
@@ -102,10 +103,23 @@ def prune(environ: Mapping[str, str], *, by_size: bool) -> None:
     for name in sorted(names, key=lambda name: _age(os.path.join(store, name)), reverse=True):
         path = os.path.join(store, name)
         size = _size(path) if by_size else 0
+        if size > room and state_of(path) == "over":
+            _remove_console(path)
+            size = _size(path)
         if (kept >= MOST_JOBS or size > room) and state_of(path) == "over":
             remove(path)
         else:
             kept, room = kept + 1, room - size
+
+
+def _remove_console(folder: str) -> None:
+    """Remove the largest part of a detached job's record, which only `launchpad attach` reads."""
+    try:
+        found = [entry.path for entry in os.scandir(folder) if entry.name.startswith(f"{CONSOLE}.")]
+    except OSError:
+        return
+    for path in found:
+        remove(path)
 
 
 def _age(path: str) -> int:

@@ -23,6 +23,7 @@ from launchpad.runner.supervise import Taker, Tell, supervise
 
 if TYPE_CHECKING:
     from launchpad.job.hosts import Host
+    from launchpad.runner.departure import Departure
     from launchpad.transport import Link
 
 
@@ -33,15 +34,24 @@ def run_job(
     *,
     show: Callable[[Plan], None] | None = None,
     taker: Taker | None = None,
+    departure: Departure | None = None,
 ) -> int:
     """Run the job and return its exit code. Raises LaunchpadError if it can't start.
 
     `local` is this machine's agent; `closing` closes the links to all others. `show` makes this a dry run: it gets the
     plan, and nothing is started. `taker` makes a sink that gets the ranks' standard output instead of the console.
+    `departure`: leave the terminal when everything is ready for the ranks to start.
     """
+    if departure is not None and options.reports.events == "-":
+        raise UsageError("--events - has no standard output to write to with --detach; give it a file")
     hosts = _hosts(options)
     world = make_world_spec(options, hosts)
     membership = _membership(options, hosts)
+    if world.meeting is not None and departure is not None:
+        raise UsageError(
+            "--detach is for jobs that are started in one place, and the nodes of this one each show their own ranks; "
+            "name the nodes with --hosts, or leave --detach out"
+        )
     if world.meeting is not None and show is None:
         from launchpad.runner.joined import run_joined
 
@@ -77,7 +87,7 @@ def run_job(
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
-    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker)
+    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
 
 
 def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:

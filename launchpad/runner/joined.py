@@ -67,9 +67,13 @@ def run_joined(
                     "the same on every node"
                 )
             return _lead(options, spec, joining, local, closing, taker)
-    for option, value in (("--junit", options.reports.junit), ("--events", options.reports.events)):
+    for option, value in (
+        ("--junit", options.reports.junit),
+        ("--events", options.reports.events),
+        ("--notify", options.reports.notify),
+    ):
         if value is not None:
-            say(f"{option} has no effect on this node: the first one writes it, if it is given there")
+            say(f"{option} has no effect on this node, only on the first one")
     if options.inject:
         say("--inject has no effect on this node; give it to the first one")
     relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet)

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 class LocalAgent:
     """The agent of the machine that the head runs on, started when its link is first needed."""
 
-    def __init__(self, link: Link | None = None, keeper: KeeperLink | None = None) -> None:
-        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead."""
+    def __init__(self, link: Link | None = None, keeper: KeeperLink | None = None, *, leaves: bool = False) -> None:
+        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead.
+
+        `leaves`: the head is about to leave the terminal.
+        """
+        self._leaves = leaves
         self._link = link
         self.keeper = keeper
         self._before: list[Link] = []
@@ -39,7 +43,7 @@ class LocalAgent:
         """The link to the agent. Raises NodeError if the agent can't be started."""
         if self._link is None:
             try:
-                self._link = LocalLink(self.keeper)
+                self._link = LocalLink(self.keeper, leaves=self._leaves)
             except (OSError, RuntimeError) as error:
                 raise NodeError(f"this node's agent can't be started: {error}") from None
         return self._link

@@ -60,6 +60,10 @@ class Observers:
         for sink in self.sinks:
             sink.on(event)
 
+    def take_requests(self) -> None:
+        """Take questions and signals of other terminals from now on, instead of a little later. Raises OSError."""
+        self._control.begin()
+
     def end(self) -> None:
         """The ranks are gone: take no more questions about where they are."""
         self._control.close()

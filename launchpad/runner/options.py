@@ -57,6 +57,7 @@ class ReportOptions(NamedTuple):
     events: str | None = None  # a file, or "-" for standard output
     job: str | None = None  # its name in a job file
     add_to_reports: bool = False  # append: earlier jobs of the same file have written to them
+    notify: str | None = None  # a shell command to run at the end
     quiet: bool = False
     verbose: bool = False  # also say why a kept image was not used
 

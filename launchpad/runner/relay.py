@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launchpad.console.console import Console, say_on_stderr, terminal_size
+from launchpad.console.console import Console, StandardStreams, say_on_stderr, terminal_size
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
 from launchpad.head.flow import Flow
@@ -284,7 +284,7 @@ class _OwnOutput:
 
             folder = spec.log_dir or temporary_folder()
             self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
-        self._console = Console(spec, plan, os.environ, post)
+        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post))
         self._sinks.append(self._console)
         self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
         self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))

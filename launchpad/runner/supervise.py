@@ -9,8 +9,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from launchpad.console.console import Console, restore_terminal, terminal_modes, terminal_size
+from launchpad.console.console import (
+    Console,
+    ConsoleOutput,
+    StandardStreams,
+    restore_terminal,
+    terminal_modes,
+    terminal_size,
+)
 from launchpad.console.summary import STANDING_STILL
+from launchpad.errors import UsageError
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
@@ -19,6 +27,7 @@ from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import STOPPING, Cause
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT, JobOver
+from launchpad.record import job_store
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.stale_store import StaleStores
@@ -26,8 +35,10 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.console_record import ConsoleRecord
     from launchpad.record.event_lines import EventLines
     from launchpad.record.log_dir import Files
+    from launchpad.runner.departure import Departure
 
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
 Tell = Callable[[list[str], int], None]  # tells nodes that have joined why the job ended, and its exit code
@@ -45,11 +56,12 @@ def supervise(
     reports: ReportOptions,
     taker: Taker | None,
     door: Door | None = None,
+    departure: Departure | None = None,
 ) -> int:
     """Run the job on these nodes and return its exit code. Raises UsageError for files that can't be written.
 
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
-    console.
+    console. `departure`: leave the terminal before the ranks start.
     """
     plan = cluster.plan
     if spec.faults is not None:
@@ -69,7 +81,13 @@ def supervise(
     if taker is not None:
         shows.append(taker(bringup.post))
         shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
-    console = Console(shown, plan, os.environ, bringup.post, shows=reports.events != "-")
+    record: ConsoleRecord | None = None
+    if departure is not None:
+        from launchpad.record.console_record import ConsoleRecord
+
+        record = ConsoleRecord(bringup.post)
+    destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post)
+    console = Console(shown, plan, destination, shows=reports.events != "-")
     observers = Observers(job, spec, plan, bringup.post, console.say, quiet=reports.quiet, files=files)
     summary, journal, folder = observers.summary, observers.journal, observers.folder
     shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
@@ -84,6 +102,8 @@ def supervise(
         machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
         shows.append(machine)
     sinks = observers.begin(shows)
+    if departure is not None and record is not None:
+        _leave(departure, job, observers, record)
     if spec.faults is not None and spec.faults.random is not None:
         observers.note(f"ranks are killed at random (--inject {spec.faults.random})")
     reader = plan.node_of(spec.input_rank)
@@ -131,6 +151,14 @@ def supervise(
 
             console.print(annotation(summary.history, verdict, lines, os.environ))
     tell(told, code)
+
+    def notify() -> None:
+        if reports.notify is not None:
+            from launchpad.runner.notify import run_command, variables
+
+            for line in run_command(reports.notify, variables(summary, lines, code, folder)):
+                console.say(line)
+
     if reports.junit is not None:
         from launchpad.record import junit
 
@@ -143,19 +171,37 @@ def supervise(
         console.say_and_leave("\n".join(lines))
         journal.on(over)
         journal.close()
+        notify()
         os._exit(code)
     console.flush()
     if lines:
         console.say("\n".join(line for line in lines if line not in shown_before), bad=True)
     for sink in sinks:
         sink.on(over)
-    # Only a slow reader can hold us up from here on: Ctrl-C ends the wait.
+    # Only a slow reader, or --notify, can hold us up from here on: Ctrl-C ends the wait.
     for signum in (*STOPPING, signal.SIGTSTP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
+    notify()
     for sink in sinks:
         sink.close()
     return code
+
+
+def _leave(departure: Departure, job: str, observers: Observers, record: ConsoleRecord) -> None:
+    """Leave the terminal, as soon as others can attach to the job. Raises UsageError if they can't."""
+    folder = observers.journal.folder
+    try:
+        if not os.path.samefile(folder, os.path.join(job_store.jobs_folder(os.environ), job)):
+            raise FileNotFoundError
+        observers.take_requests()
+        record.begin(folder)
+    except OSError:
+        raise UsageError(
+            f"--detach: nobody could attach to this job, as no record of it can be kept in "
+            f"{job_store.jobs_folder(os.environ)}; set XDG_STATE_HOME to a writable folder"
+        ) from None
+    departure.leave(job)
 
 
 def _exit_code(cause: Cause, verdict: Verdict) -> int:

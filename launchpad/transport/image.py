@@ -50,7 +50,13 @@ class KeeperLink:
         self._request = request
 
     def fork(
-        self, commands: int, events: int, stdin_fd: int | None, shown: Sequence[str], environ: Mapping[str, str]
+        self,
+        commands: int,
+        events: int,
+        stderr: int,
+        stdin_fd: int | None,
+        shown: Sequence[str],
+        environ: Mapping[str, str],
     ) -> int:
         """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
         request = self._request
@@ -58,7 +64,7 @@ class KeeperLink:
             raise Cold("such a job starts cold")
         here = os.open(".", os.O_PATH | os.O_CLOEXEC)
         try:
-            fds = [commands, events, 2, here, *([] if stdin_fd is None else [stdin_fd])]
+            fds = [commands, events, stderr, here, *([] if stdin_fd is None else [stdin_fd])]
             self.ask({"run": self._message(request, shown, environ)}, fds)
             answer, received = self._answer()
         except (OSError, KeyError) as error:

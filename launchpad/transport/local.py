@@ -30,7 +30,13 @@ class Forking(Protocol):
     """A kept image that a guard can be forked from."""
 
     def fork(
-        self, commands: int, events: int, stdin_fd: int | None, shown: Sequence[str], environ: Mapping[str, str]
+        self,
+        commands: int,
+        events: int,
+        stderr: int,
+        stdin_fd: int | None,
+        shown: Sequence[str],
+        environ: Mapping[str, str],
     ) -> int:
         """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
 
@@ -41,25 +47,29 @@ class LocalLink:
     name = ""
     remote = False
 
-    def __init__(self, image: Forking | None = None) -> None:
+    def __init__(self, image: Forking | None = None, *, leaves: bool = False) -> None:
         """A rank will read our stdin, unless that is a terminal in which we are in the background.
 
-        `image`: a kept image, to fork the guard from; `why_cold` says why that was not done.
+        `image`: a kept image, to fork the guard from; `why_cold` says why that was not done. `leaves`: we are about to
+        leave the terminal, and whoever started us may wait for the end of our stderr.
         """
         self.why_cold = ""
-        stdin_fd = _stdin_for_a_rank()
+        stdin_fd = _stdin_for_a_rank(leaves)
+        stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
         commands_in, commands_out = os.pipe()
         events_in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
         self._pid, self._guard = 0, -1
         if image is not None:
             try:
-                self._guard = image.fork(commands_in, events_out, stdin_fd, guard_command(stdin_fd), guard_environ())
+                self._guard = image.fork(
+                    commands_in, events_out, stderr, stdin_fd, guard_command(stdin_fd), guard_environ()
+                )
             except Cold as reason:
                 self.why_cold = str(reason)
         if self._guard < 0:
-            self._pid = _start_guard(commands_in, events_out, stdin_fd)
-        for fd in (commands_in, events_out):
+            self._pid = _start_guard(commands_in, events_out, stderr, stdin_fd)
+        for fd in (commands_in, events_out, *([stderr] if leaves else [])):
             os.close(fd)
         self._out = commands_out
         self._in = events_in
@@ -120,9 +130,9 @@ def guard_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name and name != SECRET}
 
 
-def _start_guard(commands_in: int, events_out: int, stdin_fd: int | None) -> int:
+def _start_guard(commands_in: int, events_out: int, stderr: int, stdin_fd: int | None) -> int:
     # dup2 in the child makes copies that survive exec; the guard itself closes what else it inherits.
-    actions = [(os.POSIX_SPAWN_DUP2, commands_in, 0), (os.POSIX_SPAWN_DUP2, events_out, 1)]
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((commands_in, events_out, stderr))]
     passed = None
     if stdin_fd is not None:
         passed = os.dup(stdin_fd)
@@ -158,9 +168,9 @@ def _reap(guard: int) -> None:
         pass
 
 
-def _stdin_for_a_rank() -> int | None:
+def _stdin_for_a_rank(leaves: bool) -> int | None:
     try:
-        if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
+        if os.isatty(0) and (leaves or os.tcgetpgrp(0) != os.getpgrp()):
             return None
     except OSError:  # a terminal, but not ours
         return None

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launchpad.console.console import Console
+from launchpad.console.console import Console, StandardStreams
 from launchpad.console.summary import Summary
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
@@ -214,7 +214,7 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
 
     head = BringUp()
     cluster = _greet(head, links, mark)
-    console = Console(SPEC, cluster.plan, {}, head.post)
+    console = Console(SPEC, cluster.plan, StandardStreams(len(cluster.plan.ranks), {}, head.post))
     summary = Summary(lambda _: None, False)
     summary.on(planned("scale", SPEC, cluster.plan, ""))
     code, cause = Supervisor(head).run(cluster, [console, summary])

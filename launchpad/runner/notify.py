@@ -1,0 +1,68 @@
+"""`--notify`: runs the user's command when the job is over, with the verdict in variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from launchpad.console.summary import Summary
+from launchpad.diagnosis.verdict_json import as_json
+from launchpad.transport.local import guard_environ
+
+# How long the command may take.
+MOST_SECONDS = 60.0
+
+# The most of its output that is shown.
+_MOST_BYTES = 4096
+
+# The kernel's limit is 128 KiB for each variable.
+_MOST_VALUE = 32 << 10
+
+
+def variables(summary: Summary, lines: Sequence[str], code: int, folder: str) -> dict[str, str]:
+    """The verdict for the command: `lines` is its text, `code` the job's exit code, `folder` has the record."""
+    verdict = as_json(summary.history, summary.verdict(), list(lines), summary.earlier)
+    said = {
+        "JOB": verdict["job"],
+        "EXIT_CODE": code,
+        "KIND": verdict["kind"],
+        "RANK": verdict["rank"],
+        "HOST": verdict["host"],
+        "VERDICT": "\n".join(lines),
+        "LOGS": folder,
+    }
+    return {f"LAUNCHPAD_{name}": "" if value is None else str(value) for name, value in said.items()}
+
+
+def run_command(command: str, more: Mapping[str, str]) -> list[str]:
+    """Run the command with these variables. Returns what to show of it: its output, and how it failed."""
+    environ = {os.fsencode(name): os.fsencode(value) for name, value in guard_environ().items()}
+    for name, value in more.items():
+        environ[name.encode()] = value.replace("\0", "").encode(errors="backslashreplace")[:_MOST_VALUE]
+    output = os.memfd_create("notify")
+    try:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environ,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return [f"--notify: /bin/sh: {error.strerror}"]
+    problem = []
+    try:
+        code = process.wait(MOST_SECONDS)
+        if code != 0:
+            problem.append(f"--notify: the command ended with exit code {code if code > 0 else 128 - code}")
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        problem.append(f"--notify: the command was killed: it took more than {MOST_SECONDS:g} s")
+    size = os.fstat(output).st_size
+    said = os.pread(output, _MOST_BYTES, max(0, size - _MOST_BYTES))
+    os.close(output)
+    return [*said.decode(errors="replace").splitlines(), *problem]
