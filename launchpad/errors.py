@@ -99,9 +99,11 @@ class ConnectError(NodeError):
         self.text = text
 
 
-def failed_hosts(why: Mapping[str, str], count: int, remedy: str) -> str:
+def failed_hosts(
+    why: Mapping[str, str], count: int, remedy: str, so: str = "can't take part, so nothing was started"
+) -> str:
     """The message about hosts that can't take part: one line per host with its reason, then what to do."""
     width = max(map(len, why))
     lines = [f"  {name:<{width}}  {reason}" for name, reason in why.items()]
     hosts = "the only host" if count == 1 else f"{len(why)} of {count} hosts"
-    return "\n".join([f"{hosts} can't take part, so nothing was started:", *lines, *([remedy] if remedy else [])])
+    return "\n".join([f"{hosts} {so}:", *lines, *([remedy] if remedy else [])])

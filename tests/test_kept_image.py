@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from launchpad import linux
-from launchpad.image import facts, fit, loaded, pressure
+from launchpad.image import Cold, channel, facts, fit, loaded, pressure
+from launchpad.image.keeper_link import KeeperLink
 from launchpad.image.seen import ALL, Seen
 from launchpad.runner import suggestion
 from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
@@ -128,6 +130,20 @@ def test_own_facts_are_no_different() -> None:
     assert facts.limits(own["limits"])["Max open files"] == resource.getrlimit(resource.RLIMIT_NOFILE)
     low = facts.facts_of(os.getpid(), os.getpid(), files=(100, resource.RLIM_INFINITY))
     assert facts.limits(low["limits"])["Max open files"] == (100, resource.RLIM_INFINITY)
+
+
+def test_a_guard_that_comes_too_late_finds_nobody() -> None:
+    """Otherwise there would be two on one link: it, and the one that was started instead."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        link = KeeperLink(ours)
+        channel.send(theirs, {"cores": 1})
+        link.ask({"run": {}})
+        with pytest.raises(Cold, match="doesn't answer"):
+            link.answer(0.01)
+        with pytest.raises(BrokenPipeError):
+            channel.send(theirs, {"guard": 1})
+        link.close()
 
 
 # The real thing.
@@ -524,6 +540,15 @@ def test_what_can_t_be_kept_is_said(own: Launchpad, tmp_path: Path, source: str,
     assert len(done.stderr.splitlines()) == 1
     assert "bad_module" in done.stderr or "os._exit" in source
     wait_until(lambda: not own.survivors(), "the keeper to end")
+
+
+def test_what_is_kept_can_be_changed(own: Launchpad, tmp_path: Path) -> None:
+    (tmp_path / "path" / "preloaded.py").touch()
+    own.run("warm")
+    done = own.run("warm", "--preload", "preloaded")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ["preloaded"] in [image["preload"] for image in status(own)["images"]]  # type: ignore[attr-defined]
+    assert own.run("run", "-v", "--preload", "preloaded", "w.py").stderr == ""
 
 
 def test_what_imports_print_comes_in_each_rank(own: Launchpad, tmp_path: Path) -> None:

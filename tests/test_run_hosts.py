@@ -461,7 +461,7 @@ def test_a_host_where_the_agent_has_no_room(tmp_path: Path) -> None:
     digest, data = bundle()
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
-        input=f"{digest} {len(data)}\n".encode() + data,
+        input=f"{digest} {len(data)} {{}}\n".encode() + data,
         capture_output=True,
         timeout=DEADLINE,
     )

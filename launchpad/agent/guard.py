@@ -16,6 +16,8 @@ from .mpi import shm
 from .ranks import rundir
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .ranks.forkserver_client import KeptFork
 
 # A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds.
@@ -30,22 +32,23 @@ _NO_CHILDREN = (
 )
 
 
-def main(stdin_fd: int | None) -> None:
+def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None) -> NoReturn:
     """Fork into guard and agent, which reads frames from descriptor 0 and writes them to descriptor 1. Never returns.
 
-    `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on.
+    `stdin_fd` is the head's own standard input, for a rank; None if there is none to pass on. `why_cold`: why a kept
+    image was not used, if there is one; `held`: a descriptor to keep open meanwhile.
     """
-    folder = prepare(stdin_fd)
+    folder = prepare(stdin_fd, held)
     agent = os.fork()
     if agent == 0:
-        run_agent(stdin_fd, folder)
+        run_agent(stdin_fd, folder, why_cold=why_cold)
     watch(agent, stdin_fd, folder)
 
 
-def prepare(stdin_fd: int | None) -> str:
+def prepare(stdin_fd: int | None, held: int | None = None) -> str:
     """Make this process the guard that is to fork the agent. Returns the job's folder."""
     processes.outlive_signals()
-    _close_inherited(keep=stdin_fd)
+    _close_inherited(keep=(stdin_fd, held))
     if stdin_fd is not None:
         os.set_inheritable(stdin_fd, False)  # only that rank gets it, as its descriptor 0
     try:
@@ -59,13 +62,13 @@ def prepare(stdin_fd: int | None) -> str:
     return folder
 
 
-def run_agent(stdin_fd: int | None, folder: str, kept: KeptFork | None = None) -> NoReturn:
-    """Be the agent. `kept`: the forkserver that a kept image provides."""
+def run_agent(stdin_fd: int | None, folder: str, kept: KeptFork | None = None, why_cold: str = "") -> NoReturn:
+    """Be the agent. `kept`: the forkserver that a kept image provides; `why_cold`: why there is none."""
     code = 1
     try:
         from .loop import Agent
 
-        code = Agent(0, 1, stdin_fd, folder, kept).run()
+        code = Agent(0, 1, stdin_fd, folder, kept, why_cold).run()
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -143,14 +146,14 @@ def _report(reason: str, at: int) -> None:
         pass
 
 
-def _close_inherited(keep: int | None) -> None:
+def _close_inherited(keep: Collection[int | None]) -> None:
     """Close what the head inherited from its own parent: it would stay open in every rank."""
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
         numbers = list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS)))
     for fd in numbers:
-        if fd > 2 and fd != keep:
+        if fd > 2 and fd not in keep:
             try:
                 os.close(fd)
             except OSError:  # the descriptor of the listing itself

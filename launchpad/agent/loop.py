@@ -101,9 +101,15 @@ class Agent:
     """Serves one link: commands come from `link_in`, events leave through `link_out`."""
 
     def __init__(
-        self, link_in: int, link_out: int, stdin_fd: int | None, folder: str, kept: KeptFork | None = None
+        self,
+        link_in: int,
+        link_out: int,
+        stdin_fd: int | None,
+        folder: str,
+        kept: KeptFork | None = None,
+        why_cold: str = "",
     ) -> None:
-        """`kept`: the forkserver that a kept image provides."""
+        """`kept`: the forkserver that a kept image provides; `why_cold`: why there is none."""
         self._link_in = link_in
         self._link_out = link_out
         self._rundir = folder
@@ -116,7 +122,9 @@ class Agent:
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept)
+        self._starter = Starter(
+            self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept, why_cold
+        )
         self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None

@@ -20,7 +20,7 @@ from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
-from launchpad.job.hosts import Host, Nproc
+from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec, Target
@@ -28,7 +28,7 @@ from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import NOT_FORKED, TORCH
-from launchpad.runner.kept import look_for_image
+from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
@@ -246,6 +246,7 @@ class FunctionJob:
                 python,
                 exact=False,
                 quiet=True,
+                asked=asked_of_hosts(self._spec, slots_of(self._hosts, self._nproc), executes=False),
                 dialling=self._dialling,
             )
         finally:

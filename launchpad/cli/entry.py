@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launchpad.transport.image import KeeperLink
+    from launchpad.image.keeper_link import KeeperLink
 
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
 _NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")
@@ -47,7 +47,7 @@ def _keeper() -> KeeperLink | None:
 
     if not place.exists(os.environ):
         return None
-    from launchpad.transport.image import connect
+    from launchpad.image.keeper_link import connect
 
     return connect(os.environ)
 

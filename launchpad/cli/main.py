@@ -15,7 +15,7 @@ from launchpad.runner.nodes import LocalAgent
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
-    from launchpad.transport.image import KeeperLink
+    from launchpad.image.keeper_link import KeeperLink
 
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {

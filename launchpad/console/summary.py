@@ -15,6 +15,7 @@ from launchpad.protocol.events import (
     AtPrompt,
     FaultInjected,
     FaultMissed,
+    ImageUnused,
     LogFailed,
     NodeJoined,
     NodeLeaving,
@@ -48,12 +49,18 @@ def not_forked(reason: str) -> str:
     return f"ranks can't be forked, so each imports everything itself: {reason}"
 
 
+def no_kept_image(reason: str, node: str) -> str:
+    """The note that a node was started cold, although it keeps an image. `node`: its name, if there are several."""
+    return f"no kept image was used{f' on {node}' if node else ''}: {reason}"
+
+
 class Summary:
     """A sink that collects the job's history; `report` puts it into words."""
 
-    def __init__(self, say: Callable[[str], None], quiet: bool) -> None:
-        """`say` shows a note; `quiet` suppresses the notes."""
+    def __init__(self, say: Callable[[str], None], quiet: bool, verbose: bool = False) -> None:
+        """`say` shows a note; `quiet` suppresses the notes; `verbose`: also say why no kept image was used."""
         self._say = say if not quiet else lambda _: None
+        self._verbose = verbose
         self.history = History()
         self.earlier: list[str] = []  # a line for each earlier attempt
         self._stopping = False
@@ -80,6 +87,10 @@ class Summary:
         match event:
             case NotForked(_, reason):
                 self._say(not_forked(reason))
+            case ImageUnused(_, reason, node):
+                if self._verbose:
+                    several = len(self.history.planned.nodes) > 1
+                    self._say(no_kept_image(reason, self.history.node_name(node) if several else ""))
             case NoMpi():
                 self._say(
                     "no rank called MPI_Init of MPICH (pip install mpich) or Intel MPI; with any other MPI, each rank "

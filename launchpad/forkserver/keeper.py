@@ -1,7 +1,8 @@
 """The keeper: the process behind `launchpad warm`. It starts images, chooses one for each run, and ends them.
 
 One loop: callers (image/place.py), images, what these print, and the time. A caller is greeted with {"cores"}, then
-asks for "run", "warm", "status" or "stop". It stays connected for as long as its job lasts.
+asks for "run", "warm", "status" or "stop". It stays connected for as long as its job lasts. An agent whose image turned
+out not to fit tells what was lacking ("lack").
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..agent.host import processes, resources
 from ..agent.ranks import rank
-from ..agent.ranks.forkserver_client import MAIN, PRINTED_BYTES
+from ..agent.ranks.forkserver_client import MAIN, PRINTED_BYTES, bring_launchpad
 from ..image import WITH_OPTIMIZERS, channel, facts, fit, loaded, place, pressure
 
 # Images with imports, and as many without.
@@ -126,6 +127,7 @@ class Keeper:
             request, fds = asked
             for kind, answer in (
                 ("run", self._run),
+                ("lack", self._lack),
                 ("warm", self._warm),
                 ("status", self._status),
                 ("stop", self._stop),
@@ -168,22 +170,27 @@ class Keeper:
             return
         for image in self._images:
             image.look()
-        fitting = next((one for one in self._images if one.image and not one.why_not(wanted, "")), None)
+        fitting = next((one for one in self._images if one.image and not one.why_not(wanted)), None)
         if fitting is not None:
             caller.say({"ready": True})
             return
-        made = self._start_image(wanted)
-        if made is not None:
+        made = self._start_image(wanted) or next((one for one in self._images if one.is_for(wanted)), None)
+        if made is None:
+            caller.say({"off": self._last_cold})
+        else:
             made.awaited.append(caller)
         if settings["preload"]:
-            self._start_image(wanted._replace(preload=()))
+            self._start_image(self._wanted(caller, {**settings, "preload": []}))
 
     def _wanted(self, caller: _Caller, request: dict[str, Any]) -> fit.ColdStart:
         seen = facts.facts_of(*_thread_of(caller, request), personality="?", blocked=())
+        environ = {**request["ranks"]}
+        if self._settings.get("brings") and "torch" in request["preload"]:
+            bring_launchpad(environ)
         return fit.ColdStart(
             python=request["python"],
             preload=tuple(request["preload"]),
-            environ=request["ranks"],
+            environ=environ,
             affinity=seen["Cpus_allowed"],
             stack=str(facts.limits(seen["limits"]).get("Max stack size")),
         )
@@ -195,7 +202,7 @@ class Keeper:
             same = [one for one in self._images if bool(one.preload) == bool(wanted.preload)]
             reasons: list[tuple[bool, int, str]] = []
             for image in sorted(same, key=lambda one: (-len(one.preload), -one.used)):
-                reason = image.why_not(wanted, request["first_on_path"])
+                reason = image.why_not(wanted)
                 if not reason:
                     if not set(wanted.preload) <= set(image.preload):
                         caller.lacked = wanted
@@ -207,6 +214,12 @@ class Keeper:
             if self._would_help(wanted):
                 caller.lacked = wanted
         self._say_cold(caller, why)
+
+    def _lack(self, caller: _Caller, request: dict[str, Any], _: list[int]) -> None:
+        self._last_cold = request["why"]
+        wanted = self._wanted(caller, request)
+        if self._would_help(wanted):
+            caller.lacked = wanted
 
     def _say_cold(self, caller: _Caller, why: str) -> None:
         self._last_cold = why
@@ -236,7 +249,7 @@ class Keeper:
         try:
             channel.send(image.link, message, [caller.connection.fileno(), *fds])
         except OSError:
-            self._drop(image)
+            self._lose(image, "it was ended")
 
     # Images.
 
@@ -250,7 +263,7 @@ class Keeper:
         for image in [one for one in same if one.stale and not one.awaited]:
             self._drop(image)
             same.remove(image)
-        if any(one.is_for(wanted) for one in same):
+        if any(one.preload == preload and (one.is_for(wanted) or not one.why_not(wanted)) for one in same):
             return None
         if len(same) >= MOST_IMAGES:
             self._drop(min(same, key=lambda one: (one.uses, one.used)))
@@ -275,15 +288,15 @@ class Keeper:
         except (OSError, ValueError):
             said = None
         if said is None:
-            self._drop(image, "it was killed" if image.image else f"it ended while it imported{image.last_words()}")
+            self._lose(image, "it was killed" if image.image else f"it ended while it imported{image.last_words()}")
             return
         match said[0]:
             case {"off": why}:
-                self._drop(image, why)
+                self._lose(image, why)
             case {"kept": found}:
                 why = image.complete(found)
                 if why:
-                    self._drop(image, why)
+                    self._lose(image, why)
                 for caller in image.awaited:
                     caller.say({"ready": True})
                 image.awaited.clear()
@@ -316,7 +329,11 @@ class Keeper:
         if image.image is None:
             self._last_cold = why
         image.kill()
-        if not self._images and not self._busy:
+
+    def _lose(self, image: _Kept, why: str) -> None:
+        """It has ended by itself, or can't be used. If it was the last one, there is nothing to keep."""
+        self._drop(image, why)
+        if not self._images:
             self._end(why)
 
 
@@ -357,8 +374,6 @@ class _Kept:
         self.awaited: list[_Caller] = []  # for the imports
         self.made = self.used = time.monotonic()
         self.uses = 0
-        self._asked: set[str] = set()
-        self._found: set[str] = set()
         self._files: dict[str, loaded.Mark] = {}
         self.link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         null, writer = os.pipe()
@@ -411,7 +426,6 @@ class _Kept:
         if any(len(text) > PRINTED_BYTES for text in self.printed):
             return "the imports print too much"
         self._files = found["files"]
-        self._asked, self._found = set(found["asked"]), set(found["found"])
         wanted = self.wanted
         reads = frozenset(found["reads"])
         self.image = fit.Image(
@@ -429,16 +443,13 @@ class _Kept:
         """Find out whether files have changed that it has loaded."""
         self.stale = self.stale or loaded.changed(self._files)
 
-    def why_not(self, wanted: fit.ColdStart, first_on_path: str) -> str:
+    def why_not(self, wanted: fit.ColdStart) -> str:
         """Why it can't stand in for this cold start; "" if it can."""
         if self.image is None:
             return "it is still importing"
         if self.stale:
             return f"{self.stale} has changed"
-        if why := fit.misfit(self.image, wanted):
-            return why
-        shadow = loaded.shadow(first_on_path, self._asked, self._found) if first_on_path else ""
-        return f"{shadow} comes first on the path" if shadow else ""
+        return fit.misfit(self.image, wanted)
 
     def described(self, now: float) -> dict[str, Any]:
         """For `launchpad warm --status`."""

@@ -15,7 +15,7 @@ from ..image.seen import Seen
 TYPE_CHECKING = False  # typing is not loaded yet
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
 # The descriptors of a request: the caller's connection, the agent's two ends of the link, the caller's standard error,
@@ -60,7 +60,8 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
     }
     gc.collect()
     gc.freeze()
-    channel.send(link, {"kept": found})
+    channel.send(link, {"kept": {name: found[name] for name in ("reads", "files")}})
+    modules = found["asked"], found["found"]
     del found
     jobs: dict[int, int] = {}  # guards by their pidfds
     waiting = select.poll()
@@ -86,7 +87,7 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
                 continue
             if pid == 0:
                 _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-                return _own.run(loaded_by_imports)
+                return _own.run(loaded_by_imports, modules)
             jobs[guard := os.pidfd_open(pid)] = pid
             waiting.register(guard, select.POLLIN)
             channel.close(fds)
@@ -104,8 +105,10 @@ class _JobFork:
         self._fds = fds
         self._link = link
 
-    def run(self, loaded_by_imports: set[str]) -> tuple[socket.socket, set[Any]]:
-        """Returns only in the forkserver."""
+    def run(
+        self, loaded_by_imports: set[str], modules: tuple[Collection[str], Collection[str]]
+    ) -> tuple[socket.socket, set[Any]]:
+        """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
         import signal
         import socket
 
@@ -147,7 +150,7 @@ class _JobFork:
             image = request["image"]
             described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
             printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
-            kept = KeptFork(server, ours, described, (printed[0], printed[1]))
+            kept = KeptFork(server, ours, described, *modules, (printed[0], printed[1]))
         return guard.run_agent(stdin, folder, kept)  # it does not return
 
     def _take_over(self) -> dict[str, str]:

@@ -46,6 +46,7 @@ from launchpad.protocol.events import (
     DebuggerReady,
     DebugRequested,
     ExceptionRaised,
+    ImageUnused,
     LinkClosed,
     Listening,
     MpiRequest,
@@ -306,6 +307,8 @@ class Supervisor:
                 self._rank_debuggers().hear(event)
             case StackDump():
                 self._stack_requests.on(event, self._clock())
+            case ImageUnused():
+                self._pass_on(self.nodes.in_our_time(source, event)._replace(node=source), source, machine)
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):
                     self.nodes.send(node, command)

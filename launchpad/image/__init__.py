@@ -2,3 +2,7 @@
 
 # What torch imports when a program makes its first optimizer: it takes as long as torch itself.
 WITH_OPTIMIZERS = "torch._dynamo"
+
+
+class Cold(Exception):
+    """A kept image is not used. The text says why, and follows "no kept image was used: "."""

@@ -9,13 +9,18 @@ from collections.abc import Mapping
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+# Whether the package was sent to this node (transport/ssh/bundle.py).
+_SENT = os.path.basename(PACKAGE) == "launchpad_node"
+
 
 def folder(environ: Mapping[str, str]) -> str:
     """The private folder for our sockets; it need not exist."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime):
+    if os.path.isabs(runtime) and os.path.isdir(runtime) and not _SENT:
         return os.path.join(runtime, "launchpad")
-    return f"/tmp/launchpad-warm-{os.getuid()}"
+    # logind removes the runtime folder when the last session of the user ends, and with SSH that is ours.
+    shared = environ.get("TMPDIR", "") if _SENT else ""
+    return os.path.join(shared if os.path.isabs(shared) else "/tmp", f"launchpad-warm-{os.getuid()}")
 
 
 def path(environ: Mapping[str, str]) -> str:

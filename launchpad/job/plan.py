@@ -10,6 +10,7 @@ from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Start
+from launchpad.protocol.defaults import defaults_for
 from launchpad.protocol.events import AgentReady
 
 # How ranks that call functions of ours get them: by name, one that is sent to them, or one after the other.
@@ -305,11 +306,6 @@ def make_plan(
         input_rank=spec.input_rank,
         debug_rank=spec.debug[0] if spec.debug else -1,
     )
-
-
-def defaults_for(cores: int, ranks: int) -> dict[str, str]:
-    """Variables for the ranks of a node that are set where the user has not set them."""
-    return {"OMP_NUM_THREADS": str(max(1, cores // ranks)), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def port_taken(port: int, name: str) -> UsageError:

@@ -235,6 +235,12 @@ class TunnelCredit(NamedTuple):
     size: int
 
 
+class KeeperRequest(NamedTuple):
+    """Ask the keeper of images: the only frame to a node on which no agent was started, answered by KeeperReply."""
+
+    request: dict[str, Any]  # as for image/warming.py's `ask`
+
+
 class JobEnded(NamedTuple):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 
@@ -274,4 +280,5 @@ Command = (
     | EndCall
     | EndSession
     | Fence
+    | KeeperRequest
 )

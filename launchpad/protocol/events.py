@@ -122,6 +122,21 @@ class NotForked(NamedTuple):
     reason: str
 
 
+class ImageUnused(NamedTuple):
+    """The node started cold, or its ranks' forkserver did, although an image is kept there (`launchpad warm`)."""
+
+    time: int
+    reason: str
+    node: int = -1  # filled in by the head
+
+
+class KeeperReply(NamedTuple):
+    """The answer to KeeperRequest."""
+
+    time: int
+    answer: dict[str, Any]  # as of image/warming.py's `ask`
+
+
 class Output(NamedTuple):
     """Bytes that a rank wrote; they may begin and end anywhere."""
 
@@ -604,6 +619,8 @@ Event = (
     | SpareReady
     | Fenced
     | NotForked
+    | ImageUnused
+    | KeeperReply
     | Output
     | RankRaised
     | RankExited

@@ -97,6 +97,9 @@ TABLE = (
     MessageType(commands.EndSession, "agent"),
     MessageType(commands.Fence, "agent"),
     MessageType(events.Fenced, "head"),
+    MessageType(events.ImageUnused, "head", recorded=True),
+    MessageType(commands.KeeperRequest, "agent"),
+    MessageType(events.KeeperReply, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

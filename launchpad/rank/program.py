@@ -38,18 +38,25 @@ def set_argv(argv: list[str], calls: str) -> None:
 
 def put_first_on_path(words: list[str], calls: str) -> None:
     """Set sys.path[0] as `python SCRIPT ARGS` or `python -m MODULE ARGS` would; likewise for functions."""
+    first = first_on_path(words, calls, os.getcwd())
+    if first:
+        sys.path.insert(0, first)
+
+
+def first_on_path(words: list[str], calls: str, cwd: str) -> str:
+    """What `put_first_on_path` puts there in this folder; "" for nothing."""
     script = words[0] if words[0] != "-m" else ""
     if calls in ("pickled", "session"):  # the caller's path comes with the function
-        return
+        return ""
     if calls:
         from . import call
 
         script = call.split(words[0])[0]
-    elif script and _is_package(script):
-        sys.path.insert(0, absolute(script))
-        return
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(script)) if script else os.getcwd())
+    elif script and _is_package(os.path.join(cwd, script)):
+        return os.path.join(cwd, script.removeprefix("./"))
+    if getattr(sys.flags, "safe_path", False):
+        return ""
+    return os.path.dirname(os.path.realpath(os.path.join(cwd, script))) if script else cwd
 
 
 def _is_package(path: str) -> bool:

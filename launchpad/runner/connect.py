@@ -7,7 +7,7 @@ import dataclasses
 import os
 import termios
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launchpad.console.console import say_on_stderr
@@ -28,6 +28,8 @@ from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
+    from launchpad.runner.connector import Connector
+    from launchpad.transport.ssh.bundle import Startup
 
 # Options that make no sense without hosts.
 _ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync")
@@ -93,83 +95,98 @@ def connect_all(
     *,
     exact: bool,
     quiet: bool,
+    asked: Sequence[str] = (),
 ) -> tuple[list[Link], Callable[[int], Link]]:
     """Connect to all hosts in parallel and start their agents. Returns the links, and a function that reconnects one.
 
     Raises NodeError with a line for each host that can't be used, UsageError if the ssh configuration is wrong.
 
     `here` gives the link to this machine's agent; `at_end` registers a function to call when all links are closed;
-    `python` is looked up on each host, with python3 as the fallback unless `exact`.
+    `python` is looked up on each host, with python3 as the fallback unless `exact`. `asked`: of each host's Startup.
     """
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
-    links: dict[int, Link] = {}
-    failures: dict[str, str] = {}
-    wrong: dict[int, UsageError] = {}
     startup = Startup(python, exact, _enter(options))
+    startups = [startup._replace(asked=text) for text in asked] or [startup] * len(hosts)
     far = {place: host for place, host in enumerate(hosts) if startup.enter or not host.here}
+    links: dict[int, Link] = {}
     for place, host in enumerate(hosts):
         if place not in far:
             links[place] = here()
             links[place].name = host.name
-    connector = Connector(options, startup) if far else None
+    if not far:
+        return [links[place] for place in range(len(hosts))], lambda _: here()
+    connector = Connector(options)
+    at_end(connector.abandon)
+    found, failures = reach(connector, far, startups, quiet=quiet)
+    links |= found
+    if failures:
+        for link in links.values():
+            link.close()
+        raise NodeError(failed_hosts({hosts[place].name: why for place, why in failures.items()}, len(hosts), ""))
 
-    def reach(place: int, host: Host) -> None:
-        assert connector is not None
+    def reopen(place: int) -> Link:
+        connector.stop_asking()
+        return connector.connect(hosts[place], startups[place])
+
+    return [links[place] for place in range(len(hosts))], reopen
+
+
+def reach(
+    connector: Connector, far: Mapping[int, Host], startups: Sequence[Startup], *, quiet: bool
+) -> tuple[dict[int, Link], dict[int, str]]:
+    """Connect to these hosts in parallel. Returns the links, and why others can't be used, by the hosts' numbers.
+
+    Raises UsageError if the ssh configuration is wrong.
+    """
+    links: dict[int, Link] = {}
+    failures: dict[int, str] = {}
+    wrong: dict[int, UsageError] = {}
+
+    def connect(place: int, host: Host) -> None:
         try:
-            links[place] = connector.connect(host)
+            links[place] = connector.connect(host, startups[place])
         except ConnectError as error:
-            failures[host.name] = f"{error.kind}: {error.text}"
+            failures[place] = f"{error.kind}: {error.text}"
         except UsageError as error:
             wrong[place] = error
         except LaunchpadError as error:
-            failures[host.name] = str(error)
+            failures[place] = str(error)
         except Exception as error:  # an unexpected error from a library fails only this host
-            failures[host.name] = f"{type(error).__name__}: {error}"
+            failures[place] = f"{type(error).__name__}: {error}"
 
-    def reopen(place: int) -> Link:
-        assert connector is not None
-        connector.stop_asking()
-        return connector.connect(hosts[place])
+    threads = [
+        threading.Thread(target=connect, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far.items()
+    ]
 
-    if connector is not None:
-        at_end(connector.abandon)
-        threads = [
-            threading.Thread(target=reach, args=one, name=f"dial-{one[1].name}", daemon=True) for one in far.items()
-        ]
+    def look() -> HowFar:
+        left = [host.name for place, host in far.items() if place not in links and place not in failures]
+        return HowFar(waiting(f"reaching {_hosts(len(far))}", left), len(links), len(far))
 
-        def look() -> HowFar:
-            left = [host.name for place, host in far.items() if place not in links and host.name not in failures]
-            reached = sum(place in links for place in far)
-            return HowFar(waiting(f"reaching {_hosts(len(far))}", left), reached, len(far))
+    def begin() -> None:
+        try:
+            connector.begin(list(far.values()))
+        except UsageError as error:
+            wrong[-1] = error
+        except ConnectError:  # given up
+            pass
 
-        def begin() -> None:
-            try:
-                connector.begin(list(far.values()))
-            except UsageError as error:
-                wrong[-1] = error
-            except ConnectError:  # given up
-                pass
-
-        # A signal interrupts this thread. It must not do so between the start of a process and the note of it.
-        beginning = threading.Thread(target=begin, name="dial", daemon=True)
-        with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
-            beginning.start()
-            beginning.join()
-            if not wrong:
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-    if failures or wrong:
+    # A signal interrupts this thread. It must not do so between the start of a process and the note of it.
+    beginning = threading.Thread(target=begin, name="dial", daemon=True)
+    with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
+        beginning.start()
+        beginning.join()
+        if not wrong:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    if wrong:
         for link in links.values():
             link.close()
-        if wrong:  # usually about the same file, so one of them is enough
-            raise wrong[min(wrong)]
-        ordered = {host.name: failures[host.name] for host in hosts if host.name in failures}
-        raise NodeError(failed_hosts(ordered, len(hosts), ""))
-    return [links[place] for place in range(len(hosts))], reopen
+        raise wrong[min(wrong)]  # usually about the same file, so one of them is enough
+    return links, dict(sorted(failures.items()))
 
 
 def _hosts(count: int) -> str:

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 class Connector:
     """Opens links to hosts over SSH, and to a container on this machine."""
 
-    def __init__(self, options: HostOptions, startup: Startup) -> None:
+    def __init__(self, options: HostOptions) -> None:
         self._config = SshConfig(options.ssh_config)
         self._way = options.ssh
         self._accept_new = options.accept_new_host_keys
-        self._startup = startup
         self._ask = self._prompt if sys.stdin.isatty() and sys.stderr.isatty() else None
         self._may_ask = True
         self._pool: ConnectionPool | None = None
@@ -59,12 +58,12 @@ class Connector:
             self._pool = ConnectionPool(self._config, accept_new=self._accept_new, ask=self._ask)
             self._known = KnownHosts()
 
-    def connect(self, host: Host) -> Link:
+    def connect(self, host: Host, startup: Startup) -> Link:
         """Connect to the host and start its agent. Raises ConnectError or UsageError."""
         if host.here:
-            return self._enter(host)
+            return self._enter(host, startup)
         if self._way == "openssh" or (self._way is None and self._needs_ssh(host)):
-            return self._through_ssh(host)
+            return self._through_ssh(host, startup)
         from launchpad.transport.ssh.link import SshLink
         from launchpad.transport.ssh.login import LoginRefused
 
@@ -73,17 +72,17 @@ class Connector:
             transport = self._pool.connect(host.name, host.user, host.port)
         except LoginRefused as error:
             if self._way is None and self._may_be_asked(host, error.methods):
-                return self._through_ssh(host)
+                return self._through_ssh(host, startup)
             raise
         try:
-            return SshLink(host.name, transport, self._startup)
+            return SshLink(host.name, transport, startup)
         except ConnectError:
             transport.close()
             raise
 
-    def _through_ssh(self, host: Host) -> Link:
+    def _through_ssh(self, host: Host, startup: Startup) -> Link:
         assert self._openssh is not None
-        return self._openssh.connect(host.name, host.user, host.port, self._startup)
+        return self._openssh.connect(host.name, host.user, host.port, startup)
 
     def _needs_ssh(self, host: Host) -> bool:
         from launchpad.transport.ssh.choice import needs_ssh
@@ -98,11 +97,11 @@ class Connector:
         prompts = self._config.lookup(host.name, host.user, host.port).prompts
         return bool(wanted) and prompts and self._ask is not None and shutil.which("ssh") is not None
 
-    def _enter(self, host: Host) -> Link:
-        words = self._startup.words
+    def _enter(self, host: Host, startup: Startup) -> Link:
+        words = startup.words
         try:
             make = functools.partial(ProcessLink, host.name, words)
-            return self._openings.begin(host.name, make, self._startup, START_SECONDS)
+            return self._openings.begin(host.name, make, startup, START_SECONDS)
         except OSError as error:
             text = f"can't run {words[0]} ({error.strerror}); install it, or correct --enter"
             raise ConnectError("enter", host.name, text) from None

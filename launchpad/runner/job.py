@@ -8,14 +8,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import say_on_stderr
+from launchpad.console.summary import no_kept_image
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
+from launchpad.job.hosts import slots_of
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Plan
 from launchpad.job.world import parse_nnodes
-from launchpad.runner.kept import look_for_image
+from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import make_spec, make_world_spec
@@ -74,12 +76,19 @@ def run_job(
             executes = nothing or options.start_method in ("exec", "spawn")
             look_for_image(local, spec, os.environ, executes=executes)
             links, reopen = open_links(
-                hosts, local, closing, options.hosts, spec.python, exact=options.python is not None, quiet=quiet
+                hosts,
+                local,
+                closing,
+                options.hosts,
+                spec.python,
+                exact=options.python is not None,
+                quiet=quiet,
+                asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
             )
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
     if options.reports.verbose and local.why_cold:
-        say_on_stderr(f"no kept image was used: {local.why_cold}")
+        say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:

@@ -1,14 +1,14 @@
-"""Tells the keeper of images what the ranks' forkserver would be, so that it finds an image that is the same."""
+"""Tells keepers of images what the ranks' forkserver would be, so that they find an image that is the same."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from launchpad.image import place
-from launchpad.job.plan import defaults_for
+from launchpad.job.hosts import Nproc
 from launchpad.job.spec import JobSpec
-from launchpad.runner import function_target
+from launchpad.protocol.defaults import defaults_for
 from launchpad.runner.imports import NOT_FORKED
 from launchpad.runner.nodes import LocalAgent
 
@@ -20,13 +20,12 @@ def look_for_image(local: LocalAgent, spec: JobSpec, environ: Mapping[str, str],
     """
     if local.started or not place.exists(environ):
         return
-    from launchpad.transport.image import ForkRequest, connect
-    from launchpad.transport.local import Cold
+    from launchpad.image import Cold
+    from launchpad.image.keeper_link import ForkRequest, connect
 
     local.keeper = local.keeper or connect(environ)
     if local.keeper is None:
         return
-    of_python = spec.target.kind != "program" and spec.hooks
     unsound = any({**environ, **spec.environ}.get(name) for name in NOT_FORKED)
     try:
         cores = local.keeper.cores
@@ -39,21 +38,21 @@ def look_for_image(local: LocalAgent, spec: JobSpec, environ: Mapping[str, str],
             preload=spec.preload,
             environ=spec.environ,
             defaults=defaults_for(cores, ranks),
-            first_on_path=_first_on_path(spec),
-            forks=of_python and not executes and not unsound,
+            forks=_forks(spec, executes) and not unsound,
         )
     )
 
 
-def _first_on_path(spec: JobSpec) -> str:
-    """What the ranks have as sys.path[0] (rank/program.py)."""
-    kind, name = spec.target.kind, spec.target.name
-    if kind == "function":
-        name = function_target.split(name)[0]  # type: ignore[index]
-        kind = "script" if function_target.is_file(name) else "module"
-    if kind == "module":
-        return spec.cwd
-    if kind != "script":
-        return ""
-    path = os.path.join(spec.cwd, name)
-    return os.path.dirname(os.path.realpath(path)) if path.endswith(".py") else path
+def asked_of_hosts(spec: JobSpec, counts: Sequence[Nproc], *, executes: bool) -> list[str]:
+    """The same for hosts with so many ranks, as their Startup's `asked`."""
+    image = {
+        "preload": spec.preload,
+        "environ": spec.environ,
+        "forks": _forks(spec, executes),
+        "never": NOT_FORKED,
+    }
+    return [json.dumps({"image": {**image, "ranks": count}}) for count in counts]
+
+
+def _forks(spec: JobSpec, executes: bool) -> bool:
+    return spec.target.kind != "program" and spec.hooks and not executes

@@ -22,8 +22,8 @@ from launchpad.transport.local import LocalLink
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
+    from launchpad.image.keeper_link import KeeperLink
     from launchpad.job.hosts import Host
-    from launchpad.transport.image import KeeperLink
 
 
 class LocalAgent:
@@ -85,12 +85,13 @@ def open_links(
     *,
     exact: bool,
     quiet: bool,
+    asked: Sequence[str] = (),
     dialling: Callable[[Callable[[], None]], None] = lambda _: None,
 ) -> tuple[list[Link], Reopen]:
     """The links to the hosts' agents (without hosts: to this machine's), and a function that reopens one of them.
 
-    `python` is looked up on each host, with python3 as the fallback unless `exact`. `dialling` is called with a
-    function that aborts the connections in progress.
+    `python` is looked up on each host, with python3 as the fallback unless `exact`. `asked`: of each host's Startup.
+    `dialling` is called with a function that aborts the connections in progress.
     """
     if not hosts:
         return [local.link()], lambda _: local.reopen()
@@ -103,7 +104,9 @@ def open_links(
         closing.callback(abandon)
         dialling(abandon)
 
-    links, connect_again = connect_all(hosts, local.link, at_end, options, python, exact=exact, quiet=quiet)
+    links, connect_again = connect_all(
+        hosts, local.link, at_end, options, python, exact=exact, quiet=quiet, asked=asked
+    )
 
     def reopen(node: int) -> Link:
         if not links[node].remote:

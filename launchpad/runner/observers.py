@@ -36,11 +36,12 @@ class Observers:
         say: Callable[[str], None],
         *,
         quiet: bool = False,
+        verbose: bool = False,
         files: Files | None = None,
     ) -> None:
-        """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes."""
+        """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
         self.note: Callable[[str], None] = _say_nothing if quiet else say
-        self.summary = Summary(say, quiet)
+        self.summary = Summary(say, quiet, verbose)
         self.journal = Journal(job, plan, files, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = Control(job, post)

@@ -88,7 +88,9 @@ def supervise(
         record = ConsoleRecord(bringup.post)
     destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post)
     console = Console(shown, plan, destination, shows=reports.events != "-")
-    observers = Observers(job, spec, plan, bringup.post, console.say, quiet=reports.quiet, files=files)
+    observers = Observers(
+        job, spec, plan, bringup.post, console.say, quiet=reports.quiet, verbose=reports.verbose, files=files
+    )
     summary, journal, folder = observers.summary, observers.journal, observers.folder
     shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
     machine: EventLines | None = None

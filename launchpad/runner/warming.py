@@ -1,114 +1,102 @@
-"""`launchpad warm`: starts the keeper of images, asks it what it has, and ends it."""
+"""`launchpad warm`: what to keep on this machine or on hosts, and what is kept there."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from launchpad.errors import NodeError, UsageError
-from launchpad.image import place
-from launchpad.job.plan import defaults_for
+from launchpad.console.terminal import HowFar, status_line, waiting
+from launchpad.image import warming
+from launchpad.job.user_environment import forwarded
+from launchpad.protocol import wire
+from launchpad.protocol.commands import KeeperRequest
+from launchpad.protocol.defaults import defaults_for
+from launchpad.protocol.events import KeeperReply
 from launchpad.runner.imports import NOT_FORKED, TORCH, module_names
+from launchpad.runner.options import HostOptions
 from launchpad.runner.spec import find_python
-from launchpad.transport.image import KeeperLink, connect
-from launchpad.transport.local import Cold, guard_environ
+from launchpad.transport.local import guard_environ
 
-# An import of torch from a slow network file system.
-IMPORT_SECONDS = 600.0
+if TYPE_CHECKING:
+    from launchpad.job.hosts import Host
+    from launchpad.transport import Link
 
-_START = "import sys; sys.path.insert(0, {root!r}); from launchpad.forkserver import keeper; keeper.main()"
+Request = dict[str, Any]
+Answer = dict[str, Any]  # of image/warming.py
+
+# How long a host may take to answer, besides the imports.
+_ANSWER_SECONDS = 60.0
 
 
-def warm(seconds: float, preload: str | None, python: str | None) -> None:
-    """Keep images from now on: of torch and these modules, in this interpreter. Raises UsageError, NodeError."""
+def keep(seconds: float, preload: str | None) -> Request:
+    """The request to keep images of torch and these modules from now on. Raises UsageError."""
+    ranks = {"defaults": defaults_for(1, 1), "environ": {}, "never": NOT_FORKED}
+    return {"warm": {"seconds": seconds, "extra": module_names(preload or ""), "torch": TORCH, "python": "", **ranks}}
+
+
+def ask_here(request: Request, python: str | None) -> Answer:
+    """This machine's answer. `python`: the value of --python. Raises UsageError."""
     environ = guard_environ()
-    for name in NOT_FORKED:
-        if environ.get(name):
-            raise UsageError(f"{name} is set, which takes effect in executed ranks only; unset it")
-    extra = module_names(preload or "")
-    found = os.path.abspath(find_python(python, environ, sys.executable))
-    keeper = _connected(os.environ) or _start()
-    try:
-        cores = keeper.cores
-        ranks = {**environ}
-        for name, value in defaults_for(cores, cores).items():
-            ranks.setdefault(name, value)
-        settings = {
-            "seconds": seconds,
-            "python": found,
-            "preload": [*(TORCH if _has_torch(found, environ) else ()), *extra],
-            "extra": extra,
-            "ranks": ranks,
-            "thread": threading.get_native_id(),
-        }
-        keeper.ask({"warm": settings})
-        answer = keeper.answer(IMPORT_SECONDS)
-    except Cold as error:
-        raise NodeError(f"nothing is kept: {error}") from None
-    finally:
-        keeper.close()
-    if "off" in answer or "cold" in answer:
-        raise UsageError(f"nothing is kept: {answer.get('off') or answer['cold']}")
+    if "warm" in request:
+        found = os.path.abspath(find_python(python, environ, sys.executable))
+        request = {"warm": {**request["warm"], "python": found}}
+    return warming.ask(request, environ)
 
 
-def _has_torch(python: str, environ: Mapping[str, str]) -> bool:
-    code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"
-    try:
-        return subprocess.run([python, "-c", code], env=environ, capture_output=True, check=False).returncode == 0
-    except OSError as error:
-        raise UsageError(f"{python} can't be run: {error.strerror}") from None
+def ask_hosts(request: Request, hosts: Sequence[Host], options: HostOptions, python: str | None) -> dict[str, Answer]:
+    """The answers of hosts, by their names. One that can't be reached has {"failed": why}. Raises UsageError."""
+    from launchpad.runner.connect import reach
+    from launchpad.runner.connector import Connector
+    from launchpad.transport.ssh.bundle import Startup
 
-
-def _connected(environ: Mapping[str, str]) -> KeeperLink | None:
-    """A connection to a keeper that answers."""
-    keeper = connect(environ)
-    try:
-        return keeper if keeper is not None and keeper.cores else None
-    except Cold:
-        return None
-
-
-def _start() -> KeeperLink:
-    root = os.path.dirname(place.PACKAGE)
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START.format(root=root), "launchpad-warm"],
-        env=guard_environ(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+    here = any(host.here for host in hosts)
+    found = find_python(python, os.environ, sys.executable, here=here)
+    startups = [Startup(found, python is not None, asked=json.dumps({"warm": True}))] * len(hosts)
+    connector = Connector(options)
+    links, failures = reach(
+        connector, {place: host for place, host in enumerate(hosts) if not host.here}, startups, quiet=False
     )
-    assert process.stdout is not None
-    with process.stdout as said:
-        line = said.readline().decode(errors="replace").strip()
-    keeper = _connected(os.environ) if line == "ready" else None
-    if keeper is None:
-        raise NodeError(f"the keeper of images can't be started: {line or 'it ended'}")
-    process.returncode = 0  # it outlives us
-    return keeper
+    answers: dict[str, Answer] = {hosts[place].name: {"failed": why} for place, why in failures.items()}
+    if "warm" in request:
+        request = {"warm": {**request["warm"], "environ": forwarded(os.environ)}}
+
+    def ask(host: Host, link: Link | None) -> None:
+        answers[host.name] = ask_here(request, python) if link is None else _answer_of(link, request)
+
+    asked = [(host, links.get(place)) for place, host in enumerate(hosts) if place not in failures]
+    threads = [threading.Thread(target=ask, args=one, name=f"ask-{one[0].name}", daemon=True) for one in asked]
+
+    def look() -> HowFar:
+        left = [host.name for host in hosts if host.name not in answers]
+        return HowFar(waiting("importing" if "warm" in request else "asking", left), len(answers), len(hosts))
+
+    with status_line(look):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(warming.IMPORT_SECONDS + _ANSWER_SECONDS)
+    for host, link in asked:
+        if link is None:
+            continue
+        if host.name in answers:
+            link.close()
+        else:
+            link.abandon()
+    connector.abandon()
+    silent: Answer = {"failed": "it does not answer"}
+    return {host.name: answers.get(host.name, silent) for host in hosts}
 
 
-def status() -> dict[str, Any] | None:
-    """What is kept, None if nothing is."""
-    return _ask("status")
-
-
-def stop() -> bool:
-    """End the keeper and its images. Returns whether there was one."""
-    return _ask("stop") is not None
-
-
-def _ask(what: str) -> dict[str, Any] | None:
-    keeper = _connected(os.environ)
-    if keeper is None:
-        return None
+def _answer_of(link: Link, request: Request) -> Answer:
+    link.send(KeeperRequest(request))
     try:
-        keeper.ask({what: True})
-        return keeper.answer()
-    except Cold:
-        return None
-    finally:
-        keeper.close()
+        for message in link.messages():
+            if isinstance(message, KeeperReply):
+                return message.answer
+    except (OSError, EOFError, wire.WireError) as error:
+        return {"failed": str(error) or type(error).__name__}
+    return {"failed": "the connection ended before it answered"}

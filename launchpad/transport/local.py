@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from launchpad import linux
+from launchpad.image import Cold
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
 from launchpad.transport import CLOSE_SECONDS, READ_BYTES
@@ -20,10 +21,6 @@ _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__ma
 
 # The variable with the secret by which nodes join a job (transport/join/). Ranks don't get it.
 SECRET = "LAUNCHPAD_SECRET"
-
-
-class Cold(Exception):
-    """A kept image is not used. The text says why, and follows "no kept image was used: "."""
 
 
 class Forking(Protocol):

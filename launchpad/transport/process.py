@@ -74,7 +74,7 @@ class ProcessLink:
         """Start the agent, within so many seconds. Raises ConnectError; the process is then gone."""
         deadline = time.monotonic() + seconds
         try:
-            hand_over(lambda data: self._write_all(data, deadline), lambda: self._read(deadline), deadline)
+            hand_over(lambda data: self._write_all(data, deadline), lambda: self._read(deadline), startup, deadline)
         except (HungUp, Unfit, TimeoutError) as error:
             code = self._end()
             match error:

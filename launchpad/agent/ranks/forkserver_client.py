@@ -15,6 +15,10 @@ from . import rank
 
 if TYPE_CHECKING:
     from ...image.fit import Image
+    from ...protocol.commands import Start
+
+# Next to the package if that was sent to this node (transport/ssh/bundle.py): what ranks import of launchpad.
+_FOR_RANKS = os.path.join(os.path.dirname(PACKAGE), "for_ranks")
 
 MAIN = os.path.join(PACKAGE, "forkserver", "__main__.py")
 # Every rank has to repeat what the imports print, so that must not be more than a terminal buffers.
@@ -31,6 +35,13 @@ def command_line(argv: Sequence[str]) -> list[str]:
     return [argv[0], "-u", MAIN, *argv[2:]]
 
 
+def bring_launchpad(environ: dict[str, str]) -> None:
+    """Let ranks with these variables import the launchpad that was sent with the agent, if it was."""
+    before = environ.get("PYTHONPATH", "")
+    if os.path.isdir(_FOR_RANKS) and _FOR_RANKS not in before.split(os.pathsep):
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, _FOR_RANKS)))
+
+
 class ForkOrder(NamedTuple):
     """A process to fork."""
 
@@ -45,14 +56,22 @@ class KeptFork(NamedTuple):
     pid: int
     link: socket.socket
     image: Image
+    asked: Collection[str]  # the modules that its imports asked for
+    found: Collection[str]  # those of them that are regular ones
     printed: tuple[bytes, bytes]  # by the imports, on standard output and error
 
-    def fits(self, argv: Sequence[str], preload: Sequence[str], environ: dict[str, str]) -> bool:
-        """Whether it is what a new one would be."""
-        from ...image import fit
+    def why_not(self, start: Start, environ: dict[str, str]) -> str:
+        """Why it isn't what a new one with these variables would be; "" if it is."""
+        from ...image import fit, loaded
+        from ...rank import program
 
         image = self.image
-        return not fit.misfit(image, fit.ColdStart(argv[0], tuple(preload), environ, image.affinity, image.stack))
+        wanted = fit.ColdStart(start.argv[0], tuple(start.preload), environ, image.affinity, image.stack)
+        if why := fit.misfit(image, wanted):
+            return why
+        first = program.first_on_path(start.argv[2:], start.calls, start.cwd)
+        shadow = loaded.shadow(first, self.asked, self.found) if first else ""
+        return f"{shadow} comes first on the path" if shadow else ""
 
 
 class Forkserver:

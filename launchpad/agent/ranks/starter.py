@@ -9,7 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import Start
-from ...protocol.events import STDERR, STDOUT, NotForked, RankExited, RankStarted, SpareReady, StartFailed
+from ...protocol.events import (
+    STDERR,
+    STDOUT,
+    ImageUnused,
+    NotForked,
+    RankExited,
+    RankStarted,
+    SpareReady,
+    StartFailed,
+)
 from .. import PACKAGE
 from ..net import port
 from ..outbox import Outbox, OutputStream
@@ -17,15 +26,14 @@ from ..poll import Poll
 from . import forkserver_client, rank, rundir
 
 if TYPE_CHECKING:
+    import socket
+
     from ..mpi.node_worlds import NodeWorlds
 
 _EXECUTED = os.path.join(PACKAGE, "rank", "executed.py")
 
 # These end a rank that has not been forked yet, as they would end an interpreter that is importing torch.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-
-# Next to the agent's package if that was sent to this node (transport/ssh/bundle.py).
-_FOR_RANKS = os.path.join(os.path.dirname(PACKAGE), "for_ranks")
 
 
 class Starter:
@@ -40,6 +48,7 @@ class Starter:
         files: tuple[int, int],
         begun: Callable[[rank.Rank], None],
         kept: forkserver_client.KeptFork | None = None,
+        why_cold: str = "",
     ) -> None:
         self._poll = poll
         self._outbox = outbox
@@ -48,6 +57,8 @@ class Starter:
         self._files = files
         self._begun = begun
         self._kept = kept  # not used yet
+        self._why_cold = why_cold  # not said yet
+        self._lack: socket.socket | None = None  # the keeper of images knows what was lacking until this is closed
         self._forkserver: forkserver_client.Forkserver | None = None
         self._port: port.Port | None = None
         self._store = 0  # the pid of the store's process
@@ -79,13 +90,15 @@ class Starter:
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
-        if self.brings_launchpad and start.hooks and os.path.isdir(_FOR_RANKS):
-            paths = [self._shared.get("PYTHONPATH", ""), _FOR_RANKS]
-            self._shared["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if self.brings_launchpad and start.hooks:
+            forkserver_client.bring_launchpad(self._shared)
         if self.mpi is not None:
             self.mpi.prepare(self._shared)
         self._failure = ""
         self._cancelled = 0
+        if self._why_cold:
+            self._outbox.say(ImageUnused(time.monotonic_ns(), self._why_cold))
+            self._why_cold = ""
         if (start.preload or self._kept) and self._forkserver is None:
             self._open_forkserver()
         for entry in start.ranks:
@@ -243,9 +256,15 @@ class Starter:
         kept, self._kept = self._kept, None
         if kept is None:
             return None
-        if kept.fits(self._start.argv, self._start.preload, self._shared):
-            return forkserver_client.Forkserver.kept(kept, self._start.argv, self._shared, self._start.cwd)
+        start = self._start
+        why_not = kept.why_not(start, self._shared)
+        if not why_not:
+            return forkserver_client.Forkserver.kept(kept, start.argv, self._shared, start.cwd)
         os.kill(kept.pid, signal.SIGKILL)
+        self._outbox.say(ImageUnused(time.monotonic_ns(), why_not))
+        from ...image import keeper_link
+
+        self._lack = keeper_link.tell_lack(start.argv[0], start.preload, self._shared, why_not)
         return None
 
     def _on_printed(self, fd: int) -> None:

@@ -1,12 +1,13 @@
-"""Run on a node with nothing installed: unpack the bundle, unless it is there already, and become the guard.
+"""Run on a node with nothing installed: unpack the bundle, unless it is there already, and run agent/arrival.py of it.
 
 This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
 So it imports nothing of ours, and even Python 3.6 can run it to say that it is too old. The second line is the bundle's
-hash and size. The answer is MARK and then HAVE, or NEED, after which the bundle follows, or a sentence that says what
-went wrong. A shell's greeting may come before the mark.
+hash and size, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, after which the bundle
+follows, or a sentence that says what went wrong. A shell's greeting may come before the mark.
 """
 
 import io
+import json
 import os
 import sys
 from typing import Iterator, NoReturn  # noqa: UP035
@@ -27,7 +28,7 @@ _KEPT_SECONDS = 30 * 86400
 
 def main(stdin: io.FileIO) -> None:
     """Read the second line from `stdin`, a raw file. Never returns."""
-    digest, size = stdin.readline().decode().split()
+    digest, size, asked = stdin.readline().decode().split(None, 2)
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"its Python ({sys.executable}) is {version}; launchpad needs 3.10 or newer")
@@ -62,8 +63,8 @@ def main(stdin: io.FileIO) -> None:
         os.write(2, reason.encode("utf-8", "replace"))  # we have already answered; the head now expects frames
         os._exit(1)
     sys.path.insert(0, folder)
-    guard = __import__(PACKAGE + ".agent.guard", fromlist=["main"])
-    guard.main(None)
+    arrival = __import__(PACKAGE + ".agent.arrival", fromlist=["main"])
+    arrival.main(json.loads(asked))
 
 
 def _say(word: bytes) -> None:

@@ -80,11 +80,12 @@ def _folder_of(package: str) -> str:
 
 
 class Startup(NamedTuple):
-    """How to start the agent on a node."""
+    """How to start on a node, and what."""
 
     python: str  # a path or a name
     exact: bool = False  # use no other Python; otherwise python3 where there is no such file
     enter: tuple[str, ...] = ()  # the words of --enter: a command that runs another one in a container
+    asked: str = "{}"  # JSON for agent/arrival.py: {} for the agent
 
     @property
     def words(self) -> list[str]:

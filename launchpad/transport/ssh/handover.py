@@ -33,13 +33,13 @@ class Unfit(Exception):
     """The bootstrap answered that the node can't run the agent; the text says why."""
 
 
-def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], deadline: float) -> None:
-    """Send the agent to the bootstrap, which becomes the guard. `receive` returns b"" at the end of the stream.
+def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], startup: Startup, deadline: float) -> None:
+    """Send the agent to the bootstrap, which runs it. `receive` returns b"" at the end of the stream.
 
     Raises HungUp, Unfit, TimeoutError, and what `send` and `receive` raise.
     """
     digest, data = bundle()
-    send(bootstrap() + f"{digest} {len(data)}\n".encode())
+    send(bootstrap() + f"{digest} {len(data)} {startup.asked}\n".encode())
     received = b""
     while time.monotonic() < deadline:
         start = received.find(MARK)  # a shell's greeting may come before it

@@ -45,7 +45,8 @@ class SshLink:
             self._channel = transport.open_session(timeout=seconds)
             self._channel.settimeout(seconds)
             self._channel.exec_command(startup.command)
-            hand_over(self._send_all, lambda: self._channel.recv(READ_BYTES), time.monotonic() + seconds)
+            deadline = time.monotonic() + seconds
+            hand_over(self._send_all, lambda: self._channel.recv(READ_BYTES), startup, deadline)
             self._channel.settimeout(None)
         except HungUp as ended:
             raise not_started(name, self._exit_code(), ended.output, self._said(), startup) from None

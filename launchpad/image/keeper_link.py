@@ -1,4 +1,4 @@
-"""Asks the keeper of images (`launchpad warm`) for a guard that is the fork of one."""
+"""A connection to the keeper of images (`launchpad warm`), to ask it for a guard that is the fork of one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launchpad import linux
-from launchpad.image import channel
-from launchpad.transport.local import Cold
+from .. import linux
+from . import Cold, channel
 
 # A keeper or an image that doesn't answer for this long is stuck.
 ANSWER_SECONDS = 5.0
@@ -24,7 +23,6 @@ class ForkRequest(NamedTuple):
     preload: tuple[str, ...]  # what it would import
     environ: Mapping[str, str]  # the user's own variables, on top of the guard's
     defaults: Mapping[str, str]  # where those are unset
-    first_on_path: str  # the folder that comes first on the ranks' path, "" for none
     forks: bool  # whether ranks are forked at all
 
 
@@ -85,7 +83,6 @@ class KeeperLink:
             "python": request.python,
             "preload": request.preload,
             "ranks": ranks,
-            "first_on_path": request.first_on_path,
             "forks": request.forks,
             "environ": dict(environ),
             "shown": list(shown),
@@ -109,13 +106,24 @@ class KeeperLink:
         return self._answer()[0]
 
     def _answer(self) -> tuple[channel.Message, list[int]]:
+        why = "it has ended"
         try:
-            answer = channel.receive(self._connection)
+            try:
+                answer = channel.receive(self._connection)
+            except TimeoutError:
+                # A guard that is forked too late finds nobody here, and exits; one that came just now is taken.
+                self._connection.shutdown(socket.SHUT_RDWR)
+                why = "it doesn't answer"
+                answer = channel.receive(self._connection)
         except (OSError, ValueError) as error:
             raise Cold(f"it doesn't answer ({error})") from None
         if answer is None:
-            raise Cold("it has ended")
+            raise Cold(why)
         return answer
+
+    def fileno(self) -> int:
+        """The connection's descriptor."""
+        return self._connection.fileno()
 
     def close(self) -> None:
         """Hang up."""
@@ -126,3 +134,18 @@ def connect(environ: Mapping[str, str]) -> KeeperLink | None:
     """A connection to the keeper of this installation, if the user has typed `launchpad warm`."""
     connection = channel.connect(environ)
     return None if connection is None else KeeperLink(connection)
+
+
+def tell_lack(python: str, preload: Sequence[str], environ: Mapping[str, str], why: str) -> socket.socket | None:
+    """Tell the keeper of which image this node's agent had need: it is made once the connection that this returns ends.
+
+    `environ`: of the ranks' forkserver; `why`: what was wrong with the image that was there.
+    """
+    connection = channel.connect(os.environ)
+    if connection is not None:
+        lack = {"python": python, "preload": list(preload), "ranks": dict(environ)}
+        try:
+            channel.send(connection, {"lack": {**lack, "why": why, "thread": threading.get_native_id()}})
+        except OSError:  # it has ended
+            pass
+    return connection

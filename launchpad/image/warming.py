@@ -1,0 +1,127 @@
+"""Carries out `launchpad warm` on the machine that it runs on: starts the keeper of images, asks it, and ends it.
+
+On a host it is started by agent/arrival.py, and must leave nothing behind that holds the SSH session open.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from . import Cold, place
+from .channel import Message
+from .keeper_link import KeeperLink, connect
+
+# An import of torch from a slow network file system.
+IMPORT_SECONDS = 600.0
+
+_START = "import sys; sys.path.insert(0, {root!r}); from {package}.forkserver import keeper; keeper.main()"
+
+# Prints which of two packages this interpreter has.
+_HAS = (
+    "import sys; from importlib.util import find_spec; sys.path[:] = filter(None, sys.path); "
+    "print(*(name for name in ('torch', 'launchpad') if find_spec(name)))"
+)
+
+
+def ask(request: Message, environ: Mapping[str, str]) -> Message:
+    """Carry out {"warm": settings}, {"status": True} or {"stop": True}.
+
+    The answer is {"found": what is kept or None}, {"stopped": whether anything was kept}, or why nothing is kept:
+    {"off": what the user has to change} or {"failed": what went wrong}.
+
+    Settings are those of `launchpad warm`, and what only the head knows: "seconds", "python" ("" for this interpreter),
+    "extra" (--preload), "torch" (what programs with torch import), "environ" and "defaults" (variables for ranks, and
+    where those are unset), "never" (variables that forked ranks would not heed). `environ`: of the keeper.
+    """
+    try:
+        if "warm" in request and (why_not := _warm(request["warm"], environ)):
+            return {"off": why_not}
+        if "stop" in request:
+            return {"stopped": _ask_keeper("stop", environ) is not None}
+        return {"found": _ask_keeper("status", environ)}
+    except Cold as error:
+        return {"failed": str(error)}
+
+
+def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Keep images from now on. Returns why that can't be, or "". Raises Cold."""
+    ranks = {**wanted["defaults"], **environ, **wanted["environ"]}
+    for name in wanted["never"]:
+        if ranks.get(name):
+            return f"{name} is set, which takes effect in executed ranks only; unset it"
+    python = wanted["python"] or sys.executable
+    try:
+        done = subprocess.run(
+            [python, "-c", _HAS],
+            env=ranks,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{python} can't be run: {getattr(error, 'strerror', 'it does not answer')}"
+    has = done.stdout.split()
+    keeper = _connected(environ) or _start(environ)
+    try:
+        settings = {
+            "seconds": wanted["seconds"],
+            "python": python,
+            "preload": [*(wanted["torch"] if "torch" in has else ()), *wanted["extra"]],
+            "extra": wanted["extra"],
+            "brings": "launchpad" not in has,
+            "ranks": ranks,
+            "thread": threading.get_native_id(),
+        }
+        keeper.ask({"warm": settings})
+        answer = keeper.answer(IMPORT_SECONDS)
+    finally:
+        keeper.close()
+    return str(answer.get("off") or answer.get("cold") or "")
+
+
+def _connected(environ: Mapping[str, str]) -> KeeperLink | None:
+    """A connection to a keeper that answers."""
+    keeper = connect(environ)
+    try:
+        return keeper if keeper is not None and keeper.cores else None
+    except Cold:
+        return None
+
+
+def _start(environ: Mapping[str, str]) -> KeeperLink:
+    root, package = os.path.split(place.PACKAGE)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _START.format(root=root, package=package), "launchpad-warm"],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as said:
+        line = said.readline().decode(errors="replace").strip()
+    keeper = _connected(environ) if line == "ready" else None
+    if keeper is None:
+        raise Cold(f"the keeper of images can't be started: {line or 'it ended'}")
+    process.returncode = 0  # it outlives us
+    return keeper
+
+
+def _ask_keeper(what: str, environ: Mapping[str, str]) -> Message | None:
+    keeper = _connected(environ)
+    if keeper is None:
+        return None
+    try:
+        keeper.ask({what: True})
+        return keeper.answer()
+    except Cold:
+        return None
+    finally:
+        keeper.close()
