@@ -56,7 +56,7 @@ class Hosts:
         shutil.copy(folder / "identity.pub", folder / "authorized_keys")
         known, config = "", ""
         for name in self.names:
-            (folder / name).mkdir()
+            (folder / name / "tmp").mkdir(parents=True)
             self._keygen(folder / name / "host_key")
             public = " ".join((folder / name / "host_key.pub").read_text().split()[:2])
             known += f"{self.address(name)} {public}\n"
@@ -84,7 +84,7 @@ Host *
     def _sshd_config(self, name: str) -> str:
         return f"""HostKey {self.folder}/{name}/host_key
 AuthorizedKeysFile {self.folder}/authorized_keys
-SetEnv XDG_CACHE_HOME={self.folder}/cache
+SetEnv XDG_CACHE_HOME={self.folder}/cache TMPDIR={self.folder}/{name}/tmp
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no

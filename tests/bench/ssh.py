@@ -1,8 +1,9 @@
 """Several hosts over SSH, beside mpirun and torchrun in one run: python tests/bench/ssh.py [--runs N] [--part PART]
 
 noop: a rank on each of 2, 8, 16 hosts that prints and leaves. sum: 2 hosts with 2 ranks each, to the first gloo
-all_reduce and out. lines: MB (10^6 bytes) a second of a rank's lines over one link into a file; damaged: how many of
-them did not arrive whole and once. cpu, memory: of the launcher's processes on this machine, for each of 16 hosts.
+all_reduce and out; warm: the same, with images that `launchpad warm` keeps on both. lines: MB (10^6 bytes) a second of
+a rank's lines over one link into a file; damaged: how many of them did not arrive whole and once. cpu, memory: of the
+launcher's processes on this machine, for each of 16 hosts.
 
 The hosts are pretended (hosts.py), for which root is needed; they share this machine's cores. mpirun is Open MPI's,
 with the same ssh_config; torchrun is started by one ssh for each host. Peers take turns. Figures are medians; the last
@@ -36,6 +37,7 @@ DEADLINE = 240.0
 MOST_HOSTS = 16
 THOUSANDS = 2000  # of lines, 100 bytes each
 PORT = 29511
+PARTS = ["noop", "sum", "warm", "lines", "memory"]
 
 
 class Ended(NamedTuple):
@@ -120,6 +122,15 @@ def first_sum(peer: Peer, cluster: Hosts) -> float:
     return run(peer.argv(cluster.names[:2], 2, False, [str(PROGRAMS / "first_sum.py")]), cluster).seconds
 
 
+def warm(cluster: Hosts, *words: str) -> None:
+    """`launchpad warm` on the first two hosts."""
+    argv = ["warm", "--ssh-config", str(cluster.ssh_config), "-H", ",".join(cluster.names[:2]), *words]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [str(BESIDE / "launchpad"), *argv], env=environ, stdout=subprocess.DEVNULL, timeout=DEADLINE, check=True
+    )
+
+
 def lines(peer: Peer, cluster: Hosts) -> tuple[float, int]:
     """MB of lines a second, from the command to its end; and how many of them did not arrive whole, once, in order."""
     out = cluster.folder / "lines"
@@ -184,9 +195,9 @@ def main() -> None:
     """Run the parts and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each peer in each part (after one more)")
-    parser.add_argument("--part", choices=["noop", "sum", "lines", "memory"], action="append", help="only this part")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
     options = parser.parse_args()
-    parts = options.part or ["noop", "sum", "lines", "memory"]
+    parts = options.part or PARTS
     reason = why_not()
     if reason:
         print(f"skipped: {reason}")
@@ -231,6 +242,16 @@ def bench(found: list[Peer], cluster: Hosts, parts: Sequence[str], runs: int) ->
             turns(found, lambda peer: first_sum(peer, cluster)),
             "s",
         )
+    if "warm" in parts:
+        warm(cluster, "--for", "1h")
+        try:
+            row(
+                "… with images kept on the hosts",
+                turns(found, lambda peer: first_sum(peer, cluster)),
+                "s",
+            )
+        finally:
+            warm(cluster, "--stop")
     if "lines" in parts:
         damaged: dict[str, list[float]] = {peer.name: [] for peer in found}
 
