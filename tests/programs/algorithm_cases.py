@@ -1,9 +1,8 @@
-"""Check each algorithm of launchpad.collectives.algorithms against plain arithmetic: textbook.py BACKEND.
+"""Cases for launchpad.collectives.algorithms: what each has to give, by plain arithmetic, for each dtype and shape.
 
-It covers groups of 1 to all ranks and each dtype and shape, both directly and through `Watched`, which detects buffers
-that are touched in flight. The last rank prints how many cases were right; a wrong one is an error.
+Imported by ranks only, as it imports torch.
 """
-import sys
+
 from functools import cache
 from itertools import product
 
@@ -157,9 +156,8 @@ SUMS = {
 COPIES = {"tree_broadcast": broadcast, "bruck_all_gather": gather}
 
 
-def every_case(ranks, group, me, part, of):
-    """Run one `of` so many parts of all pairs of dtype and shape; it includes each dtype and each shape."""
-    count = 0
+def check_all(ranks, group, me, part, of):
+    """Check one `of` so many parts of all pairs of dtype and shape; it includes each dtype and each shape."""
     for (row, dtype), (column, shape) in product(enumerate(DTYPES), enumerate(SHAPES)):
         if (row + column) % of != part % of:
             continue
@@ -168,11 +166,9 @@ def every_case(ranks, group, me, part, of):
                 continue  # torch has no addition for it
             case(ranks, group, getattr(torch, dtype), shape, me)
             assert Watched.in_flight == 0, f"{name} left something in flight"
-            count += 1
-    return count
 
 
-def same_bits(ranks, group):
+def check_same_bits(ranks, group):
     """Floating-point sums, which depend on the order, are identical on all ranks."""
     for name in ("chunked_ring_all_reduce", "recursive_doubling_all_reduce"):
         torch.manual_seed(dist.get_rank())
@@ -206,56 +202,3 @@ def hasty(send, recv, group=None):
     recv += coming
     for work in works:
         work.wait()
-
-
-def said(call):
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def errors(size):
-    one, other = torch.ones(3), torch.ones(2)
-    yield said(lambda: algorithms.ring_all_reduce(one, other))
-    yield said(lambda: algorithms.chunked_ring_all_reduce(one.to_sparse()))
-    yield said(lambda: algorithms.bruck_all_gather([one], one))
-    yield said(lambda: algorithms.tree_broadcast(one, size))
-
-
-dist.init_process_group(sys.argv[1])
-me, size = dist.get_rank(), dist.get_world_size()
-plain, counted = td.batch_isend_irecv, 0
-for count in range(1, size + 1):
-    ranks = tuple(range(size - count, size))  # not the first ranks, so that ranks in the group differ from those in the world
-    group = None if count == size else dist.new_group(list(ranks))
-    if me not in ranks:
-        algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # returns at once
-        continue
-    parts = 1 if count < 4 else 3 if count < 6 else 6
-    counted += every_case(ranks, group, me, count, parts)
-    td.batch_isend_irecv = Watched(plain)
-    counted += every_case(ranks, group, me, count + 1, max(parts, 3))
-    td.batch_isend_irecv = plain
-    same_bits(ranks, group)
-dist.barrier()
-if me == size - 1:
-    print("right", counted)
-leaf = torch.ones(3, requires_grad=True)
-algorithms.chunked_ring_all_reduce(leaf)
-assert leaf.tolist() == [size] * 3
-conjugate = torch.full((3,), 1 + 2j).conj()
-algorithms.recursive_doubling_all_reduce(conjugate)
-assert conjugate.tolist() == [size * (1 - 2j)] * 3
-if size > 1:
-    for line in errors(size):
-        if me == 0:
-            print(line)
-    td.batch_isend_irecv = Watched(plain)
-    assert said(lambda: careless(torch.ones(3), torch.zeros(3))) == "AssertionError: a buffer was written to in flight"
-    Watched.in_flight = 0
-    recv = torch.zeros(3)
-    hasty(torch.ones(3), recv)
-    assert recv.tolist() != [2.0] * 3
-dist.destroy_process_group()
