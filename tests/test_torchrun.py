@@ -46,14 +46,57 @@ OPTIONS = {
     "--virtual-local-rank": None,
 }
 
+# Of these, it is said that they have no effect.
+MISSED = ("--event-log-handler", "--logs-specs", "--numa-binding")
+
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_of_torchrun_in_both_spellings(launchpad: Launchpad, name: str) -> None:
     value, other = OPTIONS[name], name.replace("-", "_").replace("__", "--", 1)
     for words in ([name, value], [f"{other}={value}"]) if value else ([name], [other]):
         done = launchpad.run("run", *words, "show_env.py", "x")
-        assert (done.returncode, done.stderr) == (0, "")
+        said = f"launchpad: {name} has no effect: " if name in MISSED else ""
+        assert done.returncode == 0
+        assert done.stderr.count("\n") == bool(said)
+        assert done.stderr.startswith(said)
         assert shown(done.stdout)[0]["argv"][1:] == ["x"]
+
+
+def test_what_has_no_effect_is_not_said_to_who_wants_quiet(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-q", *(f"{name}={OPTIONS[name]}" for name in MISSED), "show_env.py")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("mark", ["'", '"'])
+def test_quotes_around_what_the_nodes_agree_on(launchpad: Launchpad, mark: str) -> None:
+    conf = f"{mark}join_timeout=5,last_call_timeout=1,timeout=5{mark}"
+    done = launchpad.run("run", "--nnodes", 1, "--rdzv-conf", conf, "show_env.py")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (("launch", "script.py"), ["--local-rank={}", "--lr", "3"]),
+        (("launch", "-m", "script"), ["--local-rank={}", "--lr", "3"]),
+        (("launch", "--use_env", "script.py"), ["--lr", "3"]),
+        (("run", "--use-env", "script.py"), ["--lr", "3"]),
+    ],
+    ids=" ".join,
+)
+def test_commands_of_torch_distributed_launch(launchpad: Launchpad, words: tuple[str, ...], argv: list[str]) -> None:
+    (launchpad.folder / "script.py").write_text("import sys; print(*sys.argv[1:])\n")
+    command, *rest = words
+    done = launchpad.run(command, "--nproc_per_node=2", *rest, "--lr", "3")
+    wanted = [f"[{rank}] {' '.join(argv).format(rank)}" for rank in range(2)]
+    assert (done.returncode, sorted(done.stdout.splitlines()), done.stderr) == (0, wanted, "")
+
+
+def test_a_program_gets_no_local_rank_by_surprise(launchpad: Launchpad) -> None:
+    done = launchpad.run("launch", "--no-python", "echo", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "add --use-env" in done.stderr
+    assert launchpad.run("launch", "--no-python", "--use-env", "echo", "x").stdout == "[0] x\n"
 
 
 def test_no_option_of_torchrun_is_missing() -> None:

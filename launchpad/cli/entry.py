@@ -27,7 +27,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
     _open_standard_descriptors()
     link = keeper = None
-    if sys.argv[1:2] == ["run"] and not any(word.startswith(_NO_AGENT_YET) for word in sys.argv):
+    if sys.argv[1:2] in (["run"], ["launch"]) and not any(word.startswith(_NO_AGENT_YET) for word in sys.argv):
         keeper = _keeper()
         if keeper is None:
             from launchpad.transport.local import LocalLink

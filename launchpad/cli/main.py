@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
     "run": "launchpad.cli.run",
+    "launch": "launchpad.cli.launch",
     "attach": "launchpad.cli.attach",
     "wait": "launchpad.cli.wait",
     "stop": "launchpad.cli.stop",

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
+from launchpad.console.console import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.hosts import ALLOCATION_VARIABLES
 from launchpad.job.plan import Plan
@@ -23,6 +24,11 @@ Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 
 # Options that say what to do with the job, rather than what it is.
 _NOT_OF_A_JOB = {"config", "detach", "dry_run", "as_json"}
+
+# Those of torchrun that a user would miss.
+_NO_EFFECT = dict.fromkeys(("event-log-handler", "logs-specs"), "plug-ins for torchrun are not loaded") | {
+    "numa-binding": "ranks are not bound; run numactl as TARGET"
+}
 
 ONE_JOB = "--detach starts one job, and those of a file run one after the other"
 
@@ -79,6 +85,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         options = job_file.with_job(ctx, found, options["job"] or "")
     elif options["job"] is not None:
         raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")
+    if not options["quiet"]:
+        for option in _NO_EFFECT:
+            if ctx.get_parameter_source(option.replace("-", "_")) is not ParameterSource.DEFAULT:
+                say_on_stderr(f"--{option} has no effect: {_NO_EFFECT[option]}")
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
     if options["dry_run"] and options["sync"]:

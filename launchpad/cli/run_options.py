@@ -308,6 +308,7 @@ _OPTIONS = (
         metavar="K=V,…",
         help="join_timeout: seconds to wait for the other nodes (600). is_host: whether this node leads the job.",
     ),
+    _no_meaning("--use-env", is_flag=True, expose_value=False, help="Ranks find LOCAL_RANK in their variables anyway."),
     _no_meaning("--local-addr", expose_value=False, metavar="HOST", help="Addresses are found automatically."),
     _no_meaning("--monitor-interval", expose_value=False, metavar="SECONDS", help="Exits are noticed at once."),
     _no_meaning("--event-log-handler", expose_value=False, metavar="NAME", help="Torch plug-ins are not supported."),

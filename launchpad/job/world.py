@@ -141,9 +141,9 @@ def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
 
 
 def parse_conf(text: str) -> dict[str, str]:
-    """torchrun's --rdzv-conf: NAME=VALUE,… Raises UsageError."""
+    """torchrun's --rdzv-conf: NAME=VALUE,…, within quotes if a shell has left them there. Raises UsageError."""
     found: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
+    for part in filter(None, text.strip("'\"").split(",")):
         name, equals, value = part.partition("=")
         if not equals:
             raise UsageError(f"--rdzv-conf {text}: {part!r} is not NAME=VALUE")
