@@ -147,6 +147,10 @@ class Round:
             allowed |= fault.codes[bool(self.restarts)]
         if len(self.faults) > 1 and not all(0 in fault.codes[bool(self.restarts)] for fault, _ in self.faults):
             allowed.discard(0)
+        if self.restarts and any(0 in fault.codes[True] - fault.codes[False] for fault, _ in self.faults):
+            # The other one's restart ends a rank that stands still, and finds that two hosts can't reach each other.
+            names = {fault.name for fault, _ in self.faults}
+            allowed |= ({0} if "rank stopped" in names else set()) | ({LOST} if "pair cut" in names else set())
         if self.early:
             allowed |= {0, NOTHING_STARTED}
         if self.code not in allowed:
