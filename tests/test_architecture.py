@@ -33,8 +33,12 @@ STAIRCASE: dict[str, set[str]] = {
     "diagnosis": {"job", "protocol"},
     "head": {"_version", "errors", "job", "linux", "protocol", "transport"},
     "console": {"diagnosis", "errors", "job", "protocol"},
-    "record": {"console", "diagnosis", "errors", "job", "linux", "protocol"},
-    "runner": {"console", "diagnosis", "errors", "head", "image", "job", "linux", "protocol", "record", "transport"},
+    "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "protocol"},
+    "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
+    "runner": {
+        *("console", "diagnosis", "errors", "head", "image", "job", "linux", "protocol", "record", "report"),
+        "transport",
+    },
     "agent": {"image", "linux", "protocol", "rank"},
     "rank": set(),
     "forkserver": {"agent", "image", "linux", "rank"},
@@ -44,7 +48,7 @@ STAIRCASE: dict[str, set[str]] = {
     "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
     "cli": {
         *("_version", "bench", "console", "diagnosis", "errors", "head", "image", "job", "protocol", "record"),
-        *("runner", "transport"),
+        *("report", "runner", "transport"),
     },
     "__init__": {"_version", "api", "errors"},
     "__main__": {"cli"},

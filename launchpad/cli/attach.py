@@ -12,7 +12,6 @@ import click
 
 from launchpad.cli.options import positive_seconds
 from launchpad.cli.wait import is_running, wait_for
-from launchpad.cli.why import look_at
 from launchpad.console.console import LAST_WORDS_SECONDS, StandardStreams
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
@@ -21,6 +20,7 @@ from launchpad.job.outcome import OUTPUT_CLOSED
 from launchpad.protocol.events import STDOUT, ConsoleClosed, Output, StdinRead, StopRequested, Written
 from launchpad.record import job_store, replay
 from launchpad.record.console_record import ConsoleEntry, ConsoleReader, segments
+from launchpad.record.recorded_verdict import look_at
 
 if TYPE_CHECKING:
     from launchpad.head.stdin_forwarder import StdinForwarder

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launchpad.cli.why import look_at
 from launchpad.console.terminal import can_draw, drawn, plain_table, printable
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
@@ -17,6 +16,7 @@ from launchpad.image import place
 from launchpad.protocol.events import STDOUT
 from launchpad.record import job_store
 from launchpad.record.liveness import is_visible, own_process
+from launchpad.record.recorded_verdict import look_at
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -34,6 +34,8 @@ _COMMANDS = {
     "profile": "launchpad.cli.profile",
     "logs": "launchpad.cli.logs",
     "jobs": "launchpad.cli.jobs",
+    "report": "launchpad.cli.report",
+    "trace": "launchpad.cli.trace",
     "help": "launchpad.cli.help",
 }
 

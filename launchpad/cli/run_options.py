@@ -119,6 +119,7 @@ _OPTIONS = (
     ),
     _output("--duplicate-stderr-filters", default="", metavar="TEXT,…", pet=True, help="The same for stderr."),
     _output("--junit", metavar="FILE", help="Write a JUnit report with one case per rank."),
+    _output("--report", metavar="FILE", help="Write an HTML page about the job at its end. See launchpad report."),
     _output("--events", metavar="FILE|-", help="Write all events as JSON lines, the ranks' output included."),
     _output(
         "--detach",

@@ -7,12 +7,12 @@ import time
 
 import click
 
-from launchpad.cli.why import look_at
 from launchpad.console.console import say_on_stderr
 from launchpad.diagnosis.verdict_text import CUT_OFF
 from launchpad.errors import UsageError
 from launchpad.job.outcome import NODE_LOST
 from launchpad.record import job_store, replay
+from launchpad.record.recorded_verdict import look_at
 
 # How often a job is looked at, in seconds.
 LOOK_SECONDS = 0.25

@@ -7,12 +7,9 @@ import os
 
 import click
 
-from launchpad.diagnosis.history import History
-from launchpad.diagnosis.verdict import Verdict, verdict_on
 from launchpad.diagnosis.verdict_json import as_json
-from launchpad.diagnosis.verdict_text import CUT_OFF, describe, summarize
-from launchpad.protocol.events import Restarted
-from launchpad.record import job_store, replay
+from launchpad.record import replay
+from launchpad.record.recorded_verdict import in_words, look_at
 
 
 @click.command(
@@ -30,9 +27,7 @@ def command(job: str | None, as_json_: bool) -> int:
     """
     folder = replay.find_job(job, os.environ)
     history, verdict, earlier = look_at(folder)
-    lines = describe(history, verdict, earlier)
-    if verdict.kind != "cut off" and history.over is None and job_store.state_of(folder) == "over":
-        lines.append(CUT_OFF)
+    lines = in_words(folder, history, verdict, earlier)
     if as_json_:
         click.echo(json.dumps(as_json(history, verdict, lines, earlier), indent=1))
         return 0
@@ -40,20 +35,3 @@ def command(job: str | None, as_json_: bool) -> int:
     for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):
         click.echo(line.encode(errors="backslashreplace"))
     return 0
-
-
-def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
-    """The history of a recorded job, the verdict on it, and a summary of each earlier attempt."""
-    history, earlier = History(), []
-    for event in replay.read_events(folder):
-        if isinstance(event, Restarted):
-            earlier.append(summarize(history, verdict_on(history)))
-        history.on(event)
-    verdict = verdict_on(history)
-    if history.over is None and verdict.kind in ("running", "none"):
-        match job_store.state_of(folder):
-            case "over":
-                verdict = verdict._replace(kind="cut off")
-            case "unknown":
-                verdict = verdict._replace(kind="unknown")
-    return history, verdict, earlier

@@ -1,9 +1,10 @@
 """The journal: a sink that records a job as it happens, so that it can be replayed even if launchpad was killed.
 
-The job's folder holds events.jsonl, with a line per event; the ranks' output, attempt_N/RANK/{stdout,stderr}.log; and
-after a failure verdict.json. The journal writes in its own thread, and the job never waits for it: output that the disk
-does not take in time is left out and marked, and so is the middle of a long stream. If a stream's file can't be
-written, that stream is given up; if events.jsonl can't be written, the record ends. Each is reported once.
+The job's folder holds events.jsonl, with a line per event; the ranks' output, attempt_N/RANK/{stdout,stderr}.log; what
+it is run with, job.json; and after a failure verdict.json. The journal writes in its own thread, and the job never
+waits for it: output that the disk does not take in time is left out and marked, and so is the middle of a long stream.
+If a stream's file can't be written, that stream is given up; if events.jsonl can't be written, the record ends. Each is
+reported once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launchpad import linux
 from launchpad.console.writer import OpenFiles
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, Restarted
+from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted
 from launchpad.record import job_store
 from launchpad.record.event_lines import line_of
 
@@ -120,6 +121,8 @@ class Journal:
             pass
         self.folder = folder
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._plan = plan
+        self._told = False  # what the job is run with has been written
         self._thread = threading.Thread(target=_JournalWriter(self._queue, self._lock, folder, self).run, daemon=True)
         self._thread.start()
 
@@ -133,6 +136,9 @@ class Journal:
         line = line_of(event)
         if line is not None:
             self._put(_Write("", line.encode() + b"\n"))
+        if type(event) is RankStarted and not self._told:  # launchpad has nothing else to do now
+            self._put(_Write(job_store.CIRCUMSTANCES, b""))
+            self._told = True
         if type(event) is Restarted:
             self._flush()
             self._attempt = event.attempt
@@ -220,10 +226,11 @@ class Journal:
             self._put(_Write(job_store.VERDICT, text.encode(errors="backslashreplace") + b"\n"))
 
     def close(self) -> None:
-        """Write what is left, but don't wait long for a disk that does not answer."""
+        """Write what is left, but don't wait long for a disk that does not answer. Then the record has ended."""
         if self._broken:
             return
         self._flush()
+        self._broken = True
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
 
@@ -240,6 +247,12 @@ class Journal:
     def make_room(self, written: int) -> None:
         """Remove old jobs."""
         job_store.prune(self._environ, by_size=written > LARGE_BYTES)
+
+    def circumstances(self) -> bytes:
+        """What the job is run with, for its report."""
+        from launchpad.record.circumstances import circumstances
+
+        return json.dumps(circumstances(self._plan, self._environ), indent=1).encode() + b"\n"
 
     @property
     def segment_bytes(self) -> int:
@@ -284,8 +297,9 @@ class _JournalWriter:
 
     def _write(self, piece: _Write) -> None:
         fd = self._segment(piece) if piece.segment else self._open(piece.path)
-        linux.write_all(fd, piece.data)
-        self._written += len(piece.data)
+        data = piece.data if piece.path != job_store.CIRCUMSTANCES else self._journal.circumstances()
+        linux.write_all(fd, data)
+        self._written += len(data)
 
     def _open(self, path: str) -> int:
         if not path:

@@ -15,6 +15,8 @@ from launchpad.record.event_lines import event_of
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
+_PLACE = ("time", "rank", "stream", "offset", "length")
+
 
 def find_job(name: str | None, environ: Mapping[str, str]) -> str:
     """The folder of the job whose id is or starts with `name`; None: of the latest job. Raises UsageError."""
@@ -147,7 +149,7 @@ class OutputReader:
 
     def _placed(self, said: dict[str, Any]) -> Iterator[Output]:
         try:
-            rank, stream, offset, length = (int(said[name]) for name in ("rank", "stream", "offset", "length"))
+            time, rank, stream, offset, length = (int(said[name]) for name in _PLACE)
             path = os.path.join(self._folder, str(said["file"]))
         except (KeyError, ValueError, TypeError):
             return
@@ -157,10 +159,10 @@ class OutputReader:
         data = read_from(path, start, offset + length - start) if start < offset + length else b""
         self._read[path] = start + len(data)
         if data:
-            yield Output(0, rank, stream, data)
+            yield Output(time, rank, stream, data)
 
     def rest(self) -> Iterator[Output]:
-        """The output whose order among the ranks is unknown."""
+        """The output whose order among the ranks, and time, is unknown."""
         for rank, number in self._numbers.items():
             if self._ranks is not None and rank not in self._ranks:
                 continue

@@ -69,6 +69,7 @@ def run_joined(
             return _lead(options, spec, joining, local, closing, taker)
     for option, value in (
         ("--junit", options.reports.junit),
+        ("--report", options.reports.report),
         ("--events", options.reports.events),
         ("--notify", options.reports.notify),
     ):

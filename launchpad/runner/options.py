@@ -54,6 +54,7 @@ class ReportOptions(NamedTuple):
     """Reports on the job besides the console."""
 
     junit: str | None = None  # a file
+    report: str | None = None  # a file
     events: str | None = None  # a file, or "-" for standard output
     job: str | None = None  # its name in a job file
     add_to_reports: bool = False  # append: earlier jobs of the same file have written to them

@@ -98,6 +98,12 @@ def supervise(
         from launchpad.record.junit import check
 
         check(reports.junit, adds=reports.add_to_reports)
+    if reports.report is not None:
+        from launchpad.report import page
+
+        if not journal.folder:
+            raise UsageError(f"--report {reports.report}: no record of this job can be kept, from which to write it")
+        page.check(reports.report)
     if reports.events is not None:
         from launchpad.record.event_lines import EventLines
 
@@ -154,7 +160,11 @@ def supervise(
             console.print(annotation(summary.history, verdict, lines, os.environ))
     tell(told, code)
 
-    def notify() -> None:
+    def last() -> None:
+        if reports.report is not None:
+            journal.close()
+            if problem := page.write(reports.report, journal.folder):
+                console.say(f"--report {problem}", bad=True)
         if reports.notify is not None:
             from launchpad.runner.notify import run_command, variables
 
@@ -173,18 +183,18 @@ def supervise(
         console.say_and_leave("\n".join(lines))
         journal.on(over)
         journal.close()
-        notify()
+        last()
         os._exit(code)
     console.flush()
     if lines:
         console.say("\n".join(line for line in lines if line not in shown_before), bad=True)
     for sink in sinks:
         sink.on(over)
-    # Only a slow reader, or --notify, can hold us up from here on: Ctrl-C ends the wait.
+    # Only a slow reader, --report or --notify can hold us up from here on: Ctrl-C ends the wait.
     for signum in (*STOPPING, signal.SIGTSTP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
-    notify()
+    last()
     for sink in sinks:
         sink.close()
     return code

@@ -1,0 +1,68 @@
+"""What a job was run with, for its report: the command line, the environment without secrets, versions, the plan."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launchpad._version import __version__
+from launchpad.job.masking import masked_environ, masked_words
+from launchpad.job.plan import Plan
+from launchpad.record import job_store
+
+# The plan of more ranks is not written out.
+MOST_RANKS = 256
+
+_PACKAGES = ("torch", "numpy", "mpi4py")
+
+
+def circumstances(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What is kept."""
+    from launchpad.console.dry_run import in_words
+
+    argv = plan.nodes[0].argv
+    program = os.path.basename(sys.argv[0])
+    return {
+        "command": masked_words(["launchpad" if program == "__main__.py" else program, *sys.argv[1:]]),
+        "environment": masked_environ(dict(sorted(environ.items()))),
+        "versions": {
+            "launchpad": __version__,
+            "Python of launchpad": "{}.{}.{}".format(*sys.version_info),
+            "Linux": os.uname().release,
+            **_packages(argv[0] if plan.nodes[0].python and argv else sys.executable),
+        },
+        "plan": in_words(_masked(plan)) if len(plan.ranks) <= MOST_RANKS else f"{len(plan.ranks)} ranks",
+    }
+
+
+def _masked(plan: Plan) -> Plan:
+    nodes = [
+        replace(node, ranks=tuple(replace(rank, argv=tuple(masked_words(rank.argv))) for rank in node.ranks))
+        for node in plan.nodes
+    ]
+    return replace(plan, nodes=tuple(nodes))
+
+
+def _packages(python: str) -> dict[str, str]:
+    """The versions of the packages that matter, installed beside this interpreter, without running it."""
+    found = {}
+    for name in _PACKAGES:
+        place = os.path.join(os.path.dirname(python), "..", "lib", "python3*", "site-packages", f"{name}-*.dist-info")
+        for path in glob.glob(place):
+            found[name] = os.path.basename(path).removeprefix(f"{name}-").removesuffix(".dist-info")
+    return found
+
+
+def read(folder: str) -> dict[str, Any]:
+    """What was kept; empty if nothing was."""
+    try:
+        with open(os.path.join(folder, job_store.CIRCUMSTANCES), encoding="utf-8") as file:
+            said = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,283 @@
+"""Turns a job's events into a timeline: a row for the job, each host and each rank, and curves. Pure.
+
+Times are in ns since the job was planned, by the one clock to which the head converts the times of all hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import Verdict, verdict_on
+from launchpad.diagnosis.verdict_text import summarize
+from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
+from launchpad.protocol.events import (
+    AtPrompt,
+    ConsoleClosed,
+    Crashed,
+    ExceptionRaised,
+    FaultInjected,
+    JobOver,
+    NodeJoined,
+    NodeLeaving,
+    NodeLost,
+    NotForked,
+    OrphansKilled,
+    PhaseChanged,
+    RankExited,
+    RankFailed,
+    RanksHeld,
+    RanksSpawned,
+    RankStarted,
+    Restarted,
+    Stalled,
+    StartFailed,
+    StopRequested,
+)
+
+Outcome = Literal["", "well", "failed", "victim", "stopped", "lost", "running"]
+
+# The rows that are no rank's.
+JOB, HOST = -1, -2
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time."""
+
+    start: int
+    end: int
+    kind: Literal["attempt", "start", "run", "prompt", "lost"]
+    text: str
+    outcome: Outcome = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at one moment."""
+
+    time: int
+    kind: Literal["exception", "signal", "exit", "lost", "joined", "restart", "hang", "note"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened in the job as such (rank JOB), at a host (rank HOST), or in a rank."""
+
+    name: str
+    rank: int
+    node: int
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity over time."""
+
+    name: str
+    unit: str
+    by_rank: Mapping[int, tuple[tuple[int, float], ...]]  # (time, value) each; rank JOB: of all ranks together
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended, in the last attempt in which it ran."""
+
+    rank: int
+    host: str
+    pid: int
+    started: int
+    ended: int
+    how: str
+    outcome: Outcome
+    memory: int  # the peak resident set size, in bytes
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The whole job."""
+
+    wall: float  # the date of time 0, in seconds since 1970
+    end: int
+    rows: tuple[Row, ...]
+    ranks: tuple[RankEnd, ...]
+    curves: tuple[Curve, ...] = ()
+
+
+def timeline_of(events: Iterable[Any], curves: Iterable[Curve] = ()) -> Timeline:
+    """The timeline of a recorded job. `curves` are drawn below it."""
+    builder = _Builder()
+    for event in events:
+        builder.on(event)
+    return replace(builder.done(), curves=tuple(curves))
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self._history = History()
+        self._begin = 0  # of the attempt
+        self._last = 0
+        self._spans: dict[tuple[int, int], list[Span]] = {}  # by rank and node
+        self._marks: dict[tuple[int, int], list[Mark]] = {}
+        self._prompts: dict[int, int] = {}
+        self._ranks: dict[int, RankEnd] = {}
+        self._hosts: list[str] = []
+
+    def on(self, event: Any) -> None:
+        at = self._at(event)
+        if isinstance(event, Restarted):
+            self._end_attempt(at)
+            self._begin = at
+        self._history.on(event)
+        self._hosts[len(self._hosts) :] = [name for name, _ in self._history.planned.nodes[len(self._hosts) :]]
+        self._note(at, event)
+        self._last = max(self._last, self._at(event))
+
+    def _at(self, event: Any) -> int:
+        """When it was; an Output that read_events makes up has no time."""
+        time = getattr(event, "time", 0)
+        return max(0, time - self._history.planned.time) if time and self._history.planned.time else 0
+
+    def _note(self, at: int, event: Any) -> None:
+        match event:
+            case ExceptionRaised(_, rank, _, thread, said):
+                traceback = tracebacks.from_event(said)
+                if traceback is not None and (traceback.type, traceback.message) != ("SystemExit", "0"):
+                    where = f" at {place.file}:{place.line}" if (place := traceback.place) else ""
+                    self._mark(at, rank, "exception", f"{thread and f'thread {thread}: '}{traceback.title}{where}")
+            case Crashed(_, rank, _):
+                self._mark(at, rank, "exception", "crashed")
+            case RankFailed(_, rank, _, reason):
+                self._mark(at, rank, "exception", reason)
+            case StartFailed(_, rank, reason):
+                self._mark(at, rank, "exit", f"could not be started: {reason}")
+            case RankExited(_, rank, code):
+                if code:
+                    self._mark(at, rank, "exit", exit_in_words(code))
+            case RankStarted():
+                pass
+            case AtPrompt(_, rank, waits):
+                if waits:
+                    self._prompts.setdefault(rank, at)
+                elif rank in self._prompts:
+                    self._span(Span(self._prompts.pop(rank), at, "prompt", "at a prompt"), rank)
+            case FaultInjected(_, _, rank, node):
+                self._mark(at, rank if rank >= 0 else HOST, "signal", f"injected: {self._history.fault(event)}", node)
+            case NodeLost(_, node, reason):
+                self._mark(at, HOST, "lost", f"lost: {reason}", node)
+            case NodeJoined(_, node, name):
+                self._mark(at, HOST, "joined", f"{name} can take part", node)
+            case NodeLeaving(_, node, signum):
+                self._mark(at, HOST, "signal", f"leaves the job: its launchpad got {signal_name(signum)}", node)
+            case StopRequested(_, signum, reason):
+                self._mark(at, JOB, "signal", reason or f"launchpad got {signal_name(signum)}")
+            case PhaseChanged(_, "stopping", _, signum, _, ranks) if signum and ranks:
+                self._mark(at, JOB, "signal", f"{signal_name(signum)} to {ranks_in_words(ranks)}")
+                for rank in ranks:
+                    self._mark(at, rank, "signal", signal_name(signum))
+            case Restarted(_, attempt):
+                self._mark(at, JOB, "restart", f"restart {attempt}")
+            case Stalled(_, seconds):
+                self._mark(at, JOB, "hang", f"no output or progress for {seconds:.0f} s")
+            case RanksHeld(_, why, ranks, lines):
+                self._mark(at, JOB, "hang", "; ".join(lines[:1]) or why)
+                for rank in ranks:
+                    self._mark(at, rank, "hang", "the others wait for it")
+            case ConsoleClosed(_, reason):
+                self._mark(at, JOB, "signal", f"standard output can't be written to: {reason}")
+            case NotForked(_, reason):
+                self._mark(at, JOB, "note", f"the ranks are not forked: {reason}")
+            case RanksSpawned(_, by, _, ranks):
+                self._mark(at, by, "note", f"spawned {ranks_in_words(ranks)}")
+            case OrphansKilled(_, processes):
+                self._mark(at, JOB, "note", f"killed what ranks had left behind: {', '.join(processes[:5])}")
+            case JobOver(_, code):
+                self._mark(at, JOB, "exit", exit_in_words(code))
+
+    def _mark(self, at: int, rank: int, kind: Any, text: str, node: int = -1) -> None:
+        self._marks.setdefault(self._key(rank, node), []).append(Mark(at, kind, text))
+
+    def _span(self, span: Span, rank: int) -> None:
+        self._spans.setdefault(self._key(rank, -1), []).append(span)
+
+    def _key(self, rank: int, node: int) -> tuple[int, int]:
+        return (rank, -1 if rank == JOB else node if rank == HOST else self._history.of(rank).node)
+
+    def _end_attempt(self, at: int) -> None:
+        history = self._history
+        if not history.planned.time:
+            return
+        verdict = verdict_on(history)
+        ended = verdict.kind == "none" or (verdict.kind == "running" and history.over is None)
+        how = {"none": "every rank exited with code 0", "running": "running"}.get(
+            verdict.kind, summarize(history, verdict) if verdict.cause else verdict.kind
+        )
+        outcome: Outcome = "failed" if not ended else "running" if verdict.kind == "running" else "well"
+        self._span(Span(self._begin, at, "attempt", f"attempt {history.attempt}: {how}", outcome), JOB)
+        for rank, since in self._prompts.items():
+            self._span(Span(since, at, "prompt", "at a prompt"), rank)
+        self._prompts.clear()
+        for one in history.ranks.values():
+            self._end_rank(one.rank, verdict, at)
+
+    def _end_rank(self, rank: int, verdict: Verdict, at: int) -> None:
+        history = self._history
+        one = history.of(rank)
+        if not one.started:
+            return
+        started = self._since(one.started)
+        outcome = _outcome(history, verdict, rank)
+        if one.exited is not None:
+            end, how = self._since(one.exited.time), exit_in_words(one.exited.code)
+        elif one.node in history.lost:
+            end, how = self._since(history.lost[one.node].time), "its host was lost"
+        else:
+            end, how = at, "running"
+        self._span(Span(self._begin, started, "start", "connecting, importing and forking"), rank)
+        self._span(Span(started, max(started, end), "run", f"pid {one.pid}: {how}", outcome), rank)
+        memory = one.exited.memory if one.exited else 0
+        host = history.node_name(one.node)
+        self._ranks[rank] = RankEnd(rank, host, one.pid, started, max(started, end), how, outcome, memory)
+
+    def _since(self, time: int) -> int:
+        return max(0, time - self._history.planned.time)
+
+    def done(self) -> Timeline:
+        self._end_attempt(self._last)
+        several = len(self._hosts) > 1
+        keys = {*self._spans, *self._marks}
+        hosts = sorted({node for rank, node in keys if rank != JOB})
+        rows = [self._row("job", JOB, -1)]
+        for node in hosts:
+            name = self._hosts[node] if 0 <= node < len(self._hosts) else f"node {node}"
+            if several or (HOST, node) in keys:
+                rows.append(self._row(name, HOST, node))
+            rows += [
+                self._row(f"rank {rank}", rank, node) for rank, where in sorted(keys) if where == node and rank >= 0
+            ]
+        ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
+        return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks)
+
+    def _row(self, name: str, rank: int, node: int) -> Row:
+        key = (rank, node)
+        return Row(name, rank, node, tuple(self._spans.get(key, ())), tuple(self._marks.get(key, ())))
+
+
+def _outcome(history: History, verdict: Verdict, rank: int) -> Outcome:
+    one = history.of(rank)
+    if verdict.cause is not None and verdict.cause.rank == rank and verdict.kind not in ("early", "waited"):
+        return "failed"
+    if rank in (*verdict.close, *verdict.alike, *verdict.failed_too, *verdict.early):
+        return "failed"
+    if any(victim.rank == rank for victim in verdict.victims) or (verdict.cause and verdict.cause.rank == rank):
+        return "victim"
+    if one.node in history.lost:
+        return "lost"
+    if one.exited is None:
+        return "running"
+    return "stopped" if rank in verdict.stopped else "failed" if one.exited.code else "well"

@@ -1,0 +1,76 @@
+"""The timeline as a trace for Perfetto (ui.perfetto.dev), in the trace-event format. Pure.
+
+A process is a host, a thread a rank; all times are of one clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launchpad.report.timeline import HOST, JOB, Curve, Row, Timeline
+
+_JOB = 1  # the job's process; those of the hosts follow
+
+
+def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
+    """The trace; `name` is the job's."""
+    events: list[dict[str, Any]] = [_named("process_name", _JOB, 0, name), _named("thread_name", _JOB, 1, "attempts")]
+    threads: set[tuple[int, int]] = set()
+    for row in timeline.rows:
+        process, thread = place = _place(row)
+        if row.rank == HOST:
+            events.append(_named("process_name", process, 0, row.name))
+        if row.rank >= 0 and place not in threads:
+            events.append(_named("thread_name", process, thread, row.name))
+        threads.add(place)
+        for span in row.spans:
+            said = {"name": span.text if span.kind == "attempt" else span.kind, "cat": span.kind}
+            args = {"what": span.text, "outcome": span.outcome}
+            duration = _micro(span.end - span.start)
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": process,
+                    "tid": thread,
+                    "ts": _micro(span.start),
+                    "dur": duration,
+                    **said,
+                    "args": args,
+                }
+            )
+        for mark in row.marks:
+            said = {"name": mark.text, "cat": mark.kind, "s": "t" if row.rank >= 0 else "p"}
+            events.append({"ph": "i", "pid": process, "tid": thread, "ts": _micro(mark.time), **said})
+    for curve in timeline.curves:
+        events += _counter(curve)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": timeline.wall}}
+
+
+def _place(row: Row) -> tuple[int, int]:
+    """Its process and thread. Perfetto keeps thread 0 for itself."""
+    if row.rank == JOB:
+        return _JOB, 1
+    process = _JOB + 1 + row.node
+    return process, (process << 20) + (row.rank + 1 if row.rank >= 0 else 0)
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _counter(curve: Curve) -> list[dict[str, Any]]:
+    return [
+        {
+            "ph": "C",
+            "pid": _JOB,
+            "name": curve.unit if rank == JOB else f"{curve.unit}, rank {rank}",
+            "ts": _micro(at),
+            "args": {"value": value},
+        }
+        for rank, points in curve.by_rank.items()
+        for at, value in points
+    ]
+
+
+def _micro(ns: int) -> float:
+    return ns / 1000
