@@ -247,6 +247,7 @@ def make_plan(
         # one address (rank/store.py); at any other address rank 0 hosts the store.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
+        **({"LAUNCHPAD_TIMELINE": "1"} if spec.timeline else {}),
     }
     reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
     planned: dict[int, tuple[RankPlan, ...]] = {}

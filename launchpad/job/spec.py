@@ -128,4 +128,5 @@ class JobSpec:
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
+    timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD

@@ -269,6 +269,14 @@ class ExceptionRaised(NamedTuple):
     traceback: dict[str, Any]  # {"type", "message", "frames": [[file, line, function, source]], …}
 
 
+class CollectivesEntered(NamedTuple):
+    """The last collectives that a rank has entered, told at its end if the job has a report."""
+
+    time: int
+    rank: int
+    entries: list[Any]  # [group, number, operation, ns from then to `time`, ns that it took or 0] each
+
+
 class Crashed(NamedTuple):
     """A fatal signal hit a rank; `stack` is what faulthandler wrote into its private file."""
 
@@ -653,6 +661,7 @@ Event = (
     | PhaseChanged
     | ExceptionRaised
     | Crashed
+    | CollectivesEntered
     | StackDump
     | JobPlanned
     | ClockSeen

@@ -100,6 +100,7 @@ TABLE = (
     MessageType(events.ImageUnused, "head", recorded=True),
     MessageType(commands.KeeperRequest, "agent"),
     MessageType(events.KeeperReply, "head"),
+    MessageType(events.CollectivesEntered, "head", recorded=True),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

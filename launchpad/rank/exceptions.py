@@ -111,6 +111,8 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
 
         now = time.monotonic_ns()
         said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": _traceback(error, ours, MOST_LINKS)}
+        if not thread and "LAUNCHPAD_TIMELINE" in os.environ:
+            said["collectives"] = _collectives(now)
         line = json.dumps(said).encode() + b"\n"
         fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -119,6 +121,15 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
             os.close(fd)
     except BaseException:  # no memory, a __str__ that raises …: must not fail the program
         pass
+
+
+def _collectives(now: int) -> list[list[Any]]:
+    from .collective_times import entered
+
+    try:
+        return entered(now)
+    except Exception:  # another version of torch
+        return []
 
 
 def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:

@@ -36,7 +36,16 @@ TAIL_LINES = 30
 # More events than this are left to the timeline and to events.jsonl.
 MOST_EVENTS = 2000
 
-_STATUS = {"none": ("well", "succeeded"), "running": ("running", "running"), "unknown": ("running", "maybe running")}
+# Of so many collectives in all rows the last ones are shown.
+MOST_COLLECTIVES = 20_000
+
+_STATUS = {
+    "none": ("well", "succeeded"),
+    "running": ("running", "running"),
+    "unknown": ("running", "maybe running"),
+    "signal": ("failed", "stopped"),
+    "cut off": ("failed", "cut off"),
+}
 
 _OUTCOMES = {
     "well": "exited with 0",
@@ -124,7 +133,7 @@ def page(job: Recorded) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     outcome, status = _STATUS.get(job.verdict.kind, ("failed", "failed"))
     if job.history.over is not None and outcome == "failed":
-        status = f"failed, exit code {job.history.over.code}"
+        status += f", exit code {job.history.over.code}"
     target = shlex.join(masked_words(planned.words))
     ranks = len(timeline.ranks)
     hosts = sorted({one.host for one in timeline.ranks})
@@ -153,7 +162,7 @@ def page(job: Recorded) -> str:
         facts=escape(facts),
         links=" ".join(f'<a href="#{part}">{names.get(part, part.capitalize())}</a>' for part in parts),
         verdict=_paragraphs(job.lines),
-        end=f"{timeline.end / 1e9:.6f}",
+        end=f"{_axis(timeline) / 1e9:.6f}",
         rows="\n".join(_rows(timeline)),
         legend=_legend(timeline),
         tail=_tail(job),
@@ -195,20 +204,29 @@ def _pre(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
+def _axis(timeline: Timeline) -> int:
+    """Where the axis ends: a little after the job, whose last marks would be cut off."""
+    return timeline.end + timeline.end // 60
+
+
 def _rows(timeline: Timeline) -> Iterable[str]:
     ticks = "".join(
         f'<line x1="{10 * tick}%" x2="{10 * tick}%" y1="17" y2="24"/>'
-        f'<text x="{10 * tick}%" y="14" dx="2">{_seconds(timeline.end * tick // 10)}</text>'
+        f'<text x="{10 * tick}%" y="14" dx="2">{_seconds(_axis(timeline) * tick // 10)}</text>'
         for tick in range(10)
     )
     yield f'<div class="row axis"><span class="label"></span><svg class="track" aria-hidden="true">{ticks}</svg></div>'
-    end = timeline.end
+    end = _axis(timeline)
     for row in timeline.rows:
         kind = {JOB: "job", HOST: "host"}.get(row.rank, "rank")
         label = f'<span class="label">{escape(row.name)}</span>'
         if row.rank >= 0:
             label = f'<button type="button" class="label" data-rank="{row.rank}">{escape(row.name)}</button>'
-        drawn = "".join([*(_span(row, one, end) for one in row.spans), *(_mark(row, one, end) for one in row.marks)])
+        collectives = [one for one in row.spans if one.kind == "collective"][
+            -max(1, MOST_COLLECTIVES // len(timeline.rows)) :
+        ]
+        spans = [*(one for one in row.spans if one.kind != "collective"), *collectives]
+        drawn = "".join([*(_span(row, one, end) for one in spans), *(_mark(row, one, end) for one in row.marks)])
         track = f'<svg class="track" role="img" aria-label="{_told(row)}">{drawn}</svg>'
         yield f'<div class="row {kind}">{label}{track}</div>'
     for curve in timeline.curves:
@@ -265,7 +283,7 @@ def _legend(timeline: Timeline) -> str:
     spans = [one for row in timeline.rows for one in row.spans]
     outcomes = [one for one in _OUTCOMES if any(span.kind == "run" and span.outcome == one for span in spans)]
     found = [_key(f"run {one}", _OUTCOMES[one]) for one in outcomes]
-    more = {"start": "connecting, importing, forking", "prompt": "at a prompt"}
+    more = {"start": "connecting, importing, forking", "prompt": "at a prompt", "collective": "in a collective"}
     found += [_key(kind, text) for kind, text in more.items() if any(span.kind == kind for span in spans)]
     kinds = {one.kind for row in timeline.rows for one in row.marks}
     for kind, shape in _SHAPES.items():

@@ -16,6 +16,7 @@ from launchpad.diagnosis.verdict_text import summarize
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     AtPrompt,
+    CollectivesEntered,
     ConsoleClosed,
     Crashed,
     ExceptionRaised,
@@ -31,7 +32,6 @@ from launchpad.protocol.events import (
     RankFailed,
     RanksHeld,
     RanksSpawned,
-    RankStarted,
     Restarted,
     Stalled,
     StartFailed,
@@ -50,9 +50,10 @@ class Span:
 
     start: int
     end: int
-    kind: Literal["attempt", "start", "run", "prompt", "lost"]
+    kind: Literal["attempt", "start", "run", "prompt", "collective"]
     text: str
     outcome: Outcome = ""
+    flow: str = ""  # what the spans of one collective, in all its ranks, have in common
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class _Builder:
         self._spans: dict[tuple[int, int], list[Span]] = {}  # by rank and node
         self._marks: dict[tuple[int, int], list[Mark]] = {}
         self._prompts: dict[int, int] = {}
+        self._collectives: dict[str, list[tuple[int, int, int, str]]] = {}  # by flow: (time, ns, rank, text) each
         self._ranks: dict[int, RankEnd] = {}
         self._hosts: list[str] = []
 
@@ -159,8 +161,10 @@ class _Builder:
             case RankExited(_, rank, code):
                 if code:
                     self._mark(at, rank, "exit", exit_in_words(code))
-            case RankStarted():
-                pass
+            case CollectivesEntered(_, rank, entries):
+                for group, number, what, before, took in entries:
+                    flow = f"{self._history.attempt}/{group}/{number}"
+                    self._collectives.setdefault(flow, []).append((at - before, took, rank, f"{what} {number}"))
             case AtPrompt(_, rank, waits):
                 if waits:
                     self._prompts.setdefault(rank, at)
@@ -224,6 +228,7 @@ class _Builder:
         self._prompts.clear()
         for one in history.ranks.values():
             self._end_rank(one.rank, verdict, at)
+        self._end_collectives()
 
     def _end_rank(self, rank: int, verdict: Verdict, at: int) -> None:
         history = self._history
@@ -243,6 +248,14 @@ class _Builder:
         memory = one.exited.memory if one.exited else 0
         host = history.node_name(one.node)
         self._ranks[rank] = RankEnd(rank, host, one.pid, started, max(started, end), how, outcome, memory)
+
+    def _end_collectives(self) -> None:
+        """Where it isn't known how long a collective took, it is shown until the last rank has entered it."""
+        for flow, entered in self._collectives.items():
+            last = max(at for at, _, _, _ in entered)
+            for at, took, rank, text in entered:
+                self._span(Span(max(0, at), at + took if took else last, "collective", text, flow=flow), rank)
+        self._collectives.clear()
 
     def _since(self, time: int) -> int:
         return max(0, time - self._history.planned.time)

@@ -5,28 +5,31 @@ A process is a host, a thread a rank; all times are of one clock.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from launchpad.report.timeline import HOST, JOB, Curve, Row, Timeline
 
 _JOB = 1  # the job's process; those of the hosts follow
 
+# A flow needs a slice of some length, in microseconds.
+_LEAST = 1.0
+
 
 def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
     """The trace; `name` is the job's."""
     events: list[dict[str, Any]] = [_named("process_name", _JOB, 0, name), _named("thread_name", _JOB, 1, "attempts")]
-    threads: set[tuple[int, int]] = set()
+    flows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in timeline.rows:
-        process, thread = place = _place(row)
+        process, thread = _place(row)
         if row.rank == HOST:
             events.append(_named("process_name", process, 0, row.name))
-        if row.rank >= 0 and place not in threads:
+        if row.rank >= 0:
             events.append(_named("thread_name", process, thread, row.name))
-        threads.add(place)
         for span in row.spans:
-            said = {"name": span.text if span.kind == "attempt" else span.kind, "cat": span.kind}
+            said = {"name": span.text if span.kind in ("attempt", "collective") else span.kind, "cat": span.kind}
             args = {"what": span.text, "outcome": span.outcome}
-            duration = _micro(span.end - span.start)
+            duration = max(_micro(span.end - span.start), _LEAST if span.flow else 0.0)
             events.append(
                 {
                     "ph": "X",
@@ -38,11 +41,18 @@ def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
                     "args": args,
                 }
             )
+            if span.flow:
+                flows[span.flow].append({"pid": process, "tid": thread, "ts": _micro(span.start)})
         for mark in row.marks:
             said = {"name": mark.text, "cat": mark.kind, "s": "t" if row.rank >= 0 else "p"}
             events.append({"ph": "i", "pid": process, "tid": thread, "ts": _micro(mark.time), **said})
     for curve in timeline.curves:
         events += _counter(curve)
+    for number, entered in enumerate(flows.values()):
+        entered.sort(key=lambda one: float(one["ts"]))
+        kinds = ["s", *["t"] * (len(entered) - 2), "f"] if len(entered) > 1 else []
+        for kind, place in zip(kinds, entered, strict=False):
+            events.append({"ph": kind, "id": number, "cat": "collective", "name": "collective", "bp": "e", **place})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": timeline.wall}}
 
 

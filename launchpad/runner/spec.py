@@ -89,6 +89,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         world=world,
         role=options.role,
         virtual_local_rank=options.virtual_local_rank,
+        timeline=options.reports.report is not None,
         backend=options.backend or "",
     )
 

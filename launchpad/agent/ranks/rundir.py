@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 
 from ... import linux
-from ...protocol.events import ExceptionRaised
+from ...protocol.events import CollectivesEntered, ExceptionRaised
 
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
@@ -177,17 +177,23 @@ def open_result(folder: str, rank: int) -> int:
     return fd
 
 
-def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised]:
-    """Read and remove the uncaught exceptions of the rank: those of its program, its threads and its children."""
-    found = []
+def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised | CollectivesEntered]:
+    """Read and remove what the rank has recorded at its end.
+
+    The uncaught exceptions of its program, its threads and its children; its last collectives, if they are wanted.
+    """
+    found: list[ExceptionRaised | CollectivesEntered] = []
     for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
         try:
             fields = json.loads(line)
             event = ExceptionRaised(fields["time"], rank, fields["pid"], fields["thread"], fields["traceback"])
+            collectives = fields.get("collectives")
         except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
             found.append(event)
+            if isinstance(collectives, list) and collectives:
+                found.append(CollectivesEntered(event.time, rank, collectives))
     return found
 
 
