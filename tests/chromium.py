@@ -24,6 +24,7 @@ needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not ins
 _OPTIONS = (
     *("--headless=new", "--remote-debugging-pipe", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
     *("--hide-scrollbars", "--disable-background-networking", "--disable-component-update", "--password-store=basic"),
+    "--disable-smooth-scrolling",
 )
 
 
@@ -122,8 +123,12 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """Click on the middle of an element."""
+        self.click_on(f"document.querySelector({json.dumps(selector)})")
+
+    def click_on(self, element: str) -> None:
+        """Click on the middle of the element that is the value of an expression."""
         place = self.js(
-            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            f"(() => {{ const one = {element};"
             "one.scrollIntoView({block: 'center'});"
             "const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2] })()"
         )

@@ -177,7 +177,14 @@ def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:
 
 
 def run_all(names: list[str], args: list[str]) -> int:
-    """Run `launchpad run --job NAME ARGS` for each; show how they ended. Returns the first failure's code, or 0."""
+    """Run `launchpad run --job NAME ARGS` for each; show how they ended. Returns the first failure's code, or 0.
+
+    Raises UsageError if they would write the same report.
+    """
+    if len(names) > 1 and any(word.partition("=")[0] == "--report" for word in args):
+        raise UsageError(
+            "--report: each job would overwrite the page of the one before; name a page per job in the file"
+        )
     results: list[JobResult] = []
     for name in names:
         say_on_stderr(f"job {name}")

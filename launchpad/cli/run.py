@@ -31,7 +31,6 @@ _NO_EFFECT = dict.fromkeys(("event-log-handler", "logs-specs"), "plug-ins for to
 }
 
 ONE_JOB = "--detach starts one job, and those of a file run one after the other"
-_ONE_PAGE = "--report writes a page about one job, and the jobs of a file would overwrite each other's"
 
 _EPILOG = """\b
 Examples:
@@ -81,8 +80,6 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         if options["job"] is None and list(found) != [""]:
             if options["detach"]:
                 raise UsageError(f"{ONE_JOB}; add --job NAME")
-            if options["report"] is not None:
-                raise UsageError(f"{_ONE_PAGE}; add --job NAME, or name a file for each job in {options['config']}")
             ctx.obj.close()  # each job starts its own agent
             return job_file.run_all(list(found), ctx.meta["args"])
         options = job_file.with_job(ctx, found, options["job"] or "")

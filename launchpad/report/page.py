@@ -241,7 +241,8 @@ def _told(row: Row) -> str:
 
 def _span(row: Row, one: Span, end: int) -> str:
     height = 'y="5" height="14"' if one.kind in ("run", "attempt") else 'y="9" height="6"'
-    place = f'x="{_percent(one.start, end)}" width="{_percent(one.end - one.start, end)}"'
+    width = max(one.end - one.start, end // 10_000)  # what has none is not drawn
+    place = f'x="{_percent(one.start, end)}" width="{_percent(width, end)}"'
     words = f"{row.name}: {one.text}, {_seconds(one.start)} to {_seconds(one.end)}"
     drawn = f'<rect class="{one.kind} {one.outcome}" {place} {height}{_texts(words)}</rect>'
     if one.kind == "attempt":

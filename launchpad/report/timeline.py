@@ -107,6 +107,7 @@ class Timeline:
     end: int
     rows: tuple[Row, ...]
     ranks: tuple[RankEnd, ...]
+    hosts: tuple[str, ...]  # by the numbers of the nodes
     curves: tuple[Curve, ...] = ()
 
 
@@ -274,7 +275,7 @@ class _Builder:
                 self._row(f"rank {rank}", rank, node) for rank, where in sorted(keys) if where == node and rank >= 0
             ]
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
-        return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks)
+        return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks, tuple(self._hosts))
 
     def _row(self, name: str, rank: int, node: int) -> Row:
         key = (rank, node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from launchpad.report.timeline import HOST, JOB, Curve, Row, Timeline
+from launchpad.report.timeline import JOB, Curve, Row, Timeline
 
 _JOB = 1  # the job's process; those of the hosts follow
 
@@ -19,11 +19,10 @@ _LEAST = 1.0
 def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
     """The trace; `name` is the job's."""
     events: list[dict[str, Any]] = [_named("process_name", _JOB, 0, name), _named("thread_name", _JOB, 1, "attempts")]
+    events += [_named("process_name", _JOB + 1 + node, 0, host) for node, host in enumerate(timeline.hosts)]
     flows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in timeline.rows:
         process, thread = _place(row)
-        if row.rank == HOST:
-            events.append(_named("process_name", process, 0, row.name))
         if row.rank >= 0:
             events.append(_named("thread_name", process, thread, row.name))
         for span in row.spans:
