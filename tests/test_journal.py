@@ -128,7 +128,7 @@ def test_with_log_dir_the_record_is_there(launchpad: Launchpad) -> None:
     (launchpad.folder / "fails.py").write_text(FAILS)
     assert launchpad.run("run", "-n", 2, "--log-dir", "logs", "fails.py").returncode == 1
     (folder,) = (launchpad.folder / "logs").iterdir()
-    assert {"events.jsonl", "verdict.json", "attempt_0"} == set(os.listdir(folder))
+    assert {"events.jsonl", "job.json", "verdict.json", "attempt_0"} == set(os.listdir(folder))
     assert launchpad.run("why").stdout.splitlines()[-1] == f"logs: {folder}"
     assert "[1] out of 1" in launchpad.run("logs").stdout
 

@@ -212,6 +212,7 @@ def test_the_pages_are_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"launchpad/manual/{page.name}" for page in MANUAL.iterdir()} <= set(names)
+    assert {f"launchpad/report/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
 
 
 def anchors(page: Path) -> set[str]:

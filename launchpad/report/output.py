@@ -136,5 +136,6 @@ def lines_per_second(packed: PackedOutput) -> list[Curve]:
     points = []
     for begin in range(first, last + 1, step):
         count = sum(packed.ticks.get(tick, 0) for tick in range(begin, begin + step))
-        points.append(((2 * begin + step) * TICK_NS // 2, count * 1e9 / (step * TICK_NS)))
+        points.append((begin * TICK_NS, count * 1e9 / (step * TICK_NS)))
+    points.append(((begin + step) * TICK_NS, 0.0))
     return [Curve("lines", "lines/s", {JOB: tuple(points)})]

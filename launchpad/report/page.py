@@ -28,7 +28,7 @@ from launchpad.job.outcome import ranks_in_words
 from launchpad.record import circumstances, replay
 from launchpad.record.recorded_verdict import in_words, look_at
 from launchpad.report.output import PackedOutput, lines_per_second, pack
-from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Row, Span, Timeline, timeline_of
+from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow, timeline_of
 
 # How many lines of its output stand below the verdict.
 TAIL_LINES = 30
@@ -176,7 +176,7 @@ def page(job: Recorded) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("launchpad.report") / name).read_text(encoding="utf-8")
+    return (resources.files("launchpad") / "report" / name).read_text(encoding="utf-8")
 
 
 def _source(text: str) -> str:
@@ -233,13 +233,13 @@ def _rows(timeline: Timeline) -> Iterable[str]:
         yield _curve(curve, end)
 
 
-def _told(row: Row) -> str:
+def _told(row: TimelineRow) -> str:
     """The row for those who don't see it."""
     said = [one.text for one in row.spans if one.kind in ("run", "attempt")] + [one.text for one in row.marks]
     return escape(f"{row.name}: {'; '.join(said[:8])}")
 
 
-def _span(row: Row, one: Span, end: int) -> str:
+def _span(row: TimelineRow, one: Span, end: int) -> str:
     height = 'y="5" height="14"' if one.kind in ("run", "attempt") else 'y="9" height="6"'
     width = max(one.end - one.start, end // 10_000)  # what has none is not drawn
     place = f'x="{_percent(one.start, end)}" width="{_percent(width, end)}"'
@@ -252,7 +252,7 @@ def _span(row: Row, one: Span, end: int) -> str:
     return drawn
 
 
-def _mark(row: Row, one: Mark, end: int) -> str:
+def _mark(row: TimelineRow, one: Mark, end: int) -> str:
     shape = f'<circle r="8"/><path d="{_SHAPES[one.kind]}"/>'
     words = f"{row.name}, {_seconds(one.time)}: {one.text}"
     place = f'x="{_percent(one.time, end)}" y="12" overflow="visible"'

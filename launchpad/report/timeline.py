@@ -66,7 +66,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """What happened in the job as such (rank JOB), at a host (rank HOST), or in a rank."""
 
     name: str
@@ -86,7 +86,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankOutcome:
     """How a rank ended, in the last attempt in which it ran."""
 
     rank: int
@@ -105,8 +105,8 @@ class Timeline:
 
     wall: float  # the date of time 0, in seconds since 1970
     end: int
-    rows: tuple[Row, ...]
-    ranks: tuple[RankEnd, ...]
+    rows: tuple[TimelineRow, ...]
+    ranks: tuple[RankOutcome, ...]
     hosts: tuple[str, ...]  # by the numbers of the nodes
     curves: tuple[Curve, ...] = ()
 
@@ -128,7 +128,7 @@ class _Builder:
         self._marks: dict[tuple[int, int], list[Mark]] = {}
         self._prompts: dict[int, int] = {}
         self._collectives: dict[str, list[tuple[int, int, int, str]]] = {}  # by flow: (time, ns, rank, text) each
-        self._ranks: dict[int, RankEnd] = {}
+        self._ranks: dict[int, RankOutcome] = {}
         self._hosts: list[str] = []
 
     def on(self, event: Any) -> None:
@@ -248,7 +248,7 @@ class _Builder:
         self._span(Span(started, max(started, end), "run", f"pid {one.pid}: {how}", outcome), rank)
         memory = one.exited.memory if one.exited else 0
         host = history.node_name(one.node)
-        self._ranks[rank] = RankEnd(rank, host, one.pid, started, max(started, end), how, outcome, memory)
+        self._ranks[rank] = RankOutcome(rank, host, one.pid, started, max(started, end), how, outcome, memory)
 
     def _end_collectives(self) -> None:
         """Where it isn't known how long a collective took, it is shown until the last rank has entered it."""
@@ -277,9 +277,9 @@ class _Builder:
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
         return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks, tuple(self._hosts))
 
-    def _row(self, name: str, rank: int, node: int) -> Row:
+    def _row(self, name: str, rank: int, node: int) -> TimelineRow:
         key = (rank, node)
-        return Row(name, rank, node, tuple(self._spans.get(key, ())), tuple(self._marks.get(key, ())))
+        return TimelineRow(name, rank, node, tuple(self._spans.get(key, ())), tuple(self._marks.get(key, ())))
 
 
 def _outcome(history: History, verdict: Verdict, rank: int) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from launchpad.report.timeline import JOB, Curve, Row, Timeline
+from launchpad.report.timeline import JOB, Curve, Timeline, TimelineRow
 
 _JOB = 1  # the job's process; those of the hosts follow
 
@@ -55,12 +55,12 @@ def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began": timeline.wall}}
 
 
-def _place(row: Row) -> tuple[int, int]:
-    """Its process and thread. Perfetto keeps thread 0 for itself."""
+def _place(row: TimelineRow) -> tuple[int, int]:
+    """Its process and thread; Perfetto shows both numbers."""
     if row.rank == JOB:
         return _JOB, 1
     process = _JOB + 1 + row.node
-    return process, (process << 20) + (row.rank + 1 if row.rank >= 0 else 0)
+    return process, 10_000 * process + max(0, row.rank)
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
