@@ -36,6 +36,7 @@ from ..protocol.commands import (
     Probe,
     Profile,
     Reach,
+    Sample,
     Signal,
     SignalAgent,
     SignalRank,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from .ranks.call_lines import CallLines
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
+    from .ranks.sampler import Sampler
     from .stacks.dump import StackDumper
     from .stacks.profiler import Profiler
 
@@ -134,6 +136,7 @@ class Agent:
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
+        self._sampler: Sampler | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -178,6 +181,8 @@ class Agent:
                 self._debuggers.pump()
             if self._profiler:
                 self._profiler.pump()
+            if self._sampler:
+                self._sampler.pump()
             self._outbox.pump()
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -193,6 +198,8 @@ class Agent:
             waits.append(self._debuggers.patience)
         if self._profiler:
             waits.append(self._profiler.patience)
+        if self._sampler:
+            waits.append(self._sampler.patience)
         own = min((wait for wait in waits if wait >= 0), default=-1.0)
         if not self._heartbeat_timeout or self._suspended:
             return own
@@ -296,7 +303,11 @@ class Agent:
 
                 self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
                 self._stack_dumper.begin(command, self._ranks.values())
+            case Sample() if self._debug_channel:
+                from .ranks.sampler import Sampler
 
+                self._sampler = self._sampler or Sampler(self._poll, self._outbox, self._debug_channel)
+                self._sampler.begin(command, self._ranks.values())
             case Profile():
                 from .stacks.profiler import Profiler
 

@@ -20,6 +20,7 @@ TOPICS = {
     "ending": "how a job ends: signals, exit codes, what is left behind",
     "detached": "jobs without a terminal: --detach, attach, wait, stop, --notify",
     "failures": "the verdict: which rank failed first, and why",
+    "top": "what each rank does and uses while the job runs",
     "hangs": "where the ranks are, and which of them the others are waiting for",
     "debugging": "a prompt or a debugger in any rank, a profile of all",
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",

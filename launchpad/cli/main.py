@@ -30,6 +30,7 @@ _COMMANDS = {
     "warm": "launchpad.cli.warm",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
+    "top": "launchpad.cli.top",
     "debug": "launchpad.cli.debug",
     "profile": "launchpad.cli.profile",
     "logs": "launchpad.cli.logs",
@@ -48,6 +49,7 @@ Examples:
   launchpad why
   launchpad bench -H a:4,b:4
   launchpad stacks
+  launchpad top
   launchpad help quickstart
 """
 

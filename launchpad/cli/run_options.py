@@ -126,6 +126,13 @@ _OPTIONS = (
         is_flag=True,
         help="Print the job's id and exit when the ranks are about to start; the job goes on. See launchpad attach.",
     ),
+    _output(
+        "--sample",
+        type=seconds,
+        default="10",
+        metavar="SECONDS",
+        help="How often the record gets what each rank uses: CPU, memory, GPU. Default: 10; 0: never.",
+    ),
     _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
     _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),

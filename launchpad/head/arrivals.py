@@ -60,6 +60,7 @@ class Arrivals:
         self._door = door
         self._put = put
         self._over = threading.Event()
+        self._names: list[str] = []  # of the machines that are being brought up
         if door is not None:
             door.open(lambda dialled: put((-1, dialled)))
 
@@ -93,12 +94,19 @@ class Arrivals:
         """Bring up a machine that has joined."""
         threading.Thread(target=self._take, args=dialled, name=f"join-{dialled.member.name}", daemon=True).start()
 
+    def names(self) -> list[str]:
+        """The machines that have joined, and are being brought up."""
+        return sorted(self._names)
+
     def _take(self, link: Link, member: Member) -> None:
+        self._names.append(member.name)
         try:
             self._bring_up(link, member, None)
         except (Exception, SystemExit) as error:
             reason = str(error) if isinstance(error, LaunchpadError) else f"{type(error).__name__}: {error}"
             self._put((-1, JoinFailed(member.name, reason)))
+        finally:
+            self._names.remove(member.name)
 
     def _bring_up(self, link: Link, member: Member | None, node: int | None) -> None:
         """A machine that has joined is told why it is not needed; whoever let it in hangs up at the end."""

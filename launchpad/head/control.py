@@ -20,7 +20,7 @@ from launchpad import linux
 from launchpad.errors import UsageError
 from launchpad.job.outcome import signal_name
 from launchpad.job.state import state_folder
-from launchpad.protocol.events import DebugRequested, ProfileRequested, StacksRequested, StopRequested
+from launchpad.protocol.events import DebugRequested, ProfileRequested, SampleRequested, StacksRequested, StopRequested
 
 if TYPE_CHECKING:
     import socket
@@ -33,7 +33,7 @@ REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 
 # What can be asked of a job.
-Request = StacksRequested | DebugRequested | ProfileRequested | StopRequested
+Request = StacksRequested | DebugRequested | ProfileRequested | SampleRequested | StopRequested
 
 
 def folder() -> str:
@@ -153,7 +153,9 @@ def _event(asker: int, request: dict[str, Any]) -> Request:
         return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
     if request["what"] == "signal":
         return StopRequested(now, int(request["signum"]))
-    return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]))
+    if request["what"] == "sample":
+        return SampleRequested(now, asker)
+    return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]), int(request.get("rank", -1)))
 
 
 def _here() -> tuple[str, str]:
@@ -186,8 +188,8 @@ def _is_gone(listener: str) -> bool:
 
 
 def ask(job: str, what: str, **details: float) -> str:
-    """Ask a running job: `what` is "stacks", with `native` and `full`, "debug", with `rank` and `port`, or "profile",
-    with `rank`, -1 for all, and `seconds`.
+    """Ask a running job: `what` is "stacks", with `native` and `full`, perhaps `rank`, "debug", with `rank` and `port`,
+    "profile", with `rank`, -1 for all, and `seconds`, or "sample".
 
     `job`: an id, the start of one, or "" for the latest job. Raises UsageError if no job matches, or several do.
     """

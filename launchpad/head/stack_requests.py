@@ -46,6 +46,7 @@ class _StackRequest(NamedTuple):
     native: bool = False
     full: bool = False
     insists: bool = True
+    rank: int = -1  # only this one; -1: all
 
 
 class StackRequests:
@@ -97,8 +98,8 @@ class StackRequests:
         match event:
             case StackDump() if self._current is not None and event.number == self._number:
                 self._answers[event.rank] = event
-            case StacksRequested(_, asker, native, full):
-                self._waiting.append(_StackRequest("asked", asker, native, full))
+            case StacksRequested(_, asker, native, full, rank):
+                self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
             case Restarted() if self._watch:  # what was found about the last attempt says nothing of this one
                 self._pairs = None
                 if self._current is not None and self._current.why in (SAMPLE, "stall"):
@@ -158,9 +159,9 @@ class StackRequests:
             elif self._watch.sampled(now, self._answers, running):
                 self._waiting.appendleft(_StackRequest("stall"))
             return
-        answers = [self._answers[rank] for rank in sorted(self._answers)]
+        ranks = [rank for rank in sorted(self._ranks) if request.rank in (-1, rank)]
+        answers = [self._answers[rank] for rank in sorted(self._answers) if request.rank in (-1, rank)]
         at = time.monotonic_ns()
-        ranks = sorted(self._ranks)
         self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers))
         if request.why == "stall" and self._watch:
             self._quiet = self._watch.quiet(now)

@@ -22,6 +22,7 @@ from launchpad.head.flow import Flow
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Meet, Release, Reopen, Restart, Suspend, TakeStacks
 from launchpad.head.master_search import MasterSearch, Met
 from launchpad.head.profiles import Profiles
+from launchpad.head.samples import Samples, is_valid
 from launchpad.head.session_calls import CallSender, Orders, SendCall
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
@@ -70,6 +71,8 @@ from launchpad.protocol.events import (
     RankStarted,
     Reached,
     Restarted,
+    Sampled,
+    SampleRequested,
     SeatsReady,
     SpareReady,
     StackDump,
@@ -163,6 +166,9 @@ class Supervisor:
         self._stack_requests = StackRequests(
             self.nodes, self._bringup.post, spec.stall_timeout, self._clock(), self._addresses
         )
+        self._samples = Samples(
+            self.nodes, lambda node: self._ranks_of.get(node, []), spec.sample, time.monotonic(), self._dispatch
+        )
         self._injector: Injector | None = None
         if spec.faults is not None:
             from launchpad.head.injection import Injector
@@ -208,6 +214,7 @@ class Supervisor:
                 self._attended.clear(self._clock())
             watching = machine.phase == "running" and not self._attended
             self._stack_requests.tick(self._clock(), machine.running, watching=watching)
+            self._samples.tick(time.monotonic(), machine.running, self._arrivals.names)
             if self._injector:
                 self._injector.tick(self._clock(), machine.phase)
             self._act(machine.tick(self._limits_clock()))
@@ -233,6 +240,9 @@ class Supervisor:
                 return
             case ProfileRequested():
                 self._profiles.ask(event, machine.running)
+                return
+            case SampleRequested():
+                self._samples.ask(event)
                 return
             case DebugRequested():
                 self._rank_debuggers().ask(event, machine.running)
@@ -301,6 +311,8 @@ class Supervisor:
                 self._spawn(rank, event, machine)
             case ProfileTaken():
                 self._profiles.take(event)
+            case Sampled():
+                self._samples.take(source, self.nodes.in_our_time(source, event))
             case DebuggerReady():
                 self._rank_debuggers().ready(event)
             case TunnelRead() | TunnelWritten():
@@ -458,6 +470,8 @@ class Supervisor:
                 return self._node_of.get(rank) == source
             case DebuggerReady(_, rank) | ProfileTaken(_, rank):
                 return self._node_of.get(rank) == source
+            case Sampled():
+                return is_valid(event)
             case TunnelRead(_, number) | TunnelWritten(_, number):
                 rank = self._debuggers.rank_of(number) if self._debuggers else -1
                 return rank < 0 or self._node_of.get(rank) == source
@@ -516,6 +530,8 @@ class Supervisor:
 
     def _next(self, machine: Machine) -> tuple[int, Any] | None:
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
+        if self._samples.deadline is not None:
+            waits.append(self._samples.deadline - time.monotonic())
         if self._stack_requests.deadline is not None:
             waits.append(self._stack_requests.deadline - self._clock())
         if self._injector and self._injector.deadline is not None:

@@ -118,6 +118,7 @@ class JobSpec:
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
+    sample: float = 0.0  # seconds between two samples of what the ranks use, for the record; 0: none
     faults: Faults | None = None  # those to inject, to try how the job recovers
     max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
     restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job

@@ -214,6 +214,13 @@ class Profile(NamedTuple):
     seconds: float
 
 
+class Sample(NamedTuple):
+    """Report what the running ranks use; answered by a Sampled."""
+
+    number: int  # of this request
+    asks: bool  # ask the ranks, too, what they wait for
+
+
 class TunnelOpen(NamedTuple):
     """Connect to the rank's debugger. If that fails, or when it hangs up, TunnelRead has no data."""
 
@@ -281,4 +288,5 @@ Command = (
     | EndSession
     | Fence
     | KeeperRequest
+    | Sample
 )

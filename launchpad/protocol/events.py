@@ -324,6 +324,18 @@ class ProfileTaken(NamedTuple):
     profile: str  # a speedscope file, compressed with zlib, in base64
 
 
+class Sampled(NamedTuple):
+    """What the running ranks of a node use, each with its descendants, and the node's GPUs."""
+
+    time: int
+    number: int  # of the request
+    # [rank, the main thread's state as in StackDump, CPU seconds, resident bytes, threads, bytes read, bytes written]
+    # each; figures are -1 if unknown
+    ranks: list[list[Any]]
+    waits: list[list[Any]]  # [rank, operation, number of the collective or -1, seconds or -1] of those that wait
+    gpus: list[list[Any]]  # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
+
+
 class TunnelRead(NamedTuple):
     """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
 
@@ -530,6 +542,7 @@ class StacksRequested(NamedTuple):
     asker: int  # who gets the answer; 0: the console
     native: bool
     full: bool
+    rank: int = -1  # only this one; -1: all
 
 
 class DebugRequested(NamedTuple):
@@ -548,6 +561,22 @@ class ProfileRequested(NamedTuple):
     asker: int
     rank: int
     seconds: float
+
+
+class SampleRequested(NamedTuple):
+    """Someone asks what the ranks do and use."""
+
+    time: int
+    asker: int
+
+
+class SamplesTaken(NamedTuple):
+    """The answer to SampleRequested: what the nodes have said."""
+
+    time: int
+    askers: list[int]
+    samples: list[Sampled]
+    joining: list[str]  # machines that are being prepared to take part
 
 
 class ProfilesTaken(NamedTuple):
@@ -675,6 +704,9 @@ Event = (
     | ProfileTaken
     | ProfileRequested
     | ProfilesTaken
+    | Sampled
+    | SampleRequested
+    | SamplesTaken
     | DebuggerListening
     | StacksTaken
     | NodesApart

@@ -101,6 +101,8 @@ TABLE = (
     MessageType(commands.KeeperRequest, "agent"),
     MessageType(events.KeeperReply, "head"),
     MessageType(events.CollectivesEntered, "head", recorded=True),
+    MessageType(commands.Sample, "agent"),
+    MessageType(events.Sampled, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

@@ -47,6 +47,7 @@ _started = False
 _runs = False
 _beats = 0
 _main = 0  # the main thread's number
+_wait: tuple[str, int, int, bool] = ("", 0, 0, True)  # a collective in progress: group, number, since when, is exact
 
 
 def signal_number() -> int:
@@ -191,6 +192,9 @@ def _answer(line: Any) -> None:
                         )
                     )
                     continue
+                if "sample" in request:
+                    line.send(zlib.compress(json.dumps({"sample": request["sample"], **sample()}).encode(), 1))
+                    continue
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
                 answer |= collectives(everything)
@@ -238,14 +242,61 @@ def threads(everything: bool) -> list[Any]:
     return found[:THREADS]
 
 
+def sample() -> dict[str, Any]:
+    """The main thread's frames, the collective in progress and since when it is, and the GPUs that are used."""
+    return {
+        "frames": threads(False)[0]["frames"],
+        "mpi": "mpi4py" in sys.modules,
+        "wait": _waits_in(),
+        "gpus": _gpus(),
+    }
+
+
+def _waits_in() -> list[float] | None:
+    """The number of a collective that this rank has entered and not completed, and since how many seconds."""
+    global _wait
+    import time
+
+    entry = next((entry for entry in _entries(False) if not entry["done"]), None)
+    if entry is None:
+        return None
+    now = time.time_ns()
+    group, number, since, exact = _wait
+    if (group, number) != (entry["group"], entry["number"]):
+        group, number, since, exact = entry["group"], entry["number"], now, False
+    elif not exact:  # it was there at the last sample: now it is worth while to look up when it began
+        since, exact = min(since, _begun(group, number) or since), True
+    _wait = (group, number, since, exact)
+    return [number, (now - since) / 1e9]
+
+
+def _begun(group: str, number: int) -> int:
+    """When a collective was entered, by torch's flight recorder, in ns since 1970; 0 if unknown."""
+    dump: Callable[..., bytes] | None = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace", None)
+    if dump is None or not group.startswith("#"):  # one of launchpad's mpi frontend
+        return 0
+    import pickle
+
+    times = [
+        int(entry["time_created_ns"])
+        for entry in pickle.loads(dump(True, False, True)).get("entries") or ()
+        if entry["collective_seq_id"] == number and not entry["is_p2p"] and not entry["retired"]
+    ]
+    return min(times, default=0)
+
+
+def _gpus() -> list[str]:
+    """The UUIDs of the GPUs on which torch has allocated memory."""
+    cuda: Any = sys.modules.get("torch.cuda")
+    if cuda is None or not cuda.is_initialized():
+        return []
+    used = [device for device in range(cuda.device_count()) if cuda.memory_reserved(device)]
+    return [f"GPU-{cuda.get_device_properties(device).uuid}" for device in used]
+
+
 def collectives(everything: bool) -> dict[str, Any]:
     """What is known about collectives: `counts` by group; with `everything`, the last `entries` and the `groups`."""
-    entries: list[dict[str, Any]] = []
-    for read in (_of_torch, _of_mpi):
-        try:
-            entries += read(everything)
-        except Exception:  # another version of torch: report stacks only
-            continue
+    entries = _entries(everything)
     counts: dict[str, int] = {}
     waiting: dict[str, int] = {}
     for entry in entries:
@@ -258,6 +309,16 @@ def collectives(everything: bool) -> dict[str, Any]:
         by_group.setdefault(entry["group"], []).append(entry)
     kept = [entry for group in by_group.values() for entry in group[-TAIL:]]
     return {"counts": counts, "waiting": sum(waiting.values()), "entries": kept, "groups": _groups()}
+
+
+def _entries(everything: bool) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for read in (_of_torch, _of_mpi):
+        try:
+            entries += read(everything)
+        except Exception:  # another version of torch: report stacks only
+            continue
+    return entries
 
 
 def _groups() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from launchpad.record.liveness import State
 EVENTS = "events.jsonl"
 VERDICT = "verdict.json"
 CIRCUMSTANCES = "job.json"  # what it was run with
+SAMPLES = "samples.jsonl"
 CONSOLE = "console"  # the files of a detached job's console begin with this
 
 # How many finished jobs are kept, and how many bytes of them; the slack avoids pruning at every start.

@@ -1,10 +1,10 @@
 """The journal: a sink that records a job as it happens, so that it can be replayed even if launchpad was killed.
 
-The job's folder holds events.jsonl, with a line per event; the ranks' output, attempt_N/RANK/{stdout,stderr}.log; what
-it is run with, job.json; and after a failure verdict.json. The journal writes in its own thread, and the job never
-waits for it: output that the disk does not take in time is left out and marked, and so is the middle of a long stream.
-If a stream's file can't be written, that stream is given up; if events.jsonl can't be written, the record ends. Each is
-reported once.
+The job's folder holds events.jsonl, with a line per event; samples.jsonl, with what the ranks used now and then; their
+output, attempt_N/RANK/{stdout,stderr}.log; what it is run with, job.json; and after a failure verdict.json. The journal
+writes in its own thread, and the job never waits for it: output that the disk does not take in time is left out and
+marked, and so is the middle of a long stream. If a stream's file can't be written, that stream is given up; if
+events.jsonl can't be written, the record ends. Each is reported once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launchpad import linux
 from launchpad.console.writer import OpenFiles
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted
+from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted, Sampled
 from launchpad.record import job_store
 from launchpad.record.event_lines import line_of
 
@@ -145,6 +145,9 @@ class Journal:
             self._streams.clear()
             if event.nodes:
                 self._joined = {rank for node in event.shown_there for rank in event.nodes[node][1]}
+        elif type(event) is Sampled:
+            said = {"time": event.time, "ranks": event.ranks, "gpus": event.gpus}
+            self._put(_Write(job_store.SAMPLES, json.dumps(said, separators=(",", ":")).encode() + b"\n"))
         elif type(event) is RanksSpawned:
             self._folders.update((rank, str(rank)) for rank in event.ranks)
         return False

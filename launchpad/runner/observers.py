@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launchpad.console.debugger_sink import DebuggerSink
 from launchpad.console.stack_sink import StackSink
 from launchpad.console.summary import Summary
+from launchpad.console.top_sink import TopSink
 from launchpad.head.control import Control
 from launchpad.head.sink import Sink
 from launchpad.job.plan import Plan
@@ -47,7 +48,8 @@ class Observers:
         self._control = Control(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
         debuggers = DebuggerSink(say, self._control.answer)
-        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers]
+        top = TopSink(self.summary.history, spec.max_restarts.most, self._control.answer)
+        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers, top]
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 

@@ -94,6 +94,7 @@ class RunOptions(NamedTuple):
     stop_before: float | None = None
     stop_signal: int | None = None
     stall_timeout: float | None = None
+    sample: float = 10.0
     inject: str = ""
     max_restarts: RestartLimit = RestartLimit()
     restart: Restarts = "judged"

@@ -79,6 +79,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         timeout=options.timeout,
         stop_at=_stop_at(options.stop_before),
         stall_timeout=options.stall_timeout,
+        sample=options.sample,
         faults=_faults(options.inject),
         max_restarts=options.max_restarts,
         restart=options.restart,

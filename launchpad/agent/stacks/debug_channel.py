@@ -26,6 +26,7 @@ class DebugChannel:
         self._poll = poll
         self.on_connect: Callable[[int], None] = _ignore  # called with the pid of a rank that can be asked from now on
         self.on_debugger: Callable[[int, str], None] = _ignore  # with a pid, and why its debugger does not listen
+        self.on_sample: Callable[[int, dict[str, Any]], None] = _ignore  # with a pid, and what it does
         self._answers: dict[int, dict[str, Any]] = {}  # by pid: the last answer
         self._connections: dict[int, socket.socket] = {}  # by pid
         self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
@@ -68,6 +69,8 @@ class DebugChannel:
             return
         if isinstance(answer, dict) and type(answer.get("debugger")) is str:
             self.on_debugger(pid, answer["debugger"])
+        elif isinstance(answer, dict) and "sample" in answer:
+            self.on_sample(pid, answer)
         elif isinstance(answer, dict):
             self._answers[pid] = answer
 
@@ -90,17 +93,22 @@ class DebugChannel:
     def ask(self, pid: int, number: int, *, everything: bool) -> bool:
         """Send a rank question `number`; False if it can't be asked."""
         self._answers.pop(pid, None)
-        try:
-            self._connections[pid].send(json.dumps({"number": number, "all": everything}).encode())
-        except (KeyError, OSError):
+        if not self._send(pid, {"number": number, "all": everything}):
             return False
         self._unanswered.setdefault(pid, number)
         return True
 
     def ask_for_debugger(self, pid: int, path: str) -> bool:
         """Have a rank's debugger listen at this socket; False if it can't be asked."""
+        return self._send(pid, {"debug": path})
+
+    def ask_for_sample(self, pid: int, number: int) -> bool:
+        """Ask a rank what it does; False if it can't be asked."""
+        return self._send(pid, {"sample": number})
+
+    def _send(self, pid: int, question: dict[str, Any]) -> bool:
         try:
-            self._connections[pid].send(json.dumps({"debug": path}).encode())
+            self._connections[pid].send(json.dumps(question).encode())
         except (KeyError, OSError):
             return False
         return True

@@ -241,12 +241,12 @@ def _read(target: _PendingRank) -> list[Any]:
         os.truncate(target.file, 0)
     except OSError:
         return []
-    return parse(text, _Sources(f"/proc/{target.pid}/cwd").line)
+    return parse(text, SourceLines(f"/proc/{target.pid}/cwd").line)
 
 
 def _with_sources(threads: list[Any], pid: int) -> list[Any]:
     """The threads that a rank reported, with the source line of each frame."""
-    sources = _Sources(f"/proc/{pid}/cwd")
+    sources = SourceLines(f"/proc/{pid}/cwd")
     try:
         for thread in threads:
             for frame in thread["frames"]:
@@ -281,14 +281,16 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(?:x(..)|u(....)|U(........))", lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
 
 
-class _Sources:
+class SourceLines:
     """Source lines for the frames of stacks."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder  # that paths are relative to
+        """`folder`: what paths are relative to."""
+        self._folder = folder
         self._lines: dict[str, list[str]] = {}
 
     def line(self, path: str, number: int) -> str:
+        """A line without its indentation; "" if it can't be read."""
         if path not in self._lines:
             self._lines[path] = self._load(path)
         lines = self._lines[path]

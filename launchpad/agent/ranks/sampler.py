@@ -1,0 +1,134 @@
+"""Takes samples of this node's ranks: what they use, and what they wait for.
+
+The figures come from /proc and the GPUs' driver. What a rank waits for, only the rank itself can say: it is asked only
+while somebody looks, and one that doesn't answer in time is left alone until it does.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from ...protocol.commands import Sample
+from ...protocol.events import Sampled
+from ...protocol.stacks import is_library, where
+from ..host.gpus import GpuReader
+from ..host.process_trees import ProcessTrees
+from ..outbox import Listener
+from ..poll import Poll
+from ..stacks.debug_channel import DebugChannel
+from ..stacks.dump import SourceLines
+from .rank import Rank
+
+# How long the ranks and the driver have to answer.
+ANSWER_SECONDS = 0.3
+
+# This many source lines are remembered.
+_MOST_LINES = 1000
+
+
+class Sampler:
+    """Handles one request at a time; when a new one comes, the old one is answered."""
+
+    def __init__(self, poll: Poll, outbox: Listener, channel: DebugChannel) -> None:
+        self._outbox = outbox
+        self._channel = channel
+        self._trees = ProcessTrees()
+        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        poll.watch(wake, lambda _: _drain(wake))
+        self._gpus = GpuReader(wake)
+        self._ranks: dict[int, int] = {}  # by pid: those that the request is about
+        self._number = 0
+        self._until: float | None = None  # when to report, if not everybody has answered by then
+        self._open: set[int] = set()  # pids of ranks that have not answered the last question
+        self._awaited: set[int] = set()  # those that were asked in this request
+        self._answers: dict[int, dict[str, Any]] = {}  # by pid
+        self._lines: dict[tuple[str, int], str] = {}  # of the sources
+        channel.on_sample = self._take
+
+    def begin(self, request: Sample, ranks: Iterable[Rank]) -> None:
+        """Take a sample of these ranks."""
+        if self._until is not None:
+            self._report()
+        self._ranks = {rank.pid: rank.rank for rank in ranks}
+        self._number = request.number
+        self._answers = {}
+        self._open &= self._ranks.keys()
+        self._gpus.begin()
+        asked = []
+        if request.asks:
+            asked = [pid for pid in self._ranks if pid not in self._open]
+            self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, request.number))
+        self._until = time.monotonic() + ANSWER_SECONDS
+        self._awaited = self._open.intersection(asked)
+        self.pump()
+
+    def _take(self, pid: int, answer: dict[str, Any]) -> None:
+        self._open.discard(pid)
+        if answer.get("sample") == self._number:
+            self._answers[pid] = answer
+
+    @property
+    def patience(self) -> float:
+        """Seconds until `pump` has to be called; -1 for never."""
+        return -1 if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def pump(self) -> None:
+        """Report, when everybody has answered or it is time."""
+        if self._until is None:
+            return
+        if (self._awaited & self._open or self._gpus.busy) and time.monotonic() < self._until:
+            return
+        self._report()
+
+    def _report(self) -> None:
+        self._until = None
+        trees = self._trees.read(self._ranks)
+        waits = [
+            [self._ranks[pid], *wait] for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
+        ]
+        figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
+        self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
+
+    def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
+        """The operation in which a rank waits for others, the collective's number, and since when it does."""
+        try:
+            frames = [[*frame, ""] for frame in answer["frames"]]
+            if frames and not is_library(frames[0][0]):
+                frames[0][3] = self._line(pid, frames[0][0], frames[0][1])
+            operation = where(frames, bool(answer["mpi"])).waits_in
+            number, seconds = answer["wait"] or (-1, -1.0)
+            return [operation, int(number), round(float(seconds), 1)] if operation else None
+        except (LookupError, TypeError, ValueError, AttributeError):  # malformed: the program can send anything
+            return None
+
+    def _line(self, pid: int, path: str, number: int) -> str:
+        if (path, number) not in self._lines:
+            if len(self._lines) >= _MOST_LINES:
+                self._lines.clear()
+            self._lines[path, number] = SourceLines(f"/proc/{pid}/cwd").line(path, number)
+        return self._lines[path, number]
+
+    def _use_of_gpus(self) -> list[list[Any]]:
+        """The GPUs, each with the ranks that use it: by their pids or, where the driver has others, by its UUID."""
+        found = []
+        for gpu in self._gpus.gpus:
+            users: dict[int, int] = {}
+            for pid, memory in gpu.by_pid.items():
+                if pid in self._trees.root_of:
+                    rank = self._ranks[self._trees.root_of[pid]]
+                    users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
+            for pid, answer in self._answers.items():
+                if gpu.uuid in (answer.get("gpus") or ()):
+                    users.setdefault(self._ranks[pid], -1)
+            found.append([*gpu[:4], users])
+        return found
+
+
+def _drain(wake: int) -> None:
+    try:
+        os.eventfd_read(wake)
+    except BlockingIOError:
+        pass

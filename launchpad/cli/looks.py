@@ -1,0 +1,30 @@
+"""Asks a running job what its ranks do and use."""
+
+from __future__ import annotations
+
+import json
+
+from launchpad.cli.stacks import elsewhere
+from launchpad.diagnosis.activity import JobLook
+from launchpad.errors import UsageError
+from launchpad.head.control import ask
+
+
+def first_look(job: str) -> JobLook:
+    """The job as it is now. Raises UsageError if there is none, or not here."""
+    try:
+        text = ask(job, "sample")
+    except UsageError as error:
+        raise UsageError(f"{error}{elsewhere(job, 'top')}") from None
+    if not text:
+        raise UsageError("the job ended before it could answer")
+    return JobLook(*json.loads(text))
+
+
+def next_look(job: str) -> JobLook | None:
+    """The job as it is now; None if it has ended."""
+    try:
+        text = ask(job, "sample")
+    except (UsageError, OSError):
+        return None
+    return JobLook(*json.loads(text)) if text else None
