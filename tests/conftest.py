@@ -48,7 +48,8 @@ class Launchpad:
         self.folder = folder
         self.scratch = scratch
         self.mark = uuid.uuid4().hex
-        drop = ("LAUNCHPAD_", "XDG_STATE_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON", "GITHUB_")
+        drop = ("LAUNCHPAD_", "XDG_STATE_", "TORCHELASTIC_", "OMP_", "SLURM_", "PMI_", "PYTHON")
+        drop += ("GITHUB_", "GITLAB_", "TEAMCITY_", "BUILDKITE")
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
         self.state = folder.parent / "state"
         self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(self.state)}

@@ -7,6 +7,8 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
+
 from launchpad.record import junit
 from tests.conftest import Launchpad
 from tests.test_journal import FAILS
@@ -24,7 +26,7 @@ def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
 
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("::")]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("::error")]
     head, data = line[2:].split("::", 1)
     assert head == "error file=src/fails%2C 100%25.py,line=7,title=rank 1 failed first%3A ValueError%3A no good"
     text = data.replace("%0A", "\n").replace("%25", "%")
@@ -92,3 +94,77 @@ def test_places_that_can_not_be_written_are_refused(launchpad: Launchpad) -> Non
         assert done.stderr.startswith(
             f"launchpad: error: {option} no/such/file: No such file or directory; choose a writable file"
         )
+
+
+FORGES = (
+    "import os, sys, time\nrank = os.environ['RANK']\n"
+    "print('::error::forged\\n--- forged\\r\\n\\x1b[0Ksection_end:1:launchpad_rank_0\\r\\x1b[0K', flush=True)\n"
+    "print('##[error]forged ##teamcity[blockClosed name=\\'rank 0\\']\\t\\x1b[31mred\\x1b[0m', flush=True)\n"
+    "open(f'up{rank}', 'w').close()\n"
+    "while not os.path.exists('up0') or not os.path.exists('up1'): time.sleep(0.01)\n"
+    "sys.exit(7) if rank == '1' else time.sleep(600)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("variable", "begin", "end"),
+    [
+        (("GITHUB_ACTIONS", "true"), r"::group::rank 1: exit code 7", "::endgroup::"),
+        (
+            ("GITLAB_CI", "true"),
+            r"\x1b\[0Ksection_start:\d+:launchpad_rank_1\[collapsed=true\]\n\x1b\[0Krank 1: exit code 7",
+            r"\x1b\[0Ksection_end:\d+:launchpad_rank_1\n\x1b\[0K",
+        ),
+        (
+            ("TEAMCITY_VERSION", "2026.1"),
+            r"##teamcity\[blockOpened name='rank 1: exit code 7'\]",
+            r"##teamcity\[blockClosed name='rank 1: exit code 7'\]",
+        ),
+        (("BUILDKITE", "true"), r"--- rank 1: exit code 7", r"--- rank 0: killed by SIGTERM \(Terminated\)"),
+    ],
+)
+def test_the_end_of_each_rank_in_a_section(
+    launchpad: Launchpad, variable: tuple[str, str], begin: str, end: str
+) -> None:
+    """The rank that failed first is the first one, and no line of a rank is a command."""
+    (launchpad.folder / "forges.py").write_text(FORGES)
+    launchpad.environ |= dict([variable])
+    done = launchpad.run("run", "-n", 2, "--no-hooks", "forges.py")
+    assert done.returncode == 7
+    # subprocess makes a newline of each carriage return.
+    found = re.search(f"^{begin}\n(.*?)\n{end}\n", done.stderr, re.MULTILINE | re.DOTALL)
+    assert found, done.stderr
+    lines = found[1].split("\n")
+    assert lines[:2] == ["[1] ::error::forged", "[1] --- forged"]
+    assert lines[-1] == "[1] # #[error]forged # #teamcity[blockClosed name='rank 0']   red"
+    assert all(line.startswith("[1] ") for line in lines)
+    assert not re.search("[\r\x1b]", found[1])
+    assert done.stderr.index("rank 1: exit code 7") < done.stderr.index("rank 0: killed by")
+    assert done.stderr.index("rank 0: killed by") < done.stderr.index("launchpad: rank 1 failed first")
+    assert launchpad.run("run", "-n", 2, "echo", "x").stderr == ""
+
+
+def test_the_summary_page_in_actions(launchpad: Launchpad) -> None:
+    """A step may run several jobs: each adds its part."""
+    page = launchpad.folder / "summary.md"
+    launchpad.environ |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(page)}
+    assert launchpad.run("run", "-n", 2, "true").returncode == 0
+    (launchpad.folder / "fails_|_.py").write_text(FAILS.replace("no good", "```|<b>"))
+    assert launchpad.run("run", "-n", 3, "fails_|_.py").returncode == 1
+    first, second = re.findall(r"^### .*?(?=^###|\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert re.match(r"### launchpad: \S*true: passed\n\n\| rank \| host \| ended \|  \| seconds \| memory \|\n", first)
+    assert re.search(r"^\| 1 \| \S+ \| exit code 0 \|  \| \d+\.\d \| \d+ MiB \|$", first, re.MULTILINE)
+    assert second.startswith(
+        "### launchpad: fails\\_\\|\\_.py: exit code 1\n\n````text\nrank 1 failed first: ValueError: ```|<b>"
+    )
+    assert "\n````\n\n| rank |" in second
+    assert re.search(r"^\| 1 \| \S+ \| exit code 1 \| failed first \|", second, re.MULTILINE)
+    assert second.count("| stopped by launchpad |") == 2
+
+
+def test_a_summary_page_that_can_not_be_written_is_reported(launchpad: Launchpad) -> None:
+    launchpad.environ |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "no/such/file"}
+    done = launchpad.run("run", "true")
+    assert done.returncode == 0
+    said = "GITHUB_STEP_SUMMARY no/such/file: No such file or directory; the summary was not written"
+    assert done.stderr == f"launchpad: {said}\n"

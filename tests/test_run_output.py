@@ -106,23 +106,14 @@ def memory_of(process: subprocess.Popen[bytes]) -> int:
     return sum(p.memory_info().rss for p in [launcher, *guard, *(a for g in guard for a in g.children())])
 
 
-def test_paused_reader_slows_the_ranks_and_nothing_else(launchpad: Launchpad) -> None:
-    """With nobody reading, the ranks block, memory stays bounded, stderr and the end of a rank still get through."""
-    script = launchpad.folder / "writes.py"
-    script.write_text(
-        "import os, sys\n"
-        "if os.environ['RANK'] == '0':\n"
-        "    while True: os.write(1, b'x' * 99 + b'\\n')\n"
-        "sys.stderr.write('still heard\\n')\n"
-    )
-    process = launchpad.start("run", "-n", 2, script)
-    assert process.stderr.readline() == b"[1] still heard\n"
+def wait_until_blocked(process: subprocess.Popen[bytes], word: str) -> None:
+    """Wait until rank 0, whose command line has this word, can't write any more."""
     blocked = None
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if str(script) in child.cmdline() and child.environ().get("RANK") == "0":
+            if word in child.cmdline() and child.environ().get("RANK") == "0":
                 blocked = child
-        except psutil.NoSuchProcess:  # rank 1, which leaves
+        except psutil.NoSuchProcess:  # a rank that leaves
             continue
     assert blocked is not None
     # A pipe that is full: the rank sleeps in write() and its counter of written bytes stands still.
@@ -134,6 +125,20 @@ def test_paused_reader_slows_the_ranks_and_nothing_else(launchpad: Launchpad) ->
         return before == now and blocked.status() == psutil.STATUS_SLEEPING
 
     wait_until(stands_still, "the rank to block")
+
+
+def test_paused_reader_slows_the_ranks_and_nothing_else(launchpad: Launchpad) -> None:
+    """With nobody reading, the ranks block, memory stays bounded, stderr and the end of a rank still get through."""
+    script = launchpad.folder / "writes.py"
+    script.write_text(
+        "import os, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    while True: os.write(1, b'x' * 99 + b'\\n')\n"
+        "sys.stderr.write('still heard\\n')\n"
+    )
+    process = launchpad.start("run", "-n", 2, script)
+    assert process.stderr.readline() == b"[1] still heard\n"
+    wait_until_blocked(process, str(script))
     assert memory_of(process) < 100 << 20
     process.send_signal(signal.SIGINT)  # ends the job, though its output can't be written
     note = b"launchpad: sent SIGINT to rank 0; they have 30 s to exit; Ctrl-C kills them at once\n"

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launchpad.cli.options import positive_seconds
+from launchpad.cli.options import FOLD, since
 from launchpad.cli.wait import is_running, wait_for
 from launchpad.console.console import LAST_WORDS_SECONDS, StandardStreams
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.control import send_signal
 from launchpad.job.outcome import OUTPUT_CLOSED
+from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, ConsoleClosed, Output, StdinRead, StopRequested, Written
 from launchpad.record import job_store, replay
 from launchpad.record.console_record import ConsoleEntry, ConsoleReader, segments
@@ -37,11 +38,6 @@ MOST_WAITING = 1 << 20
 _LEAVE = b"\x10\x11"  # Ctrl-P Ctrl-Q
 
 
-def since(text: str) -> float:
-    """A time in seconds, or "start", which is infinitely long ago."""
-    return float("inf") if text == "start" else positive_seconds(text)
-
-
 @click.command("attach", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False)
 @click.option(
@@ -51,7 +47,8 @@ def since(text: str) -> float:
     help="Begin with what was shown in the last 5m, 2h … or from the start. Default: with the last screen; without a "
     "terminal, from the start.",
 )
-def command(job: str | None, since: float | None) -> int:
+@click.option("--fold", **FOLD, help="As with launchpad run.")
+def command(job: str | None, since: float | None, fold: FoldChoice | None) -> int:
     """Show what a job that was started with --detach prints, until it ends; the exit code is the job's.
 
     JOB is an id that `launchpad run --detach` printed or `launchpad jobs` lists, or a prefix of one; the default is
@@ -65,7 +62,7 @@ def command(job: str | None, since: float | None) -> int:
         reader.start_since(time.time() - since)
     elif os.isatty(STDOUT):
         reader.start_at_last(max(1, os.get_terminal_size(STDOUT).lines - 2))
-    return _Attached(folder, reader).run(running)
+    return _Attached(folder, reader, fold).run(running)
 
 
 def _find(job: str | None) -> str:
@@ -86,14 +83,15 @@ def _find(job: str | None) -> str:
 class _Attached:
     """The loop. Threads post keys, signals, and what has been written to the terminal."""
 
-    def __init__(self, folder: str, reader: ConsoleReader) -> None:
+    def __init__(self, folder: str, reader: ConsoleReader, fold: FoldChoice | None) -> None:
         self._folder = folder
         self._job = os.path.basename(folder)
         self._reader = reader
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         planned = replay.first_event(folder)
         ranks = sum(len(ranks) for _, ranks in planned.nodes) if planned else 1
-        self._screen = StandardStreams(ranks, os.environ, self._inbox.put)
+        self._now = 0.0  # how far we are in the record, or in the present: seconds since 1970
+        self._screen = StandardStreams(ranks, os.environ, self._inbox.put, fold, lambda: self._now)
         self._waiting = 0  # bytes that the terminal has not taken yet
         self._input: StdinForwarder | None = None
         self._key = b""  # the last one
@@ -125,10 +123,14 @@ class _Attached:
         while self._code is None:
             if self._waiting >= MOST_WAITING:
                 self._take(LOOK_SECONDS)
+                self._now += LOOK_SECONDS  # or what is held would wait for what is not read yet
+                self._show_what_is_due()
                 continue
             entry = next(entries, None)
             if entry is None or entry.at >= begin:
                 self._tell_how_to_leave()
+            self._now = max(self._now, entry.at if entry is not None else time.time())
+            self._show_what_is_due()
             if entry is not None:
                 if entry.kind == "over":
                     return
@@ -162,7 +164,7 @@ class _Attached:
                 self._screen.flush()
 
     def _take(self, seconds: float) -> None:
-        """Handle what the threads have posted, or do within so many seconds; show unfinished lines that are due."""
+        """Handle what the threads have posted, or do within so many seconds."""
         try:
             event = self._inbox.get(timeout=seconds) if seconds else self._inbox.get_nowait()
             while True:
@@ -170,9 +172,11 @@ class _Attached:
                 event = self._inbox.get_nowait()
         except queue.Empty:
             pass
+
+    def _show_what_is_due(self) -> None:
         due = self._screen.deadline
-        if due is not None and due <= (now := time.monotonic()):
-            self._screen.tick(now)
+        if due is not None and due <= self._now:
+            self._screen.tick(self._now)
 
     def _handle(self, event: Any) -> None:
         match event:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
-from launchpad.console.console import labels
+from launchpad.cli.options import FOLD, since
+from launchpad.console.console import labels, wants_fold
+from launchpad.console.fold import Fold, FoldingDevice
 from launchpad.console.lines import Device, LineStream
 from launchpad.errors import UsageError
-from launchpad.protocol.events import JobPlanned, Output, Restarted
+from launchpad.job.spec import FoldChoice
+from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
 from launchpad.record import job_store, replay
 
 # How often the record of a running job is polled, in seconds.
@@ -24,29 +28,61 @@ LOOK_SECONDS = 0.25
 @click.argument("job", required=False)
 @click.option("-r", "--rank", "ranks", multiple=True, type=click.IntRange(min=0), help="Only this rank; repeatable.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
-def command(job: str | None, ranks: tuple[int, ...], follow: bool) -> int:
+@click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression is found.")
+@click.option("--since", type=since, metavar="TIME", help="Only what was printed in the last 5m, 2h …")
+@click.option("--attempt", type=click.IntRange(min=0), metavar="N", help="Only this attempt; 0 is the first.")
+@click.option("--fold", **FOLD, help="As with launchpad run.")
+@click.option(
+    "--merge",
+    type=click.Choice(["time"]),
+    metavar="time",
+    help="In the order in which the ranks wrote it, by the clocks of their hosts, not in that in which it arrived.",
+)
+def command(
+    job: str | None,
+    ranks: tuple[int, ...],
+    follow: bool,
+    grep: str | None,
+    since: float | None,
+    attempt: int | None,
+    fold: FoldChoice | None,
+    merge: str | None,
+) -> int:
     """Print the output of JOB's ranks, each line prefixed with its rank.
 
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. Without
     --log-dir, only the beginning and the end of each stream are kept.
     """
+    if merge and follow:
+        raise UsageError(
+            "--merge time puts in order what is there, and with --follow more comes; leave one of them out"
+        )
     folder = replay.find_job(job, os.environ)
     planned = replay.first_event(folder)
     known = {int(rank) for rank in planned.folders} if planned else set()
     for rank in ranks:
         if known and rank not in known:
             raise UsageError(f"--rank {rank}: the job has ranks 0 to {max(known)}")
-    printer = _Printer()
-    reader = replay.OutputReader(folder, frozenset(ranks) or None)
+    if attempt is not None and attempt > (last := replay.last_attempt(folder)):
+        raise UsageError(f"--attempt {attempt}: the job has " + (f"attempts 0 to {last}" if last else "attempt 0 only"))
+    shown = max(1, len(set(ranks) or known))
+    chosen: FoldChoice = ("equal" if fold is None else fold) if wants_fold(fold, shown, STDOUT) else "never"
+    printer = _Printer(shown, chosen, _matcher(grep), notes=attempt is None)
+    begin = float("-inf") if since is None else time.time() - since
+    reader = replay.OutputReader(folder, frozenset(ranks) or None, attempt=attempt, since=begin)
     try:
+        if merge:
+            printer.show(replay.by_time([*reader.more(), *reader.rest()]))
+            printer.close()
+            return 0
         while True:
             running = job_store.state_of(folder) != "over"  # before reading, so that all it wrote is read below
             printer.show(reader.more())
             if not (follow and running):
                 break
             printer.show(reader.rest())
-            printer.tick()
             time.sleep(LOOK_SECONDS)
+            printer.tick(LOOK_SECONDS)
         printer.show(reader.rest())
         printer.close()
     finally:
@@ -54,11 +90,30 @@ def command(job: str | None, ranks: tuple[int, ...], follow: bool) -> int:
     return 0
 
 
+def _matcher(pattern: str | None) -> Callable[[bytes], Any] | None:
+    """A function that finds the pattern in a line."""
+    if pattern is None:
+        return None
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise UsageError(f"--grep {pattern}: {error}; write a regular expression, with \\ before .*+?()[]|") from None
+    return lambda line: search(line.decode(errors="surrogateescape"))
+
+
 class _Printer:
     """Prints whole lines on stdout, each with its rank's prefix."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int, fold: FoldChoice, matches: Callable[[bytes], Any] | None, *, notes: bool) -> None:
+        """`matches`: whether to show a line, without its newline. `notes`: say where an attempt begins."""
         self._device = Device(1, None)
+        if fold != "never":
+            held = Fold(ranks, numbers=fold == "numbers")
+            self._device = FoldingDevice(1, None, held, lambda label, _: f"{label} ".encode())
+        self._matches = matches
+        self._notes = notes
+        self._now = 0.0  # how far we are in the job, by launchpad's clock
+        self._rest: dict[LineStream, bytes] = {}  # the beginning of a line, not matched yet
         self._streams: dict[tuple[int, int], LineStream] = {}
         self._labels: dict[int, str] = {}
 
@@ -69,31 +124,50 @@ class _Printer:
                 case JobPlanned(nodes=nodes):
                     self._label(nodes)
                 case Restarted(_, attempt):
-                    self._write(self._device.close(list(self._streams.values())))
+                    self._end_lines()
                     if event.nodes:
                         self._label(event.nodes)
-                    self._write(self._device.note(f"launchpad: restart {attempt}".encode(), 1))
-                case Output(_, rank, stream, data):
+                    if self._notes:
+                        self._write(self._device.note(f"launchpad: restart {attempt}".encode(), STDOUT))
+                case Output(at, rank, stream, data):
+                    self._now = max(self._now, at / 1e9)
+                    self._write(self._device.tick(self._now))
                     if (rank, stream) not in self._streams:
                         label = self._labels.get(rank, f"[{rank}]")
-                        self._streams[rank, stream] = LineStream(1, f"{label} ".encode(), len(label) + 1)
-                    self._write(self._device.feed(self._streams[rank, stream], data, time.monotonic()))
+                        prefix = f"{label} ".encode()
+                        self._streams[rank, stream] = LineStream(STDOUT, prefix, len(prefix), rank, stream)
+                    self._feed(self._streams[rank, stream], data)
         sys.stdout.buffer.flush()
+
+    def _feed(self, stream: LineStream, data: bytes) -> None:
+        if self._matches is not None:
+            *lines, self._rest[stream] = (self._rest.get(stream, b"") + data).split(b"\n")
+            data = b"".join(line + b"\n" for line in lines if self._matches(line))
+        if data:
+            self._write(self._device.feed(stream, data, self._now))
 
     def _label(self, nodes: Sequence[Sequence[Any]]) -> None:
         label = labels([name for name, _ in nodes], sum(len(ranks) for _, ranks in nodes))
         self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(nodes) for rank in ranks}
         self._streams.clear()
 
-    def tick(self) -> None:
-        """Print unfinished lines that have waited long enough."""
-        self._write(self._device.tick(time.monotonic()))
+    def tick(self, seconds: float) -> None:
+        """So much time has passed: print what has waited long enough."""
+        self._now += seconds
+        self._write(self._device.tick(self._now))
         sys.stdout.buffer.flush()
 
     def close(self) -> None:
         """Finish all unfinished lines."""
-        self._write(self._device.close(list(self._streams.values())))
+        self._end_lines()
         sys.stdout.buffer.flush()
+
+    def _end_lines(self) -> None:
+        for stream, line in self._rest.items():
+            if line and self._matches is not None and self._matches(line):
+                self._write(self._device.feed(stream, line, self._now))
+        self._rest.clear()
+        self._write(self._device.close(list(self._streams.values())))
 
     def _write(self, pieces: list[tuple[int, bytes]]) -> None:
         for _, data in pieces:

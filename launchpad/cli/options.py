@@ -9,6 +9,8 @@ import click
 from launchpad.job.duration import parse_seconds
 from launchpad.job.spec import RestartLimit
 
+FOLD: dict[str, Any] = {"type": click.Choice(["equal", "numbers", "never"]), "metavar": "equal|numbers|never"}
+
 
 class GroupedOption(click.Option):
     """An option listed under a heading in --help. With `pet`, PET_<NAME> sets its default, as with torchrun."""
@@ -112,6 +114,11 @@ def positive_seconds(text: str) -> float:
     if value == 0:
         raise click.BadParameter(f"{text!r} is too short; give a time above 0, like 30, 5m or 2h")
     return value
+
+
+def since(text: str) -> float:
+    """A time in seconds, or "start", which is infinitely long ago."""
+    return float("inf") if text == "start" else positive_seconds(text)
 
 
 def restart_limit(text: str) -> RestartLimit:

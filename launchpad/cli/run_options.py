@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from launchpad.cli.options import (
+    FOLD,
     GroupedOption,
     local_ranks,
     positive_seconds,
@@ -118,6 +119,12 @@ _OPTIONS = (
         help="Copy lines that contain one of these to filtered_stdout.log.",
     ),
     _output("--duplicate-stderr-filters", default="", metavar="TEXT,…", pet=True, help="The same for stderr."),
+    _output(
+        "--fold",
+        **FOLD,
+        help="Show lines that several ranks write within 50 ms as one: [0-3,7] epoch 3. numbers: also if only numbers "
+        "differ. Default: equal on a terminal from 4 ranks on, else never.",
+    ),
     _output("--junit", metavar="FILE", help="Write a JUnit report with one case per rank."),
     _output("--report", metavar="FILE", help="Write an HTML page about the job at its end. See launchpad report."),
     _output("--events", metavar="FILE|-", help="Write all events as JSON lines, the ranks' output included."),

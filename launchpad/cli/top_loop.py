@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from launchpad.cli.looks import next_look
-from launchpad.cli.why import look_at
+from launchpad.record.recorded_verdict import look_at
 from launchpad.console.top_screen import KEYS, TEXT_KEYS, RankList, ScreenSize, TextPage
 from launchpad.diagnosis.activity import (
     ORDERS,

@@ -8,17 +8,25 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from launchpad.console import live
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.writer import Target, Writer
 from launchpad.job.plan import Plan
-from launchpad.job.spec import JobSpec
+from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, Restarted, StopRequested
+
+if TYPE_CHECKING:
+    from launchpad.console.fold import FoldingDevice
 
 # Easy to distinguish, also for most people who can't distinguish red from green.
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+
+_BOLD = 1  # for several ranks
+
+# From so many ranks on, equal lines are folded on a terminal.
+FOLD_FROM = 4
 
 # How long a hurried exit waits for stderr to accept the report.
 LAST_WORDS_SECONDS = 0.5
@@ -38,13 +46,13 @@ class ConsoleOutput(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """When to call `tick`, in seconds of time.monotonic()."""
+        """When to call `tick`, in seconds of time.monotonic(), or of the clock that was given."""
 
     def tick(self, now: float) -> None:
-        """Show the unfinished lines that are due."""
+        """Show the lines that are due."""
 
     def flush(self) -> None:
-        """End the lines that the ranks left unfinished."""
+        """Show what is held, and end the lines that the ranks left unfinished."""
 
     def leave(self, lines: Sequence[str]) -> None:
         """Say these while output waits for a reader that may never read it, and don't wait for that."""
@@ -108,15 +116,15 @@ class Console:
 
     @property
     def deadline(self) -> float | None:
-        """When the next unfinished line is due."""
+        """When the next line is due."""
         return self._shown.deadline
 
     def tick(self, now: float) -> None:
-        """Show the unfinished lines that are due."""
+        """Show the lines that are due."""
         self._shown.tick(now)
 
     def flush(self) -> None:
-        """End the lines that the ranks left unfinished."""
+        """Show what is held, and end the lines that the ranks left unfinished."""
         self._shown.flush()
 
     def say_and_leave(self, text: str) -> None:
@@ -132,19 +140,37 @@ class Console:
 class StandardStreams:
     """Our standard output and error. The writer threads send events to the loop through `post`."""
 
-    def __init__(self, ranks: int, environ: Mapping[str, str], post: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        environ: Mapping[str, str],
+        post: Callable[[Any], None],
+        fold: FoldChoice | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`fold`: None for what `wants_fold` says. `clock`: when what is shown was written."""
         self._post = post
+        self._clock = clock
         shared = _same_device(STDOUT, STDERR)
         self._devices: dict[int, Device] = {}
         self._writers: dict[int, Writer] = {}
         self._streams: dict[tuple[int, int, str], LineStream] = {}  # by rank, stream and label
         self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
+        self._folding: dict[int, FoldingDevice] = {}
         for fd in (STDOUT, STDERR):
             if fd == STDERR and shared:
                 self._devices[fd] = self._devices[STDOUT]
                 self._writers[fd] = self._writers[STDOUT]
+                if STDOUT in self._folding:
+                    self._folding[fd] = self._folding[STDOUT]
             else:
-                self._devices[fd] = Device(ranks * (2 if shared else 1), _columns(fd))
+                streams = ranks * (2 if shared else 1)
+                if wants_fold(fold, ranks, fd):
+                    from launchpad.console.fold import Fold, FoldingDevice
+
+                    held = Fold(ranks, numbers=fold == "numbers")
+                    self._folding[fd] = FoldingDevice(streams, _columns(fd), held, self._group_prefix)
+                self._devices[fd] = self._folding.get(fd) or Device(streams, _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
 
     def show(self, output: Output, label: str) -> bool:
@@ -152,21 +178,39 @@ class StandardStreams:
         rank, fd = output.rank, output.stream
         stream = self._streams.get((rank, fd, label))
         if stream is None:
-            stream = self._streams[rank, fd, label] = LineStream(fd, self._prefix(rank, fd, label), len(label) + 1)
-        pieces = self._devices[fd].feed(stream, output.data, time.monotonic())
+            prefix = self._prefix(label, fd, _COLOURS[rank % len(_COLOURS)])
+            stream = self._streams[rank, fd, label] = LineStream(fd, prefix, len(label) + 1, rank)
+        pieces = self._devices[fd].feed(stream, output.data, self._clock())
+        if fd in self._folding:
+            holds = bool(pieces) or b"\n" in output.data
+            if holds:
+                self._folding[fd].keep(output)
+            self._put(fd, pieces)
+            return holds
         if pieces:
             self._writers[fd].put(pieces, output)
         return bool(pieces)
 
-    def _prefix(self, rank: int, fd: int, label: str) -> bytes:
+    def _put(self, fd: int, pieces: Sequence[tuple[int, bytes]]) -> None:
+        """Write these, which may be the last that was held of some output."""
+        if pieces:
+            self._writers[fd].put(pieces)
+        if fd in self._folding:
+            for output in self._folding[fd].done():
+                self._writers[fd].put((), output)
+
+    def _group_prefix(self, label: str, fd: int) -> bytes:
+        return self._prefix(label, fd, _BOLD)
+
+    def _prefix(self, label: str, fd: int, attribute: int) -> bytes:
         if not self._colour[fd]:
             return f"{label} ".encode()
         # The reset in front undoes the attributes that an earlier line may have left on.
-        return f"\x1b[0;{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m ".encode()
+        return f"\x1b[0;{attribute}m{label}\x1b[0m ".encode()
 
     def print(self, text: str) -> None:
         """Show a text as it is, on stderr."""
-        self._writers[STDERR].put(self._devices[STDERR].note(_encoded(text), STDERR))
+        self._put(STDERR, self._devices[STDERR].note(_encoded(text), STDERR))
 
     def say(self, line: str, *, bad: bool = False) -> None:
         """Show a line of the launcher's own."""
@@ -174,22 +218,18 @@ class StandardStreams:
 
     @property
     def deadline(self) -> float | None:
-        """When the next unfinished line is due."""
+        """When the next line is due."""
         return min((d.deadline for d in self._devices.values() if d.deadline is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Show the unfinished lines that are due."""
+        """Show the lines that are due."""
         for fd, device in self._devices.items():
-            pieces = device.tick(now)
-            if pieces:
-                self._writers[fd].put(pieces)
+            self._put(fd, device.tick(now))
 
     def flush(self) -> None:
-        """End the lines that the ranks left unfinished."""
+        """Show what is held, and end the lines that the ranks left unfinished."""
         for fd, device in self._devices.items():
-            pieces = device.close([s for s in self._streams.values() if self._devices[s.fd] is device])
-            if pieces:
-                self._writers[fd].put(pieces)
+            self._put(fd, device.close([s for s in self._streams.values() if self._devices[s.fd] is device]))
 
     def leave(self, lines: Sequence[str]) -> None:
         """Say these while output waits for a reader that may never read it, and don't wait for that."""
@@ -240,6 +280,11 @@ def message_line(line: str, colour: bool, bad: bool) -> str:
     if not colour:
         return f"launchpad: {line}"
     return f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m {line}"
+
+
+def wants_fold(choice: FoldChoice | None, ranks: int, fd: int) -> bool:
+    """Whether to fold equal lines: as chosen, else of several ranks on a terminal."""
+    return choice != "never" if choice is not None else ranks >= FOLD_FROM and os.isatty(fd)
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:

@@ -30,10 +30,12 @@ _ERASE = b"\r\x1b[K"
 class LineStream:
     """One rank's stdout or stderr."""
 
-    __slots__ = ("due", "fd", "margin", "pending", "prefix", "shown_at")
+    __slots__ = ("due", "fd", "margin", "number", "pending", "prefix", "rank", "shown_at")
 
-    def __init__(self, fd: int, prefix: bytes, margin: int) -> None:
+    def __init__(self, fd: int, prefix: bytes, margin: int, rank: int = -1, number: int = 0) -> None:
         self.fd = fd  # the descriptor that its lines are written to
+        self.rank = rank
+        self.number = number or fd  # 1 stdout, 2 stderr
         self.prefix = prefix
         self.margin = margin  # the width of the prefix, in columns
         self.pending = bytearray()  # the part of the current line that is not shown yet

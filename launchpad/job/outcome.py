@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,14 +70,17 @@ def exit_in_words(code: int) -> str:
     return f"killed by {signal_name(-code)}" + (f" ({meaning})" if meaning else "")
 
 
-def ranks_in_words(ranks: list[int]) -> str:
-    """A list of ranks in words: "rank 3", "ranks 0-2, 4"."""
-    ordered = sorted(ranks)
+def ranges(ranks: Iterable[int]) -> list[str]:
+    """A list of ranks with each run as one: "0-2", "4"."""
     runs: list[list[int]] = []
-    for rank in ordered:
+    for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}"
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """A list of ranks in words: "rank 3", "ranks 0-2, 4"."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(ranges(ranks))}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
 Restarts = Literal["judged", "always"]
+FoldChoice = Literal["equal", "numbers", "never"]
 
 
 @dataclass(frozen=True)

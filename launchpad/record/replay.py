@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from launchpad.diagnosis.history import TAIL_BYTES
@@ -68,6 +70,36 @@ def first_event(folder: str) -> JobPlanned | None:
     return event if isinstance(event, JobPlanned) else None
 
 
+def last_attempt(folder: str) -> int:
+    """The number of the last attempt so far."""
+    last = 0
+    try:
+        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
+            for line in file:
+                if b'"Restarted"' in line and isinstance(event := event_of(line), Restarted):
+                    last = event.attempt
+    except OSError as error:
+        raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
+    return last
+
+
+def by_time(events: Iterable[Any]) -> list[Any]:
+    """The events of an OutputReader with the output of each attempt in the order of its time; 0 is at the end."""
+    found: list[Any] = []
+    outputs: list[tuple[float, Output]] = []
+    latest: dict[int, float] = {}  # by rank: a clock that is corrected must not turn its lines round
+    for event in events:
+        if isinstance(event, Output):
+            at = latest[event.rank] = max(event.time or math.inf, latest.get(event.rank, 0.0))
+            outputs.append((at, event))
+            continue
+        found += [output for _, output in sorted(outputs, key=itemgetter(0))]
+        found.append(event)
+        outputs.clear()
+        latest.clear()
+    return found + [output for _, output in sorted(outputs, key=itemgetter(0))]
+
+
 def _last_words(folder: str, planned: JobPlanned | None, attempt: int) -> Iterator[Output]:
     for rank, number in planned.folders.items() if planned else ():
         base = os.path.join(folder, f"attempt_{attempt}", number, "stderr")
@@ -102,6 +134,13 @@ def _size(path: str) -> int:
         return 0
 
 
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:  # it was removed: the oldest of its kind
+        return -math.inf
+
+
 def read_from(path: str, offset: int, most: int = -1) -> bytes:
     """A file's bytes from `offset` on; none if it is gone."""
     try:
@@ -113,12 +152,28 @@ def read_from(path: str, offset: int, most: int = -1) -> bytes:
 
 
 class OutputReader:
-    """Reads the recorded output of a job: in the order among all ranks if that is known, otherwise rank by rank."""
+    """Reads the recorded output of a job: in the order among all ranks if that is known, otherwise rank by rank.
 
-    def __init__(self, folder: str, ranks: frozenset[int] | None) -> None:
-        """`ranks`: read only their output; None for all."""
+    Its times are those of the job, in nanoseconds of launchpad's clock; 0 if unknown.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        ranks: frozenset[int] | None,
+        *,
+        attempt: int | None = None,
+        since: float = -math.inf,
+    ) -> None:
+        """`ranks`: read only their output; None for all. `attempt`: only of this one. `since`: in seconds since 1970.
+
+        If its time is unknown, that of the last change of its file counts.
+        """
         self._folder = folder
         self._ranks = ranks
+        self._only = attempt
+        self._since = since
+        self._began = 0.0  # launchpad's clock, as seconds since 1970
         self._file = open(os.path.join(folder, job_store.EVENTS), "rb")  # noqa: SIM115
         self._line = b""
         self._attempt = 0
@@ -141,6 +196,7 @@ class OutputReader:
                 yield from self._placed(event)
             elif isinstance(event, JobPlanned):
                 self._numbers = {int(rank): number for rank, number in event.folders.items()}
+                self._began = event.wall - event.time / 1e9
                 yield event
             elif isinstance(event, Restarted):
                 yield from self.rest()
@@ -149,7 +205,7 @@ class OutputReader:
 
     def _placed(self, said: dict[str, Any]) -> Iterator[Output]:
         try:
-            time, rank, stream, offset, length = (int(said[name]) for name in _PLACE)
+            at, rank, stream, offset, length = (int(said[name]) for name in _PLACE)
             path = os.path.join(self._folder, str(said["file"]))
         except (KeyError, ValueError, TypeError):
             return
@@ -158,8 +214,11 @@ class OutputReader:
         start = max(offset, self._read.get(path, 0))  # `rest` may have read some of it already
         data = read_from(path, start, offset + length - start) if start < offset + length else b""
         self._read[path] = start + len(data)
-        if data:
-            yield Output(time, rank, stream, data)
+        if data and self._is_wanted(self._began + at / 1e9):
+            yield Output(at, rank, stream, data)
+
+    def _is_wanted(self, when: float) -> bool:
+        return when >= self._since and self._only in (None, self._attempt)
 
     def rest(self) -> Iterator[Output]:
         """The output whose order among the ranks, and time, is unknown."""
@@ -171,5 +230,5 @@ class OutputReader:
                 for path in (f"{base}.log", *segments(base)):
                     data = read_from(path, self._read.get(path, 0))
                     self._read[path] = self._read.get(path, 0) + len(data)
-                    if data:
+                    if data and self._is_wanted(_changed(path)):
                         yield Output(0, rank, stream, data)

@@ -46,6 +46,10 @@ def run_job(
     """
     if departure is not None and options.reports.events == "-":
         raise UsageError("--events - has no standard output to write to with --detach; give it a file")
+    if options.reports.fold is not None and departure is not None:
+        raise UsageError("--fold says how output is shown, and --detach shows none; give it to launchpad attach")
+    if options.reports.fold is not None and options.reports.events == "-":
+        raise UsageError("--fold says how output is shown, and --events - shows none; leave one of them out")
     hosts = _hosts(options)
     world = make_world_spec(options, hosts)
     membership = _membership(options, hosts)

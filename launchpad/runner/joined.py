@@ -77,7 +77,8 @@ def run_joined(
             say(f"{option} has no effect on this node, only on the first one")
     if options.inject:
         say("--inject has no effect on this node; give it to the first one")
-    relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=options.reports.quiet)
+    reports = options.reports
+    relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=reports.quiet, fold=reports.fold)
     return relay.run(local, options.signals_to_handle)
 
 

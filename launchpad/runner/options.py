@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend, RestartLimit, Restarts
+from launchpad.job.spec import Backend, FoldChoice, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
@@ -59,6 +59,7 @@ class ReportOptions(NamedTuple):
     job: str | None = None  # its name in a job file
     add_to_reports: bool = False  # append: earlier jobs of the same file have written to them
     notify: str | None = None  # a shell command to run at the end
+    fold: FoldChoice | None = None  # lines of several ranks that are equal; None: on a terminal, from four ranks on
     quiet: bool = False
     verbose: bool = False  # also say why a kept image was not used
 

@@ -18,7 +18,7 @@ from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import NODE_LOST, STOPPING
 from launchpad.job.plan import NodePlan, Plan, RankPlan
-from launchpad.job.spec import JobSpec
+from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.world import Meeting
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Credit, Hello, JobEnded, Signal, Start
@@ -61,13 +61,23 @@ _FOR_THE_HEAD = (*STOPPING, signal.SIGQUIT)
 class Relay:
     """One node's part of a job, from finding the head to the job's exit code."""
 
-    def __init__(self, meeting: Meeting, secret: bytes, offer: NodeOffer, spec: JobSpec | None, *, quiet: bool) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        secret: bytes,
+        offer: NodeOffer,
+        spec: JobSpec | None,
+        *,
+        quiet: bool,
+        fold: FoldChoice | None = None,
+    ) -> None:
         """`spec`: what the ranks here run, whose output is then shown and filed here. None: the head shows it."""
         self._meeting = meeting
         self._secret = secret
         self._offer = offer
         self._spec = spec
         self._quiet = quiet
+        self._fold = fold
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._own_output: _OwnOutput | None = None
         self._agent_gone = False
@@ -230,7 +240,7 @@ class Relay:
             if type(command) is Start and command.ranks:
                 if self._own_output is None:
                     try:
-                        self._own_output = _OwnOutput(self._spec, command, self._post, link.send)
+                        self._own_output = _OwnOutput(self._spec, command, self._post, link.send, self._fold)
                     except LaunchpadError as error:  # --log-dir can't be written
                         self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
                         return
@@ -274,7 +284,12 @@ class _OwnOutput:
     """Shows and files the output of the ranks here, and gives the agent credit for it."""
 
     def __init__(
-        self, spec: JobSpec, start: Start, post: Callable[[Any], None], send: Callable[[Credit], None]
+        self,
+        spec: JobSpec,
+        start: Start,
+        post: Callable[[Any], None],
+        send: Callable[[Credit], None],
+        fold: FoldChoice | None,
     ) -> None:
         """Raises UsageError for a --log-dir that can't be written."""
         plan = _plan(start)
@@ -284,7 +299,7 @@ class _OwnOutput:
 
             folder = spec.log_dir or temporary_folder()
             self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
-        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post))
+        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post, fold))
         self._sinks.append(self._console)
         self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
         self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))

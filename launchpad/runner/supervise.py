@@ -17,7 +17,7 @@ from launchpad.console.console import (
     terminal_modes,
     terminal_size,
 )
-from launchpad.console.summary import STANDING_STILL
+from launchpad.console.summary import STANDING_STILL, Summary
 from launchpad.errors import UsageError
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
@@ -35,6 +35,7 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.ci import RankEnds
     from launchpad.record.console_record import ConsoleRecord
     from launchpad.record.event_lines import EventLines
     from launchpad.record.log_dir import Files
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
 Tell = Callable[[list[str], int], None]  # tells nodes that have joined why the job ended, and its exit code
+
+# CI systems set one of these.
+_CI_VARIABLES = ("GITHUB_ACTIONS", "GITLAB_CI", "TEAMCITY_VERSION", "BUILDKITE")
 
 # How much of the verdict the launchpads of nodes that have joined show.
 TOLD_LINES = 12
@@ -86,7 +90,7 @@ def supervise(
         from launchpad.record.console_record import ConsoleRecord
 
         record = ConsoleRecord(bringup.post)
-    destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post)
+    destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post, reports.fold)
     console = Console(shown, plan, destination, shows=reports.events != "-")
     observers = Observers(
         job, spec, plan, bringup.post, console.say, quiet=reports.quiet, verbose=reports.verbose, files=files
@@ -109,6 +113,12 @@ def supervise(
 
         machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
         shows.append(machine)
+    ends: RankEnds | None = None
+    if any(name in os.environ for name in _CI_VARIABLES):
+        from launchpad.record import ci
+
+        ends = ci.RankEnds()
+        shows.append(ends)
     sinks = observers.begin(shows)
     if departure is not None and record is not None:
         _leave(departure, job, observers, record)
@@ -154,10 +164,8 @@ def supervise(
         lines += [f"logs: {folder}"] if folder else []
         if journal.folder:
             lines.append(f"more: launchpad why {job}")
-        if os.environ.get("GITHUB_ACTIONS") == "true":
-            from launchpad.record.annotations import annotation
-
-            console.print(annotation(summary.history, verdict, lines, os.environ))
+    if ends is not None:
+        _report_to_ci(console, summary, ends, lines, code, reports)
     tell(told, code)
 
     def last() -> None:
@@ -198,6 +206,26 @@ def supervise(
     for sink in sinks:
         sink.close()
     return code
+
+
+def _report_to_ci(
+    console: Console, summary: Summary, ends: RankEnds, lines: list[str], code: int, reports: ReportOptions
+) -> None:
+    """Show the job in the ways of the CI system that this is; `lines`: the report on a failed one."""
+    from launchpad.record import ci
+    from launchpad.record.annotations import annotation
+
+    system, history, verdict = ci.system_of(os.environ), summary.history, summary.verdict()
+    console.flush()
+    if system == "github" and lines:
+        console.print(annotation(history, verdict, lines, os.environ))
+    if lines and not reports.quiet and (sections := ci.sections(system, history, verdict, ends)):
+        console.print("\n".join(sections))
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if system == "github" and path:
+        problem = ci.write_page(path, ci.page(history, verdict, lines, code, reports.job or ""))
+        if problem:
+            console.say(problem, bad=True)
 
 
 def _leave(departure: Departure, job: str, observers: Observers, record: ConsoleRecord) -> None:

@@ -1,0 +1,168 @@
+"""What CI systems show of a job besides its log: the end of each rank's output in a section, and GitHub's summary page.
+
+What ranks print can't forge a command there: each line stands behind its rank, without control characters.
+
+https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+https://docs.gitlab.com/ci/jobs/job_logs/#custom-collapsible-sections
+https://www.jetbrains.com/help/teamcity/service-messages.html
+https://buildkite.com/docs/pipelines/configure/managing-log-output
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from launchpad.console.terminal import printable
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import Verdict
+from launchpad.job.outcome import exit_in_words
+from launchpad.protocol.events import STDERR, STDOUT, Output, Restarted
+
+CiSystem = Literal["", "github", "gitlab", "teamcity", "buildkite"]
+
+# How much of each rank's end is shown, and of how many ranks.
+LAST_BYTES = 16 << 10
+LAST_LINES = 50
+MOST_RANKS = 64
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COMMAND = re.compile(r"##(?=\[|teamcity\[)")  # GitHub and TeamCity look for these in the midst of a line, too
+
+
+def system_of(environ: Mapping[str, str]) -> CiSystem:
+    """The CI system that the environment says this is."""
+    if environ.get("GITHUB_ACTIONS") == "true":
+        return "github"
+    if environ.get("GITLAB_CI") == "true":
+        return "gitlab"
+    if environ.get("TEAMCITY_VERSION"):
+        return "teamcity"
+    return "buildkite" if environ.get("BUILDKITE") == "true" else ""
+
+
+class RankEnds:
+    """A sink that keeps the end of what each rank prints in this attempt."""
+
+    deadline = None
+
+    def __init__(self) -> None:
+        self._ends: dict[int, bytes] = {}
+
+    def on(self, event: Any) -> bool:
+        """Keep the end of an output."""
+        if type(event) is Output and event.stream in (STDOUT, STDERR):
+            self._ends[event.rank] = (self._ends.get(event.rank, b"") + event.data)[-LAST_BYTES:]
+        elif type(event) is Restarted:
+            self._ends.clear()
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nothing is ever due."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def lines(self, rank: int) -> list[str]:
+        """The rank's last lines, of each progress bar the last state, fit to be shown."""
+        end = self._ends.get(rank, b"")
+        lines = end.decode(errors="replace").removesuffix("\n").split("\n") if end else []
+        if len(end) == LAST_BYTES and len(lines) > 1:
+            del lines[0]  # its beginning is missing
+        return [_harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-LAST_LINES:]]
+
+
+def sections(system: CiSystem, history: History, verdict: Verdict, ends: RankEnds) -> list[str]:
+    """The lines of the log that show the end of each rank in a section; the rank that failed first comes first."""
+    blamed = verdict.cause.rank if verdict.cause else -1
+    found: list[str] = []
+    for rank in sorted(history.ranks, key=lambda rank: (rank != blamed, rank))[:MOST_RANKS]:
+        lines = [f"[{rank}] {line}" for line in ends.lines(rank)]
+        title = printable(f"{history.name(rank)}: {_ended(history, rank)}")
+        found += _section(system, f"launchpad_rank_{rank}", title, lines) if lines else []
+    if found and system == "buildkite":
+        found.append("+++ launchpad")  # ends the last section, and is open itself
+    return found
+
+
+def _section(system: CiSystem, name: str, title: str, lines: list[str]) -> list[str]:
+    now = int(time.time())
+    match system:
+        case "github":
+            return [f"::group::{title}", *lines, "::endgroup::"]
+        case "gitlab":
+            begin = f"\x1b[0Ksection_start:{now}:{name}[collapsed=true]\r\x1b[0K{title}"
+            return [begin, *lines, f"\x1b[0Ksection_end:{now}:{name}\r\x1b[0K"]
+        case "teamcity":
+            said = re.sub(r"['|\[\]]", r"|\g<0>", title)
+            return [f"##teamcity[blockOpened name='{said}']", *lines, f"##teamcity[blockClosed name='{said}']"]
+        case "buildkite":
+            return [f"--- {title}", *lines]
+        case "":
+            return []
+
+
+def page(history: History, verdict: Verdict, lines: Sequence[str], code: int, job: str = "") -> str:
+    """The job on GitHub's summary page, in Markdown; `job` is its name in a job file."""
+    planned = history.planned
+    name = job or " ".join(planned.words[:2] if planned.words[:1] == ["-m"] else planned.words[:1])
+    text = "\n".join(lines)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    parts = [f"### launchpad: {_plain(name)}: " + (f"exit code {code}" if code else "passed")]
+    if lines:
+        parts.append(f"{fence}text\n{text}\n{fence}")
+    rows = [[str(rank), *_cells(history, verdict, rank)] for rank in sorted(history.ranks)]
+    table = [["rank", "host", "ended", "", "seconds", "memory"], ["---:", "---", "---", "---", "---:", "---:"], *rows]
+    parts.append("\n".join(f"| {' | '.join(row)} |" for row in table))
+    return "\n\n".join(parts) + "\n\n"
+
+
+def write_page(path: str, text: str) -> str:
+    """Add to GitHub's summary page. Returns an error message, or ""."""
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        return f"GITHUB_STEP_SUMMARY {path}: {error.strerror}; the summary was not written"
+    return ""
+
+
+def _cells(history: History, verdict: Verdict, rank: int) -> list[str]:
+    one = history.of(rank)
+    end = one.exited.time if one.exited else 0
+    seconds = f"{(end - one.started) / 1e9:.1f}" if end and one.started else ""
+    memory = f"{one.exited.memory / 2**20:.0f} MiB" if one.exited and one.exited.memory else ""
+    host = history.node_name(one.node)
+    return [*map(_plain, (host, _ended(history, rank), _role(verdict, rank))), seconds, memory]
+
+
+def _ended(history: History, rank: int) -> str:
+    one = history.of(rank)
+    if one.exited is not None:
+        return exit_in_words(one.exited.code)
+    if one.not_started is not None or not one.started:
+        return "not started"
+    return "lost" if one.node in history.lost else "running"
+
+
+def _role(verdict: Verdict, rank: int) -> str:
+    if verdict.cause is not None and verdict.cause.rank == rank:
+        return "failed first" if verdict.kind == "failure" else "the cause"
+    if rank in verdict.early:
+        return "left early"
+    if rank in (*verdict.close, *verdict.alike, *verdict.failed_too):
+        return "failed too"
+    if rank in verdict.stopped:
+        return "stopped by launchpad"
+    return next((f"victim: {one.why}" for one in verdict.victims if one.rank == rank), "")
+
+
+def _harmless(line: str) -> str:
+    return _COMMAND.sub("# #", printable(_COLOUR.sub("", line).expandtabs()))
+
+
+def _plain(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"[\\`*_\[\]<>|~&]", r"\\\g<0>", printable(text))
