@@ -16,7 +16,6 @@ from typing import Any
 import click
 
 from launchpad.cli.looks import next_look
-from launchpad.record.recorded_verdict import look_at
 from launchpad.console.top_screen import KEYS, TEXT_KEYS, RankList, ScreenSize, TextPage
 from launchpad.diagnosis.activity import (
     ORDERS,
@@ -36,6 +35,7 @@ from launchpad.head.control import ask, send_signal
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import STDOUT, Output, Restarted
 from launchpad.record import job_store, replay
+from launchpad.record.recorded_verdict import look_at
 
 # How often the job is asked: the first time soon, as only the second look tells what happens per second.
 FIRST_SECONDS = 0.3
