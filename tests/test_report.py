@@ -32,7 +32,7 @@ from launchpad.report.output import cleaned, pack
 from launchpad.report.timeline import HOST, JOB, timeline_of
 from launchpad.report.trace import trace_of
 from tests.chromium import Chromium, needs_chromium
-from tests.conftest import Launchpad
+from tests.conftest import Launchpad, needs_torch
 
 # Rank 1 fails when all have printed; what it prints tries to get out of wherever it stands.
 HOSTILE = """\
@@ -212,6 +212,32 @@ def test_the_page_of_a_job_that_is_restarted_and_succeeds(launchpad: Launchpad) 
     assert "succeeded" in text
     assert "attempt 0: rank 0, exit code 1 after" in text
     assert "attempt 1: every rank exited with code 0" in text
+
+
+SUMS = """\
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(3):
+    if os.environ["RANK"] == "1": time.sleep(0.1)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@needs_torch
+def test_the_collectives_of_all_ranks_are_in_the_timeline(launchpad: Launchpad) -> None:
+    (launchpad.folder / "sums.py").write_text(SUMS)
+    assert launchpad.run("run", "-n", 2, "sums.py").returncode == 0
+    assert not [one for one in launchpad.state.rglob("events.jsonl") if "CollectivesEntered" in one.read_text()]
+    assert launchpad.run("run", "-n", 2, "--report", "job.html", "sums.py").returncode == 0
+    assert launchpad.run("trace").returncode == 0
+    events = json.loads((launchpad.folder / "trace.json").read_text())["traceEvents"]
+    spans = [one for one in events if one.get("cat") == "collective" and one["ph"] == "X"]
+    assert [one["name"] for one in spans] == 2 * ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
+    # Rank 0 waited for rank 1 each time, and an arrow says so.
+    assert all(first["dur"] > 50_000 > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
+    flows = [(one["ph"], one["id"], one["tid"] % 10_000) for one in events if one["ph"] in "stf"]
+    assert flows == [place for number in range(3) for place in (("s", number, 0), ("f", number, 1))]
+    assert (launchpad.folder / "job.html").read_text().count('class="collective') == 6 + 1  # and in the legend
 
 
 # In a browser.
