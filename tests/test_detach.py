@@ -201,10 +201,10 @@ def test_what_the_user_hides_is_not_shown_here_either(launchpad: Launchpad, deta
 
 
 def test_the_verdict_and_the_exit_code_are_the_jobs(launchpad: Launchpad, detach: Detach) -> None:
-    job = detach("-n", 2, "exits.py", 7)
+    job = detach("-n", 2, "exits.py", 7, "wait")
     done = launchpad.run("attach", job)
     assert done.returncode == 7
-    assert re.search(r"^launchpad: rank [01] failed first: exit code 7 ", done.stderr, re.M)
+    assert re.search(r"^launchpad: rank 0 failed first: exit code 7 ", done.stderr, re.M)
     assert f"launchpad: more: launchpad why {job}\n" in done.stderr
 
 
