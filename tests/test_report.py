@@ -31,6 +31,7 @@ from launchpad.report import page
 from launchpad.report.output import cleaned, pack
 from launchpad.report.timeline import HOST, JOB, timeline_of
 from launchpad.report.trace import trace_of
+from launchpad.report.used import curves
 from tests.chromium import Chromium, needs_chromium
 from tests.conftest import Launchpad, needs_torch
 
@@ -123,6 +124,30 @@ def test_a_trace_has_a_process_for_each_host_and_a_thread_for_each_rank() -> Non
     ]
     (lost,) = [one for one in events if one["ph"] == "i" and one["cat"] == "lost"]
     assert (processes[lost["pid"]], lost["ts"], lost["s"]) == ("b", 6e6, "p")
+
+
+def test_what_ranks_use_is_a_curve_for_each() -> None:
+    samples = [
+        {"time": second(at), "ranks": [[0, "R", cpu, 2_000_000_000, 1, 0, 0]], "gpus": [["a", 50, 0, 0, {}]] * 2}
+        for at, cpu in ((1, 10.0), (2, 10.5), (4, 13.5), (5, 0.1))  # it is started again before the last one
+    ]
+    samples[-1]["ranks"] += [[1, "S", -1, -1, -1, -1, -1]]  # nothing is known of it
+    cores, memory, gpus = curves(samples, second(0))
+    assert cores.by_rank == {0: ((second(2) - second(0), 0.5), (second(4) - second(0), 1.5))}
+    assert [value for _, value in memory.by_rank[0]] == [2.0] * 4
+    assert [value for _, value in gpus.by_rank[JOB]] == [1.0] * 4
+    assert list(memory.by_rank) == [0]
+    assert curves([], 0) == []
+
+
+def test_what_ranks_use_is_on_the_page(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", 2, "--sample", "0.1", "--report", "job.html", "sh", "-c", "sleep 0.5")
+    assert done.returncode == 0
+    text = (launchpad.folder / "job.html").read_text()
+    assert re.findall(r'aria-label="(\w+) over time, in (\w+)', text)[:2] == [("CPU", "cores"), ("memory", "GB")]
+    assert launchpad.run("trace").returncode == 0
+    counters = {one["name"] for one in json.loads((launchpad.folder / "trace.json").read_text())["traceEvents"]}
+    assert {"cores, rank 0", "GB, rank 1"} <= counters
 
 
 def test_lines_are_as_a_terminal_would_leave_them() -> None:

@@ -26,9 +26,10 @@ def command(job: str | None, output: str) -> int:
     from launchpad.report.output import lines_per_second, pack
     from launchpad.report.timeline import timeline_of
     from launchpad.report.trace import trace_of
+    from launchpad.report.used import used
 
     folder = replay.find_job(job, os.environ)
-    timeline = timeline_of(replay.read_events(folder), lines_per_second(pack(folder)))
+    timeline = timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(pack(folder))])
     name = f"job {os.path.basename(folder)}"
     try:
         with open(output, "w", encoding="utf-8") as file:

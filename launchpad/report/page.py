@@ -29,6 +29,7 @@ from launchpad.record import circumstances, replay
 from launchpad.record.recorded_verdict import in_words, look_at
 from launchpad.report.output import PackedOutput, lines_per_second, pack
 from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow, timeline_of
+from launchpad.report.used import used
 
 # How many lines of its output stand below the verdict.
 TAIL_LINES = 30
@@ -114,7 +115,7 @@ def read(folder: str) -> Recorded:
         history,
         verdict,
         in_words(folder, history, verdict, earlier),
-        timeline_of(replay.read_events(folder), lines_per_second(output)),
+        timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(output)]),
         output,
         _stack_files(folder),
         circumstances.read(folder),
@@ -274,8 +275,8 @@ def _curve(curve: Curve, end: int) -> str:
         steps = " ".join(f"{1000 * at / end:.2f},{54 - 50 * value / most:.2f}" for at, value in points)
         name = "all ranks" if rank == JOB else f"rank {rank}"
         paths.append(f'<path d="M{steps}"><title>{name}</title></path>')
-    label = f'<span class="label">{escape(curve.unit)}<br>most {most:,.4g}</span>'
-    words = escape(f"{curve.name} over time, in {curve.unit}, at most {most:,.4g}")
+    label = f'<span class="label">{escape(curve.unit)}<br>most {most:,.3g}</span>'
+    words = escape(f"{curve.name} over time, in {curve.unit}, at most {most:,.3g}")
     track = f'<svg class="track" viewBox="0 0 1000 60" preserveAspectRatio="none" role="img" aria-label="{words}">'
     return f'<div class="row curve">{label}{track}{"".join(paths)}</svg></div>'
 
