@@ -277,7 +277,7 @@ def family(tmp_path: Path) -> Iterator[psutil.Process]:
         "open('file', 'wb').write(held[:1 << 20]); open('file', 'rb').read()\n"
         "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
         "os.fork()\n"
-        "print('ready', flush=True)\n"
+        "os.write(1, b'ready\\n')\n"
         "time.sleep(600)\n"
     )
     process = subprocess.Popen(
