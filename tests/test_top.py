@@ -288,7 +288,8 @@ def family(tmp_path: Path) -> Iterator[psutil.Process]:
         for _ in range(2):
             assert process.stdout.readline() == "ready\n"
         one = psutil.Process(process.pid)
-        wait_until(lambda: one.status() == psutil.STATUS_SLEEPING, "it to sleep")
+        (child,) = one.children()
+        wait_until(lambda: {one.status(), child.status()} == {psutil.STATUS_SLEEPING}, "both to sleep")
         yield one
     finally:
         os.killpg(process.pid, signal.SIGKILL)
