@@ -386,7 +386,7 @@ def test_a_launchpad_that_was_killed_is_said(launchpad: Launchpad, detach: Detac
 def test_notify_has_the_verdict(launchpad: Launchpad, detach: Detach) -> None:
     names = "JOB EXIT_CODE KIND RANK VERDICT LOGS".split()
     command = f"{shlex.join([sys.executable, '-c', 'import json, os; print(json.dumps(dict(os.environ)))'])} > said"
-    job = detach("--notify", command, "-n", 2, "exits.py", 7)
+    job = detach("--notify", command, "-n", 2, "exits.py", 7, "wait")
     assert launchpad.run("wait", job).returncode == 7
     environ = json.loads((launchpad.folder / "said").read_text())
     said = {name: environ[f"LAUNCHPAD_{name}"] for name in names}

@@ -263,6 +263,9 @@ class Journal:
         return self._head_bytes // SEGMENTS
 
 
+_BESIDES = {job_store.CIRCUMSTANCES, job_store.SAMPLES}
+
+
 class _JournalWriter:
     """The writer thread: opens, writes and removes files."""
 
@@ -291,7 +294,8 @@ class _JournalWriter:
                 try:
                     self._write(piece)
                 except OSError as error:
-                    if not piece.path or not self._failed:  # one report for all streams
+                    # One report for all streams; a disk that is full for these is so for events.jsonl, too.
+                    if not piece.path or (piece.path not in _BESIDES and not self._failed - _BESIDES):
                         self._journal.failed(os.path.join(self._folder, piece.path or job_store.EVENTS), error)
                     self._failed.add(piece.path)
             self._journal.done(len(piece.data))
