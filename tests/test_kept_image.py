@@ -432,6 +432,7 @@ except ConnectionResetError:
     assert done.stdout == "b''\n"
     path.parent.chmod(0o700)
     assert own.run("warm", "--stop").stdout == "ended\n"
+    wait_until(lambda: not list(runtime.iterdir()), "the keeper to remove its folder")
     runtime.rmdir()
 
 
