@@ -113,8 +113,10 @@ def test_a_trace_has_a_process_for_each_host_and_a_thread_for_each_rank() -> Non
     processes = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     assert processes == {1: "job 0badcafe", 2: "a", 3: "b"}
     assert [(processes[process], name) for (process, _), name in names.items()][1:] == [
+        ("a", "a"),
         ("a", "rank 0"),
         ("a", "rank 1"),
+        ("b", "b"),
         ("b", "rank 2"),
     ]
     spans = [one for one in events if one["ph"] == "X" and one["cat"] == "run"]
@@ -261,8 +263,24 @@ def test_the_collectives_of_all_ranks_are_in_the_timeline(launchpad: Launchpad) 
     # Rank 0 waited for rank 1 each time, and an arrow says so.
     assert all(first["dur"] > 50_000 > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
     flows = [(one["ph"], one["id"], one["tid"] % 10_000) for one in events if one["ph"] in "stf"]
+    assert [one["name"] for one in events if one.get("cat") == "milestone"] == 2 * ["begins its first process group"]
+    imports = [one for one in events if one["name"].startswith("importing torch")]
+    assert len(imports) == 1
+    assert imports[0]["dur"] > 10_000
     assert flows == [place for number in range(3) for place in (("s", number, 0), ("f", number, 1))]
     assert (launchpad.folder / "job.html").read_text().count('class="collective') == 6 + 1  # and in the legend
+
+
+@needs_torch
+def test_an_executed_rank_tells_when_it_has_imported_torch(launchpad: Launchpad) -> None:
+    (launchpad.folder / "sums.py").write_text(SUMS)
+    options = ("-n", 1, "--start-method", "exec", "--report", "job.html")
+    assert launchpad.run("run", *options, "sums.py").returncode == 0
+    marks = re.findall(r'class="mark milestone" data-text="([^"]*)"', (launchpad.folder / "job.html").read_text())
+    assert [mark.partition(": ")[2] for mark in marks] == [
+        "has imported torch.distributed",
+        "begins its first process group",
+    ]
 
 
 # In a browser.

@@ -48,6 +48,7 @@ from launchpad.protocol.events import (
     DebugRequested,
     ExceptionRaised,
     ImageUnused,
+    Imported,
     LinkClosed,
     Listening,
     MpiRequest,
@@ -319,7 +320,7 @@ class Supervisor:
                 self._rank_debuggers().hear(event)
             case StackDump():
                 self._stack_requests.on(event, self._clock())
-            case ImageUnused():
+            case ImageUnused() | Imported():
                 self._pass_on(self.nodes.in_our_time(source, event)._replace(node=source), source, machine)
             case BarrierIn() | MpiRequest() if self._worlds:
                 for node, command in self._worlds.on(source, event):

@@ -153,6 +153,15 @@ class Fenced(NamedTuple):
     number: int
 
 
+class Imported(NamedTuple):
+    """A node's forkserver has imported what the ranks need."""
+
+    time: int
+    seconds: float  # how long it took
+    modules: list[str]
+    node: int = -1  # filled in by the head
+
+
 class SpareReady(NamedTuple):
     """A Start without ranks was carried out: what the ranks need has been imported."""
 
@@ -275,6 +284,14 @@ class CollectivesEntered(NamedTuple):
     time: int
     rank: int
     entries: list[Any]  # [group, number, operation, ns from then to `time`, ns that it took or 0] each
+
+
+class MilestoneReached(NamedTuple):
+    """A rank has got so far; told at its end, if a timeline is wanted."""
+
+    time: int
+    rank: int
+    what: str  # "torch": torch.distributed is imported; "group": its first process group is being made
 
 
 class Crashed(NamedTuple):
@@ -653,6 +670,7 @@ Event = (
     | Pong
     | RankStarted
     | StartFailed
+    | Imported
     | SpareReady
     | Fenced
     | NotForked
@@ -691,6 +709,7 @@ Event = (
     | ExceptionRaised
     | Crashed
     | CollectivesEntered
+    | MilestoneReached
     | StackDump
     | JobPlanned
     | ClockSeen

@@ -112,7 +112,9 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
         now = time.monotonic_ns()
         said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": _traceback(error, ours, MOST_LINKS)}
         if not thread and "LAUNCHPAD_TIMELINE" in os.environ:
-            said["collectives"] = _collectives(now)
+            from .stack_server import milestones
+
+            said |= {"milestones": milestones, "collectives": _collectives(now)}
         line = json.dumps(said).encode() + b"\n"
         fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

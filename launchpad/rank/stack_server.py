@@ -47,6 +47,7 @@ _started = False
 _runs = False
 _beats = 0
 _main = 0  # the main thread's number
+milestones: dict[str, int] = {}  # when this rank has reached them, by the monotonic clock; see MilestoneReached
 _wait: tuple[str, int, int, bool] = ("", 0, 0, True)  # a collective in progress: group, number, since when, is exact
 
 
@@ -119,6 +120,7 @@ def install() -> None:
 
     def check_valid_timeout(timeout: object) -> object:
         start()
+        _reach("group")
         return check(timeout)
 
     groups._check_valid_timeout = check_valid_timeout
@@ -134,11 +136,18 @@ class ImportWatch:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             install()
+            _reach("torch")
 
 
 def watch() -> None:
     """Like `install`, in a process that may import torch later."""
     sys.meta_path.insert(0, ImportWatch())
+
+
+def _reach(what: str) -> None:
+    import time
+
+    milestones.setdefault(what, time.monotonic_ns())
 
 
 def start() -> bool:

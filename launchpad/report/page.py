@@ -59,6 +59,7 @@ _OUTCOMES = {
 
 # What a mark looks like, around the point where it is.
 _SHAPES = {
+    "milestone": "M-3,-4.5 3,0 -3,4.5z",
     "exception": "M-4,-4 4,4M4,-4 -4,4",
     "signal": "M-4.5,-4h9l-4.5,8z",
     "exit": "M-3.5,-3.5h7v7h-7z",

@@ -21,7 +21,9 @@ from launchpad.protocol.events import (
     Crashed,
     ExceptionRaised,
     FaultInjected,
+    Imported,
     JobOver,
+    MilestoneReached,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -50,7 +52,7 @@ class Span:
 
     start: int
     end: int
-    kind: Literal["attempt", "start", "run", "prompt", "collective"]
+    kind: Literal["attempt", "import", "start", "run", "prompt", "collective"]
     text: str
     outcome: Outcome = ""
     flow: str = ""  # what the spans of one collective, in all its ranks, have in common
@@ -61,7 +63,7 @@ class Mark:
     """Something that happened at one moment."""
 
     time: int
-    kind: Literal["exception", "signal", "exit", "lost", "joined", "restart", "hang", "note"]
+    kind: Literal["milestone", "exception", "signal", "exit", "lost", "joined", "restart", "hang", "note"]
     text: str
 
 
@@ -162,6 +164,12 @@ class _Builder:
             case RankExited(_, rank, code):
                 if code:
                     self._mark(at, rank, "exit", exit_in_words(code))
+            case Imported(_, seconds, modules, node):
+                text = f"importing {', '.join(modules)}"
+                self._span(Span(max(0, at - int(seconds * 1e9)), at, "import", text), HOST, node)
+            case MilestoneReached(_, rank, what):
+                texts = {"torch": "has imported torch.distributed", "group": "begins its first process group"}
+                self._mark(at, rank, "milestone", texts.get(what, what))
             case CollectivesEntered(_, rank, entries):
                 for group, number, what, before, took in entries:
                     flow = f"{self._history.attempt}/{group}/{number}"
@@ -207,8 +215,8 @@ class _Builder:
     def _mark(self, at: int, rank: int, kind: Any, text: str, node: int = -1) -> None:
         self._marks.setdefault(self._key(rank, node), []).append(Mark(at, kind, text))
 
-    def _span(self, span: Span, rank: int) -> None:
-        self._spans.setdefault(self._key(rank, -1), []).append(span)
+    def _span(self, span: Span, rank: int, node: int = -1) -> None:
+        self._spans.setdefault(self._key(rank, node), []).append(span)
 
     def _key(self, rank: int, node: int) -> tuple[int, int]:
         return (rank, -1 if rank == JOB else node if rank == HOST else self._history.of(rank).node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from launchpad.report.timeline import JOB, Curve, Timeline, TimelineRow
+from launchpad.report.timeline import HOST, JOB, Curve, Timeline, TimelineRow
 
 _JOB = 1  # the job's process; those of the hosts follow
 
@@ -23,10 +23,13 @@ def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
     flows: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in timeline.rows:
         process, thread = _place(row)
-        if row.rank >= 0:
+        if row.rank != JOB:
             events.append(_named("thread_name", process, thread, row.name))
         for span in row.spans:
-            said = {"name": span.text if span.kind in ("attempt", "collective") else span.kind, "cat": span.kind}
+            said = {
+                "name": span.text if span.kind in ("attempt", "import", "collective") else span.kind,
+                "cat": span.kind,
+            }
             args = {"what": span.text, "outcome": span.outcome}
             duration = max(_micro(span.end - span.start), _LEAST if span.flow else 0.0)
             events.append(
@@ -60,7 +63,7 @@ def _place(row: TimelineRow) -> tuple[int, int]:
     if row.rank == JOB:
         return _JOB, 1
     process = _JOB + 1 + row.node
-    return process, 10_000 * process + max(0, row.rank)
+    return process, process if row.rank == HOST else 10_000 * process + row.rank
 
 
 def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ...protocol.events import (
     STDERR,
     STDOUT,
     ImageUnused,
+    Imported,
     NotForked,
     RankExited,
     RankStarted,
@@ -60,6 +61,7 @@ class Starter:
         self._why_cold = why_cold  # not said yet
         self._lack: socket.socket | None = None  # the keeper of images knows what was lacking until this is closed
         self._forkserver: forkserver_client.Forkserver | None = None
+        self._opened = 0  # when it was started
         self._port: port.Port | None = None
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
@@ -244,6 +246,7 @@ class Starter:
                 opened = forkserver_client.Forkserver.started(start.argv, self._shared, start.cwd, self._files)
             except OSError:  # executing the ranks will fail likewise, and report it
                 return
+        self._opened = time.monotonic_ns()
         self._forkserver = opened
         self._poll.watch(opened.link.fileno(), lambda _: self.hear())
         for fd in opened.streams:
@@ -314,6 +317,9 @@ class Starter:
         if before != "importing" or self._forkserver.state == "importing":
             return
         if self._forkserver.state == "ready":
+            if self._forkserver.streams and self._start.ranks:
+                now = time.monotonic_ns()
+                self._outbox.say(Imported(now, (now - self._opened) / 1e9, list(self._start.preload)))
             self._order_all()
         else:
             self._turn_off(self._forkserver.why_off)
