@@ -143,6 +143,23 @@ def test_the_screen_has_as_many_lines_as_the_terminal() -> None:
     assert re.search(r"3 +node0 +running +100% +1G +4 +1000 +10 +1\n", text), text
 
 
+def test_columns_stay_where_they_are_from_look_to_look() -> None:
+    every = many(8)
+    look = job(11.0, [rank_look(rank, 11.0) for rank in range(8)])
+    screen = RankList()
+
+    def last_lines_begin(shown: list[activity.RankRow]) -> int:
+        lines = screen.lines(look, every, [], lambda _: shown, ScreenSize(24, 120), [], KEYS)
+        (head,) = [line for line in lines if "last line" in line]
+        return re.sub(r"\x1b\[[0-9;]*m", "", head).index("last line")
+
+    waits = last_lines_begin(every)
+    running = [row for row in every if not state_in_words(row).startswith("waits")]
+    assert 0 < len(running) < 8
+    assert last_lines_begin(running) == waits
+    assert last_lines_begin(every) == waits
+
+
 def test_rows_are_filtered_and_sorted() -> None:
     every = many(16)
     assert [row.ranks[0] for row in matching(every, "2-4, 9")] == [2, 3, 4, 9]

@@ -119,10 +119,24 @@ def host_lines(hosts: Sequence[HostRow], most: int) -> list[Text]:
     return lines
 
 
-def rank_lines(rows: Sequence[RankRow], columns: int, *, hosts: bool, gpus: bool, selected: int = -1) -> list[Text]:
-    """A line for each row, and a head. `hosts`, `gpus`: whether to show these columns. What doesn't fit is left out."""
+def rank_lines(
+    rows: Sequence[RankRow],
+    columns: int,
+    *,
+    hosts: bool,
+    gpus: bool,
+    selected: int = -1,
+    widest: dict[str, int] | None = None,
+) -> list[Text]:
+    """A line for each row, and a head. `hosts`, `gpus`: whether to show these columns. What doesn't fit is left out.
+
+    `widest`: how wide the columns have been, to be updated; they don't shrink, so that nothing moves from look to look.
+    """
     cells = [_cells(row) for row in rows]
     widths = _widths([name for name in _CELLS if (hosts or name != "host") and (gpus or "GPU" not in name)], cells)
+    if widest is not None:
+        widths = {name: max(width, widest.get(name, 0)) for name, width in widths.items()}
+        widest |= widths
     for name in _LESS_IMPORTANT:
         if name in widths and sum(widths.values()) + _GAP * len(widths) + _LAST_LINE_COLUMNS > columns:
             del widths[name]
@@ -238,6 +252,7 @@ class RankList:
         self._top = 0  # the first row shown
         self._place = 0
         self._shown: Sequence[RankRow] = ()
+        self._widest: dict[str, int] = {}
 
     def move(self, by: int) -> None:
         """Select another row."""
@@ -279,7 +294,8 @@ class RankList:
         self._top = min(max(self._top, self._place - room + 1), self._place, max(0, len(rows) - room))
         shown = rows[self._top : self._top + room]
         gpus = any(row.gpu_memory >= 0 for row in every)
-        parts += rank_lines(shown, size.columns, hosts=several, gpus=gpus, selected=self._place - self._top)
+        selected = self._place - self._top
+        parts += rank_lines(shown, size.columns, hosts=several, gpus=gpus, selected=selected, widest=self._widest)
         lines = text_of(Group(*parts), size.columns, os.environ)[: size.rows - 2]
         below = len(rows) - self._top - len(shown)
         lines += [""] * (size.rows - 2 - len(lines))
