@@ -35,6 +35,10 @@ NOT_FORKED = (
     "LD_AUDIT",
 )
 
+# With these, OpenMP chooses CPUs for its threads when it is loaded, of those that the process may use then: for forked
+# ranks that would be before they are bound.
+_PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
 # Packages that import torch as soon as they are imported.
 _IMPORTS_TORCH = frozenset(
     "torch torchvision torchaudio torchtext torchdata torchmetrics torchtitan torchtune lightning pytorch_lightning "
@@ -87,6 +91,9 @@ def what_to_preload(
         return ()
     found = look()
     why_not = found.why_not or next((f"{name} is set" for name in NOT_FORKED if environ.get(name)), "")
+    if not why_not and options.binds != "none":
+        late = "is set, and chooses CPUs when torch is imported, before a forked rank would be bound"
+        why_not = next((f"{name} {late}" for name in _PINNING if environ.get(name)), "")
     if why_not and (found.torch or names):
         if not options.reports.quiet:
             say_on_stderr(not_forked(why_not))
