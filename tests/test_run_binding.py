@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,25 @@ def test_ranks_whose_openmp_pins_threads_are_executed(launchpad: Launchpad) -> N
     assert done.stdout == "[0] False\n"
     reason = "OMP_PROC_BIND is set, and chooses CPUs when torch is imported, before a forked rank would be bound"
     assert done.stderr == f"launchpad: ranks can't be forked, so each imports everything itself: {reason}\n"
+
+
+# From Python.
+
+
+@needs_two_cores
+def test_a_function_of_launchpad_run(launchpad: Launchpad) -> None:
+    (launchpad.folder / "f.py").write_text(
+        "import os, launchpad as lp\n"
+        "of = lambda: sorted(os.sched_getaffinity(0))\n"
+        "print([*lp.run(of, nproc=2, backend=None, bind='core')])\n"
+        "with lp.ranks(2, backend=None, bind='exclusive') as ranks: print([*ranks.run(of)])\n"
+        "try: lp.run(of, bind='node')\nexcept lp.UsageError as error: print(error)\n"
+    )
+    command = [sys.executable, "f.py"]
+    printed = subprocess.run(
+        command, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    read = read_topology(dict(os.environ))
+    for line, bind in zip(printed.splitlines(), ("core", "exclusive"), strict=False):
+        assert line == str([list(one.cpus) for one in bind_ranks(bind, read, 2, HOST)])
+    assert printed.splitlines()[2].startswith("bind='node': give one of 'none', 'numa', 'core', ")
