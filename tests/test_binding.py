@@ -188,9 +188,8 @@ def test_a_gpu_whose_node_the_cgroup_does_not_have(read: Read) -> None:
 
 @pytest.mark.parametrize("bind", ["numa", "socket", "core-complex"])
 def test_where_nothing_is_shown_all_cpus_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bind: Bind) -> None:
-    """As in gVisor, which has no memory policies either."""
+    """As in gVisor."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(affinity, "may_prefer_memory", lambda: False)
     topology = read_topology({}, str(tmp_path))
     assert not topology.complete
     assert bound(topology, bind, 2) == ["0-2 ", "0-2 "]
@@ -203,6 +202,12 @@ def test_this_machine_is_read_whole() -> None:
     assert [row[0] for row in topology.cpus] == sorted(os.sched_getaffinity(0))
     assert {row[4] for row in topology.cpus} <= set(topology.nodes)
     assert set(topology.memory) <= set(topology.nodes)
+
+
+def test_memory_policies_may_not_be_permitted(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(XEON)
+    monkeypatch.setattr(affinity, "may_prefer_memory", lambda: False)
+    assert bound(read_topology({}, str(tmp_path)), "numa", 1) == ["0-15,32-47 "]
 
 
 # More ranks than there is room for.

@@ -15,7 +15,7 @@ from launchpad.agent.host.topology import read_topology
 from launchpad.job.binding import bind_ranks, in_words, threads, written
 from launchpad.job.spec import Bind
 from launchpad.protocol.cpulist import written as cpus_of
-from tests.conftest import Launchpad, needs_torch
+from tests.conftest import PROGRAMS, Launchpad, needs_torch
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 
@@ -147,7 +147,7 @@ def test_the_plan_shows_it(launchpad: Launchpad) -> None:
 
 
 def test_a_job_file_has_it_too(launchpad: Launchpad) -> None:
-    (launchpad.folder / "job.toml").write_text('bind = "core"\ntarget = ["bound.py"]\n')
+    (launchpad.folder / "job.toml").write_text(f'bind = "core"\ntarget = ["{PROGRAMS}/bound.py"]\n')
     done = launchpad.run("run", "--config", "job.toml", "--dry-run")
     (one,) = bind_ranks("core", read_topology(dict(os.environ)), 1, HOST)
     assert in_words(*written(one)) in done.stdout

@@ -27,7 +27,7 @@ def read_topology(environ: Mapping[str, str], root: str = "") -> TopologyRead:
         cpus=cpus,
         nodes=nodes,
         distances=distances,
-        memory=_memory(f"{root}/sys/devices/system/node", nodes),
+        memory=_memory(f"{root}/sys/devices/system/node"),
         gpus=_visible(_gpus(root), environ),
         complete=complete,
     )
@@ -42,13 +42,12 @@ def _numa(folder: str) -> tuple[list[int], dict[int, int], list[list[int]]]:
     return nodes, node_of, [[int(word) for word in _text(f"{folder}/node{node}/distance").split()] for node in nodes]
 
 
-def _memory(folder: str, nodes: Collection[int]) -> list[int]:
+def _memory(folder: str) -> list[int]:
     """The NUMA nodes whose memory ranks may use; none if they can't prefer any."""
     if not affinity.may_prefer_memory():
         return []
     allowed = set(cpulist.parse(procfs.status("self").get("Mems_allowed_list", "")))
-    there = _numbers(f"{folder}/has_memory") or nodes
-    return sorted(allowed.intersection(there, nodes))
+    return sorted(allowed.intersection(_numbers(f"{folder}/has_memory")))
 
 
 def _cpus(folder: str, usable: Collection[int], node_of: Mapping[int, int]) -> tuple[list[list[int]], bool]:
