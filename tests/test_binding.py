@@ -19,15 +19,20 @@ from launchpad.agent.host.topology import read_topology
 from launchpad.console import dry_run
 from launchpad.console.summary import Summary
 from launchpad.errors import UsageError
+from launchpad.head.bringup import BringUp
 from launchpad.job.binding import Binding, bind_ranks, in_words, threads, written
 from launchpad.job.membership import Seat
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.protocol import cpulist
+from launchpad.protocol.commands import ReadTopology
 from launchpad.protocol.events import RanksBound, TopologyRead
 from launchpad.rank import affinity
+from launchpad.runner.nodes import bring_up
+from launchpad.runner.options import HostOptions
 from tests.machines import CXL, EPYC, GRACE, POWER, VM, XEON, build
 from tests.test_plan import NODE, UNHURRIED
+from tests.test_supervisor import Agent
 
 Read = Callable[..., TopologyRead]
 
@@ -208,6 +213,22 @@ def test_memory_policies_may_not_be_permitted(read: Read, tmp_path: Path, monkey
     read(XEON)
     monkeypatch.setattr(affinity, "may_prefer_memory", lambda: False)
     assert bound(read_topology({}, str(tmp_path)), "numa", 1) == ["0-15,32-47 "]
+
+
+def test_a_system_that_does_not_show_its_cores_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    def script(agent: Agent) -> None:
+        assert agent.hear(ReadTopology).environ == {"A": "1"}
+        agent.say(TopologyRead(0, [[0, 0, -1, -1, 0], [1, 1, -1, -1, 0]], [0], [[10]], [], [], False))
+
+    agent = Agent(script)
+    agent.thread.start()
+    spec = JobSpec(Target("program", "true"), nproc=2, bind="core", environ={"A": "1"})
+    plan = bring_up(BringUp(), spec, [], [agent.link], (), HostOptions(), quiet=False).plan
+    agent.thread.join()
+    agent.link.hang_up()
+    assert [rank.binding for rank in plan.ranks] == [Binding((0,), ()), Binding((1,), ())]
+    said = "launchpad: node0 doesn't show which of its CPUs are one core; each counts as a core\n"
+    assert capfd.readouterr().err == said
 
 
 # More ranks than there is room for.
