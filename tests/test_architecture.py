@@ -204,7 +204,7 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
     head = loaded("import launchpad.cli.entry, launchpad.cli.main, launchpad.cli.run, launchpad.transport.local")
     assert not head & heavy
     # What only some jobs need: MPI worlds, a watch for stalls, a batch allocation, a verdict, stacks.
-    late = {"head.mpi_worlds", "head.stall", "job.mpi", "job.allocation", "job.slurm"}
+    late = {"head.mpi_worlds", "head.stall", "job.mpi", "job.allocation", "job.binding", "job.slurm"}
     late |= {"runner.allocation", "runner.slurm"}
     late |= {f"diagnosis.{name}" for name in ("verdict", "verdict_text", "stack_summary")}
     assert not head & {f"launchpad.{name}" for name in late}

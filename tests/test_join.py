@@ -124,6 +124,20 @@ def test_each_node_says_what_its_own_ranks_run(launchpad: Launchpad, tmp_path: P
     assert err == "launchpad: --max-restarts 3/1h has no effect on this node: the head's is 0\n"
 
 
+def test_each_node_says_how_its_own_ranks_are_bound(launchpad: Launchpad) -> None:
+    port = free_port()
+    head = launchpad.start("run", *c10d(port), "--bind", "core", "--report-bindings", "true")
+    other = launchpad.start("run", *c10d(port, rdzv_conf="is_host=0"), "-n", 2, "true")
+    code, _, err = ends(head)
+    assert code == 0
+    first, *rest = err.splitlines()
+    assert re.fullmatch(r"launchpad: rank 0 on \S+: CPUs? [\d,-]+, memory of .*", first)
+    assert [line.partition(": ")[2] for line in rest] == [
+        f"rank {n} on {socket.gethostname()}.2: not bound" for n in (1, 2)
+    ]
+    assert ends(other) == (0, "", "")
+
+
 @needs_torch
 @pytest.mark.parametrize("how", [(), ("--start-method", "exec")], ids=["forked", "executed"])
 def test_torch_comes_up_across_nodes(launchpad: Launchpad, how: tuple[str, ...]) -> None:

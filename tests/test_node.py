@@ -116,12 +116,12 @@ def test_user_process_limit_does_not_apply_to_root(
     ],
 )
 def test_device_list_ends_at_the_first_invalid_entry(value: str, count: int) -> None:
-    assert resources._listed(value, installed=4) == count
+    assert len(resources.devices_in(value, installed=4)) == count
 
 
 @pytest.mark.parametrize("value", ["0", "0,1", "GPU-8932f937", ""])
 def test_device_list_without_devices_counts_none(value: str) -> None:
-    assert resources._listed(value, installed=0) == 0
+    assert resources.devices_in(value, installed=0) == []
 
 
 @pytest.mark.parametrize(

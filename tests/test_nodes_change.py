@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.agent.host.topology import read_topology
+from launchpad.job.binding import bind_ranks, in_words, written
 from tests.conftest import Launchpad, wait_until
 from tests.sshd import free_port, needs_sshd
 from tests.test_join import c10d, ends, leads, needs_mpi, needs_torch, static
@@ -106,6 +109,22 @@ def test_a_spare_takes_the_place_of_a_lost_host(launchpad: Launchpad, hosts: Hos
     check(out, [*lines[0], *lines[1], *lines[2]], [*lines[0][2:], *lines[1][:2]])
     assert "launchpad: failed: n2 was lost (its agent hung up); going on with n1, n3" in said
     assert "launchpad: failed: n1 was lost (its agent hung up); going on with n2, n3" in err
+
+
+@needs_sshd
+def test_a_spare_binds_the_ranks_that_it_gets(launchpad: Launchpad, hosts: Hosts) -> None:
+    """It has room for two, and gets one, which has all its cores."""
+    words = ("--bind", "exclusive", "--report-bindings", "stays.py")
+    job = hosts.begin(launchpad, "-H", "n1,n2:2", "--spares", 1, *words)
+    started(launchpad, 1)
+    hosts.cut_power(1)
+    started(launchpad, 2)
+    (launchpad.folder / "go").touch()
+    code, _, err = ends(job)
+    assert code == 0, err
+    (alone,) = bind_ranks("exclusive", read_topology(dict(os.environ)), 1, "")
+    bound = [line for line in err.splitlines() if "rank 0 on" in line]
+    assert bound == [f"launchpad: rank 0 on {host}: {in_words(*written(alone))}" for host in ("n1", "n2")]
 
 
 @needs_sshd

@@ -47,7 +47,7 @@ OPTIONS = {
 }
 
 # Of these, it is said that they have no effect.
-MISSED = ("--event-log-handler", "--logs-specs", "--numa-binding")
+MISSED = ("--event-log-handler", "--logs-specs")
 
 
 @pytest.mark.parametrize("name", OPTIONS)

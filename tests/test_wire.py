@@ -30,6 +30,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     bool | None: st.none() | st.booleans(),
     list[str]: st.lists(TEXT, max_size=4),
     list[int]: st.lists(INTEGER, max_size=4),
+    list[list[int]]: st.lists(st.lists(INTEGER, max_size=5), max_size=3),
     list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
     list[list[Any]]: st.lists(st.lists(TEXT | INTEGER, max_size=2), max_size=3),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),

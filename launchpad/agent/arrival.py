@@ -61,7 +61,7 @@ def _request(wanted: Asked, environ: dict[str, str]) -> ForkRequest:
         python=sys.executable,
         preload=tuple(wanted["preload"]),
         environ=wanted["environ"],
-        defaults=defaults_for(cores, ranks),
+        defaults=defaults_for(cores // ranks),
         forks=wanted["forks"] and not any(variables.get(name) for name in wanted["never"]),
     )
 

@@ -36,6 +36,7 @@ from ..protocol.commands import (
     Probe,
     Profile,
     Reach,
+    ReadTopology,
     Sample,
     Signal,
     SignalAgent,
@@ -237,6 +238,10 @@ class Agent:
                 facts = probe(command)
                 self._starter.brings_launchpad = command.torch and not facts.launchpad
                 self._outbox.say(facts)
+            case ReadTopology(environ):
+                from .host.topology import read_topology
+
+                self._outbox.say(read_topology({**os.environ, **environ}))
             case Sync():
                 from .host.synced_folder import SyncedFolder
 

@@ -23,11 +23,11 @@ from launchpad.head.supervisor import Supervisor
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
-from launchpad.runner.imports import NOT_FORKED, TORCH
+from launchpad.runner.imports import TORCH, why_not_forked
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
 from launchpad.runner.observers import Observers, waited
@@ -69,8 +69,11 @@ def prepare(
     *,
     sync: bool,
     ssh_config: str | None,
+    bind: Bind,
 ) -> JobRequest:
     """The spec that these parameters of launchpad.run describe. Raises UsageError."""
+    if bind not in get_args(Bind):
+        raise UsageError(f"bind={bind!r}: give one of {', '.join(map(repr, get_args(Bind)))}")
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
     nodes = read_hosts(options, nproc)
@@ -85,16 +88,17 @@ def prepare(
             **{name: str(value) for name, value in (env or {}).items()},
         },
         torch=False,
-        preload=_preload(backend, {**os.environ, **(env or {})}),
+        preload=_preload(backend, {**os.environ, **(env or {})}, bind),
+        bind=bind,
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
     )
     return JobRequest(spec, nodes, options, nproc)
 
 
-def _preload(backend: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _preload(backend: str | None, environ: Mapping[str, str], bind: Bind) -> tuple[str, ...]:
     """The modules to import once per node: torch, unless no rank will need it."""
     needed = backend is not None or "torch" in sys.modules
-    return TORCH if needed and not any(environ.get(name) for name in NOT_FORKED) else ()
+    return TORCH if needed and not why_not_forked(environ, bind) else ()
 
 
 @contextlib.contextmanager

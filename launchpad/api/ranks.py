@@ -16,7 +16,7 @@ from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
 from launchpad.api.session import PendingCall, RankSession, gone, running
 from launchpad.errors import UsageError
-from launchpad.job.spec import Target
+from launchpad.job.spec import Bind, Target
 
 
 def ranks(
@@ -29,6 +29,7 @@ def ranks(
     wdir: str | None = None,
     sync: bool = False,
     ssh_config: str | None = None,
+    bind: Bind = "none",
 ) -> Ranks:
     """Start `nproc` ranks that stay, for one call after the other.
 
@@ -42,7 +43,7 @@ def ranks(
     """
     check("launchpad.ranks", backend, timeout)
     target = Target("session", "launchpad.ranks")
-    request = prepare(target, nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config)
+    request = prepare(target, nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind)
     return Ranks(request, backend, timeout)
 
 

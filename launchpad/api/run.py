@@ -13,7 +13,7 @@ from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import UsageError
-from launchpad.job.spec import RestartLimit, Restarts, Target
+from launchpad.job.spec import Bind, RestartLimit, Restarts, Target
 
 
 def run(
@@ -33,6 +33,7 @@ def run(
     progress: str | Sequence[str] = (),
     input_rank: int = 0,
     debug: int | tuple[int, int] | None = None,
+    bind: Bind = "none",
 ) -> Results:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
@@ -49,8 +50,8 @@ def run(
 
     `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync`, `ssh_config`, `max_restarts` (a
     number, or (10, 3600.0) for 10 in any hour), `restart`, `progress` (a pattern, or several), `input_rank` (which
-    reads the caller's standard input) and `debug` (a rank, or (rank, port)) are options of `launchpad run`. The ranks
-    run in the caller's interpreter; other hosts use the one at that path, else python3.
+    reads the caller's standard input), `debug` (a rank, or (rank, port)) and `bind` are options of `launchpad run`. The
+    ranks run in the caller's interpreter; other hosts use the one at that path, else python3.
 
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
     by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
@@ -66,7 +67,7 @@ def run(
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
     request = prepare(
-        Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config
+        Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind
     )
     spec = dataclasses.replace(
         request.spec,

@@ -24,6 +24,7 @@ TOPICS = {
     "hangs": "where the ranks are, and which of them the others are waiting for",
     "debugging": "a prompt or a debugger in any rank, a profile of all",
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",
+    "binding": "which CPUs and memory each rank uses, near its GPU",
     "restarts": "start all ranks again after a failure",
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
@@ -44,13 +45,16 @@ TOPICS = {
 
 # Other words for them.
 _ALIASES = {
+    "affinity": "binding",
     "attach": "detached",
+    "bind": "binding",
     "detach": "detached",
     "exit": "ending",
     "breakpoint": "debugging",
     "signals": "ending",
     "ssh": "hosts",
     "nodes": "hosts",
+    "numa": "binding",
     "perfetto": "reports",
     "slurm": "hosts",
     "env": "ranks",

@@ -26,9 +26,7 @@ Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 _NOT_OF_A_JOB = {"config", "detach", "dry_run", "as_json"}
 
 # Those of torchrun that a user would miss.
-_NO_EFFECT = dict.fromkeys(("event-log-handler", "logs-specs"), "plug-ins for torchrun are not loaded") | {
-    "numa-binding": "ranks are not bound; run numactl as TARGET"
-}
+_NO_EFFECT = ("event-log-handler", "logs-specs")
 
 ONE_JOB = "--detach starts one job, and those of a file run one after the other"
 
@@ -88,7 +86,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if not options["quiet"]:
         for option in _NO_EFFECT:
             if ctx.get_parameter_source(option.replace("-", "_")) is not ParameterSource.DEFAULT:
-                say_on_stderr(f"--{option} has no effect: {_NO_EFFECT[option]}")
+                say_on_stderr(f"--{option} has no effect: plug-ins for torchrun are not loaded")
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
     if options["dry_run"] and options["sync"]:

@@ -32,6 +32,7 @@ _many = _group("How many ranks")
 _what = _group("What the ranks run")
 _start = _group("How the ranks start")
 _env = _group("The ranks' environment")
+_bind = _group("The ranks' CPUs")
 _output = _group("The ranks' output")
 _end = _group("When the job ends")
 _debug = _group("Debugging")
@@ -93,6 +94,22 @@ _OPTIONS = (
         help="Set a variable, or (VAR alone) pass on its value here; 'HF_*' passes on all that match. Repeatable.",
     ),
     _env("--env-file", multiple=True, metavar="FILE", help="Set variables from a file, one per line. Repeatable."),
+    _bind(
+        "--bind",
+        type=click.Choice(["numa", "core", "socket", "exclusive", "core-complex", "none"]),
+        metavar="numa|core|socket|exclusive|core-complex|none",
+        help="Which CPUs a rank may run on: those of a NUMA node (its GPU's, else they are shared out), one core, a "
+        "socket, an equal share of the node's cores, the cores that share a cache; with the memory next to them. "
+        "Default: none, all.",
+    ),
+    _bind(
+        "--numa-binding",
+        type=click.Choice(["node", "socket", "exclusive", "core-complex"]),
+        metavar="node|socket|exclusive|core-complex",
+        pet=True,
+        help="torchrun's name for --bind; node is numa.",
+    ),
+    _bind("--report-bindings", is_flag=True, help="Say which CPUs and memory each rank is bound to."),
     _env("--role", default="default", metavar="NAME", pet=True, help="Value of ROLE_NAME. Default: default."),
     _env("--virtual-local-rank", is_flag=True, pet=True, help="Each rank sees only its own GPU, and LOCAL_RANK 0."),
     _output("--log-dir", metavar="DIR", pet=True, help="Also save each rank's output to files in DIR."),
@@ -328,12 +345,6 @@ _OPTIONS = (
     _no_meaning("--monitor-interval", expose_value=False, metavar="SECONDS", help="Exits are noticed at once."),
     _no_meaning("--event-log-handler", expose_value=False, metavar="NAME", help="Torch plug-ins are not supported."),
     _no_meaning("--logs-specs", expose_value=False, metavar="NAME", help="Torch plug-ins are not supported."),
-    _no_meaning(
-        "--numa-binding",
-        type=click.Choice(["node", "socket", "exclusive", "core-complex"]),
-        expose_value=False,
-        help="Ranks are not bound; to bind them, run numactl as TARGET.",
-    ),
     _habit("--oversubscribe", "-oversubscribe", help="Oversubscription is always allowed."),
     _habit("--allow-run-as-root", help="Running as root is always allowed."),
     _habit("--tag-output", "-tag-output", help="Lines are always tagged."),

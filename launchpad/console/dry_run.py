@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 
+from launchpad.job import binding
 from launchpad.job.plan import Plan
 
 Sources = Mapping[str, tuple[str, str]]  # by option: its value, and where it came from
@@ -42,4 +43,5 @@ def in_words(plan: Plan) -> str:
         for rank in node.ranks:
             own = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank.environ.items() if name not in shared)
             lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]
+            lines += [f"    {binding.in_words(*binding.written(rank.binding))}"] if rank.binding else []
     return "\n".join(lines)

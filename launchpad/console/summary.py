@@ -26,6 +26,7 @@ from launchpad.protocol.events import (
     NotForked,
     OrphansKilled,
     PhaseChanged,
+    RanksBound,
     RanksSpawned,
     Restarted,
 )
@@ -57,10 +58,17 @@ def no_kept_image(reason: str, node: str) -> str:
 class Summary:
     """A sink that collects the job's history; `report` puts it into words."""
 
-    def __init__(self, say: Callable[[str], None], quiet: bool, verbose: bool = False) -> None:
-        """`say` shows a note; `quiet` suppresses the notes; `verbose`: also say why no kept image was used."""
+    def __init__(
+        self, say: Callable[[str], None], quiet: bool, verbose: bool = False, *, reports_bindings: bool = False
+    ) -> None:
+        """`say` shows a note; `quiet` suppresses the notes; `verbose`: also say why no kept image was used.
+
+        `reports_bindings`: say which CPUs each rank is bound to.
+        """
         self._say = say if not quiet else lambda _: None
         self._verbose = verbose
+        self._reports_bindings = reports_bindings
+        self._bound: list[Any] = []  # as it was said
         self.history = History()
         self.earlier: list[str] = []  # a line for each earlier attempt
         self._stopping = False
@@ -96,6 +104,12 @@ class Summary:
                     "no rank called MPI_Init of MPICH (pip install mpich) or Intel MPI; with any other MPI, each rank "
                     "is a world of its own"
                 )
+            case RanksBound(_, ranks):
+                if self._reports_bindings and ranks != self._bound:
+                    from launchpad.job.binding import in_words
+
+                    self._bound = ranks
+                    self._say("\n".join(f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case LogFailed(_, path, reason):

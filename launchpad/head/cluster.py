@@ -12,8 +12,8 @@ from launchpad.head.nodes import Node
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.plan import Master, Member, NodePlacement, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.commands import Probe
-from launchpad.protocol.events import AgentReady, NodeFacts, SpareReady
+from launchpad.protocol.commands import Probe, ReadTopology
+from launchpad.protocol.events import AgentReady, NodeFacts, SpareReady, TopologyRead
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 # An import on a node may have to be loaded over a network.
 SPARE_SECONDS = 600.0
+
+# For one that looks into some thousand small files.
+TOPOLOGY_SECONDS = 30.0
+
+
+def read_topologies(talk: Conversation, specs: Sequence[JobSpec]) -> list[TopologyRead | None]:
+    """The topologies of the nodes whose ranks are to be bound. `specs`: of each node's ranks. Raises NodeError."""
+    asked = {node: ReadTopology(dict(spec.environ)) for node, spec in enumerate(specs) if spec.bind != "none"}
+    found = dict(zip(asked, talk.ask(asked, TopologyRead, TOPOLOGY_SECONDS), strict=True))
+    return [found.get(node) for node in range(len(specs))]
 
 
 class Newcomer(NamedTuple):
@@ -30,6 +40,7 @@ class Newcomer(NamedTuple):
     ready: AgentReady
     facts: NodeFacts | None  # None without hosts
     place: NodePlacement
+    topology: TopologyRead | None  # where its ranks are bound
     slots: int  # how many ranks it takes
     talk: Conversation  # what it has said since is in there
 
@@ -57,11 +68,12 @@ class Cluster:
         membership: Membership | None = None,
         files: Sequence[SyncedFile] | None = None,
         silence: float = 0.0,
+        topologies: Sequence[TopologyRead | None] = (),
     ) -> None:
         """`places`, `facts`: of each node if the user named them; `master`: of several nodes.
 
-        `files`: those of --sync, None without it; `silence`: the heartbeat timeout in seconds. Raises UsageError if a
-        node can't hold its ranks.
+        `files`: those of --sync, None without it; `silence`: the heartbeat timeout in seconds; `topologies`: as
+        `read_topologies` returns them. Raises UsageError if a node can't hold its ranks.
         """
         self.membership = membership
         self.spec = spec
@@ -69,6 +81,7 @@ class Cluster:
         self._ready = list(ready)
         self._places = list(places)
         self._facts: list[NodeFacts | None] = list(facts)
+        self._topologies = list(topologies) or [None] * len(ready)
         self._master = master
         self._files = files
         self._silence = silence
@@ -92,7 +105,7 @@ class Cluster:
             raise UsageError(f"{option} {rank}: the job has no such rank; {there}")
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
-        return make_plan(self.spec, self._ready, self._run_id, self._places, self._master, seats)
+        return make_plan(self.spec, self._ready, self._run_id, self._places, self._master, seats, self._topologies)
 
     def _first_seats(self) -> tuple[Seat, ...] | None:
         if self.membership is None:
@@ -179,9 +192,11 @@ class Cluster:
             first = next(one for one in self._facts if one is not None)
             check_versions([self._places[0].name, place.name], [first, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
-        plan = make_plan(self.spec, [ready], self._run_id, [place] if self._places else [], seats=())
+        topologies = read_topologies(talk, [place.own or self.spec])
+        places = [place] if self._places else []
+        plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
         talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
-        return Newcomer(talk.nodes[0], ready, facts, place, plan.nodes[0].slots, talk)
+        return Newcomer(talk.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, talk)
 
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
@@ -205,8 +220,9 @@ class Cluster:
             self._ready.append(newcomer.ready)
             self._places.append(place)
             self._facts.append(newcomer.facts)
+            self._topologies.append(newcomer.topology)
             return
-        self._ready[number] = newcomer.ready
+        self._ready[number], self._topologies[number] = newcomer.ready, newcomer.topology
         if self._places:
             self._places[number], self._facts[number] = place, newcomer.facts
 

@@ -68,6 +68,7 @@ from launchpad.protocol.events import (
     RankExited,
     RankFailed,
     RankRaised,
+    RanksBound,
     RanksSpawned,
     RankStarted,
     Reached,
@@ -82,6 +83,7 @@ from launchpad.protocol.events import (
     StdinTaken,
     StopRequested,
     Suspended,
+    TopologyRead,
     TunnelRead,
     TunnelWritten,
     Written,
@@ -279,7 +281,7 @@ class Supervisor:
                 self._search.inbox.put((source, event))
             case Listening() | Reached() if self._stack_requests.answers(source, event, self._clock()):
                 pass
-            case Listening() | Reached() | PortHeld() | AgentReady() | NodeFacts() | SpareReady():
+            case Listening() | Reached() | PortHeld() | AgentReady() | NodeFacts() | TopologyRead() | SpareReady():
                 pass  # a late answer
             case LinkClosed(at):
                 if source in self.nodes.open:
@@ -510,6 +512,8 @@ class Supervisor:
         self._gone.clear()
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
         self._node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+        if self._spec.report_bindings or any(rank.binding for rank in plan.ranks):
+            self._dispatch(RanksBound(time.monotonic_ns(), plan.bindings))
         if plan.mpi:
             from launchpad.head.mpi_worlds import MpiWorlds
 

@@ -10,7 +10,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.spec import JobSpec, RestartLimit, Target
 
 # What each node's own command line says about its ranks, as with torchrun.
-_OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks")
+_OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
 
 # What concerns the whole job, and is the head's: the option, and its field.
 _OF_THE_JOB = {
@@ -24,6 +24,7 @@ _OF_THE_JOB = {
     "--stop-signal": "stop_signal",
     "--input-rank": "input_rank",
     "--debug": "debug",
+    "--report-bindings": "report_bindings",
 }
 
 # Those that JSON has as lists.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Start
 from launchpad.protocol.defaults import defaults_for
-from launchpad.protocol.events import AgentReady
+from launchpad.protocol.events import AgentReady, TopologyRead
+
+if TYPE_CHECKING:  # few jobs bind their ranks
+    from launchpad.job.binding import Binding
 
 # How ranks that call functions of ours get them: by name, one that is sent to them, or one after the other.
 Calls = Literal["", "function", "pickled", "session"]
@@ -71,6 +74,7 @@ class RankPlan:
     local_rank: int
     argv: tuple[str, ...]
     environ: Mapping[str, str]  # its variables of the contract
+    binding: Binding | None = None  # None: it may run on any CPU
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,15 @@ class Plan:
         return next(node for node in self.taking_part if rank <= node.ranks[-1].rank)
 
     @property
+    def bindings(self) -> list[list[Any]]:
+        """What RanksBound says of each rank."""
+        from launchpad.job import binding
+
+        return [
+            [rank.rank, node.name, *binding.written(rank.binding)] for node in self.taking_part for rank in node.ranks
+        ]
+
+    @property
     def seats(self) -> tuple[Seat, ...]:
         """Which nodes take part, with how many ranks each."""
         return tuple(Seat(node.index, len(node.ranks)) for node in self.taking_part)
@@ -166,6 +179,7 @@ class Plan:
                     "python": hooked,
                     "calls": node.calls,
                     "debug": r.rank == self.debug_rank,
+                    "bind": list(r.binding or ()),
                 }
                 for r in node.ranks
             ],
@@ -202,6 +216,7 @@ class Plan:
                             "local_rank": rank.local_rank,
                             "argv": list(rank.argv),
                             "environ": dict(rank.environ),
+                            **({"cpus": rank.binding[0], "memory_nodes": rank.binding[1]} if rank.binding else {}),
                         }
                         for rank in node.ranks
                     ],
@@ -218,11 +233,13 @@ def make_plan(
     places: Sequence[NodePlacement] = (),
     master: Master | None = None,
     seats: Sequence[Seat] | None = None,
+    topologies: Sequence[TopologyRead | None] = (),
 ) -> Plan:
     """Lay out the ranks over the nodes. Raises UsageError if a node can't hold its ranks.
 
     `places` has an entry for each node if the user named the nodes; `master` is given for several nodes. `seats`: which
-    nodes take part, and with how many ranks; None: all, with as many as `places` says.
+    nodes take part, and with how many ranks; None: all, with as many as `places` says. `topologies`: of the nodes whose
+    ranks are bound to CPUs.
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
@@ -275,7 +292,16 @@ def make_plan(
     laid_out = []
     for index, (node, place, count) in enumerate(zip(nodes, places, slots, strict=True)):
         here = place.own or spec
-        defaults = defaults_for(node.cores, len(planned.get(index, ())) or count)
+        ranks = planned.get(index, ())
+        threads = node.cores // (len(ranks) or count)
+        topology = topologies[index] if topologies else None
+        if topology is not None and here.bind != "none":
+            from launchpad.job import binding
+
+            bindings = binding.bind_ranks(here.bind, topology, len(ranks) or count, place.name)
+            threads = min(threads, binding.threads(bindings))
+            ranks = tuple(replace(rank, binding=one) for rank, one in zip(ranks, bindings, strict=False))
+        defaults = defaults_for(threads)
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
             _check_limits(node, place.name, count, _files_per_rank(spec, here))
         kind = here.target.kind
@@ -285,7 +311,7 @@ def make_plan(
                 place.name,
                 place.cwd,
                 {name: value for name, value in defaults.items() if name not in here.environ},
-                planned.get(index, ()),
+                ranks,
                 dict(here.environ),
                 store=stores.get(index, ""),
                 interface=place.interface,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
+Bind = Literal["none", "numa", "core", "socket", "exclusive", "core-complex"]
 Restarts = Literal["judged", "always"]
 FoldChoice = Literal["equal", "numbers", "never"]
 
@@ -130,5 +131,7 @@ class JobSpec:
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
+    bind: Bind = "none"  # which CPUs each rank is bound to; job/binding.py
+    report_bindings: bool = False  # say it for each rank
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD

@@ -21,6 +21,12 @@ class Probe(NamedTuple):
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment
 
 
+class ReadTopology(NamedTuple):
+    """Report the TopologyRead. Sent if ranks are to be bound to CPUs."""
+
+    environ: dict[str, str]  # for the ranks, on top of the agent's own environment: it says which GPUs they see
+
+
 class Sync(NamedTuple):
     """Mirror a folder of the head's machine; the agent answers which files it needs (Wanted)."""
 
@@ -72,8 +78,9 @@ class Start(NamedTuple):
     environ: dict[str, str]  # for all ranks, on top of the agent's own environment
     defaults: dict[str, str]  # for all ranks: variables to set if they are still unset
     interfaces: dict[str, str]  # likewise, but they may differ from one attempt to the next
-    # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str, "debug": bool}; with "debug" it
-    # waits for a debugger before it begins its program
+    # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str, "debug": bool, "bind": list}
+    # each; with "debug" it waits for a debugger before it begins its program; "bind": the CPUs that it runs on, and the
+    # NUMA nodes whose memory it prefers: [[int], [int]], or [] if it is not bound
     ranks: list[dict[str, Any]]
     argv: list[str]  # a rank's command line, for the forkserver
     calls: str  # as in the ranks, for the forkserver
@@ -181,7 +188,7 @@ class BarrierOut(NamedTuple):
 class StartMore(NamedTuple):
     """Execute these too: the ranks of a spawned world."""
 
-    ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}
+    ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}; they are not bound
 
 
 class MpiReply(NamedTuple):
@@ -289,4 +296,5 @@ Command = (
     | Fence
     | KeeperRequest
     | Sample
+    | ReadTopology
 )

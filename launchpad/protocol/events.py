@@ -47,6 +47,20 @@ class NodeFacts(NamedTuple):
     addresses: list[list[str]]  # [address, interface] each, best candidates for other machines first
 
 
+class TopologyRead(NamedTuple):
+    """What is near what on this node; the answer to ReadTopology."""
+
+    time: int
+    # [CPU, core, socket, group of cores that share a cache, NUMA node] of each CPU that ranks may use; the numbers of
+    # core and group are those of their first CPUs; -1 if unknown
+    cpus: list[list[int]]
+    nodes: list[int]  # the NUMA nodes, also those that have only CPUs or only memory
+    distances: list[list[int]]  # from each of them to each
+    memory: list[int]  # those whose memory ranks may use; none: memory policies are not permitted here
+    gpus: list[int]  # the NUMA node of each GPU that ranks see; -1 if unknown
+    complete: bool  # whether the system shows which CPUs are one core
+
+
 class Wanted(NamedTuple):
     """The answer to Sync."""
 
@@ -487,6 +501,15 @@ class NotRestarted(NamedTuple):
     reason: str  # a sentence for the user
 
 
+class RanksBound(NamedTuple):
+    """Which CPUs the ranks of this attempt run on."""
+
+    time: int
+    # [rank, its node's name, CPUs, NUMA nodes whose memory it prefers] each, both as the kernel writes them (0-3,8); no
+    # CPUs: the rank is not bound
+    ranks: list[list[Any]]
+
+
 class RanksSpawned(NamedTuple):
     """A rank has spawned others (MPI_Comm_spawn); their numbers follow those of all earlier ranks."""
 
@@ -661,6 +684,7 @@ class FaultMissed(NamedTuple):
 Event = (
     AgentReady
     | NodeFacts
+    | TopologyRead
     | Wanted
     | ChunksTaken
     | Synced
@@ -704,6 +728,7 @@ Event = (
     | Written
     | Restarted
     | NotRestarted
+    | RanksBound
     | RanksSpawned
     | PhaseChanged
     | ExceptionRaised

@@ -105,6 +105,8 @@ TABLE = (
     MessageType(events.Sampled, "head"),
     MessageType(events.Imported, "head", recorded=True),
     MessageType(events.MilestoneReached, "head", recorded=True),
+    MessageType(commands.ReadTopology, "agent"),
+    MessageType(events.TopologyRead, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),
@@ -125,6 +127,7 @@ TABLE = (
     MessageType(events.Stalled, "", recorded=True),
     MessageType(events.FaultInjected, "", recorded=True),
     MessageType(events.FaultMissed, "", recorded=True),
+    MessageType(events.RanksBound, "", recorded=True),
 )
 MESSAGES = tuple(entry.kind for entry in TABLE if entry.to)
 CODES = {message: code for code, message in enumerate(MESSAGES)}

@@ -18,6 +18,8 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
+    if request["bind"]:
+        _bind(*request["bind"])
     os.environ.update(request["environ"])
     argv = request["argv"]
     own_process.show_as([os.fsencode(word) for word in argv], dict(os.environb))
@@ -35,6 +37,16 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
         debugger.wait(stack_server.start)
     exceptions.begin()
     exit.remember()
+
+
+def _bind(cpus: list[int], nodes: list[int]) -> None:
+    from . import affinity
+
+    try:
+        affinity.bind(cpus, nodes)
+    except OSError as error:  # they have been taken from us since they were read
+        os.write(2, f"launchpad: this rank can't be bound to its CPUs {cpus}: {error.strerror}\n".encode())
+        os._exit(1)
 
 
 def _open_stdin() -> None:

@@ -15,7 +15,7 @@ from launchpad.console.console import say_on_stderr
 from launchpad.console.summary import not_forked
 from launchpad.errors import UsageError
 from launchpad.image import WITH_OPTIMIZERS
-from launchpad.job.spec import Target
+from launchpad.job.spec import Bind, Target
 from launchpad.runner.function_target import is_file
 from launchpad.runner.options import RunOptions
 
@@ -34,6 +34,9 @@ NOT_FORKED = (
     "HEAPCHECK",
     "LD_AUDIT",
 )
+
+# With these, OpenMP chooses CPUs for its threads when it is loaded, of those that the process may use then.
+_PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 # Packages that import torch as soon as they are imported.
 _IMPORTS_TORCH = frozenset(
@@ -86,13 +89,22 @@ def what_to_preload(
     if options.start_method in ("exec", "spawn") or target.kind == "program":
         return ()
     found = look()
-    why_not = found.why_not or next((f"{name} is set" for name in NOT_FORKED if environ.get(name)), "")
+    why_not = found.why_not or why_not_forked(environ, options.binds)
     if why_not and (found.torch or names):
         if not options.reports.quiet:
             say_on_stderr(not_forked(why_not))
         return ()
     torch = (*TORCH, WITH_OPTIMIZERS) if found.optimizes else TORCH
     return tuple(dict.fromkeys([*(torch if found.torch else ()), *names]))
+
+
+def why_not_forked(environ: Mapping[str, str], bind: Bind) -> str:
+    """The variable by which ranks that are bound so would differ if they were forked; "" for none."""
+    if name := next((name for name in NOT_FORKED if environ.get(name)), ""):
+        return f"{name} is set"
+    if bind != "none" and (name := next((name for name in _PINNING if environ.get(name)), "")):
+        return f"{name} is set, and chooses CPUs when torch is imported, before a forked rank would be bound"
+    return ""
 
 
 def module_names(text: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def look_for_image(local: LocalAgent, spec: JobSpec, environ: Mapping[str, str],
             python=spec.python,
             preload=spec.preload,
             environ=spec.environ,
-            defaults=defaults_for(cores, ranks),
+            defaults=defaults_for(cores // ranks),
             forks=_forks(spec, executes) and not unsound,
         )
     )

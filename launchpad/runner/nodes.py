@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from launchpad.console.console import say_on_stderr
 from launchpad.errors import NodeError
 from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.cluster import Cluster, read_topologies
 from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Member
@@ -167,8 +168,12 @@ def bring_up(
         port=spec.world.master_port if len(links) == 1 else 0,
         silence=silence,
     )
+    topologies = read_topologies(bringup, [member.own or spec for member in members] or [spec])
+    for topology, ready in zip(topologies, facts, strict=True):
+        if topology is not None and not topology.complete and not quiet:
+            say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
     if not members:
-        return Cluster(spec, run_id, facts, silence=silence)
+        return Cluster(spec, run_id, facts, silence=silence, topologies=topologies)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
@@ -185,4 +190,5 @@ def bring_up(
         membership=membership,
         files=files if options.sync else None,
         silence=silence,
+        topologies=topologies,
     )

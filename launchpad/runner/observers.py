@@ -42,7 +42,7 @@ class Observers:
     ) -> None:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
         self.note: Callable[[str], None] = _say_nothing if quiet else say
-        self.summary = Summary(say, quiet, verbose)
+        self.summary = Summary(say, quiet, verbose, reports_bindings=spec.report_bindings)
         self.journal = Journal(job, plan, files, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = Control(job, post)

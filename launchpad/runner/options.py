@@ -3,9 +3,10 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend, FoldChoice, RestartLimit, Restarts
+from launchpad.job.spec import Backend, Bind, FoldChoice, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
 
 # A host that is silent for this many seconds counts as lost.
@@ -82,6 +83,9 @@ class RunOptions(NamedTuple):
     env_file: tuple[str, ...] = ()
     role: str = "default"
     virtual_local_rank: bool = False
+    bind: Bind | None = None  # None: not given; means none
+    numa_binding: NumaBinding | None = None  # torchrun's, instead of it
+    report_bindings: bool = False
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"
@@ -104,3 +108,8 @@ class RunOptions(NamedTuple):
     hosts: HostOptions = HostOptions()
     nodes: NodeOptions = NodeOptions()
     reports: ReportOptions = ReportOptions()
+
+    @property
+    def binds(self) -> Bind:
+        """Which CPUs each rank is to be bound to."""
+        return self.bind or ("numa" if self.numa_binding == "node" else self.numa_binding) or "none"

@@ -30,6 +30,11 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
     _check_restarts(options)
     if options.debug is not None and options.no_hooks:
         raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")
+    if options.bind is not None and options.numa_binding is not None:
+        raise UsageError(
+            f"--bind {options.bind} and --numa-binding {options.numa_binding} both say how to bind the ranks; "
+            "leave one of them out"
+        )
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -90,6 +95,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         world=world,
         role=options.role,
         virtual_local_rank=options.virtual_local_rank,
+        bind=options.binds,
+        report_bindings=options.report_bindings,
         timeline=options.reports.report is not None,
         backend=options.backend or "",
     )

@@ -34,7 +34,7 @@ _ANSWER_SECONDS = 60.0
 
 def keep(seconds: float, preload: str | None) -> Request:
     """The request to keep images of torch and these modules from now on. Raises UsageError."""
-    ranks = {"defaults": defaults_for(1, 1), "environ": {}, "never": NOT_FORKED}
+    ranks = {"defaults": defaults_for(1), "environ": {}, "never": NOT_FORKED}
     return {"warm": {"seconds": seconds, "extra": module_names(preload or ""), "torch": TORCH, "python": "", **ranks}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Mapping
 
 _UNLIMITED = 1 << 31
 
@@ -96,25 +97,26 @@ def visible_gpus() -> int:
     return _visible(_installed_gpus(), os.environ)
 
 
-def _visible(installed: int, environ: os._Environ[str] | dict[str, str]) -> int:
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if name in environ:
-            return _listed(environ[name], installed)
-    return installed
+def _visible(installed: int, environ: Mapping[str, str]) -> int:
+    listed = visible_devices(environ)
+    return installed if listed is None else len(devices_in(listed, installed))
 
 
-def _listed(value: str, installed: int) -> int:
-    """How many devices a *_VISIBLE_DEVICES list names. As in CUDA, the first invalid entry ends the list."""
-    count = 0
-    for entry in value.split(","):
+def visible_devices(environ: Mapping[str, str]) -> str | None:
+    """The list of GPUs that a rank with these variables sees; None: all."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return next((environ[name] for name in names if name in environ), None)
+
+
+def devices_in(value: str, installed: int) -> list[str]:
+    """The devices that a *_VISIBLE_DEVICES list names. As in CUDA, the first invalid entry ends the list."""
+    found: list[str] = []
+    for entry in value.split(",") if installed else ():
         entry = entry.strip()
-        if entry.isdigit():
-            if int(entry) >= installed:
-                break
-        elif not entry.startswith(("GPU-", "MIG-")):
+        if int(entry) >= installed if entry.isdecimal() else not entry.startswith(("GPU-", "MIG-")):
             break
-        count += 1
-    return count if installed else 0
+        found.append(entry)
+    return found
 
 
 def _installed_gpus() -> int:

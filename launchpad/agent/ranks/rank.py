@@ -9,6 +9,7 @@ import select
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ... import linux
@@ -156,11 +157,15 @@ def start(
     stdin: int,
     outlets: Outlets,
     files: tuple[int, int],
+    bound: Sequence[Sequence[int]] | None = None,
 ) -> Rank:
     """Fork and execute `argv`. The child reports errors through the rank's status descriptor.
 
-    `stdin` becomes the rank's standard input; `files` is its limit of open files (soft, hard).
+    `stdin` becomes the rank's standard input; `files` is its limit of open files (soft, hard); `bound`: as in Start.
     """
+    if bound:
+        from ...protocol import cpulist
+        from ...rank import affinity
     status_fd, status_writer = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -179,6 +184,9 @@ def start(
             # Python ignores these two from the start; other programs expect the defaults.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            if bound:
+                step = f"bind it to the CPUs {cpulist.written(bound[0])}"
+                affinity.bind(*bound)
             step = f"enter {cwd}"
             os.chdir(cwd)
             step = f"execute {argv[0]}"

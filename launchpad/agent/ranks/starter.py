@@ -148,7 +148,7 @@ class Starter:
                     argv = self._command(entry)
                     cwd = entry.get("cwd", self._start.cwd)
                     stdin = self._stdin(number, outlets)
-                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files)
+                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files, entry.get("bind"))
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)
                     raise
@@ -294,6 +294,7 @@ class Starter:
                 "argv": entry["argv"],
                 "calls": entry["calls"],
                 "debug": entry["debug"],
+                "bind": entry["bind"],
                 "environ": environ,
                 "agent": os.getpid(),
                 "stacks": [self._stacks, self._start.watched],
