@@ -103,6 +103,8 @@ TABLE = (
     MessageType(events.CollectivesEntered, "head", recorded=True),
     MessageType(commands.Sample, "agent"),
     MessageType(events.Sampled, "head"),
+    MessageType(events.ArrivalTimes, "head"),
+    MessageType(events.Hindrances, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),
@@ -118,6 +120,7 @@ TABLE = (
     MessageType(events.JobPlanned, "", recorded=True),
     MessageType(events.ClockSeen, "", recorded=True),
     MessageType(events.RanksHeld, "", recorded=True),
+    MessageType(events.ArrivalsCompared, "", recorded=True),
     MessageType(events.JobOver, "", recorded=True),
     MessageType(events.NodesApart, "", recorded=True),
     MessageType(events.Stalled, "", recorded=True),

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 
 from ... import linux
-from ...protocol.events import CollectivesEntered, ExceptionRaised
+from ...protocol.events import ArrivalTimes, CollectivesEntered, ExceptionRaised
 
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
@@ -177,23 +177,25 @@ def open_result(folder: str, rank: int) -> int:
     return fd
 
 
-def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised | CollectivesEntered]:
+def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised | CollectivesEntered | ArrivalTimes]:
     """Read and remove what the rank has recorded at its end.
 
-    The uncaught exceptions of its program, its threads and its children; its last collectives, if they are wanted.
+    The uncaught exceptions of its program, its threads and its children; its last collectives.
     """
-    found: list[ExceptionRaised | CollectivesEntered] = []
+    found: list[ExceptionRaised | CollectivesEntered | ArrivalTimes] = []
     for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
         try:
             fields = json.loads(line)
             event = ExceptionRaised(fields["time"], rank, fields["pid"], fields["thread"], fields["traceback"])
-            collectives = fields.get("collectives")
+            collectives, entered = fields.get("collectives"), fields.get("entered")
         except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
             found.append(event)
             if isinstance(collectives, list) and collectives:
                 found.append(CollectivesEntered(event.time, rank, collectives))
+            if isinstance(entered, list) and entered:
+                found.append(ArrivalTimes(event.time, rank, entered))
     return found
 
 

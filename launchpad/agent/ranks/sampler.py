@@ -1,7 +1,8 @@
 """Takes samples of this node's ranks: what they use, and what they wait for.
 
 The figures come from /proc and the GPUs' driver. What a rank waits for, only the rank itself can say: it is asked only
-while somebody looks, and one that doesn't answer in time is left alone until it does.
+while somebody looks, and one that doesn't answer in time is left alone until it does. For the record, ranks are asked
+when they have entered their collectives; who answers late is heard as well.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...protocol.commands import Sample
-from ...protocol.events import Sampled
+from ...protocol.events import ArrivalTimes, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
+from ..host import hindrances
 from ..host.gpus import GpuReader
-from ..host.process_trees import ProcessTrees
+from ..host.process_trees import ProcessTrees, TreeUse
 from ..outbox import Listener
 from ..poll import Poll
 from ..stacks.debug_channel import DebugChannel
@@ -41,12 +43,14 @@ class Sampler:
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
+        self._for_record = False
         self._until: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
         self._answers: dict[int, dict[str, Any]] = {}  # by pid
         self._lines: dict[tuple[str, int], str] = {}  # of the sources
         channel.on_sample = self._take
+        channel.on_entered = self._entered
 
     def begin(self, request: Sample, ranks: Iterable[Rank]) -> None:
         """Take a sample of these ranks."""
@@ -61,6 +65,10 @@ class Sampler:
         if request.asks:
             asked = [pid for pid in self._ranks if pid not in self._open]
             self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, request.number))
+        else:
+            for pid in self._ranks:
+                self._channel.ask_what_it_entered(pid)
+        self._for_record = not request.asks
         self._until = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
         self.pump()
@@ -69,6 +77,11 @@ class Sampler:
         self._open.discard(pid)
         if answer.get("sample") == self._number:
             self._answers[pid] = answer
+
+    def _entered(self, pid: int, answer: dict[str, Any]) -> None:
+        groups, now = answer["entered"], answer.get("now")
+        if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
+            self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
 
     @property
     def patience(self) -> float:
@@ -91,6 +104,14 @@ class Sampler:
         ]
         figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
+        if self._for_record:
+            self._outbox.say(Hindrances(time.monotonic_ns(), self._hindrances(trees), hindrances.of_host()))
+
+    def _hindrances(self, trees: dict[int, TreeUse]) -> list[list[float]]:
+        members: dict[int, list[int]] = {root: [] for root in trees}
+        for pid, root in self._trees.root_of.items():
+            members[root].append(pid)
+        return [[self._ranks[root], use.cpu, *hindrances.of_tree(root, members[root])] for root, use in trees.items()]
 
     def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
