@@ -235,9 +235,9 @@ def test_what_makes_no_sense_is_ignored(groups: list[Any]) -> None:
 
 
 def went_through(*rows: Sequence[float], node: int = 0, **host: float) -> dict[int, tuple[Hindrances, Hindrances]]:
-    """The figures of a node's ranks over 10 s: [rank, CPU, queued, blocked, faults, swap, throttled] each."""
+    """The figures of a node's ranks over 10 s: [rank, CPU, queued, blocked, faults, throttled, GPU throttled] each."""
     usual = {"cores": 2.0, "busy": 0.0, "stolen": 0.0, "swapped": 0.0, "retransmitted": 0.0, "mhz": 2600.0} | host
-    before = Hindrances(0, [[row[0], 0, 0, 0, 0, 0, 0] for row in rows], dict.fromkeys(usual, 0.0))
+    before = Hindrances(0, [[row[0], 0, 0, 0, 0, 0, row[-1]] for row in rows], dict.fromkeys(usual, 0.0))
     return {node: (before, Hindrances(10**10, [list(row) for row in rows], usual))}
 
 
@@ -245,11 +245,11 @@ WELL = (2.0, 0.1, 0.0, 0.0, 0.0, 0.0)
 
 REASONS: dict[str, tuple[dict[int, tuple[Hindrances, Hindrances]], str]] = {
     "quota": (
-        went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 0, 6.0]),
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 6.0, 0]),
         "its cgroup has used up its CPU quota 60% of the time",
     ),
     "swap": (
-        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 1 << 30, 0], swapped=9000),
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 0, 0], swapped=9000),
         "its memory has to be read from swap, 90 page faults per second",
     ),
     "faults": (
@@ -257,6 +257,7 @@ REASONS: dict[str, tuple[dict[int, tuple[Hindrances, Hindrances]], str]] = {
         "its memory has to be read from a disk, 90 page faults per second",
     ),
     "disk": (went_through([0, *WELL], [1, 2.0, 0.1, 4.0, 0, 0, 0]), "it waits for a disk 40% of the time"),
+    "heat": (went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 0, 1]), "its GPU is throttled, because of heat or power"),
     "stolen": (went_through([0, *WELL], [1, *WELL], stolen=8.0), "the hypervisor takes 0.8 of its host's 2 cores"),
     "queued": (
         went_through([0, *WELL], [1, 2.0, 5.0, 0, 0, 0, 0], busy=14.0),
@@ -292,13 +293,13 @@ def test_the_figures_of_a_process() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         figures = hindrances.of_tree(process.pid, [process.pid])
         process.communicate(b"\n")
-    assert len(figures) == 5
+    assert len(figures) == 4
     assert all(figure >= -1 for figure in figures)
     assert figures[2] >= 0
     host = hindrances.of_host()
     assert host["cores"] >= 1
     assert host["busy"] > 0
-    assert hindrances.of_tree(process.pid, [process.pid]) == [-1, -1, -1, -1, -1]  # it is gone
+    assert hindrances.of_tree(process.pid, [process.pid]) == [-1, -1, -1, -1]  # it is gone
 
 
 def test_the_quota_is_that_of_the_process_or_one_above(tmp_path: Path) -> None:

@@ -153,10 +153,13 @@ class Arrivals:
             self._left[rank] = (end, culprit if culprit >= 0 else rank)
 
     def _slack(self, rank: int, late: Sequence[int]) -> int:
-        """By how much the clocks may be wrong: not at all between ranks of the same node."""
+        """By how much the clocks may be wrong: not at all between ranks of the same node.
+
+        Twice that, as the doubt is half of a round trip, and so much later may an operation end on one node.
+        """
         if all(self._nodes[other] == self._nodes[rank] for other in late):
             return 0
-        return self._doubts[rank] + max(self._doubts[other] for other in late)
+        return 2 * (self._doubts[rank] + max(self._doubts[other] for other in late))
 
     def _culprit(self, late: int, early: Sequence[int], waited: int) -> int:
         """Who made it late: itself, or the one for which it still waited when the others had begun to work."""

@@ -27,8 +27,8 @@ class _Rates(NamedTuple):
     queued: float
     blocked: float
     faults: float
-    swap: float  # bytes in it
     throttled: float
+    gpu_throttled: float
 
 
 def reason(rank: int, taken: Mapping[int, tuple[Hindrances, Hindrances]], lost: float) -> str:
@@ -78,6 +78,8 @@ def _reason(
     cores = host["cores"]
     if clear(own.throttled, usual.throttled):
         return f"its cgroup has used up its CPU quota {_percent(own.throttled)} of the time"
+    if own.gpu_throttled > 0 and not usual.gpu_throttled > 0:
+        return "its GPU is throttled, because of heat or power"
     if own.faults >= max(_FAULTS, _TWICE * usual.faults):
         where = "swap" if host.get("swapped", 0.0) >= _SWAPPED else "a disk"
         return f"its memory has to be read from {where}, {own.faults:.0f} page faults per second"
@@ -100,10 +102,8 @@ def _reason(
 
 
 def _rates(before: list[float], after: list[float], seconds: float) -> _Rates:
-    cpu, queued, blocked, faults, _, throttled = (
-        _rate(old, new, seconds) for old, new in zip(before[1:], after[1:], strict=True)
-    )
-    return _Rates(cpu, queued, blocked, faults, max(0.0, after[5]), throttled)
+    rates = [_rate(old, new, seconds) for old, new in zip(before[1:-1], after[1:-1], strict=True)]
+    return _Rates(*rates, min(before[-1], after[-1]))
 
 
 def _rate(old: float, new: float, seconds: float) -> float:

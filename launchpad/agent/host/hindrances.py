@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable
 
 from ... import linux
-from .procfs import status
 from .resources import cgroup_folders
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,16 +18,13 @@ _MOST_THREADS = 200
 
 
 def of_tree(root: int, pids: Iterable[int], cgroups: str = "/sys/fs/cgroup") -> list[float]:
-    """Of processes: seconds waited for a core, for disks; faults read from a disk; bytes in swap; seconds throttled.
-
-    The last is that of the first one's cgroup.
-    """
+    """Of processes: seconds waited for a core, for disks; faults read from a disk; seconds the root was throttled."""
     figures = [found for pid in pids if (found := _process(pid)) is not None]
-    sums = [sum(column) if min(column) >= 0 else -1 for column in zip(*figures, strict=True)] or [-1, -1, -1, -1]
+    sums = [sum(column) if min(column) >= 0 else -1 for column in zip(*figures, strict=True)] or [-1, -1, -1]
     return [*sums, _throttled(root, cgroups)]
 
 
-def _process(pid: int) -> tuple[float, float, int, int] | None:
+def _process(pid: int) -> tuple[float, float, int] | None:
     try:
         fields = linux.stat(pid)
         threads = os.listdir(f"/proc/{pid}/task")
@@ -38,7 +34,6 @@ def _process(pid: int) -> tuple[float, float, int, int] | None:
         _queued(pid, threads) if len(threads) <= _MOST_THREADS else -1,
         int(fields[39]) / _TICKS,
         int(fields[9]) + int(fields[10]),
-        int(_known(lambda: int(status(pid)["VmSwap"].split()[0]) * 1024)),
     )
 
 

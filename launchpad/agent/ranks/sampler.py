@@ -16,7 +16,7 @@ from ...protocol.commands import Sample
 from ...protocol.events import ArrivalTimes, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
 from ..host import hindrances
-from ..host.gpus import GpuReader
+from ..host.gpus import Gpu, GpuReader
 from ..host.process_trees import ProcessTrees, TreeUse
 from ..outbox import Listener
 from ..poll import Poll
@@ -111,7 +111,12 @@ class Sampler:
         members: dict[int, list[int]] = {root: [] for root in trees}
         for pid, root in self._trees.root_of.items():
             members[root].append(pid)
-        return [[self._ranks[root], use.cpu, *hindrances.of_tree(root, members[root])] for root, use in trees.items()]
+        slowed = {rank for gpu in self._gpus.gpus if gpu.slowed for rank in self._users_of(gpu)}
+        return [
+            [rank, use.cpu, *hindrances.of_tree(root, members[root]), int(rank in slowed)]
+            for root, use in trees.items()
+            for rank in (self._ranks[root],)
+        ]
 
     def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
@@ -133,19 +138,19 @@ class Sampler:
         return self._lines[path, number]
 
     def _use_of_gpus(self) -> list[list[Any]]:
-        """The GPUs, each with the ranks that use it: by their pids or, where the driver has others, by its UUID."""
-        found = []
-        for gpu in self._gpus.gpus:
-            users: dict[int, int] = {}
-            for pid, memory in gpu.by_pid.items():
-                if pid in self._trees.root_of:
-                    rank = self._ranks[self._trees.root_of[pid]]
-                    users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
-            for pid, answer in self._answers.items():
-                if gpu.uuid in (answer.get("gpus") or ()):
-                    users.setdefault(self._ranks[pid], -1)
-            found.append([*gpu[:4], users])
-        return found
+        return [[*gpu[:4], self._users_of(gpu)] for gpu in self._gpus.gpus]
+
+    def _users_of(self, gpu: Gpu) -> dict[int, int]:
+        """The ranks that use a GPU: by their pids or, where the driver has others, by its UUID."""
+        users: dict[int, int] = {}
+        for pid, memory in gpu.by_pid.items():
+            if pid in self._trees.root_of:
+                rank = self._ranks[self._trees.root_of[pid]]
+                users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
+        for pid, answer in self._answers.items():
+            if gpu.uuid in (answer.get("gpus") or ()):
+                users.setdefault(self._ranks[pid], -1)
+        return users
 
 
 def _drain(wake: int) -> None:
