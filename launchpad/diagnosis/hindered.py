@@ -103,7 +103,7 @@ def _reason(
 
 def _rates(before: list[float], after: list[float], seconds: float) -> _Rates:
     rates = [_rate(old, new, seconds) for old, new in zip(before[1:-1], after[1:-1], strict=True)]
-    return _Rates(*rates, min(before[-1], after[-1]))
+    return _Rates._make([*rates, min(before[-1], after[-1])])
 
 
 def _rate(old: float, new: float, seconds: float) -> float:
