@@ -5,7 +5,7 @@ A rank that comes late because it had itself waited for another, in a smaller gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -121,7 +121,8 @@ class Arrivals:
         following = {rank: dict(pairwise(times)) for rank, times in self._entered.items()}
         for one in sorted(found, key=lambda one: one.last):
             self._judge(one, seen, following)
-        rows = [self._row(rank, seen[rank]) for rank in sorted(seen)]
+        together: dict[tuple[str, ...], int] = {}
+        rows = [self._row(rank, seen[rank], together) for rank in sorted(seen)]
         self._entered = {rank: times[-1:] for rank, times in self._entered.items()}
         self._spans.clear()
         operations = [one.operation for one in found]
@@ -137,11 +138,17 @@ class Arrivals:
         early = [rank for rank, at in times.items() if 2 * at <= first + last]
         # With an asynchronous collective, a rank goes on to its next one.
         ends = {rank: min(last, following[rank].get(at, last)) for rank, at in times.items()}
-        waited = sum(max(0, ends[rank] - times[rank] - self._slack(rank, late)) for rank in early)
+        slack = self._slack(late)
+        waited = sum(max(0, ends[rank] - times[rank] - slack(rank)) for rank in early)
         usual = sorted(times[rank] for rank in early)[len(early) // 2]
+        begun = [self._left[rank][0] for rank in early if rank in self._left]
+        usual_begin = sum(begun) // len(begun) if begun else 0
         culprit = -1
         for rank in late if waited else ():
-            culprit = self._culprit(rank, early, waited // len(early))
+            began, for_whom = self._left.get(rank, (0, rank))
+            # It still waited for that one when the others had begun to work.
+            inherited = begun and 2 * (began - usual_begin) * len(early) > waited
+            culprit = for_whom if inherited else rank
             blamed = seen.setdefault(culprit, _Seen())
             if culprit == rank:
                 blamed.late.append((times[rank] - usual, waited))
@@ -152,29 +159,25 @@ class Arrivals:
             seen[rank].joined += 1
             self._left[rank] = (end, culprit if culprit >= 0 else rank)
 
-    def _slack(self, rank: int, late: Sequence[int]) -> int:
-        """By how much the clocks may be wrong: not at all between ranks of the same node.
+    def _slack(self, late: Sequence[int]) -> Callable[[int], int]:
+        """By how much a rank's clock and those of the late ones may be wrong: not at all on the same node.
 
         Twice that, as the doubt is half of a round trip, and so much later may an operation end on one node.
         """
-        if all(self._nodes[other] == self._nodes[rank] for other in late):
-            return 0
-        return 2 * (self._doubts[rank] + max(self._doubts[other] for other in late))
+        nodes = {self._nodes[rank] for rank in late}
+        doubt = max((self._doubts[rank] for rank in late), default=0)
+        return lambda rank: 0 if nodes <= {self._nodes[rank]} else 2 * (self._doubts[rank] + doubt)
 
-    def _culprit(self, late: int, early: Sequence[int], waited: int) -> int:
-        """Who made it late: itself, or the one for which it still waited when the others had begun to work."""
-        if late not in self._left:
-            return late
-        left, for_whom = self._left[late]
-        others = [self._left[rank][0] for rank in early if rank in self._left]
-        return for_whom if others and 2 * (left - sum(others) // len(others)) > waited else late
-
-    def _row(self, rank: int, one: _Seen) -> list[Any]:
-        peers = {other for group in self._groups.values() if rank in group.told for other in group.told} - {rank}
-        others = sum(self._spans.get(other, 0) for other in peers) / 1e9
+    def _row(self, rank: int, one: _Seen, together: dict[tuple[str, ...], int]) -> list[Any]:
+        """A rank's row. `together`: how long all were watched that share these groups, as far as that is known."""
+        groups = tuple(name for name, group in self._groups.items() if rank in group.told)
+        if groups not in together:
+            peers = {other for name in groups for other in self._groups[name].told}
+            together[groups] = sum(self._spans.get(other, 0) for other in peers)
+        others = together[groups] - self._spans.get(rank, 0)
         usual = _usual(one.late)
         last = sum(late >= _COUNTS * usual for late, _ in one.late)
-        figures = (usual / 1e9, one.caused, one.squares, others)
+        figures = (usual / 1e9, one.caused, one.squares, others / 1e9)
         return [rank, one.joined, last, *(round(figure, 6) for figure in figures)]
 
 
