@@ -44,6 +44,7 @@ class Sampler:
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
         self._for_record = False
+        self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
         self._until: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
@@ -66,8 +67,9 @@ class Sampler:
             asked = [pid for pid in self._ranks if pid not in self._open]
             self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, request.number))
         else:
-            for pid in self._ranks:
-                self._channel.ask_what_it_entered(pid)
+            self._untold &= self._ranks.keys()
+            due = [pid for pid in self._ranks if pid not in self._untold]
+            self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
         self._for_record = not request.asks
         self._until = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
@@ -79,6 +81,7 @@ class Sampler:
             self._answers[pid] = answer
 
     def _entered(self, pid: int, answer: dict[str, Any]) -> None:
+        self._untold.discard(pid)
         groups, now = answer["entered"], answer.get("now")
         if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
             self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
