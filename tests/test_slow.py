@@ -50,6 +50,7 @@ class Job:
     def __init__(self, ranks: int, nodes: Sequence[int] = (), doubt: int = 0, operation: str = "all_reduce") -> None:
         self.arrivals, self.tally = Arrivals(), Tally()
         self.ranks, self.nodes, self.doubt, self.operation = ranks, nodes or [0] * ranks, doubt, operation
+        self.doubts: dict[int, int] = {}  # by node, if they differ
         self.free = [0] * ranks
         self.steps = 0
         self.told: dict[tuple[int, str], list[tuple[int, int]]] = {}
@@ -87,7 +88,8 @@ class Job:
                             [x for n, at in told for x in (n, (now - at) // 1000)],
                         ]
                     )
-            self.arrivals.add(ArrivalTimes(now, rank, groups, self.doubt), self.nodes[rank])
+            doubt = self.doubts.get(self.nodes[rank], self.doubt)
+            self.arrivals.add(ArrivalTimes(now, rank, groups, doubt), self.nodes[rank])
         compared = self.arrivals.compare(max(self.free))
         if compared is not None:
             self.tally.add(compared)
@@ -202,6 +204,24 @@ def test_who_goes_on_does_not_wait() -> None:
 def test_what_the_clocks_leave_open_does_not_count() -> None:
     assert Job(4, [0, 0, 1, 1]).steps_of(100, late(3, 5 * MS)).slow == [3]
     assert Job(4, [0, 0, 1, 1], doubt=3 * MS).steps_of(100, lambda rank, _: STEP + (rank > 1) * 5 * MS).slow == []
+
+
+def test_a_host_that_is_far_away_is_named() -> None:
+    def job(trip: int, nodes: Sequence[int]) -> Job:
+        """Every step takes 50 ms."""
+        job = Job(4, nodes)
+        job.doubts = {node: trip // 2 if node == max(nodes) else 50_000 for node in nodes}
+        return job.steps_of(100, late(-1))
+
+    found = job(20 * MS, [0, 0, 1, 1]).tally.straggler()
+    assert found is not None
+    assert found.ranks == [2, 3]
+    assert found.sentence == (
+        "hold up the others at least 38% of the time: a message to them and back takes 20 ms, to the others 100 µs"
+    )
+    assert job(4 * MS, [0, 0, 1, 1]).slow == []
+    assert job(20 * MS, [0, 0, 0, 0]).slow == []
+    assert job(60 * MS, [0, 0, 1, 1]).slow == []  # nobody can have waited for it
 
 
 def test_a_broadcast_waits_for_nobody() -> None:

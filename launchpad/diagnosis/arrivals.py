@@ -20,6 +20,10 @@ _FIRST = 5
 # So many collectives wait for those who have not told of them.
 _MOST_OPEN = 5000
 
+# A node is far away if a round trip to it takes so many ns, and so many times as long as to the others.
+_FAR = 5_000_000
+_FARTHER = 5
+
 # A rank that was late by less than this part of its usual lateness happened to be the last of all.
 _COUNTS = 0.1
 
@@ -123,12 +127,37 @@ class Arrivals:
             self._judge(one, seen, following)
         together: dict[tuple[str, ...], int] = {}
         rows = [self._row(rank, seen[rank], together) for rank in sorted(seen)]
+        far = self._far(found, following)
         self._entered = {rank: times[-1:] for rank, times in self._entered.items()}
         self._spans.clear()
         operations = [one.operation for one in found]
         most = max(set(operations), key=operations.count, default="")
         single = operations.count(most) >= _MOSTLY * len(operations)
-        return ArrivalsCompared(now, most.strip("_") if single else "", rows)
+        return ArrivalsCompared(now, most.strip("_") if single else "", rows, far=far)
+
+    def _far(self, found: Sequence[_Collective], following: dict[int, dict[int, int]]) -> list[list[Any]]:
+        """The nodes to which a message and back takes much longer than to the others; how long they waited for that.
+
+        A collective that takes no longer than one does not wait for it.
+        """
+        of: dict[int, list[int]] = {}
+        for rank in sorted(self._nodes):
+            of.setdefault(self._nodes[rank], []).append(rank)
+        trips = {node: 2 * max(self._doubts[rank] for rank in ranks) for node, ranks in of.items()}
+        rows = []
+        for node, ranks in of.items():
+            others = sorted(trip for other, trip in trips.items() if other != node)
+            if not others or trips[node] < max(_FAR, _FARTHER * others[len(others) // 2]):
+                continue
+            waited = 0
+            for one in found:
+                if any(self._nodes[rank] != node for rank in one.times):
+                    entered = [(rank, one.times[rank]) for rank in ranks if rank in one.times]
+                    waited += sum(following[rank].get(at, at) - at >= trips[node] for rank, at in entered) * trips[node]
+            watched = sum(self._spans.get(rank, 0) for rank in ranks)
+            times = (trips[node], others[len(others) // 2], waited, watched)
+            rows.append([ranks, *(round(time / 1e9, 6) for time in times)])
+        return rows
 
     def _judge(self, one: _Collective, seen: dict[int, _Seen], following: dict[int, dict[int, int]]) -> None:
         times = one.times

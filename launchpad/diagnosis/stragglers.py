@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -19,6 +20,10 @@ LEAST_EVENTS = 8.0
 
 # A rank is slow only if it costs the others so many times as much as each of the rest does.
 AHEAD = 3.0
+
+
+# If so much of the collectives is one operation, it stands for all.
+MOSTLY = 0.9
 
 
 class Lateness:
@@ -39,7 +44,7 @@ class Straggler(NamedTuple):
     """Those for whom the others wait."""
 
     ranks: list[int]
-    last: float  # the share of the collectives to which one of them came last
+    last: float  # the share of the collectives to which one of them came last; 0: they are not late, but far away
     late: float  # by how many seconds, in the median
     share: float  # of the others' time that they waited
     operation: str  # "" for several
@@ -50,6 +55,8 @@ class Straggler(NamedTuple):
         """What there is to say, after the ranks' names."""
         what = f"{self.operation or 'collective'}s"
         one = len(self.ranks) == 1
+        if not self.last:
+            return f"hold{'s' * one} up the others at least {self.share:.0%} of the time: {self.because}"
         text = (
             f"come{'s' * one} last to {self.last:.0%} of the {what}, by {_in_words(self.late)} in the median; the "
             f"others wait {self.share:.0%} of their time for {'it' if one else 'them'}"
@@ -67,14 +74,18 @@ class Tally:
 
     def __init__(self, events: Iterable[ArrivalsCompared] = ()) -> None:
         self._ranks: dict[int, Lateness] = {}
-        self._operations: set[str] = set()
+        self._operations: Counter[str] = Counter()
+        self._far: dict[tuple[int, ...], tuple[float, float, float, float]] = {}  # by ranks: see ArrivalsCompared
         self._reasons: dict[int, dict[str, float]] = {}  # by rank: how much each reason explains, in seconds
         for event in events:
             self.add(event)
 
     def add(self, event: ArrivalsCompared) -> None:
         """Add a comparison."""
-        self._operations.add(event.operation)
+        self._operations[event.operation] += int(max(row[1] for row in event.ranks))
+        for ranks, trip, usual, waited, watched in event.far:
+            _, _, before, seconds = self._far.get(tuple(ranks), (trip, usual, 0.0, 0.0))
+            self._far[tuple(ranks)] = (trip, usual, before + waited, seconds + watched)
         for rank, joined, last, late, caused, squares, others in event.ranks:
             one = self._ranks.setdefault(int(rank), Lateness())
             one.joined += int(joined)
@@ -94,7 +105,16 @@ class Tally:
         for count in range(1, len(order) // 2 + 1):
             slow, rest = order[:count], order[count:]
             if all(self._ranks[rank].least > AHEAD * self._ranks[rest[0]].caused for rank in slow):
-                return self._straggler(slow)
+                return self._straggler(slow) or self._far_away()
+        return self._far_away()
+
+    def _far_away(self) -> Straggler | None:
+        """The ranks of a host for whose messages the others wait."""
+        for ranks, (trip, usual, waited, watched) in self._far.items():
+            if waited >= LEAST_SHARE * watched > 0:
+                times = _in_words(trip) + (f", to the others {_in_words(usual)}" if usual else "")
+                because = f"a message to {'it' if len(ranks) == 1 else 'them'} and back takes {times}"
+                return Straggler(list(ranks), 0.0, trip, waited / watched, "", because)
         return None
 
     def _straggler(self, slow: list[int]) -> Straggler | None:
@@ -108,12 +128,13 @@ class Tally:
             return None
         last = sum(one.last for one in figures)
         reasons = self._reasons.get(slow[0], {})
+        operation, count = self._operations.most_common(1)[0]
         return Straggler(
             sorted(slow),
             min(1.0, last / joined),
             _median([late for one in figures for late in one.late]),
             min(1.0, caused / others),
-            self._operations.copy().pop() if len(self._operations) == 1 else "",
+            operation if count >= MOSTLY * self._operations.total() else "",
             max(reasons, key=reasons.__getitem__, default=""),
         )
 

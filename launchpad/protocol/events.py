@@ -558,6 +558,9 @@ class ArrivalsCompared(NamedTuple):
     # seconds that others waited for it, the sum of the squares of these, seconds of the others] each
     ranks: list[list[float]]
     because: str = ""  # what slowed the worst of them, if that is clear
+    # [ranks of a node, seconds of a round trip to it, of one to the others, seconds that its ranks waited for that,
+    # seconds that they were watched] each: nodes that are much farther away
+    far: Sequence[Any] = ()
 
 
 class JobOver(NamedTuple):
