@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.netns import Network
 from tests.sshd import Cluster
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "slowed.py"
 BESIDE = Path(sys.executable).parent
 
 LIMIT_SECONDS = 60.0
+DELAY = "20ms"
 
 
 class Case(NamedTuple):
@@ -56,6 +58,8 @@ CASES = (
     Case("even", options=("hosts",)),
     Case("second_host", (2, 3), options=("hosts",)),
     Case("double", (1,), options=("hosts",)),
+    Case("even", options=("namespaces",)),
+    Case("even", (2, 3), "a message to them and back", options=("namespaces", "delay")),
 )
 
 
@@ -85,20 +89,32 @@ def cgroup() -> Iterator[str]:
     yield ""
 
 
-def run(case: Case, seconds: float, folder: Path) -> dict[str, Any] | None:
-    """What `launchpad why --json` says of it; None if it can't be run here."""
+def run(case: Case, seconds: float, folder: Path) -> dict[str, Any] | str:
+    """What `launchpad why --json` says of it, or why it can't be run here."""
     environ = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
     with contextlib.ExitStack() as stack:
         options: Sequence[str] = ("-n", "4", *case.options)
         if "hosts" in case.options:
             cluster = stack.enter_context(Cluster(folder / "ssh", 2))
             options = ("--ssh-config", str(cluster.ssh_config), "--hosts", "n1:2,n2:2")
+        before: Sequence[str] = ()
+        if "namespaces" in case.options:
+            network = stack.enter_context(Network(folder / "net", 2))
+            options = ("--ssh-config", str(network.ssh_config), "--hosts", "h1:2,h2:2")
+            before = network.argv()
+            if "delay" in case.options:
+                try:
+                    network.spoil("h2", "delay", DELAY)
+                except AssertionError as error:
+                    return f"no packets can be delayed here: {error}"
         if case.name == "throttled":
             environ["CGROUP"] = stack.enter_context(cgroup())
             if not environ["CGROUP"]:
-                return None
+                return "no cgroup can be made here"
         argv = [str(BESIDE / "launchpad"), "run", "--sample", "2", *options, str(PROGRAM), case.name, str(seconds)]
-        done = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        done = subprocess.run(
+            [*before, *argv], env=environ, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS
+        )
         if done.returncode:
             raise SystemExit(f"{case.name}: {done.stderr}")
     said = subprocess.run([argv[0], "why", "--json"], env=environ, capture_output=True, text=True, check=True)
@@ -125,8 +141,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             said = run(case, options.seconds, Path(name))
         title = " ".join((case.name, *case.options))
-        if said is None:
-            print(f"{title:28} skipped: no cgroup can be made here")
+        if isinstance(said, str):
+            print(f"{title:28} skipped: {said}", flush=True)
             continue
         slow = said["slow"]
         right = tuple(slow["ranks"] if slow else ()) == case.slow and case.because in (slow["because"] if slow else "")
