@@ -18,7 +18,7 @@ from launchpad.agent.host import hindrances
 from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.top_screen import job_lines
 from launchpad.diagnosis.activity import look_at
-from launchpad.diagnosis.arrivals import Arrivals
+from launchpad.diagnosis.arrivals import Comparison
 from launchpad.diagnosis.hindered import reason
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.stragglers import Straggler, Tally
@@ -48,7 +48,7 @@ class Job:
     """A job that is played with numbers: each step, every rank works and then enters a collective."""
 
     def __init__(self, ranks: int, nodes: Sequence[int] = (), doubt: int = 0, operation: str = "all_reduce") -> None:
-        self.arrivals, self.tally = Arrivals(), Tally()
+        self.arrivals, self.tally = Comparison(), Tally()
         self.ranks, self.nodes, self.doubt, self.operation = ranks, nodes or [0] * ranks, doubt, operation
         self.doubts: dict[int, int] = {}  # by node, if they differ
         self.free = [0] * ranks
@@ -246,7 +246,7 @@ def test_what_is_missing_does_not_count_as_time() -> None:
     "groups", [[1], [["0"]], [["0", 2, "all_reduce", [1]]], [["0", 2, "all_reduce", ["x", 1]]], [None]]
 )
 def test_what_makes_no_sense_is_ignored(groups: list[Any]) -> None:
-    arrivals = Arrivals()
+    arrivals = Comparison()
     arrivals.add(ArrivalTimes(1, 0, groups), 0)
     assert arrivals.compare(2) is None
 

@@ -10,7 +10,7 @@ from launchpad.diagnosis.history import History
 from launchpad.protocol.events import ArrivalsCompared, ArrivalTimes, Hindrances, PhaseChanged, Restarted
 
 if TYPE_CHECKING:
-    from launchpad.diagnosis.arrivals import Arrivals
+    from launchpad.diagnosis.arrivals import Comparison
 
 # How long after the first rank has told the others have to, too.
 PATIENCE_SECONDS = 1.0
@@ -23,18 +23,18 @@ class StragglerSink:
         self._history = history
         self._tell = tell
         self.deadline: float | None = None
-        self._arrivals: Arrivals | None = None
+        self._comparison: Comparison | None = None
         self._hindrances: dict[int, list[Hindrances]] = {}  # by node: the last two
 
     def on(self, event: Any) -> bool:
         """Take an event."""
         match event:
             case ArrivalTimes():
-                if self._arrivals is None:
-                    from launchpad.diagnosis.arrivals import Arrivals
+                if self._comparison is None:
+                    from launchpad.diagnosis.arrivals import Comparison
 
-                    self._arrivals = Arrivals()
-                self._arrivals.add(event, self._history.of(event.rank).node)
+                    self._comparison = Comparison()
+                self._comparison.add(event, self._history.of(event.rank).node)
                 self.deadline = self.deadline or time.monotonic() + PATIENCE_SECONDS
             case Hindrances() if event.ranks:
                 node = self._history.of(int(event.ranks[0][0])).node
@@ -42,14 +42,14 @@ class StragglerSink:
             case PhaseChanged(_, "over"):
                 self.tick(0.0)
             case Restarted():
-                self.deadline, self._arrivals = None, None
+                self.deadline, self._comparison = None, None
                 self._hindrances.clear()
         return False
 
     def tick(self, now: float) -> None:  # noqa: ARG002
         """Compare what the ranks have told."""
         self.deadline = None
-        compared = self._arrivals.compare(time.monotonic_ns()) if self._arrivals else None
+        compared = self._comparison.compare(time.monotonic_ns()) if self._comparison else None
         if compared is not None:
             self._tell(compared._replace(because=self._reason(compared)))
 

@@ -42,7 +42,7 @@ class _Collective(NamedTuple):
         return max(self.times.values())
 
 
-class _Group:
+class _GroupArrivals:
     """A process group, as far as it is known from who has entered its collectives."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Group:
         return [one for one in found if len(one.times) == len(self.told) > 1]
 
 
-class _Seen:
+class _RankTotals:
     """What a comparison finds of one rank."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class _Seen:
         self.caused = self.squares = 0.0  # seconds
 
 
-class Arrivals:
+class Comparison:
     """What the ranks of one attempt tell."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _GroupArrivals] = {}
         self._nodes: dict[int, int] = {}  # by rank
         self._doubts: dict[int, int] = {}  # by rank
         self._entered: dict[int, list[int]] = {}  # by rank: when it has entered the latest collectives, in order
@@ -104,7 +104,7 @@ class Arrivals:
         self._spans[rank] = self._spans.get(rank, 0) + times[-1] - since
         self._entered[rank] = [*before, *times][-_MOST_OPEN:]
         for group, number, operation, at in told:
-            known = self._groups.setdefault(group, _Group())
+            known = self._groups.setdefault(group, _GroupArrivals())
             known.size = max(known.size, sizes[group])
             known.told[rank] = max(number, known.told.get(rank, 0))
             known.open.setdefault(number, _Collective(group, number, operation, {})).times[rank] = at
@@ -121,7 +121,7 @@ class Arrivals:
         found = [one for one in found if one.number > _FIRST and one.operation.lstrip("_").startswith(_FOR_ALL)]
         if not found:
             return None
-        seen = {rank: _Seen() for one in found for rank in one.times}
+        seen = {rank: _RankTotals() for one in found for rank in one.times}
         following = {rank: dict(pairwise(times)) for rank, times in self._entered.items()}
         for one in sorted(found, key=lambda one: one.last):
             self._judge(one, seen, following)
@@ -159,7 +159,7 @@ class Arrivals:
             rows.append([ranks, *(round(time / 1e9, 6) for time in times)])
         return rows
 
-    def _judge(self, one: _Collective, seen: dict[int, _Seen], following: dict[int, dict[int, int]]) -> None:
+    def _judge(self, one: _Collective, seen: dict[int, _RankTotals], following: dict[int, dict[int, int]]) -> None:
         times = one.times
         first, last = min(times.values()), max(times.values())
         # Who comes after half of that time is late; if they are several, each is charged an equal part.
@@ -178,7 +178,7 @@ class Arrivals:
             # It still waited for that one when the others had begun to work.
             inherited = begun and 2 * (began - usual_begin) * len(early) > waited
             culprit = for_whom if inherited else rank
-            blamed = seen.setdefault(culprit, _Seen())
+            blamed = seen.setdefault(culprit, _RankTotals())
             if culprit == rank:
                 blamed.late.append((times[rank] - usual, waited))
             seconds = waited / len(late) / 1e9
@@ -197,7 +197,7 @@ class Arrivals:
         doubt = max((self._doubts[rank] for rank in late), default=0)
         return lambda rank: 0 if nodes <= {self._nodes[rank]} else 2 * (self._doubts[rank] + doubt)
 
-    def _row(self, rank: int, one: _Seen, together: dict[tuple[str, ...], int]) -> list[Any]:
+    def _row(self, rank: int, one: _RankTotals, together: dict[tuple[str, ...], int]) -> list[Any]:
         """A rank's row. `together`: how long all were watched that share these groups, as far as that is known."""
         groups = tuple(name for name, group in self._groups.items() if rank in group.told)
         if groups not in together:
