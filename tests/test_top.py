@@ -344,6 +344,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) { *device =
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int length) { strncpy(uuid, "GPU-0a", length); return 0; }
 int nvmlDeviceGetUtilizationRates(void *device, unsigned int *rates) { rates[0] = 97; rates[1] = 40; return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *m) { m[0] = 80; m[1] = 30; m[2] = 50; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *why) { *why = 0x44; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, info *infos) {
     infos[0].pid = 4711; infos[0].used = 20;
     infos[1].pid = 4712; infos[1].used = ~0ULL;
@@ -364,7 +365,9 @@ def test_gpus_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.Monke
         reader = gpus.GpuReader(wake)
         reader.begin()
         wait_until(lambda: not reader.busy, "the driver to answer")
-        assert reader.gpus == [gpus.Gpu("GPU-0a", 97, 50, 80, {4711: 20, 4712: -1})]  # the second belongs to others
+        assert reader.gpus == [
+            gpus.Gpu("GPU-0a", 97, 50, 80, {4711: 20, 4712: -1}, slowed=True)
+        ]  # the second belongs to others
     finally:
         os.close(wake)
 

@@ -33,6 +33,8 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     list[list[int]]: st.lists(st.lists(INTEGER, max_size=5), max_size=3),
     list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
     list[list[Any]]: st.lists(st.lists(TEXT | INTEGER, max_size=2), max_size=3),
+    list[list[float]]: st.lists(st.lists(INTEGER | st.floats(allow_nan=False), max_size=3), max_size=3),
+    dict[str, float]: st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=4),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
     dict[str, Any]: st.dictionaries(TEXT, TEXT | INTEGER, max_size=4),
     list[dict[str, Any]]: st.lists(RANK, max_size=3),

@@ -171,6 +171,7 @@ def command(**options: Any) -> int:
         hosts=tuple(host.name for host in hosts),
     )
     run_options = _absolute(run_options)
+    run_options = run_options._replace(reports=run_options.reports._replace(no_advice=True))  # the tables tell more
     if far and run_options.wdir is None:
         run_options = run_options._replace(wdir="/")  # the ranks read nothing there, and every host has this folder
     if run_options.nproc is None and run_options.hosts.hosts is None and run_options.hosts.hostfile is None:

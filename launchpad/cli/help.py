@@ -21,6 +21,7 @@ TOPICS = {
     "detached": "jobs without a terminal: --detach, attach, wait, stop, --notify",
     "failures": "the verdict: which rank failed first, and why",
     "top": "what each rank does and uses while the job runs",
+    "slow": "which rank the others wait for, and why it is slow",
     "hangs": "where the ranks are, and which of them the others are waiting for",
     "debugging": "a prompt or a debugger in any rank, a profile of all",
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",
@@ -57,6 +58,8 @@ _ALIASES = {
     "numa": "binding",
     "perfetto": "reports",
     "slurm": "hosts",
+    "straggler": "slow",
+    "stragglers": "slow",
     "env": "ranks",
     "environment": "ranks",
 }

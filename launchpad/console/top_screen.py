@@ -71,7 +71,7 @@ class ScreenSize(NamedTuple):
 
 
 def job_lines(look: JobLook, ranks: Sequence[RankRow], columns: int) -> list[Text]:
-    """The job in two lines: what runs and for how long; how many ranks do what, attempts, machines that join."""
+    """The job: what runs and for how long; how many ranks do what, attempts, machines that join; who is slow."""
     state = look.state
     if look.started:
         state += f" for {seconds_in_words((look.time - look.started) / 1e9)}"
@@ -90,6 +90,7 @@ def job_lines(look: JobLook, ranks: Sequence[RankRow], columns: int) -> list[Tex
     return [
         Text.assemble(first, "  ", words, " " * gap, (state, "bold")),
         Text("   ".join(parts), no_wrap=True, overflow="ellipsis"),
+        *([Text(look.slow, "yellow", no_wrap=True, overflow="ellipsis")] if look.slow else []),
     ]
 
 
@@ -282,7 +283,7 @@ class RankList:
         """
         several = len(hosts) > 1
         parts: list[Any] = [*job_lines(look, every, size.columns), Text()]
-        used = 3
+        used = 3 + bool(look.slow)
         if several:
             most = max(2, size.rows // _HOSTS_SHARE - 2)
             parts += [*host_lines(hosts, most), Text()]

@@ -72,6 +72,7 @@ class JobLook(NamedTuple):
     hosts: list[list[str]]  # [name, what there is to say about it] each
     joining: list[str]  # machines that will take part
     ranks: Sequence[Sequence[Any]]  # RankLooks
+    slow: str = ""  # for which ranks the others wait
 
 
 class RankRow(NamedTuple):
@@ -153,6 +154,7 @@ def look_at(
         hosts=hosts,
         joining=taken.joining,
         ranks=list(ranks.values()),
+        slow=history.slow(recent=True),
     )
 
 
@@ -415,5 +417,6 @@ def as_json(before: JobLook | None, after: JobLook) -> dict[str, Any]:
         "most_restarts": after.most_restarts,
         "hosts": [{"name": name, "note": note} for name, note in after.hosts],
         "joining": after.joining,
+        "slow": after.slow or None,
         "ranks": ranks,
     }

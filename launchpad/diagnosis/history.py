@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launchpad.job.outcome import STOPPING, signal_name
+from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
+    ArrivalsCompared,
     ClockSeen,
     ConsoleClosed,
     Crashed,
@@ -32,6 +34,12 @@ from launchpad.protocol.events import (
     StartFailed,
     StopRequested,
 )
+
+if TYPE_CHECKING:
+    from launchpad.diagnosis.stragglers import Straggler, Tally
+
+# Which comparisons of arrivals say what is the case now: those of the last minute.
+_RECENT = 6
 
 # How much of each rank's last error output is kept.
 TAIL_BYTES = 8192
@@ -87,6 +95,8 @@ class History:
         self.stalled = 0.0  # seconds
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.apart: list[list[int]] = []  # pairs of nodes of which the first could not reach the second
+        self._tally: Tally | None = None
+        self._recent: deque[ArrivalsCompared] = deque(maxlen=_RECENT)
         self.ranks = {
             rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
@@ -109,6 +119,23 @@ class History:
         if rank in self.names:
             return self.names[rank]
         return f"rank {rank} on {self.node_name(self.of(rank).node)}" if self.several else f"rank {rank}"
+
+    def straggler(self, *, recent: bool = False) -> Straggler | None:
+        """The ranks for which the others wait; `recent`: lately."""
+        if self._tally is None:
+            return None
+        from launchpad.diagnosis.stragglers import Tally
+
+        return (Tally(self._recent) if recent else self._tally).straggler()
+
+    def slow(self, *, recent: bool = False) -> str:
+        """The same as a sentence; "" if there are none."""
+        slow = self.straggler(recent=recent)
+        if slow is None:
+            return ""
+        hosts = {self.node_name(self.of(rank).node) for rank in slow.ranks}
+        where = f" (host {hosts.pop()})" if self.several and len(hosts) == 1 else ""
+        return f"{ranks_in_words(slow.ranks)}{where} {slow.sentence}"
 
     def fault(self, one: FaultInjected) -> str:
         """An injected fault in words."""
@@ -170,6 +197,8 @@ class History:
                 self.apart = pairs
             case Stalled(_, seconds):
                 self.stalled = seconds
+            case ArrivalsCompared():
+                self._compared(event)
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -181,6 +210,13 @@ class History:
                 self.not_restarted = reason
             case JobOver():
                 self.over = event
+
+    def _compared(self, event: ArrivalsCompared) -> None:
+        from launchpad.diagnosis.stragglers import Tally
+
+        self._tally = self._tally or Tally()
+        self._tally.add(event)
+        self._recent.append(event)
 
     def _phase(self, event: PhaseChanged) -> None:
         if event.phase == "over":

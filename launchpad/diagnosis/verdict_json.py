@@ -13,6 +13,7 @@ victims     [{"rank", "why"}]; for early also first_victim, whose time, exceptio
 injected    what --inject did in this attempt, in words
 history     a line for each earlier attempt
 not_restarted   why the ranks were not started again, although restarts were allowed; null if that is not the reason
+slow        {"ranks", "last", "late", "share", "operation", "because"}: the ranks for which the others waited
 text        what was shown
 """
 
@@ -50,6 +51,7 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         "apart": [[history.node_name(node) for node in pair] for pair in history.apart],
         "history": list(earlier),
         "not_restarted": history.not_restarted or None,
+        "slow": slow._asdict() if (slow := history.straggler()) else None,
         "text": lines,
     }
     if cause is None:

@@ -39,6 +39,7 @@ from launchpad.protocol.events import (
     STDOUT,
     AgentFailed,
     AgentReady,
+    ArrivalTimes,
     AtPrompt,
     BarrierIn,
     ChunksTaken,
@@ -47,6 +48,7 @@ from launchpad.protocol.events import (
     DebuggerReady,
     DebugRequested,
     ExceptionRaised,
+    Hindrances,
     ImageUnused,
     Imported,
     LinkClosed,
@@ -93,6 +95,9 @@ if TYPE_CHECKING:
     from launchpad.head.debuggers import RankDebuggers
     from launchpad.head.injection import Injector
     from launchpad.head.mpi_worlds import MpiWorlds
+
+# The figures of a rank in Hindrances.
+_HINDRANCES = 7
 
 
 class Supervisor:
@@ -316,6 +321,11 @@ class Supervisor:
                 self._profiles.take(event)
             case Sampled():
                 self._samples.take(source, self.nodes.in_our_time(source, event))
+            case ArrivalTimes():
+                timed = self.nodes.in_our_time(source, event)
+                self._dispatch(timed._replace(doubt=self.nodes.doubt(source)))
+            case Hindrances():
+                self._dispatch(self.nodes.in_our_time(source, event))
             case DebuggerReady():
                 self._rank_debuggers().ready(event)
             case TunnelRead() | TunnelWritten():
@@ -475,6 +485,10 @@ class Supervisor:
                 return self._node_of.get(rank) == source
             case Sampled():
                 return is_valid(event)
+            case ArrivalTimes(_, rank):
+                return self._node_of.get(rank) == source
+            case Hindrances():
+                return all(len(row) == _HINDRANCES and self._node_of.get(int(row[0])) == source for row in event.ranks)
             case TunnelRead(_, number) | TunnelWritten(_, number):
                 rank = self._debuggers.rank_of(number) if self._debuggers else -1
                 return rank < 0 or self._node_of.get(rank) == source

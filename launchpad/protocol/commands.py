@@ -222,10 +222,10 @@ class Profile(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Report what the running ranks use; answered by a Sampled."""
+    """Report what the running ranks use; answered by a Sampled and, without `asks`, Hindrances and ArrivalTimes."""
 
     number: int  # of this request
-    asks: bool  # ask the ranks, too, what they wait for
+    asks: bool  # ask the ranks, too, what they wait for; otherwise, which collectives they have entered
 
 
 class TunnelOpen(NamedTuple):

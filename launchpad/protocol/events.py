@@ -367,6 +367,27 @@ class Sampled(NamedTuple):
     gpus: list[list[Any]]  # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
 
 
+class ArrivalTimes(NamedTuple):
+    """When a rank has entered the collectives of which it has not told before."""
+
+    time: int
+    rank: int
+    groups: list[Any]  # [group, its size or 0, operation, [number, µs from then to `time`, …]] each
+    doubt: int = 0  # by how many ns its node's clock may be wrong; filled in by the head
+
+
+class Hindrances(NamedTuple):
+    """What has kept the ranks of a node from computing since they began; figures are -1 if unknown."""
+
+    time: int
+    # [rank, CPU seconds, seconds that its threads waited for a core, seconds for disks, page faults that read from a
+    # disk, seconds that its cgroup had no CPU quota left, whether one of its GPUs is throttled] each, with descendants
+    ranks: list[list[float]]
+    # Since the node was booted: "busy", "stolen" (CPU seconds), "swapped" (pages), "retransmitted" (TCP segments); and
+    # "cores" and "mhz"
+    host: dict[str, float]
+
+
 class TunnelRead(NamedTuple):
     """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
 
@@ -568,6 +589,20 @@ class RanksHeld(NamedTuple):
     lines: list[str]  # for the user: which rank is where, and what that means for their collectives
 
 
+class ArrivalsCompared(NamedTuple):
+    """Who came last to the collectives since the last comparison, and what that cost the others."""
+
+    time: int
+    operation: str  # which collective it was; "" if there were several
+    # [rank, how many it joined, to how many it came last, by how many seconds in the median (weighted by what it cost),
+    # seconds that others waited for it, the sum of the squares of these, seconds of the others] each
+    ranks: list[list[float]]
+    because: str = ""  # what slowed the worst of them, if that is clear
+    # [ranks of a node, seconds of a round trip to it, of one to the others, seconds that its ranks waited for that,
+    # seconds that they were watched] each: nodes that are much farther away
+    far: Sequence[Any] = ()
+
+
 class JobOver(NamedTuple):
     """The last event of a job, unless launchpad died before its end."""
 
@@ -735,6 +770,8 @@ Event = (
     | Crashed
     | CollectivesEntered
     | MilestoneReached
+    | ArrivalTimes
+    | Hindrances
     | StackDump
     | JobPlanned
     | ClockSeen
@@ -754,6 +791,7 @@ Event = (
     | DebuggerListening
     | StacksTaken
     | NodesApart
+    | ArrivalsCompared
     | Stalled
     | FaultInjected
     | FaultMissed

@@ -107,6 +107,8 @@ TABLE = (
     MessageType(events.MilestoneReached, "head", recorded=True),
     MessageType(commands.ReadTopology, "agent"),
     MessageType(events.TopologyRead, "head"),
+    MessageType(events.ArrivalTimes, "head"),
+    MessageType(events.Hindrances, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),
@@ -122,6 +124,7 @@ TABLE = (
     MessageType(events.JobPlanned, "", recorded=True),
     MessageType(events.ClockSeen, "", recorded=True),
     MessageType(events.RanksHeld, "", recorded=True),
+    MessageType(events.ArrivalsCompared, "", recorded=True),
     MessageType(events.JobOver, "", recorded=True),
     MessageType(events.NodesApart, "", recorded=True),
     MessageType(events.Stalled, "", recorded=True),

@@ -26,11 +26,13 @@ MOST_SOURCE = 200
 _OUR_FD = 200
 
 _prefix = ""
+_pid = 0  # of the rank, whose children may raise too
 
 
 def begin() -> None:
     """Start recording, if there is a place for the files."""
-    global _prefix
+    global _prefix, _pid
+    _pid = os.getpid()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path.endswith(".error.json"):
         return
@@ -111,10 +113,8 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
 
         now = time.monotonic_ns()
         said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": _traceback(error, ours, MOST_LINKS)}
-        if not thread and "LAUNCHPAD_TIMELINE" in os.environ:
-            from .stack_server import milestones
-
-            said |= {"milestones": milestones, "collectives": _collectives(now)}
+        if not thread and os.getpid() == _pid and "torch.distributed" in sys.modules:
+            said |= _collectives(now)
         line = json.dumps(said).encode() + b"\n"
         fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -125,13 +125,17 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
         pass
 
 
-def _collectives(now: int) -> list[list[Any]]:
-    from .collective_times import entered
+def _collectives(now: int) -> dict[str, Any]:
+    from . import collective_times, stack_server
 
     try:
-        return entered(now)
+        said: dict[str, Any] = {"entered": collective_times.last_news(now)}
+        if "LAUNCHPAD_TIMELINE" in os.environ:
+            said["milestones"] = stack_server.milestones
+            said["collectives"] = collective_times.entered(now)
     except Exception:  # another version of torch
-        return []
+        return {}
+    return said
 
 
 def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:

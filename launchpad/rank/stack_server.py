@@ -204,6 +204,9 @@ def _answer(line: Any) -> None:
                 if "sample" in request:
                     line.send(zlib.compress(json.dumps({"sample": request["sample"], **sample()}).encode(), 1))
                     continue
+                if "entered" in request:
+                    line.send(zlib.compress(json.dumps(entered()).encode(), 1))
+                    continue
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
                 answer |= collectives(everything)
@@ -259,6 +262,16 @@ def sample() -> dict[str, Any]:
         "wait": _waits_in(),
         "gpus": _gpus(),
     }
+
+
+def entered() -> dict[str, Any]:
+    """The collectives that were entered since the last time, and the time to which theirs relate."""
+    import time
+
+    from . import collective_times
+
+    now = time.monotonic_ns()
+    return {"entered": collective_times.news_if_due(now), "now": now}
 
 
 def _waits_in() -> list[float] | None:

@@ -33,4 +33,4 @@ def in_words(folder: str, history: History, verdict: Verdict, earlier: Sequence[
     lines = describe(history, verdict, earlier)
     if verdict.kind != "cut off" and history.over is None and job_store.state_of(folder) == "over":
         lines.append(CUT_OFF)
-    return lines
+    return [*lines, *filter(None, (history.slow(),))]

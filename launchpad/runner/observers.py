@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.console.debugger_sink import DebuggerSink
 from launchpad.console.stack_sink import StackSink
+from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.summary import Summary
 from launchpad.console.top_sink import TopSink
 from launchpad.head.control import Control
 from launchpad.head.sink import Sink
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import ExceptionRaised, JobPlanned, RanksHeld
+from launchpad.protocol.events import ArrivalsCompared, ExceptionRaised, JobPlanned, RanksHeld
 from launchpad.record.job_store import rank_folders
 from launchpad.record.journal import Journal
 from launchpad.record.liveness import own_process
@@ -49,7 +50,8 @@ class Observers:
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
         debuggers = DebuggerSink(say, self._control.answer)
         top = TopSink(self.summary.history, spec.max_restarts.most, self._control.answer)
-        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers, top]
+        stragglers = StragglerSink(self.summary.history, self._tell_all)
+        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers, top, stragglers]
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 
@@ -59,7 +61,7 @@ class Observers:
         self._tell_all(self._first)
         return self.sinks
 
-    def _tell_all(self, event: JobPlanned | RanksHeld) -> None:
+    def _tell_all(self, event: JobPlanned | RanksHeld | ArrivalsCompared) -> None:
         for sink in self.sinks:
             sink.on(event)
 

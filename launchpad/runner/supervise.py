@@ -150,6 +150,8 @@ def supervise(
         imported = (history.started - history.planned.time) / 1e9
         if text := suggestion(spec.preload, imported, os.environ):
             observers.note(text)
+    if not reports.no_advice and (slow := history.slow()):
+        observers.note(slow)
     lines: list[str] = []
     told: list[str] = []
     shown_before: set[str] = set()  # printed a moment ago, with the stacks

@@ -10,6 +10,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 _UUID_BYTES = 96
 _MOST_PROCESSES = 512
 _UNKNOWN = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvmlClocksThrottleReason: HwSlowdown, Sw- and HwThermalSlowdown, HwPowerBrake
 
 
 class Gpu(NamedTuple):
@@ -20,6 +21,7 @@ class Gpu(NamedTuple):
     memory: int  # bytes in use, by anybody
     total: int
     by_pid: dict[int, int]  # bytes that processes use, by their pids if these can be seen from here
+    slowed: bool = False  # its clocks are lowered: it is too hot, or gets too little power
 
 
 class _Utilization(ctypes.Structure):
@@ -96,9 +98,16 @@ def _gpus(nvml: Any) -> list[Gpu]:
                 memory.used if has_memory else -1,
                 memory.total if has_memory else -1,
                 _by_pid(nvml, device),
+                _is_slowed(nvml, device),
             )
         )
     return found
+
+
+def _is_slowed(nvml: Any, device: ctypes.c_void_p) -> bool:
+    reasons = ctypes.c_ulonglong()
+    ask = getattr(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+    return ask is not None and ask(device, ctypes.byref(reasons)) == 0 and bool(reasons.value & _SLOWED)
 
 
 def _by_pid(nvml: Any, device: ctypes.c_void_p) -> dict[int, int]:

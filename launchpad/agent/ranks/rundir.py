@@ -14,7 +14,9 @@ import stat
 from collections.abc import Iterator
 
 from ... import linux
-from ...protocol.events import CollectivesEntered, ExceptionRaised, MilestoneReached
+from ...protocol.events import ArrivalTimes, CollectivesEntered, ExceptionRaised, MilestoneReached
+
+_AtEnd = ExceptionRaised | CollectivesEntered | ArrivalTimes | MilestoneReached
 
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
@@ -177,24 +179,25 @@ def open_result(folder: str, rank: int) -> int:
     return fd
 
 
-def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised | CollectivesEntered | MilestoneReached]:
+def take_exceptions(folder: str, rank: int) -> list[_AtEnd]:
     """Read and remove what the rank has recorded at its end.
 
-    The uncaught exceptions of its program, its threads and its children; and, if they are wanted, its milestones and
-    last collectives.
+    The uncaught exceptions of its program, its threads and its children; its last collectives, and its milestones.
     """
-    found: list[ExceptionRaised | CollectivesEntered | MilestoneReached] = []
+    found: list[_AtEnd] = []
     for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
         try:
             fields = json.loads(line)
             event = ExceptionRaised(fields["time"], rank, fields["pid"], fields["thread"], fields["traceback"])
-            collectives, milestones = fields.get("collectives"), fields.get("milestones")
+            collectives, entered, milestones = map(fields.get, ("collectives", "entered", "milestones"))
         except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
             found.append(event)
             if isinstance(collectives, list) and collectives:
                 found.append(CollectivesEntered(event.time, rank, collectives))
+            if isinstance(entered, list) and entered:
+                found.append(ArrivalTimes(event.time, rank, entered))
             if isinstance(milestones, dict):
                 found += [MilestoneReached(at, rank, what) for what, at in milestones.items() if isinstance(at, int)]
     return found

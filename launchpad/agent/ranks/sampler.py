@@ -1,7 +1,8 @@
 """Takes samples of this node's ranks: what they use, and what they wait for.
 
 The figures come from /proc and the GPUs' driver. What a rank waits for, only the rank itself can say: it is asked only
-while somebody looks, and one that doesn't answer in time is left alone until it does.
+while somebody looks, and one that doesn't answer in time is left alone until it does. For the record, ranks are asked
+when they have entered their collectives; who answers late is heard as well.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...protocol.commands import Sample
-from ...protocol.events import Sampled
+from ...protocol.events import ArrivalTimes, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
-from ..host.gpus import GpuReader
-from ..host.process_trees import ProcessTrees
+from ..host import hindrances
+from ..host.gpus import Gpu, GpuReader
+from ..host.process_trees import ProcessTrees, TreeUse
 from ..outbox import Listener
 from ..poll import Poll
 from ..stacks.debug_channel import DebugChannel
@@ -41,12 +43,15 @@ class Sampler:
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
+        self._for_record = False
+        self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
         self._until: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
         self._answers: dict[int, dict[str, Any]] = {}  # by pid
         self._lines: dict[tuple[str, int], str] = {}  # of the sources
         channel.on_sample = self._take
+        channel.on_entered = self._entered
 
     def begin(self, request: Sample, ranks: Iterable[Rank]) -> None:
         """Take a sample of these ranks."""
@@ -61,6 +66,11 @@ class Sampler:
         if request.asks:
             asked = [pid for pid in self._ranks if pid not in self._open]
             self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, request.number))
+        else:
+            self._untold &= self._ranks.keys()
+            due = [pid for pid in self._ranks if pid not in self._untold]
+            self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
+        self._for_record = not request.asks
         self._until = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
         self.pump()
@@ -69,6 +79,12 @@ class Sampler:
         self._open.discard(pid)
         if answer.get("sample") == self._number:
             self._answers[pid] = answer
+
+    def _entered(self, pid: int, answer: dict[str, Any]) -> None:
+        self._untold.discard(pid)
+        groups, now = answer["entered"], answer.get("now")
+        if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
+            self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
 
     @property
     def patience(self) -> float:
@@ -91,6 +107,19 @@ class Sampler:
         ]
         figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
+        if self._for_record:
+            self._outbox.say(Hindrances(time.monotonic_ns(), self._hindrances(trees), hindrances.of_host()))
+
+    def _hindrances(self, trees: dict[int, TreeUse]) -> list[list[float]]:
+        members: dict[int, list[int]] = {root: [] for root in trees}
+        for pid, root in self._trees.root_of.items():
+            members[root].append(pid)
+        slowed = {rank for gpu in self._gpus.gpus if gpu.slowed for rank in self._users_of(gpu)}
+        return [
+            [rank, use.cpu, *hindrances.of_tree(root, members[root]), int(rank in slowed)]
+            for root, use in trees.items()
+            for rank in (self._ranks[root],)
+        ]
 
     def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
@@ -112,19 +141,19 @@ class Sampler:
         return self._lines[path, number]
 
     def _use_of_gpus(self) -> list[list[Any]]:
-        """The GPUs, each with the ranks that use it: by their pids or, where the driver has others, by its UUID."""
-        found = []
-        for gpu in self._gpus.gpus:
-            users: dict[int, int] = {}
-            for pid, memory in gpu.by_pid.items():
-                if pid in self._trees.root_of:
-                    rank = self._ranks[self._trees.root_of[pid]]
-                    users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
-            for pid, answer in self._answers.items():
-                if gpu.uuid in (answer.get("gpus") or ()):
-                    users.setdefault(self._ranks[pid], -1)
-            found.append([*gpu[:4], users])
-        return found
+        return [[*gpu[:4], self._users_of(gpu)] for gpu in self._gpus.gpus]
+
+    def _users_of(self, gpu: Gpu) -> dict[int, int]:
+        """The ranks that use a GPU: by their pids or, where the driver has others, by its UUID."""
+        users: dict[int, int] = {}
+        for pid, memory in gpu.by_pid.items():
+            if pid in self._trees.root_of:
+                rank = self._ranks[self._trees.root_of[pid]]
+                users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
+        for pid, answer in self._answers.items():
+            if gpu.uuid in (answer.get("gpus") or ()):
+                users.setdefault(self._ranks[pid], -1)
+        return users
 
 
 def _drain(wake: int) -> None:

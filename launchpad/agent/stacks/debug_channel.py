@@ -27,6 +27,7 @@ class DebugChannel:
         self.on_connect: Callable[[int], None] = _ignore  # called with the pid of a rank that can be asked from now on
         self.on_debugger: Callable[[int, str], None] = _ignore  # with a pid, and why its debugger does not listen
         self.on_sample: Callable[[int, dict[str, Any]], None] = _ignore  # with a pid, and what it does
+        self.on_entered: Callable[[int, dict[str, Any]], None] = _ignore  # with a pid, and its latest collectives
         self._answers: dict[int, dict[str, Any]] = {}  # by pid: the last answer
         self._connections: dict[int, socket.socket] = {}  # by pid
         self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
@@ -71,6 +72,8 @@ class DebugChannel:
             self.on_debugger(pid, answer["debugger"])
         elif isinstance(answer, dict) and "sample" in answer:
             self.on_sample(pid, answer)
+        elif isinstance(answer, dict) and "entered" in answer:
+            self.on_entered(pid, answer)
         elif isinstance(answer, dict):
             self._answers[pid] = answer
 
@@ -105,6 +108,10 @@ class DebugChannel:
     def ask_for_sample(self, pid: int, number: int) -> bool:
         """Ask a rank what it does; False if it can't be asked."""
         return self._send(pid, {"sample": number})
+
+    def ask_what_it_entered(self, pid: int) -> bool:
+        """Ask a rank which collectives it has entered since it was asked last; False if it can't be asked."""
+        return self._send(pid, {"entered": True})
 
     def _send(self, pid: int, question: dict[str, Any]) -> bool:
         try:

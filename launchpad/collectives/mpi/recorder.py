@@ -1,4 +1,4 @@
-"""Records the last operations of each group, for `launchpad stacks` and stall reports.
+"""Records the last operations of each group, for `launchpad stacks` and stall reports, and when they were entered.
 
 Torch's flight recorder does this for torch's own groups. A record is made when an operation starts; it holds no tensor
 and no frame, as it would keep them alive.
@@ -7,12 +7,16 @@ and no frame, as it would keep them alive.
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from typing import Any, Protocol
 from weakref import ref
 
 KEPT = 64
 """How many operations to keep per group."""
+
+KEPT_TIMES = 2000
+"""Of how many collectives to keep when they were entered."""
 
 
 class RecordedGroup(Protocol):
@@ -30,6 +34,7 @@ class RecordedWork(Protocol):
 
 
 _groups: list[ref[RecordedGroup]] = []
+_rings: deque[Ring] = deque(maxlen=64)
 
 _library: dict[str, bool] = {}  # whether a file belongs to a library, by path
 
@@ -39,6 +44,10 @@ class Ring:
 
     def __init__(self, group: RecordedGroup) -> None:
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
+        self.times: deque[tuple[int, str, int]] = deque(maxlen=KEPT_TIMES)  # (number, what, ns) of collectives
+        self.name = ""  # of the group, which may be gone
+        self._group = ref(group)
+        _rings.append(self)
         self._collectives = self._messages = 0
         _groups[:] = [known for known in _groups if known() is not None] + [ref(group)]
 
@@ -49,6 +58,9 @@ class Ring:
             self._messages = number = self._messages + 1
         else:
             self._collectives = number = self._collectives + 1
+            self.times.append((number, what, time.monotonic_ns()))
+            if not self.name and (group := self._group()):
+                self.name = group.getGroupName()
         while type(tensors) is list and tensors:
             tensors = tensors[0]
         size, dtype = (None, None) if type(tensors) is list else (tensors.shape, tensors.dtype)
@@ -96,3 +108,8 @@ def entries(everything: bool) -> list[dict[str, Any]]:
         recorded = group.recorded.entries(group.getGroupName())
         found += recorded if everything else [entry for entry in recorded if not entry["done"]] + recorded[-1:]
     return found
+
+
+def entered() -> list[tuple[str, int, str, int, int]]:
+    """(group, number, what, when by the monotonic clock, 0) of the last collectives."""
+    return [(f"mpi {ring.name}", number, what, at, 0) for ring in _rings for number, what, at in tuple(ring.times)]
