@@ -8,6 +8,7 @@ from typing import Any
 from launchpad.job.outcome import STOPPING, signal_name
 from launchpad.protocol.events import (
     STDERR,
+    STDOUT,
     ClockSeen,
     ConsoleClosed,
     Crashed,
@@ -33,8 +34,9 @@ from launchpad.protocol.events import (
     StopRequested,
 )
 
-# How much of each rank's last error output is kept.
-TAIL_BYTES = 8192
+# How much of each rank's last error output is kept, and of its other output.
+TAIL_BYTES = 16384
+OUTPUT_BYTES = 4096
 
 
 class RankHistory:
@@ -52,6 +54,7 @@ class RankHistory:
         self.recorded = ""  # the contents of its error file
         self.crash = ""  # faulthandler's report
         self.tail = b""  # of its stderr
+        self.said = b""  # of its stdout
 
 
 class History:
@@ -125,9 +128,11 @@ class History:
         """Add an event."""
         match event:
             case Output(_, rank, stream, data):
+                one = self.of(rank)
                 if stream == STDERR:
-                    one = self.of(rank)
                     one.tail = (one.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+                elif stream == STDOUT:
+                    one.said = (one.said + data[-OUTPUT_BYTES:])[-OUTPUT_BYTES:]
             case JobPlanned():
                 self.planned = event
                 self._reset()

@@ -300,8 +300,9 @@ class StackDump(NamedTuple):
     busy: bool  # one of their threads was runnable
     moved: int  # bytes that they have read and written; -1 if unknown
     beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
-    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too. "unanswered": the number of
-    # the first request that the rank has not answered, if its answering thread is blocked.
+    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too, and "raising": the exception
+    # that the main thread is handling, like ExceptionRaised.traceback. "unanswered": the number of the first request
+    # that the rank has not answered, if its answering thread is blocked.
     collectives: dict[str, Any]
     native: str
 
@@ -526,6 +527,7 @@ class RanksHeld(NamedTuple):
     why: str  # "timeout", "stall", "failure"
     ranks: list[int]  # those that the others seem to wait for; none if all are at the same place
     lines: list[str]  # for the user: which rank is where, and what that means for their collectives
+    raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
 
 
 class JobOver(NamedTuple):

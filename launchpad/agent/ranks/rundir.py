@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ... import linux
 from ...protocol.events import CollectivesEntered, ExceptionRaised
+from ..host import ports
 
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
@@ -191,6 +192,7 @@ def take_exceptions(folder: str, rank: int) -> list[ExceptionRaised | Collective
         except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
+            ports.explain(event.traceback)
             found.append(event)
             if isinstance(collectives, list) and collectives:
                 found.append(CollectivesEntered(event.time, rank, collectives))

@@ -46,6 +46,9 @@ _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _MOST_SOURCE = 4 << 20
 
+# What is passed on of an answer besides the threads.
+_KNOWN = ("counts", "waiting", "entries", "groups", "problem", "raising")
+
 NO_PYTHON = "no stacks: not a Python rank, or one without hooks"
 
 _OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("rank", "forkserver"))
@@ -163,9 +166,7 @@ class StackDumper:
         pid = target.pid
         seconds, busy, moved = procfs.use(pid)
         said = self._channel.answer(pid, self._question.number) or {}
-        known: dict[str, Any] = {
-            name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said
-        }
+        known: dict[str, Any] = {name: said[name] for name in _KNOWN if name in said}
         unanswered = self._channel.unanswered(pid)
         if unanswered:
             known["unanswered"] = unanswered
