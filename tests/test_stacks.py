@@ -66,13 +66,14 @@ READS = [["/w/data.py", 12, "read_batch", "queue.get()"], ["/w/train.py", 40, "m
 def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None:
     found = [dumps(rank, READS if rank == 3 else WAITS) for rank in range(8) if rank != 6]
     found.append(dumps(6, [], "no stacks: not a Python rank, or one without hooks"))
-    text = merged(StacksTaken(0, "stall", 0, False, list(range(9)), found), "/w", {})
+    text = merged(StacksTaken(0, "stall", 0, False, list(range(10)), found, [9]), "/w", {})
     assert text.splitlines() == [
         "the job is hanging; where the ranks are:",
         "  rank 3 is in read_batch at data.py:12: queue.get()",
         "  rank 6 is sleeping in ep_poll (no stacks: not a Python rank, or one without hooks)",
         "  ranks 0-2, 4-5, 7 wait in all_reduce at train.py:41",
-        "  no answer from rank 8: not started yet, just exited, or unreachable",
+        "  rank 9 has not been started yet",
+        "  nothing is known about rank 8: launchpad's agent there does not answer",
         "  rank 3:",
         "    data.py:12 in read_batch: queue.get()",
         "    train.py:40 in main: read_batch()",

@@ -94,9 +94,12 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         more = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
         places = len(groups) - MOST_GROUPS
         lines.append(f"  {ranks_in_words(more)}: in {places} other place{'s' if places > 1 else ''}")
-    silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps})
+    silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps} - set(taken.starting))
+    if taken.starting:
+        has = "has" if len(taken.starting) == 1 else "have"
+        lines.append(f"  {_subject(list(taken.starting), nodes)} {has} not been started yet")
     if silent:
-        lines.append(f"  no answer from {_subject(silent, nodes)}: not started yet, just exited, or unreachable")
+        lines.append(f"  nothing is known about {_subject(silent, nodes)}: launchpad's agent there does not answer")
     if not taken.ranks:
         lines.append("  no rank is running")
     lines += [f"  {one.sentence}" for one in different]

@@ -298,11 +298,12 @@ class StackDump(NamedTuple):
     wchan: str  # the kernel function that the main thread sleeps in; "" if unknown
     cpu: float  # CPU seconds that the rank and its descendants have used; -1 if unknown
     busy: bool  # one of their threads was runnable
-    moved: int  # bytes that they have read and written; -1 if unknown
+    moved: int  # bytes that they have read and written, also over TCP; -1 if unknown
     beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
     # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too, and "raising": the exception
     # that the main thread is handling, like ExceptionRaised.traceback. "unanswered": the number of the first request
-    # that the rank has not answered, if its answering thread is blocked.
+    # that the rank has not answered, if its answering thread is blocked. "asleep": identifies the sleep for a given
+    # time that the rank is in, or the child that it waits for.
     collectives: dict[str, Any]
     native: str
 
@@ -611,6 +612,7 @@ class StacksTaken(NamedTuple):
     full: bool
     ranks: list[int]  # those that were running
     dumps: list[StackDump]  # of those that answered
+    starting: Sequence[int] = ()  # those that have no process yet
 
 
 class NodesApart(NamedTuple):
