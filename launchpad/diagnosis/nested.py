@@ -30,7 +30,9 @@ def cause_inside(ended: Traceback | None, errors: str, output: str) -> Traceback
     if root is not None and root.kind == "CalledProcessError":
         before, _, last = errors.rpartition(_HEADER)
         said = before if root.kind in last else errors  # without the rank's own traceback
-        return _with_cause(root, _of_launchpad(said) or _of_pytest(output) or next(reversed(_own(said)), None))
+        child = tracebacks.ending(said, 1)
+        found = cause_inside(child, said, output) or next(reversed(_own(said)), None)
+        return _with_cause(root, found)
     if root is not None and root.kind != "SystemExit":
         return None
     return _of_launchpad(errors) or _of_pytest(output)

@@ -231,14 +231,17 @@ def ending(text: str, code: int) -> Traceback | None:
     return None if _said(lines[end if code == 1 else title :]) else traceback
 
 
-def after_handled(text: str) -> str:
-    """The output without the last traceback and all before, if the program had more to say after it."""
+def after_handled(text: str, *, killed: bool = False) -> str:
+    """The output without the last traceback and all before, if the program had more to say after it.
+
+    `killed`: it went on in any case, until a signal ended it.
+    """
     lines = without_prefixes(text).splitlines()
     found = _all(lines)
     if not found:
         return text
     _, title, _ = found[-1]
-    return "\n".join(lines[title:]) if _said(lines[title:]) else text
+    return "\n".join(lines[title:]) if killed or _said(lines[title:]) else text
 
 
 def _said(lines: Sequence[str]) -> bool:

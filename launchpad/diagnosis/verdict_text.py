@@ -222,7 +222,7 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
     elif traceback is not None:
         lines += traceback.lines
     else:
-        lines += _last_lines(tracebacks.after_handled(output))
+        lines += _last_lines(tracebacks.after_handled(output, killed=cause.code < 0 and cause.code != -signal.SIGABRT))
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[: half - 1], f"… ({len(lines) - MOST_LINES + 1} lines omitted)", *lines[-half:]]
