@@ -53,6 +53,28 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
     return lines
 
 
+def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:
+    """What the report, `lines`, adds to the exception of the rank that failed, which is raised to the user.
+
+    Where the ranks were and who left early or held up the others, and why they were not started again.
+    """
+    cause = verdict.cause
+    if verdict.kind == "failure" and history.held is None:
+        return [history.not_restarted] if history.not_restarted else []
+    evidence = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
+    return [line for line in lines if line not in evidence]
+
+
+def last_output(history: History, verdict: Verdict) -> list[str]:
+    """The last that a rank wrote which held up the others: it has no failure that would be shown with its output."""
+    cause = verdict.cause
+    if cause is None or cause.kind != "hang":
+        return []
+    one = history.of(cause.rank)
+    lines = _last_lines((one.tail or one.said).decode(errors="replace"))
+    return [f"the last output of {history.name(cause.rank)}:", *(f"    {line}" for line in lines)] if lines else []
+
+
 def summarize(history: History, verdict: Verdict) -> str:
     """An attempt's failure in a few words, for the list of earlier attempts."""
     cause = verdict.cause

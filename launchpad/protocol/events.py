@@ -27,7 +27,7 @@ class AgentReady(NamedTuple):
     pid: int
     hostname: str
     cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
-    gpus: int  # visible ones; -1 if they were not counted
+    gpus: int  # visible ones, or accelerators of the kind that Hello names; -1 if they were not counted
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES, if it is set
     open_files: int  # the agent's hard limit
     processes: int  # the limit for this user

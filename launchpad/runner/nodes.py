@@ -166,6 +166,7 @@ def bring_up(
         count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(member.nproc for member in members)}),
         port=spec.world.master_port if len(links) == 1 else 0,
         silence=silence,
+        accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
     )
     if not members:
         return Cluster(spec, run_id, facts, silence=silence)
