@@ -179,7 +179,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
-def waits_for_rank_1(rank: int) -> None:
+def waits_for_rank_1(rank: int, _: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -189,7 +189,7 @@ def waits_for_rank_1(rank: int) -> None:
     dist.all_reduce(torch.ones(4))
 
 
-def leaves_too_early(rank: int) -> None:
+def leaves_too_early(rank: int, _: int) -> None:
     import torch
     import torch.distributed as dist
 
