@@ -593,6 +593,8 @@ def test_the_cause_inside_another_launcher_is_told(
     if errors:
         assert '      File "/w/inner.py", line 3, in <module>' in lines
     assert len(lines) < 24
+    found = as_json(History(events), verdict, lines)
+    assert found["type"] == (kind if kind.startswith("subprocess.") else "ValueError")
 
 
 def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:

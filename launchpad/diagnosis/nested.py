@@ -48,7 +48,7 @@ def _of_torchrun(ended: Traceback, errors: str) -> Traceback:
     if found is None:
         code = int(said["code"])
         found = Traceback("", said["text"].splitlines()[0] if code < 0 else f"exit code {code}")
-    return Traceback(ended.type, before=found, is_cause=True, inside=inside)
+    return Traceback("", "torchrun failed", before=found, is_cause=True, inside=inside)
 
 
 def _of_launchpad(errors: str) -> Traceback | None:

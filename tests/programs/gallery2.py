@@ -256,9 +256,11 @@ def accelerate_inside():
 
 
 def mpirun_inside():
-    inner = script("inner.py", INNER.replace("'RANK'", "'OMPI_COMM_WORLD_RANK'"))
-    words = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, inner)
-    only_the_culprit(lambda: os.execvpe(words[0], words, _without_ours()))
+    """Open MPI's or MPICH's."""
+    names = "os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK'))"
+    inner = script("inner.py", f"import os\nif {names} == '1': raise ValueError('the inner cause')\n")
+    environ = _without_ours() | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    only_the_culprit(lambda: os.execvpe("mpirun", ["mpirun", "-n", "2", sys.executable, inner], environ))
 
 
 def launchpad_inside():
