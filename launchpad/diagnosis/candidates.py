@@ -151,7 +151,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
     if traceback is None and end.code > 0:
         traceback = tracebacks.ending(one.tail.decode(errors="replace"), end.code)
     kind: What = "memory" if end.memory_killed else "signal" if end.code < 0 else "exit"
-    if kind == "exit" and traceback is not None:
+    if traceback is not None and kind == "exit":
         kind = "exception"
     symptom = ""
     if traceback is None and end.code not in (-signal.SIGKILL, -signal.SIGSEGV):

@@ -51,10 +51,10 @@ def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Which ranks the others wait for, and where all of them are."""
     different, ranks = _differences(taken, cwd)
     groups = [group for group in grouped(taken.dumps, ranks) if not _is_exiting(group, taken.why)]
-    # The ranks that failed were waiting. Of the others, those that do not wait are the ones they waited for.
     raising = {one.rank: found for one in taken.dumps if (found := _raising(one)) is not None}
     busy = [rank for group in groups if not group.where.waits_in for rank in group.ranks if rank in raising]
     ranks = [rank for rank in ranks if rank in busy] or ranks or busy
+    # The ranks that failed were waiting. Of the others, those that do not wait are the ones they waited for.
     if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
         ranks = groups[0].ranks
     groups.sort(key=lambda group: not set(ranks) & set(group.ranks))

@@ -138,8 +138,7 @@ class StackRequests:
         if self._pairs is not None:
             self._check(self._pairs, now)
         request = self._current
-        due = self._started.intersection(running)
-        if request is not None and (now >= self._until or all(rank in self._answers for rank in due)):
+        if request is not None and (now >= self._until or self._has_all(running)):
             self._current = None
             self._ended(request, now, running)
         if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
@@ -148,6 +147,10 @@ class StackRequests:
                 self._begin(_StackRequest(SAMPLE, insists=False), now, running)
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft(), now, running)
+
+    def _has_all(self, running: Collection[int]) -> bool:
+        """Whether every rank that can answer has."""
+        return all(rank in self._answers for rank in running if rank in self._started)
 
     def _begin(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
         self._current = request
