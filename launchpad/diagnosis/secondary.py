@@ -47,8 +47,8 @@ _LATE = (
 _LATE_THERE = r"socket timeout|timed out.*(store|rendezvous)|distributed.*timed out"
 
 # The code that talks to other ranks: the files of an exception's frames, and the modules of its type.
-_THERE = r"/(torch|mpi4py|horovod|deepspeed|launchpad/collectives)/"
-_ITS_TYPES = ("torch.", "mpi4py.", "launchpad.")
+_THERE = r"/(torch/distributed|torch/nn/parallel|mpi4py|horovod|deepspeed|launchpad/collectives)/"
+_ITS_TYPES = ("torch.distributed.", "mpi4py.", "launchpad.")
 
 # It also reports what no other rank has to do with: a port that is taken, a GPU that can't be used.
 _OWN = (
