@@ -1,6 +1,8 @@
-"""The fault gallery: programs that go wrong (programs/gallery.py), and the verdict an expert would give on each.
+"""Two fault galleries: programs that go wrong, and the verdict an expert would give on each.
 
-test_gallery.py checks launchpad's verdicts against it; bench/gallery.py scores launchpad and torchrun side by side.
+programs/gallery.py has faults of each kind, programs/gallery2.py what other people's programs showed. test_gallery.py
+checks launchpad's verdicts against the first and a few of the second; bench/gallery.py scores launchpad and torchrun
+side by side on both.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ class Case(NamedTuple):
     ranks: tuple[int, ...] = (CULPRIT,)  # any of them may be named as the first to fail
     options: tuple[str, ...] = ()
     backend: str = "gloo"
+    program: str = "gallery.py"
+    needs: str = ""  # a module or a command; without it the case is left out
 
     @property
     def healthy(self) -> bool:
@@ -92,6 +96,50 @@ CASES = [
     # nothing is wrong
     *(Case(name, options=STALL) for name in ("slow", "quiet", "early", "caught", "thread_only", "atexit_raises")),
 ]
+
+ABORTED = r"(?s)ValueError: bad batch in shard 7 .*failed because of it: "
+HANDLED = r"(?s)\A(?!.*(KeyError|reset)).*"
+INSIDE = r"ValueError: the inner cause, in "
+NOTHING_LOST = r"(?s)\A(?!.*(lost|another rank)).*"
+
+
+def _more(name: str, cause: str = "", ranks: tuple[int, ...] = (CULPRIT,), needs: str = "") -> Case:
+    return Case(name, cause, ranks, () if cause else STALL, program="gallery2.py", needs=needs)
+
+
+MORE = [
+    # the loss of another rank in the program's own words
+    *(_more(f"wrapped_{how}", ABORTED) for how in ("from_none", "from", "plainly", "exit")),
+    _more("slow_handler", ABORTED),
+    # words that only look like a lost rank
+    _more("ssh_words", NOTHING_LOST + r"exit code 255.*closed by remote host"),
+    _more("database", r"OperationalError: connection to server"),
+    _more("port_taken", r"the port \d+ is taken \(by pid \d+, \w+"),
+    _more("port_taken_file", r"the port \d+ is taken \(by pid \d+, \w+"),
+    _more("unknown_host", NOTHING_LOST + r"nosuchhost-7 has no address", ALL),
+    # exceptions that the program handled
+    _more("handled_exit", HANDLED + r"exit code 3.*no more disk quota"),
+    _more("handled_os_exit", HANDLED + r"exit code 3.*no more disk quota"),
+    _more("handled_signal", HANDLED + r"killed by SIGKILL"),
+    _more("handled_other", HANDLED + r"OSError: the shard is gone"),
+    _more("handled_reset", r"exit code 9(.|\n)*out of quota"),
+    # a launcher inside the rank
+    _more("torchrun_inside", INSIDE + r"rank 1 of the torchrun"),
+    _more("torchrun_instead", INSIDE + r"rank 1 of the torchrun"),
+    _more("accelerate_inside", INSIDE + r"the command that it ran", needs="accelerate"),
+    _more("mpirun_inside", r"ValueError: the inner cause", needs="mpirun"),
+    _more("launchpad_inside", INSIDE + r"rank 1 of the launchpad"),
+    _more("pytest_inside", INSIDE + r".*test_inner.py::test_it"),
+    _more("bash_inside", r"ValueError: the inner cause"),
+    _more("command_inside", INSIDE + r"the command that it ran"),
+    # nothing is wrong
+    *(_more(name) for name in ("slow_socket", "slow_http", "slow_child", "slow_pipe", "downloads_for_all", "writes")),
+    *(_more(name) for name in ("sleeps_alone", "child_sleeps", "child_computes", "thread_computes", "pool", "loader")),
+    *(_more(name) for name in ("retries", "other_port", "leaves_with_0", "failing_child", "destroyed_late", "alarm")),
+]
+
+QUICK = ("wrapped_from_none", "port_taken_file", "handled_os_exit", "launchpad_inside", "slow_socket", "sleeps_alone")
+"""Those of MORE that the tests run: the others are tested by events and by numbers."""
 
 
 def score(case: Case, verdict: dict[str, Any]) -> tuple[bool, bool]:

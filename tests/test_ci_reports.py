@@ -8,10 +8,39 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import xmlschema
 
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import verdict_on
+from launchpad.diagnosis.verdict_text import describe
 from launchpad.record import junit
 from tests.conftest import Launchpad
 from tests.test_journal import FAILS
+from tests.test_verdict import exits, job, over, raises, stopping
+
+
+def report_in(path: Path) -> ET.Element:
+    """The report, which is one that Jenkins and GitLab can read."""
+    xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd")).validate(path)
+    return ET.parse(path).getroot()
+
+
+@pytest.mark.parametrize(
+    ("kept", "changed"),
+    [('tests="2"', 'tests="two"'), (' type="ValueError"', ' kind="ValueError"'), ('name="rank 1"', 'names="rank 1"')],
+)
+def test_the_schema_finds_what_is_wrong(tmp_path: Path, kept: str, changed: str) -> None:
+    report = tmp_path / "out.xml"
+    events = [*job(2), *raises(5, 1, "ValueError", "no \x00 good"), stopping(8, [0]), exits(9, 0, -15), over(10)]
+    history = History(events)
+    verdict = verdict_on(history)
+    assert junit.write(str(report), junit.suite(history, verdict, describe(history, verdict)), adds=False) == ""
+    assert report_in(report).get("failures") == "1"
+    text = report.read_text()
+    assert kept in text
+    report.write_text(text.replace(kept, changed))
+    with pytest.raises(xmlschema.XMLSchemaValidationError):
+        report_in(report)
 
 
 def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
@@ -33,7 +62,7 @@ def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
     report = [line.removeprefix("launchpad: ") for line in done.stderr.splitlines() if line.startswith("launchpad: ")]
     assert text.splitlines() == report
 
-    suite = ET.parse(launchpad.folder / "out.xml").getroot()[0]
+    suite = report_in(launchpad.folder / "out.xml")[0]
     assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["3", "1", "0", "2"]
     cases = {case.get("name"): case for case in suite.iter("testcase")}
     assert list(cases) == ["rank 0", "rank 1", "rank 2"]
@@ -78,12 +107,12 @@ def test_a_job_that_goes_well_and_one_that_takes_too_long(launchpad: Launchpad) 
     launchpad.environ |= {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(launchpad.folder)}
     done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "true")
     assert (done.returncode, done.stderr) == (0, "")
-    suite = ET.parse(launchpad.folder / "out.xml").getroot()[0]
+    suite = report_in(launchpad.folder / "out.xml")[0]
     assert [len(case) for case in suite.iter("testcase")] == [0, 0]
     done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "--timeout", "0.3", "exits.py", "wait", "0")
     assert done.returncode == 124
     assert "::error title=the job was stopped%3A it ran longer than --timeout 0.3 s::" in done.stderr
-    suite = ET.parse(launchpad.folder / "out.xml").getroot()[0]
+    suite = report_in(launchpad.folder / "out.xml")[0]
     assert [[child.get("type") for child in case] for case in suite.iter("testcase")] == [["timeout"], []]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gallery import CASES, CULPRIT, OTHERS, SIZE, Case, score
+from tests.gallery import CASES, CULPRIT, MORE, OTHERS, QUICK, SIZE, Case, score
 
 from .conftest import DEADLINE, Launchpad, needs_torch
 
@@ -29,12 +29,15 @@ EXACTLY = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.backend}")
+TESTED = [*CASES, *(case for case in MORE if case.name in QUICK)]
+
+
+@pytest.mark.parametrize("case", TESTED, ids=lambda case: f"{case.name}-{case.backend}")
 def test_the_verdict_is_a_persons(case: Case, launchpad: Launchpad, tmp_path: Path) -> None:
     if case.backend == "mpi":
         pytest.importorskip("mpi4py")
     options = ("--nproc", SIZE, "--backend", case.backend, "--env", f"TMPDIR={tmp_path}", *case.options)
-    done = launchpad.run("run", *options, "gallery.py", case.name, timeout=2 * DEADLINE)
+    done = launchpad.run("run", *options, case.program, case.name, timeout=2 * DEADLINE)
     found = list(launchpad.state.rglob("verdict.json"))
     if case.healthy:
         assert done.returncode == 0, done.stderr

@@ -179,6 +179,38 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+def waits_for_rank_1(rank: int, _: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if rank == 1:
+        print("reading shard 7", file=sys.stderr)
+        wait_for_ever()
+    dist.all_reduce(torch.ones(4))
+
+
+def leaves_too_early(rank: int, _: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(4))
+    if rank != 1:
+        dist.all_reduce(torch.ones(4))
+
+
+@needs_torch
+def test_who_held_up_the_others_is_in_the_exception() -> None:
+    with pytest.raises(lp.JobTimeout) as hung:
+        lp.run(waits_for_rank_1, nproc=3, backend="gloo", timeout=8)  # torch may have to be imported
+    said = str(hung.value)
+    assert "    rank 1 is in wait_for_ever at " in said
+    assert "    ranks 0, 2 wait in all_reduce at " in said
+    assert said.endswith("the last output of rank 1:\n    reading shard 7")
+    with pytest.raises(RuntimeError) as early:
+        lp.run(leaves_too_early, nproc=2, backend="gloo")
+    assert early.value.__notes__[0].startswith("launchpad: rank 1 exited with code 0 while others still waited for it")
+
+
 def test_the_part_that_cannot_be_pickled_is_named() -> None:
     lock = threading.Lock()
 

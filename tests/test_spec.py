@@ -206,7 +206,7 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
 
 
 def test_nproc_is_a_number_or_a_word() -> None:
-    assert [options.rank_count(text) for text in ("1", "64", "auto", "cpu", "gpu")] == [1, 64, "auto", "cpu", "gpu"]
+    assert [options.rank_count(text) for text in ("1", "64", "auto", "gpu", "xpu")] == [1, 64, "auto", "gpu", "xpu"]
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "two", "1.5", "1e3", "GPU"])

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from launchpad.diagnosis.stack_summary import held, merged
 from launchpad.head import control
 from launchpad.protocol.events import NO_HANDLER, StackDump, StacksTaken
 from launchpad.protocol.stacks import where
-from launchpad.rank import stack_server
+from launchpad.rank import exceptions, stack_server
 from tests.conftest import Launchpad, wait_until
 from tests.sshd import needs_sshd
 from tests.test_hostile import with_mounts
@@ -66,13 +67,14 @@ READS = [["/w/data.py", 12, "read_batch", "queue.get()"], ["/w/train.py", 40, "m
 def test_ranks_at_one_place_are_told_of_together_and_the_odd_one_first() -> None:
     found = [dumps(rank, READS if rank == 3 else WAITS) for rank in range(8) if rank != 6]
     found.append(dumps(6, [], "no stacks: not a Python rank, or one without hooks"))
-    text = merged(StacksTaken(0, "stall", 0, False, list(range(9)), found), "/w", {})
+    text = merged(StacksTaken(0, "stall", 0, False, list(range(10)), found, [9]), "/w", {})
     assert text.splitlines() == [
         "the job is hanging; where the ranks are:",
         "  rank 3 is in read_batch at data.py:12: queue.get()",
         "  rank 6 is sleeping in ep_poll (no stacks: not a Python rank, or one without hooks)",
         "  ranks 0-2, 4-5, 7 wait in all_reduce at train.py:41",
-        "  no answer from rank 8: not started yet, just exited, or unreachable",
+        "  rank 9 has not been started yet",
+        "  nothing is known about rank 8: launchpad's agent there does not answer",
         "  rank 3:",
         "    data.py:12 in read_batch: queue.get()",
         "    train.py:40 in main: read_batch()",
@@ -91,6 +93,37 @@ def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
     ]
     told = held(StacksTaken(0, "failure", 0, False, [0, 1, 2], found), "/w", {})
     assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
+
+
+def test_who_is_handling_an_exception_of_its_own_holds_up_the_others() -> None:
+    own, lost = ({"type": kind, "message": "no", "frames": []} for kind in ("ValueError", "DistNetworkError"))
+    found = [
+        dumps(0, WAITS, raising=own),  # it waits nevertheless
+        dumps(1, [["/w/train.py", 9, "retry", ""]], raising=lost),
+        dumps(2, [["/w/train.py", 17, "upload", "put(report)"]], raising=own),
+        dumps(3, READS),
+    ]
+    told = held(StacksTaken(0, "failure", 0, False, [0, 1, 2, 3], found), "/w", {})
+    assert (told.ranks, told.raising) == ([2], own)
+    assert told.lines[0] == "rank 2 is in upload at train.py:17: put(report), handling ValueError: no"
+    assert told.lines[-1].startswith("rank 0 waits in all_reduce")
+    told = held(StacksTaken(0, "failure", 0, False, [0, 3], [found[0], found[3]]), "/w", {})
+    assert (told.ranks, told.raising) == ([3], None)
+
+
+def test_what_a_rank_is_handling_is_reported() -> None:
+    """Its chain too, with what it suppressed; and {} once it is handled."""
+    try:
+        try:
+            raise KeyError("x")
+        except KeyError:
+            raise ValueError("no") from None
+    except ValueError:
+        found = exceptions.under_way(threading.get_ident())
+        assert (found["type"], found["message"]) == ("ValueError", "no")
+        assert found["frames"][-1][3] == 'raise ValueError("no") from None'
+        assert found["hidden"]["type"] == "KeyError"
+    assert exceptions.under_way(threading.get_ident()) == {}
 
 
 def test_a_process_that_ends_or_is_gone_is_told_from_one_that_runs() -> None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchpad.agent.host import procfs, traffic
 from launchpad.diagnosis.apart import sentences
 from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
+from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.protocol.commands import Listen, Reach
-from launchpad.protocol.events import Listening, Reached, StackDump
-from tests.conftest import DEADLINE, Launchpad
+from launchpad.protocol.events import Listening, RankStarted, Reached, StackDump
+from tests.conftest import DEADLINE, Launchpad, wait_until
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -156,6 +161,87 @@ def test_a_job_stalls_when_all_its_ranks_do() -> None:
     assert not stalled(still, {**still, 1: look(SLEEPS, rank=1, **BURNS)}, [0, 1], 10.0)
     assert not stalled(still, {0: still[0]}, [0, 1], 10.0)  # one did not answer
     assert not stalled({}, {}, [], 10.0)
+
+
+def test_a_sleep_for_a_given_time_is_no_stall_if_nobody_waits() -> None:
+    asleep = look(SLEEPS, collectives={"asleep": "7 12"})
+    again = look(SLEEPS, collectives={"asleep": "7 13"})
+    assert not stalled({0: asleep, 1: asleep}, {0: asleep, 1: asleep}, [0, 1], 10.0)
+    assert stalled({0: asleep}, {0: again}, [0], 10.0)  # it looks again and again for what does not come
+    assert stalled({0: asleep, 1: look(GLOO)}, {0: asleep, 1: look(GLOO)}, [0, 1], 10.0)
+
+
+def test_a_connection_that_is_closed_has_moved_bytes() -> None:
+    assert not is_stuck(look(SLEEPS, moved=10 << 20), look(SLEEPS, moved=0), 10.0)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as one,
+        server.accept()[0] as other,
+    ):
+        yield one, other
+
+
+def test_what_a_process_receives_over_a_connection_counts(pair: tuple[socket.socket, socket.socket]) -> None:
+    """recv(2) is not in /proc/PID/io."""
+    one, other = pair
+    before = procfs.use(os.getpid(), traffic.by_socket())[2]
+    one.sendall(bytes(100_000))
+    received = 0
+    while received < 100_000:
+        received += len(other.recv(100_000))
+    assert procfs.use(os.getpid(), traffic.by_socket())[2] - before >= 100_000
+
+
+@pytest.mark.parametrize("words", [("sleep", "600"), ("sh", "-c", "sleep 600; true")], ids=["itself", "its child"])
+def test_who_sleeps_for_a_given_time_is_known(words: tuple[str, ...]) -> None:
+    with subprocess.Popen(words, start_new_session=True) as process:
+        try:
+            wait_until(lambda: bool(procfs.sleep(process.pid)), "it to sleep")
+            assert procfs.sleep(process.pid) == procfs.sleep(process.pid)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as waits:
+        wait_until(lambda: procfs.state(waits.pid) == "S", "it to wait")
+        assert procfs.sleep(waits.pid) == ""
+
+
+class Agents:
+    """The nodes, as far as requests for stacks know them."""
+
+    open = (0,)
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_all(self, command: Any) -> None:
+        self.sent.append(command)
+
+
+def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
+    agents = Agents()
+    posted: list[Any] = []
+    requests = StackRequests(agents, posted.append, None, 0.0, {})  # type: ignore[arg-type]
+    for rank in (0, 1):
+        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
+    requests.ask("timeout")
+    running = [0, 1, 2]
+    requests.tick(0.0, running, watching=False)
+    requests.on(look(SLEEPS, rank=0)._replace(number=agents.sent[-1].number), 1.0)
+    requests.tick(8.0, running, watching=False)
+    assert posted == []
+    requests.on(look(SLEEPS, rank=1)._replace(number=agents.sent[-1].number), 9.0)
+    requests.tick(9.0, running, watching=False)  # rank 2 has no process that could answer
+    (taken,) = posted
+    assert (taken.ranks, [one.rank for one in taken.dumps], taken.starting) == ([0, 1, 2], [0, 1], [2])
+    requests.ask("asked")
+    requests.tick(10.0, running, watching=False)
+    assert requests.deadline == 10.0 + ANSWER_SECONDS
+    requests.tick(10.0 + ANSWER_SECONDS, [1, 2], watching=False)  # rank 0 has left meanwhile
+    assert (posted[1].ranks, posted[1].dumps, posted[1].starting) == ([1, 2], [], [2])
 
 
 def test_when_it_looks_and_when_it_tells() -> None:

@@ -62,6 +62,16 @@ def test_every_option_of_torchrun_in_both_spellings(launchpad: Launchpad, name: 
         assert shown(done.stdout)[0]["argv"][1:] == ["x"]
 
 
+def test_as_many_ranks_as_torch_has_accelerators_of_a_kind(launchpad: Launchpad) -> None:
+    """This torch has three."""
+    (launchpad.folder / "torch.py").write_text("class xpu:\n    device_count = staticmethod(lambda: 3)\n")
+    launchpad.environ["PYTHONPATH"] = str(launchpad.folder)
+    assert launchpad.run("run", "--nproc-per-node", "xpu", "sh", "-c", "echo $WORLD_SIZE").stdout.count("3\n") == 3
+    done = launchpad.run("run", "-n", "npu", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--nproc npu: torch finds no npu on " in done.stderr
+
+
 def test_what_has_no_effect_is_not_said_to_who_wants_quiet(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-q", *(f"{name}={OPTIONS[name]}" for name in MISSED), "show_env.py")
     assert (done.returncode, done.stderr) == (0, "")

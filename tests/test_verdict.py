@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launchpad.agent.host import ports, procfs
 from launchpad.diagnosis import tracebacks
 from launchpad.diagnosis.history import History
-from launchpad.diagnosis.secondary import secondary_in
+from launchpad.diagnosis.secondary import secondary_in, secondary_kind
 from launchpad.diagnosis.verdict import Verdict, judge, verdict_on
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.diagnosis.verdict_text import describe, summarize
 from launchpad.protocol.events import (
     STDERR,
+    STDOUT,
     ClockSeen,
     Crashed,
     ExceptionRaised,
@@ -418,10 +422,202 @@ def test_a_malformed_traceback_is_ignored(traceback: dict[str, Any]) -> None:
         ("batch 17 is empty", ""),
         ("CUDA out of memory. Tried to allocate 2 GiB", ""),
         ("connection to the database refused", ""),
+        ("Connection to 10.1.2.3 closed by remote host.", ""),
+        ("Connection closed by peer", ""),
+        ("the read from the object store timed out after 30 s", ""),
     ],
 )
 def test_secondary_failures_are_recognised_by_their_text(text: str, strength: str) -> None:
     assert secondary_in(text) == strength
+
+
+DIST = "torch.distributed.DistNetworkError"
+TAKEN = "The server socket has failed to listen on any local network address. port: 29533, code: -98, name: EADDRINUSE"
+NO_HOST = "The client socket has timed out after 60000ms while trying to connect to (nosuchhost-7, 29500)."
+GPUS = "NCCL error in: NCCLUtils.cpp:77, invalid usage, NCCL version 2.21.5, Duplicate GPU detected"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "file", "strength"),
+    [
+        ("RuntimeError", "Connection closed by peer", "/v/site-packages/torch/distributed/distributed_c10d.py", "peer"),
+        ("mpi4py.MPI.Exception", "the peer has disconnected", "/w/train.py", "peer"),
+        ("OperationalError", "connection to server at 10.0.0.5 failed", "/v/site-packages/psycopg/c.py", ""),
+        ("ReadTimeout", "socket timeout", "/v/site-packages/requests/adapters.py", ""),
+        (DIST, "the connection is gone", "/w/train.py", "peer"),
+        (DIST, TAKEN, "/v/site-packages/torch/distributed/rendezvous.py", ""),
+        ("torch.distributed.DistBackendError", GPUS, "/v/site-packages/torch/distributed/distributed_c10d.py", ""),
+    ],
+)
+def test_only_who_talks_to_other_ranks_can_have_lost_one(kind: str, message: str, file: str, strength: str) -> None:
+    traceback = tracebacks.from_event({"type": kind, "message": message, "frames": [[file, 1, "f", ""]]})
+    assert traceback is not None
+    assert secondary_kind(traceback) == strength
+
+
+@pytest.mark.parametrize("link", ["hidden", "cause", "context"])
+def test_a_program_that_says_in_its_own_words_that_it_lost_a_rank_is_a_victim(link: str) -> None:
+    wrapped = recorded("TrainingAborted", "collective failed in step 20") | {link: recorded("RuntimeError", GLOO)}
+    events = [*job(3), ExceptionRaised(at(5), 0, 100, "", wrapped), exits(6, 0, 1), stopping(9, [1, 2])]
+    own = recorded("ValueError", "bad batch in shard 7")
+    held = RanksHeld(at(8), "failure", [1], ["rank 1 is in upload at train.py:17"], own)
+    verdict = judge([*events, held, exits(10, 1, -15), exits(10, 2, -15), over(11)])
+    assert (blamed(verdict), verdict.exit_code, verdict.stopped) == (("failure", 1, "exception"), 1, (2,))
+    assert [one.rank for one in verdict.victims] == [0]
+    first, *more = describe(History([*events, held, exits(10, 1, -15), over(11)]), verdict)
+    assert first.startswith(
+        "rank 1 failed first: ValueError: bad batch in shard 7 (stopped while it was handling that,"
+    )
+    assert more[-4:-2] == ["where the ranks were then:", "    rank 1 is in upload at train.py:17"]
+
+
+def test_a_failure_that_the_program_hid_does_not_make_its_own_one_a_victims() -> None:
+    """It gave up a database, and said so in its own words."""
+    wrapped = recorded("ConfigError", "no database", hidden=recorded("ConnectionRefusedError", "[Errno 111] refused"))
+    events = [*job(2), ExceptionRaised(at(5), 0, 100, "", wrapped), exits(6, 0, 1), stopping(9, [1]), over(11)]
+    assert blamed(judge(events)) == ("failure", 0, "exception")
+
+
+def test_a_port_that_is_taken_is_the_cause_of_what_that_rank_did_not_write() -> None:
+    taken = recorded(DIST, TAKEN, why="the port 29533 is taken (by pid 812, nginx)")
+    missing = raises(300, 1, "FileNotFoundError", "[Errno 2] No such file or directory: 'made-by-rank-0'")
+    events = [*job(2), ExceptionRaised(at(10), 0, 100, "", taken), exits(12, 0, 1), *missing, stopping(310, [])]
+    verdict = judge([*events, over(311)])
+    assert (blamed(verdict), verdict.failed_too) == (("failure", 0, "exception"), (1,))
+    (first, *_) = describe(History(events), verdict)
+    assert first.startswith(f"rank 0 failed first: the port 29533 is taken (by pid 812, nginx): {DIST}: The server")
+
+
+def test_a_host_that_has_no_address_is_no_lost_rank() -> None:
+    warning = "[W1123 socket.cpp:767] [c10d] The IPv6 network addresses of (nosuchhost-7, 29500) cannot be retrieved ("
+    events = [*job(2), Output(at(4), 0, STDERR, f"{warning}gai error: -2 - Name or service not known).\n".encode())]
+    events = [*events, *raises(5, 0, DIST, NO_HOST), stopping(11, [1]), exits(12, 1, -15), over(13)]
+    verdict = judge(events)
+    assert blamed(verdict) == ("failure", 0, "exception")
+    assert "rank 0 failed first: nosuchhost-7 has no address: " in describe(History(events), verdict)[0]
+    assert blamed(judge([one for one in events if not isinstance(one, Output)])) == ("waited", 0, "exception")
+
+
+HANDLED = (
+    'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    d[1]\n    ~^^^\n'
+    "KeyError: 'optional setting'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "title"),
+    [
+        (HANDLED, 1, "KeyError: 'optional setting'"),
+        (HANDLED, 3, "KeyError: 'optional setting'"),  # os._exit(3) after it
+        (HANDLED + "no more disk quota\n", 3, ""),
+        (HANDLED + "\nstep 7\n", 1, ""),
+        (HANDLED + "srun: error: n2: task 1: Exited with exit code 1\n", 1, "KeyError: 'optional setting'"),
+        (f"{HANDLED}{'-' * 74}\nmpirun detected that\none or more processes\n{'-' * 74}\n", 1, "KeyError: 'opti"),
+        ("no traceback\n", 1, ""),
+    ],
+)
+def test_a_traceback_in_the_output_counts_only_if_it_ended_the_rank(text: str, code: int, title: str) -> None:
+    events = [*job(2), Output(at(4), 0, STDERR, text.encode()), exits(5, 0, code), stopping(6, [1]), over(8)]
+    verdict = judge(events)
+    assert verdict.cause is not None
+    assert (verdict.cause.traceback.title if verdict.cause.traceback else "").startswith(title)
+    assert blamed(verdict)[2] == ("exception" if title else "exit")
+    shown = "\n".join(describe(History(events), verdict))
+    assert ("KeyError" in shown) == bool(title)
+
+
+def test_an_exit_after_a_traceback_that_says_that_a_rank_is_lost_is_a_victims() -> None:
+    text = HANDLED.replace("KeyError: 'optional setting'", f"RuntimeError: {GLOO}")
+    left = [Output(at(4), 0, STDERR, text.encode()), *raises(5, 0, "SystemExit", "1")]
+    verdict = judge([*job(2), *left, *raises(8, 1, "ValueError", "own"), stopping(20, []), over(21)])
+    assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 1, "exception"), [0])
+
+
+TORCHRUN = """
+============================================================
+inner.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_01:00:00
+  host      : vm
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 4711)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================"""
+LAUNCHPAD = (
+    "launchpad: rank 1 failed first: ValueError: the inner cause (exit code 1, pid 7, 0.41 s after the start)\n"
+    "launchpad:     Traceback (most recent call last):\n"
+    'launchpad:       File "/w/inner.py", line 3, in <module>\n'
+    'launchpad:         raise ValueError("the inner cause")\n'
+    "launchpad:     ValueError: the inner cause\n"
+    "launchpad: stopped because of it: rank 0\n"
+)
+INNER = LAUNCHPAD.split("\n", 1)[1].replace("launchpad:     ", "").rpartition("launchpad:")[0]
+CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+RUN = "Command '['torchrun', 'inner.py']' returned non-zero exit status 1."
+PYTEST = (
+    "=========================== short test summary info ============================\n"
+    "FAILED test_inner.py::test_it - ValueError: the inner cause\n"
+    "============================== 1 failed in 0.02s ===============================\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "output", "kind", "message", "where"),
+    [
+        (INNER, "", CHILD_FAILED, TORCHRUN, "rank 1 of the torchrun that it ran"),
+        (INNER + HANDLED.replace("KeyError: 'optional", f"{CHILD_FAILED}: {TORCHRUN}"), "", "", "", "rank 1 of the t"),
+        (INNER, "", "subprocess.CalledProcessError", RUN, "the command that it ran"),
+        (LAUNCHPAD, "", "subprocess.CalledProcessError", RUN, "rank 1 of the launchpad that it ran"),
+        (LAUNCHPAD, "", "SystemExit", "1", "rank 1 of the launchpad that it ran"),
+        (LAUNCHPAD, "", "", "", "rank 1 of the launchpad that it ran"),
+        ("", PYTEST, "SystemExit", "1", "test_inner.py::test_it"),
+        ("", PYTEST, "", "", "test_inner.py::test_it"),
+    ],
+)
+def test_the_cause_inside_another_launcher_is_told(
+    errors: str, output: str, kind: str, message: str, where: str
+) -> None:
+    events = [*job(2), Output(at(3), 0, STDERR, errors.encode()), Output(at(3), 0, STDOUT, output.encode())]
+    ends = raises(5, 0, kind, message) if kind else [exits(5, 0, 1)]
+    events = [*events, *ends, stopping(11, [1]), exits(12, 1, -15), over(13)]
+    verdict = judge(events)
+    assert (blamed(verdict), verdict.exit_code) == (("failure", 0, "exception"), 1)
+    lines = describe(History(events), verdict)
+    assert lines[0].startswith(f"rank 0 failed first: ValueError: the inner cause, in {where}")
+    if errors:
+        assert '      File "/w/inner.py", line 3, in <module>' in lines
+    assert len(lines) < 24
+    found = as_json(History(events), verdict, lines)
+    assert found["type"] == (kind if kind.startswith("subprocess.") else "ValueError")
+
+
+def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:
+    verdict = judge([*job(1), *raises(5, 0, CHILD_FAILED, TORCHRUN.replace(": 1 (pid", ": 7 (pid")), over(13)])
+    assert verdict.cause is not None
+    assert verdict.cause.traceback is not None
+    assert verdict.cause.traceback.title == "exit code 7, in rank 1 of the torchrun that it ran"
+
+
+def test_who_has_a_port_is_told() -> None:
+    with socket.socket() as mine:
+        mine.bind(("127.0.0.1", 0))
+        mine.listen()
+        port = mine.getsockname()[1]
+        for words in (f"port: {port}, name: EADDRINUSE", f"binding ('::1', {port}, 0, 0): address already in use"):
+            cause = {"message": words}
+            ports.explain({"message": "can't serve", "cause": cause})
+            name = procfs.status(os.getpid())["Name"]
+            assert cause["why"] == f"the port {port} is taken (by pid {os.getpid()}, {name})"
+    assert ports.taken(port) == f"the port {port} is taken"
+    other = {"message": "port: 80: permission denied"}
+    ports.explain(other)
+    assert other == {"message": "port: 80: permission denied"}
 
 
 # Real jobs.

@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -364,7 +365,7 @@ class Agent:
                 pid=os.getpid(),
                 hostname=socket.gethostname(),
                 cores=resources.usable_cores(),
-                gpus=resources.visible_gpus() if hello.count_gpus else -1,
+                gpus=_accelerators(hello),
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 open_files=resources.open_file_limit(),
                 processes=resources.process_limit(),
@@ -462,6 +463,12 @@ class Agent:
         started.status_fd = None  # the descriptor number may be reused
         if reason:
             self._outbox.say(StartFailed(time.monotonic_ns(), started.rank, reason.decode("utf-8", "surrogateescape")))
+
+
+def _accelerators(hello: Hello) -> int:
+    if hello.accelerator:
+        return resources.accelerators(hello.accelerator, hello.python or sys.executable)
+    return resources.visible_gpus() if hello.count_gpus else -1
 
 
 def failure_of(error: Exception) -> AgentFailed:

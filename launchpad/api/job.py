@@ -148,7 +148,7 @@ class FunctionJob:
         self._collector: ResultCollector | None = None
         self._cause: Cause | None = None
         self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
-        self._not_restarted = ""  # why the ranks were not started again
+        self._around: list[str] = []  # those of them that say more than the exception of the rank that failed
         self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
 
     def interrupt(self) -> None:
@@ -172,8 +172,8 @@ class FunctionJob:
         match cause.kind:
             case "failure":
                 error = self._collector.failure(self._blamed if self._blamed >= 0 else cause.rank, report)
-                if self._not_restarted and str(error) != report:
-                    error.add_note(f"launchpad: {self._not_restarted}")
+                if self._around and str(error) != report:
+                    error.add_note("\n".join(f"launchpad: {line}" for line in self._around))
                 raise error
             case "timeout":
                 first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
@@ -227,8 +227,12 @@ class FunctionJob:
                 cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
             )
             if self._cause is not None:
+                from launchpad.diagnosis.verdict_text import around, last_output
+
                 verdict, self._report = observers.conclude()
-                self._not_restarted = observers.summary.history.not_restarted
+                history = observers.summary.history
+                self._around = around(history, verdict, self._report)
+                self._report += last_output(history, verdict)
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from launchpad.job.duration import parse_seconds
+from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.spec import RestartLimit
 
 FOLD: dict[str, Any] = {"type": click.Choice(["equal", "numbers", "never"]), "metavar": "equal|numbers|never"}
@@ -88,13 +89,13 @@ def _ends_with(word: str, option: click.Option | None) -> bool:
 
 
 def rank_count(text: str) -> int | str:
-    """A number of ranks, at least 1, or auto, cpu or gpu."""
-    if text in ("auto", "cpu", "gpu"):
+    """A number of ranks, at least 1, or auto, cpu, gpu or an accelerator's name in torch."""
+    if text in ("auto", "cpu", "gpu", *ACCELERATORS):
         return text
     try:
         number = int(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a number of ranks; give one, or auto, cpu or gpu") from None
+        raise click.BadParameter(f"{text!r} is not a number of ranks; give one, or auto, cpu, gpu, xpu …") from None
     if number < 1:
         raise click.BadParameter(f"{number} ranks can't be started; a job needs at least 1")
     return number

@@ -6,7 +6,7 @@ import json
 import signal
 from typing import Literal, NamedTuple
 
-from launchpad.diagnosis import secondary, tracebacks
+from launchpad.diagnosis import nested, reasons, secondary, tracebacks
 from launchpad.diagnosis.history import History, RankHistory
 from launchpad.diagnosis.secondary import Strength
 from launchpad.diagnosis.tracebacks import Traceback
@@ -35,20 +35,21 @@ class Candidate(NamedTuple):
     blur: int = 0  # ns by which the time of an exit is uncertain
     code: int = 0  # the rank's exit code, -n for signal n; of a rank stopped while exiting, what it would have been
     traceback: Traceback | None = None
-    text: str = ""  # what it did, for start, lost, mpi and hang
+    text: str = ""  # what it did, for start, lost, mpi and hang; what an exception means, if its words don't say it
     thread: str = ""
     crash: str = ""  # faulthandler's report
     memory: int = 0  # the peak resident set size, in bytes
     finished: bool = False  # its program had already finished
+    under_way: bool = False  # it was still handling the exception
     secondary: Strength = ""
     symptom: str = ""  # the line of its last output that makes it a secondary failure
 
     @property
     def short(self) -> str:
         """The reason, in a few words."""
-        if self.traceback is not None:
-            return self.traceback.roots[0].title
-        return self.symptom or self.text or exit_in_words(self.code)
+        if self.symptom or self.traceback is None:
+            return self.symptom or self.text or exit_in_words(self.code)
+        return self.traceback.roots[0].title
 
     def is_like(self, other: Candidate) -> bool:
         """Whether both failed in the same way: at the same place, with the same exception type, signal or exit code."""
@@ -112,7 +113,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if one.exited is None:
         if main is not None and main.traceback is not None and main.traceback.kind != "SystemExit":
-            found.stuck.append(main)
+            found.stuck.append(_explained(main, one))
         return
     if code == 0:
         if stopping is None or one.exited.time <= stopping:
@@ -123,13 +124,12 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
             found.failed_later.append(one.rank)
         return
     if main is not None and code < 0 and _sent(history, -code):  # it was exiting when we stopped it
-        if _stopped_for_failure(history):
-            _add(main._replace(code=_meant_code(main)), found)
-        else:
-            found.stuck.append(main)
-        return
+        if not _stopped_for_failure(history):
+            found.stuck.append(_explained(main, one))
+            return
+        main = main._replace(code=meant_code(main))
     if main is not None:
-        _add(main, found)
+        _add(_explained(main, one), found)
         return
     _add_exit(one, history, stopping, found, finished)
 
@@ -149,7 +149,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
     tail = tracebacks.without_prefixes(one.tail[-LAST_BYTES:].decode(errors="replace"))
     traceback = _recorded(one.recorded)
     if traceback is None and end.code > 0:
-        traceback = tracebacks.from_text(one.tail.decode(errors="replace"))
+        traceback = tracebacks.ending(one.tail.decode(errors="replace"), end.code)
     kind: What = "memory" if end.memory_killed else "signal" if end.code < 0 else "exit"
     if traceback is not None and kind == "exit":
         kind = "exception"
@@ -170,7 +170,25 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         secondary=secondary.secondary_in(symptom) if symptom else "",
         symptom=symptom,
     )
-    _add(candidate, found)
+    _add(_explained(candidate, one), found)
+
+
+def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
+    """The candidate with what the rank's last output adds to it: what failed inside it, and what it lost before."""
+    traceback = candidate.traceback
+    if candidate.kind not in ("exception", "exit"):
+        return candidate
+    errors, output = (text.decode(errors="replace") for text in (one.tail, one.said))
+    inside = nested.cause_inside(traceback, errors, output)
+    if inside is not None:
+        return candidate._replace(kind="exception", traceback=inside, secondary="", symptom="")
+    if traceback is None:
+        return candidate
+    if traceback.kind == "SystemExit" and traceback.before is None:
+        last = tracebacks.ending(errors, 0)
+        lost = secondary.secondary_kind(last) if last is not None else ""
+        return candidate._replace(secondary=lost, symptom=last.roots[0].title) if last and lost else candidate
+    return candidate._replace(text=reasons.plain_reason(traceback, errors))
 
 
 def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:
@@ -185,14 +203,16 @@ def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:
 
 
 def _add(candidate: Candidate, found: Candidates) -> None:
-    strength = candidate.secondary or (secondary.secondary_kind(candidate.traceback) if candidate.traceback else "")
+    strength = candidate.secondary
+    if candidate.traceback and not candidate.text:
+        strength = strength or secondary.secondary_kind(candidate.traceback)
     if strength:
         found.secondary_failures.append(candidate._replace(secondary=strength))
     else:
         found.own.append(candidate)
 
 
-def _meant_code(candidate: Candidate) -> int:
+def meant_code(candidate: Candidate) -> int:
     """The exit code with which Python would have left after the exception: SystemExit's own, or 1."""
     traceback = candidate.traceback
     if traceback is not None and traceback.type == "SystemExit" and traceback.message.isdecimal():

@@ -10,6 +10,7 @@ from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
     ArrivalsCompared,
+    STDOUT,
     ClockSeen,
     ConsoleClosed,
     Crashed,
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
 # Which comparisons of arrivals say what is the case now: those of the last minute.
 _RECENT = 6
 
-# How much of each rank's last error output is kept.
-TAIL_BYTES = 8192
+# How much of each rank's last error output is kept, and of its other output.
+TAIL_BYTES = 16384
+OUTPUT_BYTES = 4096
 
 
 class RankHistory:
@@ -60,6 +62,7 @@ class RankHistory:
         self.recorded = ""  # the contents of its error file
         self.crash = ""  # faulthandler's report
         self.tail = b""  # of its stderr
+        self.said = b""  # of its stdout
 
 
 class History:
@@ -152,9 +155,11 @@ class History:
         """Add an event."""
         match event:
             case Output(_, rank, stream, data):
+                one = self.of(rank)
                 if stream == STDERR:
-                    one = self.of(rank)
                     one.tail = (one.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+                elif stream == STDOUT:
+                    one.said = (one.said + data[-OUTPUT_BYTES:])[-OUTPUT_BYTES:]
             case JobPlanned():
                 self.planned = event
                 self._reset()

@@ -169,7 +169,7 @@ def _exception_of(one: RankHistory) -> Traceback | None:
     if events:
         found = tracebacks.from_event(events[-1].traceback)
     elif one.exited and one.exited.code > 0:
-        found = tracebacks.from_text(one.tail.decode(errors="replace"))
+        found = tracebacks.ending(one.tail.decode(errors="replace"), one.exited.code)
     else:
         return None
     while found is not None and found.before is not None and found.is_cause:

@@ -18,16 +18,22 @@ Strength = Literal["", "weak", "peer", "late"]
 
 # Only a rank that was talking to another one reports these.
 _PEER = (
-    r"connection closed by peer"
+    r"connection closed by peer \["
     r"|gloo[/:].*(connection|broken pipe|socket|read error|write error|reset|unexpected|closed)"
     r"|application timeout caused pair closure"
-    r"|remote process exited or there was a network error|ncclremoteerror|socket.*remote peer|peer .*closed connection"
+    r"|remote process exited or there was a network error|ncclremoteerror|connection closed by remote peer"
     r"|nccl communicator was aborted|ncclcommabort|socketprogress: connection closed by remote"
     r"|connection was likely closed|tcpstore.*(broken pipe|reset|failed to (recv|send)|closed|shut ?down)"
     r"|failed to recv, got 0 bytes|sendbytes failed|recvvalue failed|recvbytes failed"
-    r"|communication error with rank|connection to .{0,40}(closed|lost|failed)|err_proc_failed|err_revoked"
-    r"|process_failed|peer .{0,40}(hung up|is gone|has failed|has left|disconnected)"
+    r"|communication error with rank|connection to lifeline|mpi communication peer process"
+    r"|err_proc_failed|err_revoked|process_failed"
     r"|ucp_?_?ep.*(connection reset|endpoint)|ucx.*(connection reset|endpoint is not connected)"
+)
+
+# So may anything else that talks over a network, unless it is raised in the code that talks to other ranks.
+_PEER_THERE = (
+    r"connection closed by peer|socket.*remote peer|peer .*closed connection"
+    r"|connection to .{0,40}(closed|lost|failed)|peer .{0,40}(hung up|is gone|has failed|has left|disconnected)"
 )
 
 # A wait for other ranks that timed out.
@@ -35,9 +41,19 @@ _LATE = (
     r"timed out waiting \d+ ?ms for (send|recv) operation"
     r"|watchdog caught collective operation timeout|collective operation timeout|wait timeout after \d+ ?ms"
     r"|timed out after \d+ seconds waiting for (clients|workers)|timed out in .*barrier"
-    r"|failed to pass monitoredbarrier|monitoredbarrier.*timed? ?out|socket timeout"
-    r"|connectfullmesh failed.*timed? ?out|timed out.*(store|rendezvous)|distributed.*timed out"
+    r"|failed to pass monitoredbarrier|monitoredbarrier.*timed? ?out|connectfullmesh failed.*timed? ?out"
     r"|waited \d+.* s(econds)? for .*rank"
+)
+_LATE_THERE = r"socket timeout|timed out.*(store|rendezvous)|distributed.*timed out"
+
+# The code that talks to other ranks: the files of an exception's frames, and the modules of its type.
+_THERE = r"/(torch/distributed|torch/nn/parallel|mpi4py|horovod|deepspeed|launchpad/collectives)/"
+_ITS_TYPES = ("torch.distributed.", "mpi4py.", "launchpad.")
+
+# It also reports what no other rank has to do with: a port that is taken, a GPU that can't be used.
+_OWN = (
+    r"eaddrinuse|address already in use|eaddrnotavail|failed to (listen|bind)"
+    r"|nccl error.*(invalid (usage|argument)|unhandled cuda error)|duplicate gpu|cuda failure"
 )
 
 # These may have nothing to do with other ranks: a database, a proxy, a data loader.
@@ -50,20 +66,35 @@ _WEAK_TYPES = {
 }
 _WEAK = r"connection reset by peer|broken pipe|connection refused"
 
+_BY_WEIGHT: tuple[Strength, ...] = ("peer", "late", "weak")
+
+# How many lines are the last.
+_LAST_LINES = 3
+
 _FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def secondary_kind(traceback: Traceback) -> Strength:
-    """Whether an exception is a secondary failure, judged by its root: the end of its chain of causes."""
-    roots = traceback.roots
-    strengths = [_of_root(root) for root in roots]
-    if "" in strengths:
-        return ""
-    return next((strength for strength in ("peer", "late", "weak") if strength in strengths), "")
+    """Whether an exception is a secondary failure, judged by its root: the end of its chain of causes.
+
+    A program that says in its own words that it has lost a rank may hide that exception (`raise … from None`).
+    """
+    strengths = [_of_root(root) for root in traceback.roots]
+    if "" not in strengths:
+        return next((strength for strength in _BY_WEIGHT if strength in strengths), "")
+    link: Traceback | None = traceback
+    while link is not None:
+        if link.hidden is not None and (found := secondary_kind(link.hidden)) in ("peer", "late"):
+            return found
+        link = link.before
+    return ""
 
 
 def _of_root(traceback: Traceback) -> Strength:
-    found = secondary_in(traceback.message)
+    if re.search(_OWN, traceback.message, _FLAGS):
+        return ""
+    there = any(re.search(_THERE, frame.file) for frame in traceback.frames) or traceback.type.startswith(_ITS_TYPES)
+    found = secondary_in(traceback.message, there=there)
     if found in ("", "weak") and traceback.kind in _WEAK_TYPES | {"DistNetworkError", "DistBackendError"}:
         return "weak" if traceback.kind in _WEAK_TYPES else "peer"
     return found
@@ -74,18 +105,25 @@ def waited(event: ExceptionRaised) -> bool:
     return (traceback := from_event(event.traceback)) is not None and secondary_kind(traceback) in ("late", "peer")
 
 
-def secondary_in(text: str) -> Strength:
-    """The same for an error message, or for a program's last output."""
-    if re.search(_PEER, text, _FLAGS):
+def secondary_in(text: str, *, there: bool = False) -> Strength:
+    """The same for an error message, or for a program's last output.
+
+    `there`: it comes from the code that talks to other ranks.
+    """
+    if re.search(_PEER, text, _FLAGS) or (there and re.search(_PEER_THERE, text, _FLAGS)):
         return "peer"
-    if re.search(_LATE, text, _FLAGS):
+    if re.search(_LATE, text, _FLAGS) or (there and re.search(_LATE_THERE, text, _FLAGS)):
         return "late"
     return "weak" if re.search(_WEAK, text, _FLAGS) else ""
 
 
 def symptom_in(text: str) -> str:
-    """The line of a program's last output that makes its end a secondary failure."""
-    for line in reversed(text.splitlines()):
-        if secondary_in(line):
+    """The line of a program's last output that makes its end a secondary failure.
+
+    A weak one must be among the last: such errors are often reported and overcome.
+    """
+    for number, line in enumerate(reversed([line for line in text.splitlines() if line.strip()])):
+        found = secondary_in(line)
+        if found and (found != "weak" or number < _LAST_LINES):
             return line.strip()
     return ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from launchpad.diagnosis import tracebacks
 from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
+from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import NO_HANDLER, RanksHeld, StackDump, StacksTaken
 from launchpad.protocol.stacks import Where, is_library, main_frames, where
@@ -32,6 +34,9 @@ _STATES = {
     "X": "dead",
 }
 
+# Exceptions that tell something else.
+_NO_FAILURES = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "CancelledError", "Empty", "Full")
+
 
 class RankGroup(NamedTuple):
     """Ranks at the same place."""
@@ -46,11 +51,24 @@ def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Which ranks the others wait for, and where all of them are."""
     different, ranks = _differences(taken, cwd)
     groups = [group for group in grouped(taken.dumps, ranks) if not _is_exiting(group, taken.why)]
+    raising = {one.rank: found for one in taken.dumps if (found := _raising(one)) is not None}
+    busy = [rank for group in groups if not group.where.waits_in for rank in group.ranks if rank in raising]
+    ranks = [rank for rank in ranks if rank in busy] or ranks or busy
     # The ranks that failed were waiting. Of the others, those that do not wait are the ones they waited for.
     if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
         ranks = groups[0].ranks
+    groups.sort(key=lambda group: not set(ranks) & set(group.ranks))
     lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
-    return RanksHeld(taken.time, taken.why, ranks, lines)
+    return RanksHeld(taken.time, taken.why, ranks, lines, raising.get(ranks[0]) if ranks else None)
+
+
+def _raising(one: StackDump) -> dict[str, Any] | None:
+    """The exception of its own that the rank is handling, or on its way out with."""
+    recorded = one.collectives.get("raising")
+    found = tracebacks.from_event(recorded) if isinstance(recorded, dict) and recorded else None
+    if found is None or found.kind in _NO_FAILURES or (found.kind, found.message) == ("SystemExit", "0"):
+        return None
+    return None if secondary_kind(found) else recorded
 
 
 def _differences(taken: StacksTaken, cwd: str) -> tuple[list[Mismatch], list[int]]:
@@ -76,9 +94,12 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         more = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
         places = len(groups) - MOST_GROUPS
         lines.append(f"  {ranks_in_words(more)}: in {places} other place{'s' if places > 1 else ''}")
-    silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps})
+    silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps} - set(taken.starting))
+    if taken.starting:
+        has = "has" if len(taken.starting) == 1 else "have"
+        lines.append(f"  {_subject(list(taken.starting), nodes)} {has} not been started yet")
     if silent:
-        lines.append(f"  no answer from {_subject(silent, nodes)}: not started yet, just exited, or unreachable")
+        lines.append(f"  nothing is known about {_subject(silent, nodes)}: launchpad's agent there does not answer")
     if not taken.ranks:
         lines.append("  no rank is running")
     lines += [f"  {one.sentence}" for one in different]
@@ -133,7 +154,9 @@ def _sentence(group: RankGroup, cwd: str, nodes: Mapping[int, str]) -> str:
         return f"{subject} {'waits' if one else 'wait'} in {place.waits_in} at {at}"
     inside = f" (in {place.innermost})" if place.innermost else ""
     text = f": {place.text}" if place.text else ""
-    return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}"
+    raising = tracebacks.from_event(recorded) if (recorded := _raising(group.example)) else None
+    handles = f", handling {raising.title}" if raising else ""
+    return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}{handles}"
 
 
 def _short(frames: Sequence[Sequence[Any]], cwd: str) -> list[str]:

@@ -36,6 +36,15 @@ _FORWARDED = re.compile(
     r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
 )
 
+# Lines that are added to a traceback, or to a message: indented ones, the rest of torch's messages, warnings, and what
+# launchers say when one of their processes has failed. Open MPI says it in blocks between lines of dashes.
+_ADDED = (
+    r"\s|Exception raised from |frame #|CUDA kernel errors |For debugging consider |Compile with |Exception ignored in"
+    r"|\[?[WIE]\d{4} |\[[WIE]\d|\S*:\d+: \w*Warning|warnings\.warn|[-=*]{5,}|=  |srun: |slurmstepd: |mpirun |mpiexec"
+    r"|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ"
+)
+_BLOCK = r"(?m)^-{20,}\n(?:.*\n)*?-{20,}$"
+
 
 class Frame(NamedTuple):
     """A place in the code."""
@@ -68,6 +77,8 @@ class Traceback(NamedTuple):
     group: tuple[Traceback, ...] = ()
     notes: tuple[str, ...] = ()
     inside: str = ""  # the child process that `before` was forwarded from
+    hidden: Traceback | None = None  # its context, if the program suppressed it (`raise … from None`)
+    why: str = ""  # in plain words, if more is known than the message says
 
     @property
     def kind(self) -> str:
@@ -162,6 +173,8 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         bool(recorded.get("cause")),
         tuple(_from_event(one) for one in recorded.get("group", ())),
         tuple(str(note) for note in recorded.get("notes", ())),
+        hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
+        why=str(recorded.get("why", "")),
     )
 
 
@@ -192,7 +205,54 @@ def from_text(text: str, *, headless: bool = False) -> Traceback | None:
     lines = without_prefixes(text).splitlines()
     if headless:
         lines.insert(0, _HEADER)
-    found: Traceback | None = None
+    found = _all(lines)
+    return found[-1][0] if found else None
+
+
+def all_in(text: str) -> list[Traceback]:
+    """The tracebacks in the output of several ranks, which may be mixed if torch's hook marks whose line is whose."""
+    by_prefix: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        prefix = _PREFIX.match(line)
+        by_prefix.setdefault(prefix[0].strip() if prefix else "", []).append(line[prefix.end() :] if prefix else line)
+    return [one for lines in by_prefix.values() for one, _, _ in _all(lines)]
+
+
+def ending(text: str, code: int) -> Traceback | None:
+    """The traceback that the output ends with, if this exit code fits it: what comes later the program had to say.
+
+    The lines after its title may belong to its message. With 1, as from an uncaught exception, they are taken for that.
+    """
+    lines = without_prefixes(text).splitlines()
+    found = _all(lines)
+    if not found:
+        return None
+    traceback, title, end = found[-1]
+    return None if _said(lines[end if code == 1 else title :]) else traceback
+
+
+def after_handled(text: str, *, killed: bool = False) -> str:
+    """The output without the last traceback and all before, if the program had more to say after it.
+
+    `killed`: it went on in any case, until a signal ended it.
+    """
+    lines = without_prefixes(text).splitlines()
+    found = _all(lines)
+    if not found:
+        return text
+    _, title, _ = found[-1]
+    return "\n".join(lines[title:]) if killed or _said(lines[title:]) else text
+
+
+def _said(lines: Sequence[str]) -> bool:
+    """Whether these lines are more than what interpreters, libraries and launchers add to a traceback."""
+    text = re.sub(_BLOCK, "", "\n".join(lines))
+    return any(line.strip() and not re.match(_ADDED, line) for line in text.splitlines())
+
+
+def _all(lines: Sequence[str]) -> list[tuple[Traceback, int, int]]:
+    """The tracebacks, with their causes; the line after the title of each, and the one after its message."""
+    found: list[tuple[Traceback, int, int]] = []
     link = ""  # the line that joins it to the traceback before
     at = 0
     while at < len(lines):
@@ -200,9 +260,10 @@ def from_text(text: str, *, headless: bool = False) -> Traceback | None:
         if line in (_CAUSE, _CONTEXT):
             link = line
         elif line == _HEADER or line.endswith(_HEADER):
-            one, end = _read(lines, at + 1)
+            one, title, end = _read(lines, at + 1)
             if one is not None:
-                found = one._replace(before=found if link else None, is_cause=link == _CAUSE)
+                before = found.pop()[0] if link and found else None
+                found.append((one._replace(before=before, is_cause=link == _CAUSE), title, end))
                 link = ""
                 at = end
                 continue
@@ -210,8 +271,8 @@ def from_text(text: str, *, headless: bool = False) -> Traceback | None:
     return found
 
 
-def _read(lines: Sequence[str], at: int) -> tuple[Traceback | None, int]:
-    """One traceback, read from the line after its first, and the line where it ends."""
+def _read(lines: Sequence[str], at: int) -> tuple[Traceback | None, int, int]:
+    """One traceback, read from the line after its first; the line after its title, and the one after its message."""
     frames: list[Frame] = []
     while at < len(lines):
         line = lines[at]
@@ -224,15 +285,16 @@ def _read(lines: Sequence[str], at: int) -> tuple[Traceback | None, int]:
         elif line and not line[0].isspace() and line[0] != "|":
             title = _TITLE.match(line)
             if title is None or not frames:
-                return None, at
+                return None, at, at
             message = [title["text"] or ""]
             at += 1
+            after_title = at
             while at < len(lines) and lines[at] and lines[at].strip() not in (_CAUSE, _CONTEXT, _HEADER):
                 message.append(lines[at])
                 at += 1
-            return Traceback(title["type"], "\n".join(message).strip(), tuple(frames)), at
+            return Traceback(title["type"], "\n".join(message).strip(), tuple(frames)), after_title, at
         at += 1
-    return None, at
+    return None, at, at
 
 
 def crash_frames(stack: str) -> list[Frame]:

@@ -4,6 +4,7 @@ candidates.py classifies the failures. This module finds the first one:
 
 - A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
+- A rank that was still handling an exception of its own when the first victim was known has failed before it.
 - If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
   a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
   which a thread had died. Otherwise the first victim is reported, as a victim.
@@ -15,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in
+from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in, meant_code
 from launchpad.diagnosis.history import History
 from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT
 
@@ -110,6 +112,9 @@ def _failure(history: History, found: Candidates) -> Verdict:
     weak = [one for one in secondary_failures if one.secondary == "weak"]
     if not own and 0 < len(weak) < len(secondary_failures):
         own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
+    holder = _holder(history)
+    if holder is not None and holder.under_way and holder.rank not in {one.rank for one in own + secondary_failures}:
+        own = [*own, holder]
     own = sorted(own, key=lambda one: one.time)
     early: tuple[int, ...] = ()
     if own:
@@ -118,7 +123,6 @@ def _failure(history: History, found: Candidates) -> Verdict:
     elif secondary_failures:
         cause = min(secondary_failures, key=lambda one: one.time)
         before = [one for one in threads if one.time < cause.time]
-        holder = _holder(history)
         # We see a process exit a little after its connections close.
         exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
         if exited_before and cause.secondary != "weak":
@@ -167,7 +171,12 @@ def _holder(history: History) -> Candidate | None:
     if held is None or not held.ranks:
         return None
     rank = held.ranks[0]
-    return Candidate("hang", rank, history.of(rank).node, held.time, text=held.lines[0])
+    waits = Candidate("hang", rank, history.of(rank).node, held.time, text=held.lines[0])
+    raising = tracebacks.from_event(held.raising) if held.raising else None
+    if held.why != "failure" or raising is None:
+        return waits
+    found = waits._replace(kind="exception", text="", traceback=raising, under_way=True)
+    return found._replace(code=meant_code(found))
 
 
 def _too_close(history: History, own: list[Candidate]) -> tuple[tuple[int, ...], int, int]:

@@ -70,7 +70,8 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         found |= {"rank": early.rank, "pid": early.pid, "code": 0, "first_victim": cause.rank}
         found |= {"node": early.node, "host": history.node_name(early.node)}
     if cause.traceback is not None:
-        found |= {"type": cause.traceback.type, "message": cause.traceback.message}
+        shown = cause.traceback if cause.traceback.type else cause.traceback.roots[0]  # of a launcher inside the rank
+        found |= {"type": shown.type, "message": shown.message}
     elif cause.text:
         found["message"] = cause.text
     place = place_of(cause)

@@ -53,6 +53,28 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
     return lines
 
 
+def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:
+    """What the report, `lines`, adds to the exception of the rank that failed, which is raised to the user.
+
+    Where the ranks were and who left early or held up the others, and why they were not started again.
+    """
+    cause = verdict.cause
+    if verdict.kind == "failure" and history.held is None:
+        return [history.not_restarted] if history.not_restarted else []
+    evidence = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
+    return [line for line in lines if line not in evidence]
+
+
+def last_output(history: History, verdict: Verdict) -> list[str]:
+    """The last that a rank wrote which held up the others: it has no failure that would be shown with its output."""
+    cause = verdict.cause
+    if cause is None or cause.kind != "hang":
+        return []
+    one = history.of(cause.rank)
+    lines = _last_lines((one.tail or one.said).decode(errors="replace"))
+    return [f"the last output of {history.name(cause.rank)}:", *(f"    {line}" for line in lines)] if lines else []
+
+
 def summarize(history: History, verdict: Verdict) -> str:
     """An attempt's failure in a few words, for the list of earlier attempts."""
     cause = verdict.cause
@@ -89,7 +111,8 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
         case "failure":
             assert cause is not None
             lines = [f"{history.name(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
-            return [*lines, "where the other ranks were then:", *held] if (held := _held(history)) else lines
+            who = "ranks" if cause.under_way else "other ranks"
+            return [*lines, f"where the {who} were then:", *held] if (held := _held(history)) else lines
         case "early":
             assert cause is not None
             early = ranks_in_words(list(verdict.early))
@@ -170,10 +193,12 @@ def _how(history: History, cause: Candidate) -> str:
     elif cause.kind == "thread" and traceback is not None:
         how, end = f"its thread {cause.thread!r} died, and the rank went on without it: {traceback.title}", ""
     elif cause.kind == "exception" and traceback is not None and traceback.kind != "SystemExit":
-        how = traceback.title
+        how = ": ".join(filter(None, (cause.text, traceback.title)))
     else:
         how, end = end, ""
-    if cause.kind == "exception" and ended is not None and ended.code != code:
+    if cause.kind == "exception" and cause.under_way:
+        end = "stopped while it was handling that"
+    elif cause.kind == "exception" and ended is not None and ended.code != code:
         end = "stopped while it was exiting"
     if cause.kind == "memory":
         how += f", by the kernel's OOM killer; it used {cause.memory / 2**20:.0f} MiB"
@@ -212,14 +237,14 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
     if traceback is not None and traceback.kind == "SystemExit":
         if traceback.before is not None:
             lines += traceback.before.lines
-        lines = [*_last_lines(output), *lines]
+        lines = [*_last_lines(tracebacks.after_handled(output)), *lines]
         place = traceback.place
         if place is not None and traceback.frames and not traceback.before:
             lines += ["It exited here:", *place.lines]
     elif traceback is not None:
         lines += traceback.lines
     else:
-        lines += _last_lines(output)
+        lines += _last_lines(tracebacks.after_handled(output, killed=cause.code < 0 and cause.code != -signal.SIGABRT))
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[: half - 1], f"… ({len(lines) - MOST_LINES + 1} lines omitted)", *lines[-half:]]

@@ -12,6 +12,7 @@ from launchpad._version import __version__
 from launchpad.errors import NodeError
 from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Nodes
+from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.outcome import STOPPING
 from launchpad.protocol.commands import Hello, Ping
 from launchpad.protocol.events import AgentReady, Pong, StopRequested, Suspended
@@ -39,12 +40,19 @@ class BringUp(Conversation):
         self.inbox.put((-1, event))
 
     def connect(
-        self, links: Sequence[Link], *, count_gpus: bool, port: int = 0, silence: float = 0.0
+        self,
+        links: Sequence[Link],
+        *,
+        count_gpus: bool,
+        port: int = 0,
+        silence: float = 0.0,
+        accelerators: Sequence[tuple[int | str, str]] = (),
     ) -> list[AgentReady]:
         """Greet the nodes and return their facts. Raises NodeError if one does not answer.
 
         The first node holds `port`. `silence`: seconds without a heartbeat after which a remote node is considered
-        lost by the head, and the head by a remote node.
+        lost by the head, and the head by a remote node. `accelerators`: the value of --nproc for each node, with the
+        ranks' interpreter.
         """
         self.nodes = Nodes(links, self.inbox.put, silence)
         self.nodes.read()
@@ -52,6 +60,9 @@ class BringUp(Conversation):
             node: Hello(__version__, count_gpus, 0 if node else port, silence if link.remote else 0.0)
             for node, link in enumerate(links)
         }
+        for node, (nproc, python) in enumerate(accelerators):
+            if nproc in ACCELERATORS:
+                hellos[node] = hellos[node]._replace(accelerator=str(nproc), python=python)
         self.ready = ready = self.ask(hellos, AgentReady, READY_SECONDS)
         for node, facts in enumerate(ready):
             if not 0 <= facts.wall < 1e11:

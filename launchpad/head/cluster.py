@@ -175,9 +175,9 @@ class Cluster:
         """
         talk = BringUp()
         place = self._place(member, node)
-        counts = bool({"auto", "gpu"} & {place.nproc})
+        counts, wanted = place.nproc in ("auto", "gpu"), [(place.nproc, place.python)]
         port = self.spec.world.master_port if self._master is None else 0
-        (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence)
+        (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
         facts = None
         if self._places:
             from launchpad.head.node_facts import check_versions, probe_nodes

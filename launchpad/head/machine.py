@@ -50,8 +50,9 @@ HURRY_SECONDS = 1.0
 # The same after the job's timeout: long enough for a slow reader to take a few MB.
 TIMEOUT_DRAIN_SECONDS = 10.0
 
-# How long to wait for the ranks' stacks before stopping them.
-STACKS_SECONDS = 3.0
+# How long to wait for the ranks' stacks before stopping them: longer than it takes if an agent does not answer
+# (head/stack_requests.py).
+STACKS_SECONDS = 11.0
 
 # How long to wait for enough nodes: a lost host may be rebooting.
 NODES_SECONDS = 120.0

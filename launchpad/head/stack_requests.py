@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from launchpad.head.pair_check import PairCheck
     from launchpad.head.stall import StallWatch
 
-# An agent gives its ranks 2 s (agent/stacks/dump.py). A rank that has not answered by then is left out.
-ANSWER_SECONDS = 2.5
+# An agent gives its ranks 2 s, or up to 8 under a high load (agent/stacks/dump.py), and tells of each what it knows. So
+# this is the time for an agent that does not answer itself.
+ANSWER_SECONDS = 10.0
 # Native frames take seconds per rank, and the ranks of a node are dumped one after the other.
 NATIVE_SECONDS = 10.0
 NATIVE_SECONDS_PER_RANK = 6.0
@@ -79,6 +80,7 @@ class StackRequests:
         self._current: _StackRequest | None = None
         self._number = 0
         self._ranks: Collection[int] = ()  # those that the current request asks
+        self._started: set[int] = set()  # ranks that have a process
         self._answers: dict[int, StackDump] = {}
         self._until = 0.0
 
@@ -100,14 +102,18 @@ class StackRequests:
                 self._answers[event.rank] = event
             case StacksRequested(_, asker, native, full, rank):
                 self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
-            case Restarted() if self._watch:  # what was found about the last attempt says nothing of this one
+            case RankStarted():
+                self._started.add(event.rank)
+                self.look_afresh(now)
+            case Restarted():  # what was found about the last attempt says nothing of this one
+                self._started.clear()
                 self._pairs = None
                 if self._current is not None and self._current.why in (SAMPLE, "stall"):
                     self._current = None
                 self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, "stall"))
-                self._watch.moved(now)
-            case Output() | RankStarted() | RankExited() if self._watch:
-                self._watch.moved(now)
+                self.look_afresh(now)
+            case Output() | RankExited():
+                self.look_afresh(now)
 
     def look_afresh(self, now: float) -> None:
         """Whatever was seen until now says nothing about a stall."""
@@ -132,7 +138,7 @@ class StackRequests:
         if self._pairs is not None:
             self._check(self._pairs, now)
         request = self._current
-        if request is not None and (now >= self._until or all(rank in self._answers for rank in running)):
+        if request is not None and (now >= self._until or self._has_all(running)):
             self._current = None
             self._ended(request, now, running)
         if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
@@ -141,6 +147,10 @@ class StackRequests:
                 self._begin(_StackRequest(SAMPLE, insists=False), now, running)
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft(), now, running)
+
+    def _has_all(self, running: Collection[int]) -> bool:
+        """Whether every rank that can answer has."""
+        return all(rank in self._answers for rank in running if rank in self._started)
 
     def _begin(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
         self._current = request
@@ -159,10 +169,12 @@ class StackRequests:
             elif self._watch.sampled(now, self._answers, running):
                 self._waiting.appendleft(_StackRequest("stall"))
             return
-        ranks = [rank for rank in sorted(self._ranks) if request.rank in (-1, rank)]
+        asked = [rank for rank in sorted(self._ranks) if rank in running or rank in self._answers]
+        ranks = [rank for rank in asked if request.rank in (-1, rank)]
         answers = [self._answers[rank] for rank in sorted(self._answers) if request.rank in (-1, rank)]
         at = time.monotonic_ns()
-        self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers))
+        starting = [rank for rank in ranks if rank not in self._started]
+        self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers, starting))
         if request.why == "stall" and self._watch:
             self._quiet = self._watch.quiet(now)
             from launchpad.head.pair_check import PairCheck

@@ -7,7 +7,8 @@ A job has stalled if it has written nothing for a while, and every rank either
   criterion is that the main thread has run no Python code and has entered no other collective. If C code holds the GIL
   while it waits, no thread runs any Python, and the rank does not answer at all.
 
-A rank that computes, or that sleeps in a loop that makes progress, has not stalled, and then neither has the job.
+A rank that computes, or that sleeps in a loop that makes progress, has not stalled, and then neither has the job. Nor
+has it if each rank is in one long sleep for a given time (or its child is): nobody waits for any of them.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ def stalled(
     before: Mapping[int, StackDump], after: Mapping[int, StackDump], running: Collection[int], seconds: float
 ) -> bool:
     """Whether no running rank has made progress between two samples, `seconds` apart."""
-    return bool(running) and all(
-        rank in before and rank in after and is_stuck(before[rank], after[rank], seconds) for rank in running
-    )
+    if not running or any(rank not in before or rank not in after for rank in running):
+        return False
+    pairs = [(before[rank], after[rank]) for rank in running]
+    return all(is_stuck(*pair, seconds) for pair in pairs) and not all(_sleeps(*pair) for pair in pairs)
 
 
 def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
@@ -77,13 +79,18 @@ def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
     idle = (
         min(before.cpu, after.cpu, before.moved, after.moved) >= 0
         and after.cpu - before.cpu <= max(LEAST_SECONDS, IDLE_SHARE * seconds)
-        and after.moved - before.moved <= MOVED_BYTES
+        and abs(after.moved - before.moved) <= MOVED_BYTES  # a connection that is closed no longer counts
         and not (before.busy or after.busy)
     )
     frames = [[frame[:3] for frame in main_frames(sample)] for sample in (before, after)]
     if idle and frames[0] == frames[1] and before.state == after.state:
         return True
     return _waits(before, after)
+
+
+def _sleeps(before: StackDump, after: StackDump) -> bool:
+    """Whether the rank is still in the same sleep."""
+    return bool(asleep := before.collectives.get("asleep")) and asleep == after.collectives.get("asleep")
 
 
 def _waits(before: StackDump, after: StackDump) -> bool:

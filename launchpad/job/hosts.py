@@ -31,7 +31,10 @@ from typing import Literal, NamedTuple
 from launchpad.errors import UsageError
 
 # A value of --nproc.
-Nproc = int | Literal["auto", "cpu", "gpu"]
+Nproc = int | Literal["auto", "cpu", "gpu", "xpu", "hpu", "npu", "mlu", "musa", "mtia", "privateuseone"]
+
+# Those that torch knows by these names, and can count.
+ACCELERATORS = ("xpu", "hpu", "npu", "mlu", "musa", "mtia", "privateuseone")
 
 MOST_SLOTS = 999_999
 

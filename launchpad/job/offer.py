@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from launchpad.job.hosts import Nproc
+from launchpad.job.hosts import ACCELERATORS, Nproc
 from launchpad.job.spec import JobSpec, RestartLimit, Target
 
 # What each node's own command line says about its ranks, as with torchrun.
@@ -101,7 +101,7 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
 
 
 def _count(value: Any) -> Any:
-    if value not in ("auto", "cpu", "gpu") and not 0 < _of(int, value) < 1 << 20:
+    if value not in ("auto", "cpu", "gpu", *ACCELERATORS) and not 0 < _of(int, value) < 1 << 20:
         raise ValueError(f"{value!r} is not a number of ranks")
     return value
 

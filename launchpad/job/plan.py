@@ -51,7 +51,7 @@ class NodePlacement(NamedTuple):
     """One of several nodes, or a node that is not this machine."""
 
     name: str  # as the user gave it, or its own
-    nproc: int | str  # a number of ranks, or auto, cpu, gpu
+    nproc: int | str  # a number of ranks, auto, cpu, gpu, or an accelerator's name in torch
     python: str  # the ranks' interpreter there
     cwd: str  # the ranks' working folder there
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
@@ -392,7 +392,11 @@ def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
             return node.gpus
         case "auto":
             return node.gpus or node.cores
-    return int(requested)
+        case str():
+            if node.gpus <= 0:
+                raise UsageError(f"--nproc {requested}: torch finds no {requested} on {name}; give a number of ranks")
+            return node.gpus
+    return requested
 
 
 def _files_per_rank(spec: JobSpec, here: JobSpec) -> int:

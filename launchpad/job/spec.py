@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launchpad.errors import UsageError
 from launchpad.job.duration import duration
+from launchpad.job.hosts import Nproc
 from launchpad.job.world import WorldSpec
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class JobSpec:
     """One `launchpad run`."""
 
     target: Target
-    nproc: int | Literal["auto", "cpu", "gpu"] = 1
+    nproc: Nproc = 1
     python: str = "python3"
     cwd: str = "."
     environ: Mapping[str, str] = field(default_factory=dict)  # from --env and --env-file

@@ -10,6 +10,8 @@ class Hello(NamedTuple):
     count_gpus: bool
     port: int  # the rendezvous port on the loopback address; 0 for any free one
     silence: float  # seconds without a command after which the head counts as gone; 0: only when the link closes
+    accelerator: str = ""  # what to count instead of GPUs, by its name in torch
+    python: str = ""  # the ranks' interpreter, which has torch; "" for the agent's own
 
 
 class Probe(NamedTuple):

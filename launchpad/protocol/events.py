@@ -27,7 +27,7 @@ class AgentReady(NamedTuple):
     pid: int
     hostname: str
     cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
-    gpus: int  # visible ones; -1 if they were not counted
+    gpus: int  # visible ones, or accelerators of the kind that Hello names; -1 if they were not counted
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES, if it is set
     open_files: int  # the agent's hard limit
     processes: int  # the limit for this user
@@ -329,10 +329,12 @@ class StackDump(NamedTuple):
     wchan: str  # the kernel function that the main thread sleeps in; "" if unknown
     cpu: float  # CPU seconds that the rank and its descendants have used; -1 if unknown
     busy: bool  # one of their threads was runnable
-    moved: int  # bytes that they have read and written; -1 if unknown
+    moved: int  # bytes that they have read and written, also over TCP; -1 if unknown
     beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
-    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too. "unanswered": the number of
-    # the first request that the rank has not answered, if its answering thread is blocked.
+    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too, and "raising": the exception
+    # that the main thread is handling, like ExceptionRaised.traceback. "unanswered": the number of the first request
+    # that the rank has not answered, if its answering thread is blocked. "asleep": identifies the sleep for a given
+    # time that the rank is in, or the child that it waits for.
     collectives: dict[str, Any]
     native: str
 
@@ -587,6 +589,7 @@ class RanksHeld(NamedTuple):
     why: str  # "timeout", "stall", "failure"
     ranks: list[int]  # those that the others seem to wait for; none if all are at the same place
     lines: list[str]  # for the user: which rank is where, and what that means for their collectives
+    raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
 
 
 class ArrivalsCompared(NamedTuple):
@@ -684,6 +687,7 @@ class StacksTaken(NamedTuple):
     full: bool
     ranks: list[int]  # those that were running
     dumps: list[StackDump]  # of those that answered
+    starting: Sequence[int] = ()  # those that have no process yet
 
 
 class NodesApart(NamedTuple):

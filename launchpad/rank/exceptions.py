@@ -138,6 +138,13 @@ def _collectives(now: int) -> dict[str, Any]:
     return said
 
 
+def under_way(thread: int) -> dict[str, Any]:
+    """The exception that this thread is handling, or is on its way out with; {} if there is none."""
+    active: Any = sys._current_exceptions().get(thread)
+    error = active[1] if isinstance(active, tuple) else active  # a tuple before Python 3.12
+    return {} if error is None else _traceback(error, (), MOST_LINKS)
+
+
 def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
@@ -154,10 +161,14 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
     if links and isinstance(members, tuple) and hasattr(error, "derive"):
         found["group"] = [_traceback(one, ours, links - 1) for one in members[:MOST_MEMBERS]]
         found["members"] = len(members)
-    if links and error.__cause__ is not None:
-        found["cause"] = _traceback(error.__cause__, ours, links - 1)
-    elif links and error.__context__ is not None and not error.__suppress_context__:
-        found["context"] = _traceback(error.__context__, ours, links - 1)
+    cause, context = error.__cause__, error.__context__
+    if links and cause is not None:
+        found["cause"] = _traceback(cause, ours, links - 1)
+    if links and context is not None and context is not cause:
+        if error.__suppress_context__:  # half as many links, or there would be 2 ** MOST_LINKS
+            found["hidden"] = _traceback(context, ours, links // 2)
+        else:
+            found["context"] = _traceback(context, ours, links - 1)
     return found
 
 

@@ -2,9 +2,10 @@
 
 There are three mechanisms, which cost nothing until used:
 - A thread, started with the first process group (or from the start, if the launcher wants it), reports over a Unix
-  socket to the agent the stacks of all threads and the collectives this rank has entered, from the flight recorders of
-  torch and of the mpi frontend. C code that waits usually releases the GIL. If it doesn't, the connected socket stays
-  silent, which the agent notices; so the caller connects it, as the thread itself might never get the GIL.
+  socket to the agent the stacks of all threads, the exception that the main thread is handling, and the collectives
+  this rank has entered, from the flight recorders of torch and of the mpi frontend. C code that waits usually releases
+  the GIL. If it doesn't, the connected socket stays silent, which the agent notices; so the caller connects it, as the
+  thread itself might never get the GIL.
 - If there is no such thread, or C code holds the GIL, the agent sends a signal, and faulthandler's C code writes the
   stacks to a memory file of ours. That always works, but interrupts a system call in progress (poll, connect …).
 - A Python handler for the same signal, which the interpreter runs between bytecodes, counts beats. The count since the
@@ -210,11 +211,15 @@ def _answer(line: Any) -> None:
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
                 answer |= collectives(everything)
+                if everything:
+                    from . import exceptions
+
+                    answer["raising"] = exceptions.under_way(_main)
             except Exception as error:
                 answer = {"number": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
             data = zlib.compress(json.dumps(answer).encode(), 1)
             if len(data) > MOST_BYTES:
-                answer |= {"entries": [], "threads": answer["threads"][:1]}
+                answer |= {"entries": [], "threads": answer["threads"][:1], "raising": {}}
                 data = zlib.compress(json.dumps(answer).encode(), 1)
             line.send(data)
         except OSError:

@@ -102,7 +102,7 @@ def suite(history: History, verdict: Verdict, lines: Sequence[str], job: str = "
 def _type(verdict: Verdict) -> str:
     cause = verdict.cause
     assert cause is not None
-    return (cause.traceback.type if cause.traceback else "") or cause.kind
+    return (cause.traceback.type or cause.traceback.roots[0].type if cause.traceback else "") or cause.kind
 
 
 def _clean(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from launchpad.diagnosis.history import TAIL_BYTES
+from launchpad.diagnosis.history import OUTPUT_BYTES, TAIL_BYTES
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, Restarted
 from launchpad.record import job_store
@@ -102,14 +102,15 @@ def by_time(events: Iterable[Any]) -> list[Any]:
 
 def _last_words(folder: str, planned: JobPlanned | None, attempt: int) -> Iterator[Output]:
     for rank, number in planned.folders.items() if planned else ():
-        base = os.path.join(folder, f"attempt_{attempt}", number, "stderr")
-        data = b""
-        for path in reversed([f"{base}.log", *segments(base)]):
-            data = _end_of(path, TAIL_BYTES - len(data)) + data
-            if len(data) >= TAIL_BYTES:
-                break
-        if data:
-            yield Output(0, int(rank), STDERR, data)
+        for name, stream, size in (("stdout", STDOUT, OUTPUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
+            base = os.path.join(folder, f"attempt_{attempt}", number, name)
+            data = b""
+            for path in reversed([f"{base}.log", *segments(base)]):
+                data = _end_of(path, size - len(data)) + data
+                if len(data) >= size:
+                    break
+            if data:
+                yield Output(0, int(rank), stream, data)
 
 
 def segments(base: str) -> list[str]:

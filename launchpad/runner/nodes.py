@@ -167,6 +167,7 @@ def bring_up(
         count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(member.nproc for member in members)}),
         port=spec.world.master_port if len(links) == 1 else 0,
         silence=silence,
+        accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
     )
     topologies = read_topologies(bringup, [member.own or spec for member in members] or [spec])
     for topology, ready in zip(topologies, facts, strict=True):

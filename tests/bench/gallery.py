@@ -1,4 +1,4 @@
-"""The fault gallery, launchpad beside torchrun: python tests/bench/gallery.py [CASE …]
+"""Both fault galleries, launchpad beside torchrun: python tests/bench/gallery.py [--launchpad-only] [CASE …]
 
 Each program of tests/gallery.py runs under both, with 4 ranks. Scored is what the launcher itself says at the end:
 whether the right rank is named, and whether the cause is there. torchrun's last word is its block "Root Cause (first
@@ -9,9 +9,11 @@ are those from the start to the launcher's end.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +24,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gallery import CASES, SIZE, Case, score  # noqa: E402
+from tests.gallery import CASES, MORE, SIZE, Case, score  # noqa: E402
 
-PROGRAM = ROOT / "tests" / "programs" / "gallery.py"
+PROGRAMS = ROOT / "tests" / "programs"
 LIMIT = 40.0
 
 
@@ -57,9 +59,9 @@ def finish(argv: list[str], environ: dict[str, str], limit: float) -> tuple[int,
 def by_launchpad(case: Case, folder: str) -> Found:
     environ = os.environ | {"XDG_STATE_HOME": folder, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
     options = ["--nproc", str(SIZE), "--backend", case.backend, *case.options]
-    argv = [sys.executable, "-m", "launchpad", "run", *options, str(PROGRAM), case.name]
+    argv = [sys.executable, "-m", "launchpad", "run", *options, str(PROGRAMS / case.program), case.name]
     code, _, seconds, ended = finish(argv, environ, 2 * LIMIT)
-    found = list(Path(folder).rglob("verdict.json"))
+    found = list(Path(folder).glob("launchpad/jobs/*/verdict.json"))  # and not those of a launchpad inside it
     if case.healthy:
         quiet = ended and code == 0 and not found
         return Found(quiet, quiet, seconds, ended)
@@ -71,7 +73,7 @@ def by_launchpad(case: Case, folder: str) -> Found:
 def by_torchrun(case: Case, folder: str) -> Found:
     environ = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(SIZE)]
-    code, text, seconds, ended = finish([*argv, str(PROGRAM), case.name], environ, LIMIT)
+    code, text, seconds, ended = finish([*argv, str(PROGRAMS / case.program), case.name], environ, LIMIT)
     if case.healthy:
         return Found(code == 0, code == 0, seconds, ended)
     last = text.partition("Root Cause (first observed failure)")[2]
@@ -83,29 +85,34 @@ def main() -> None:
     """Print the table, then the scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="names; all where none is given")
-    chosen = parser.parse_args().cases
+    parser.add_argument("--launchpad-only", action="store_true", help="without torchrun, which takes most of the time")
+    options = parser.parse_args()
     print("| program | launchpad | torchrun |\n|---|---|---|", flush=True)
     scores: dict[str, list[Found]] = {"launchpad": [], "torchrun": []}
-    broken = 0
-    for case in CASES:
-        if chosen and case.name not in chosen:
+    alarms = healthy = 0
+    for case in [*CASES, *MORE]:
+        if options.cases and case.name not in options.cases:
+            continue
+        if case.needs and not (shutil.which(case.needs) or importlib.util.find_spec(case.needs)):
             continue
         cells = []
         for name, runner in (("launchpad", by_launchpad), ("torchrun", by_torchrun)):
-            if name == "torchrun" and case.backend == "mpi":
-                cells.append("has no MPI")
+            if name == "torchrun" and (case.backend == "mpi" or options.launchpad_only):
+                cells.append("" if options.launchpad_only else "has no MPI")
                 continue
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 found = runner(case, folder)
             if not case.healthy:
                 scores[name].append(found)
+            elif name == "launchpad":
+                healthy, alarms = healthy + 1, alarms + (not found.rank)
             cells.append(str(found) if not case.healthy else "quiet" if found.rank else "a false alarm")
-        broken += not case.healthy
         mpi = " (mpi)" if case.backend == "mpi" else ""
         print(f"| {case.name}{mpi}{' (healthy)' if case.healthy else ''} | {' | '.join(cells)} |", flush=True)
     for name, all_found in scores.items():
         ranks, causes = sum(one.rank for one in all_found), sum(one.cause for one in all_found)
         print(f"\n{name}: right rank in {ranks} of {len(all_found)}, right cause in {causes}")
+    print(f"\nlaunchpad: {alarms} false alarms in {healthy} healthy programs")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,15 @@ import os
 import signal
 
 from ... import linux
+from . import traffic
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 # A flag in /proc/PID/stat (linux/sched.h): the process is exiting, and may have closed its files already.
 _PF_EXITING = 0x4
+
+# Kernel functions in which a process waits for a child's end, or for what it writes.
+_WAITS_FOR_CHILDREN = ("do_wait", "poll_schedule", "do_poll", "do_select", "ep_poll", "pipe_read", "anon_pipe_read")
 
 # `use` looks at no more than this many processes.
 _MAX_PROCESSES = 200
@@ -111,10 +115,26 @@ def watched_by(pid: int, epoll: int) -> list[int]:
         return [int(line.split()[1]) for line in file if line.startswith("tfd:")]
 
 
-def use(pid: int) -> tuple[float, bool, int]:
+def sleep(pid: int) -> str:
+    """Identifies the sleep for a given time that the main thread is in; "" if it is in none.
+
+    One that waits for children sleeps if one of them does.
+    """
+    name = wchan(pid)
+    if "nanosleep" in name:
+        return f"{pid} {status(pid).get('voluntary_ctxt_switches', '')}"
+    if not name.startswith(_WAITS_FOR_CHILDREN):
+        return ""
+    try:
+        return next(filter(None, map(sleep, children(pid)[:_MAX_PROCESSES])), "")
+    except OSError:
+        return ""
+
+
+def use(pid: int, sockets: dict[str, int]) -> tuple[float, bool, int]:
     """What a process and its descendants use: CPU seconds, whether a thread is runnable, bytes read and written.
 
-    Seconds and bytes are -1 if /proc doesn't show them for every process.
+    Seconds and bytes are -1 if /proc doesn't show them for every process. `sockets`: see traffic.py.
     """
     seconds, busy, moved = 0.0, False, 0
     todo, visited = [pid], 0
@@ -133,6 +153,7 @@ def use(pid: int) -> tuple[float, bool, int]:
             todo += children(process)
             with open(f"/proc/{process}/io") as file:
                 moved += sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
+            moved += traffic.of(process, sockets) if sockets else 0
         except OSError:
             if not linux.is_gone(process):
                 return -1.0, busy, -1

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 
 _UNLIMITED = 1 << 31
 
+# How long torch may take to be imported: the head waits 30 s for the node's facts.
+_SECONDS = 25.0
+
 
 def usable_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
     """Cores that this process may actually use, at least 1: CPU affinity, then the cgroups' quota, rounded down."""
@@ -95,6 +98,18 @@ def _field(path: str, name: str) -> int | None:
 def visible_gpus() -> int:
     """How many GPUs a rank would see, counted without torch and without a CUDA context."""
     return _visible(_installed_gpus(), os.environ)
+
+
+def accelerators(name: str, python: str) -> int:
+    """How many accelerators of this kind torch sees; 0 if it knows none. For this the interpreter must import torch."""
+    import subprocess
+
+    code = f"import torch; print(torch.{name}.device_count())"
+    try:
+        found = subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS)
+        return int(found.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
 
 
 def _visible(installed: int, environ: Mapping[str, str]) -> int:

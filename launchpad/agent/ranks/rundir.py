@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ... import linux
 from ...protocol.events import ArrivalTimes, CollectivesEntered, ExceptionRaised, MilestoneReached
+from ..host import ports
 
 _AtEnd = ExceptionRaised | CollectivesEntered | ArrivalTimes | MilestoneReached
 
@@ -193,6 +194,7 @@ def take_exceptions(folder: str, rank: int) -> list[_AtEnd]:
         except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
+            ports.explain(event.traceback)
             found.append(event)
             if isinstance(collectives, list) and collectives:
                 found.append(CollectivesEntered(event.time, rank, collectives))

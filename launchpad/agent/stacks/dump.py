@@ -20,7 +20,7 @@ from ...protocol.events import NO_HANDLER, SILENT, StackDump
 from ...protocol.stacks import is_library
 from ...rank.stack_server import FILE, signal_number
 from .. import PACKAGE
-from ..host import procfs
+from ..host import procfs, traffic
 from ..outbox import Listener
 from ..poll import Poll
 from ..ranks.rank import Rank
@@ -34,6 +34,8 @@ MEMFD = f"/memfd:{FILE} (deleted)"
 ANSWER_SECONDS = 2.0
 # A rank that has not answered by then is sent the signal: C code is holding the GIL.
 SOCKET_SECONDS = 0.4
+# Both may be so many times as long where more threads want a processor than there are.
+_MOST_SLACK = 4.0
 
 # Interval between checks for written stacks, first and longest.
 _FIRST_LOOK = 0.002
@@ -45,6 +47,9 @@ NATIVE_SECONDS = 6.0
 _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _MOST_SOURCE = 4 << 20
+
+# What is passed on of an answer besides the threads.
+_KNOWN = ("counts", "waiting", "entries", "groups", "problem", "raising")
 
 NO_PYTHON = "no stacks: not a Python rank, or one without hooks"
 
@@ -77,6 +82,8 @@ class StackDumper:
         self._question = DumpStacks(0, False, False, False)
         self._pending: list[_PendingRank] = []
         self._begun = self._look = 0.0
+        self._slack = 1.0  # how many times as long the ranks may take, as the node's load is high
+        self._sockets: dict[str, int] | None = None  # what its connections have carried; None: not looked up yet
         self._pause = _FIRST_LOOK
         self._ranks: Iterable[Rank] = ()  # those running now
         self._native: list[_PendingRank] = []  # ranks waiting for their native frames
@@ -90,6 +97,8 @@ class StackDumper:
         self._question = question
         self._pending = [_PendingRank(rank.rank, rank.pid) for rank in ranks]
         self._begun = time.monotonic()
+        self._slack = min(_MOST_SLACK, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        self._sockets = None
         self._pause, self._look = _FIRST_LOOK, self._begun
         for target in self._pending:
             self._channel.ask(target.pid, question.number, everything=question.everything)
@@ -123,7 +132,7 @@ class StackDumper:
         if said and said.get("threads"):
             target.threads = _with_sources(said["threads"], target.pid)
             return True
-        if said is None and now < self._begun + SOCKET_SECONDS:
+        if said is None and now < self._begun + SOCKET_SECONDS * self._slack:
             return False
         if not self._question.insists:  # a routine check must not interrupt a rank with a signal
             target.why = SILENT
@@ -144,7 +153,7 @@ class StackDumper:
             self._spy.pump(now)
         if not self._pending or now < self._look:
             return
-        late = now >= self._begun + ANSWER_SECONDS
+        late = now >= self._begun + ANSWER_SECONDS * self._slack
         for target in list(self._pending):
             if not self._has_answered(target, now):
                 if not late:
@@ -161,16 +170,18 @@ class StackDumper:
 
     def _report(self, target: _PendingRank) -> None:
         pid = target.pid
-        seconds, busy, moved = procfs.use(pid)
+        if self._sockets is None:
+            self._sockets = traffic.by_socket()
+        seconds, busy, moved = procfs.use(pid, self._sockets)
         said = self._channel.answer(pid, self._question.number) or {}
-        known: dict[str, Any] = {
-            name: said[name] for name in ("counts", "waiting", "entries", "groups", "problem") if name in said
-        }
+        known: dict[str, Any] = {name: said[name] for name in _KNOWN if name in said}
         unanswered = self._channel.unanswered(pid)
         if unanswered:
             known["unanswered"] = unanswered
         if procfs.maps(pid, "/mpi4py/"):
             known["mpi"] = True
+        if asleep := procfs.sleep(pid):
+            known["asleep"] = asleep
         state = procfs.state(pid)
         beats = said.get("beats", -1)
         self._outbox.say(
