@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
+MpiLibrary = Literal["", "mpich", "openmpi", "intel"]
 Restarts = Literal["judged", "always"]
 FoldChoice = Literal["equal", "numbers", "never"]
 
@@ -132,3 +133,4 @@ class JobSpec:
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD
+    mpi: MpiLibrary = ""  # the MPI that they use; "": what their program is found to use
