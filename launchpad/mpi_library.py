@@ -261,10 +261,14 @@ def _added(site: str) -> Iterator[str]:
                 yield from (os.path.join(site, line.strip()) for line in file if not line.startswith(("import", "#")))
 
 
+def open_mpi(environ: Mapping[str, str]) -> str:
+    """The libmpi of an Open MPI where the dynamic linker finds one, or ""."""
+    return Search(environ).find("libmpi.so.40")
+
+
 def libpmix(libmpi: str, environ: Mapping[str, str]) -> str:
-    """The libpmix of an Open MPI, or ""; "" for `libmpi` is the system's."""
+    """The libpmix of an Open MPI, or ""; `libmpi` may be unknown ("")."""
     search = Search(environ)
-    libmpi = libmpi or search.find("libmpi.so.40")
     found = search.needed(libmpi, _PMIX) if libmpi else ""
     folder = os.path.dirname(os.path.realpath(libmpi)) if libmpi else ""
     beside = [os.path.join(folder, *words) for words in ((), ("openmpi",), ("pmix", "lib"))] if folder else []

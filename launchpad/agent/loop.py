@@ -400,9 +400,8 @@ class Agent:
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
         if self._mpi:
-            why = self._mpi.why_unused() if leave else None
-            if why is not None:
-                self._outbox.say(NoMpi(time.monotonic_ns(), why))
+            if leave and self._mpi.unused:
+                self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
             self._mpi.close()
         self._outbox.drain()
 

@@ -91,11 +91,8 @@ class Summary:
                 if self._verbose:
                     several = len(self.history.planned.nodes) > 1
                     self._say(no_kept_image(reason, self.history.node_name(node) if several else ""))
-            case NoMpi():
-                self._say(
-                    "no rank called MPI_Init of MPICH (pip install mpich) or Intel MPI; with any other MPI, each rank "
-                    "is a world of its own"
-                )
+            case NoMpi(_, library, why):
+                self._say(_no_mpi(library, why))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case LogFailed(_, path, reason):
@@ -179,3 +176,12 @@ class Summary:
         from launchpad.diagnosis.verdict_text import describe
 
         return describe(self.history, verdict, self.earlier)
+
+
+def _no_mpi(library: str, why: str) -> str:
+    if why:
+        return f"each rank was a world of its own: {why}"
+    if not library:
+        return "no rank called MPI_Init"
+    served, other = ("Open MPI", "mpich") if library == "openmpi" else ("MPICH or Intel MPI", "openmpi")
+    return f"no rank called MPI_Init of {served}; if they use another MPI, name it (--mpi {other})"

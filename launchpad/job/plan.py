@@ -103,6 +103,7 @@ class Plan:
     nodes: tuple[NodePlan, ...]  # all that the job has or had, by their numbers, with and without ranks
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
     mpi_library: str = ""  # --mpi; "": what their program uses
+    mpi_why: str = ""  # which one that is, and why; for --dry-run only
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
@@ -190,6 +191,7 @@ class Plan:
             "world_size": self.world_size,
             "preload": list(self.nodes[0].preload),
             "forwarded": sorted(self.nodes[0].environ),
+            **({"mpi": self.mpi_why} if self.mpi else {}),
             "nodes": [
                 {
                     "node": node.index,

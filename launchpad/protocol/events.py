@@ -236,7 +236,8 @@ class NoMpi(NamedTuple):
     """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI or PMIx."""
 
     time: int
-    why: str  # why Open MPI could not be served; "" if it was not seen to be used
+    library: str  # the MPI that was served; "" for all
+    why: str  # why Open MPI was not; "" if it was, or was not needed
 
 
 class OrphansKilled(NamedTuple):

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend, FoldChoice, RestartLimit, Restarts
+from launchpad.job.spec import Backend, FoldChoice, MpiLibrary, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
 StartMethod = Literal["fork", "exec", "forkserver", "spawn"]
@@ -77,6 +77,7 @@ class RunOptions(NamedTuple):
     no_hooks: bool = False
     preload: str | None = None  # MODULE,…; None: not given
     backend: Backend | None = None
+    mpi: MpiLibrary | None = None  # None: not given
     wdir: str | None = None
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()

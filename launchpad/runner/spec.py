@@ -30,6 +30,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
     _check_restarts(options)
     if options.debug is not None and options.no_hooks:
         raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")
+    if options.mpi is not None and options.backend != "mpi":
+        raise UsageError(f"--mpi {options.mpi} says which MPI makes the ranks' world; add --backend mpi")
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -92,6 +94,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         virtual_local_rank=options.virtual_local_rank,
         timeline=options.reports.report is not None,
         backend=options.backend or "",
+        mpi=options.mpi or "",
     )
 
 

@@ -74,7 +74,8 @@ class NodeWorlds:
         self._sockets: dict[int, socket.socket] = {}
         self._succeeded = 0  # how many ranks have exited with 0
         self.pmix: PmixWorlds | None = None  # if the ranks use Open MPI
-        self._why_not = ""  # why Open MPI can't be served
+        self.library = ""  # the MPI that the ranks use; "" if that is not known, and all are served
+        self.why_not = ""  # why Open MPI is not
 
     def add(self, world: MpiWorld) -> None:
         """Add a world whose ranks are about to start. The job's own, number 0, replaces all previous worlds."""
@@ -101,26 +102,30 @@ class NodeWorlds:
                 environ.setdefault(name, interface)
 
     def serve(self, environ: dict[str, str], argv: Sequence[str], cwd: str) -> None:
-        """Begin to serve the MPI that this command line uses, by PMI-1 if that is not known."""
+        """Begin to serve the MPI that this command line uses; all that are here if that is not known."""
         world = self._worlds[0].world
         library, path, why = mpi_library.which(argv, environ, cwd)
         if world.library and world.library != library:
             library, path, why = world.library, "", f"--mpi {world.library}"
         self._outbox.say(MpiFound(time.monotonic_ns(), library, why))
-        if library != mpi_library.OPEN_MPI:
+        self.library = library
+        path = path or mpi_library.open_mpi(environ)
+        if library not in ("", mpi_library.OPEN_MPI) or not (library or path):
             return
         libpmix = mpi_library.libpmix(path, environ)
         if not libpmix:
-            self._why_not = "its libpmix.so.2 was not found"
+            self.why_not = "they use Open MPI, whose libpmix.so.2 was not found" if library else ""
             return
         from . import pmix_worlds
 
         pmix_worlds.adapt(environ, world, resources.usable_cores(), shm.open_mpis(self._folder))
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
-            self.pmix = pmix_worlds.PmixWorlds(self._poll, self._outbox, libpmix, self._pmix_folder, host)
+            self.pmix = pmix_worlds.PmixWorlds(
+                self._poll, self._outbox, libpmix, self._pmix_folder, host, self._report_silent
+            )
         except OSError as error:
-            self._why_not = f"its PMIx server can't be started: {error.strerror}"
+            self.why_not = f"the PMIx server for Open MPI can't be started: {error.strerror}"
             return
         self.pmix.add(world)
 
@@ -145,7 +150,8 @@ class NodeWorlds:
 
     def environ(self, rank: int) -> Mapping[str, str]:
         """The variables with which a rank finds us."""
-        return self.pmix.environ(rank) if self.pmix else {"PMI_FD": "3"}
+        found = self.pmix.environ(rank) if self.pmix else {}
+        return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}
 
     @property
     def own(self) -> set[int]:
@@ -154,7 +160,7 @@ class NodeWorlds:
 
     def open(self, rank: int) -> int:
         """The rank's end of its connection, or -1; close it once the rank has it. Raises OSError."""
-        if self.pmix:
+        if self.library == mpi_library.OPEN_MPI:
             return -1
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -201,9 +207,18 @@ class NodeWorlds:
 
     def _any_spoken(self, rank: int) -> bool:
         """Whether a local rank of this rank's world has called MPI_Init."""
-        if self.pmix:
-            return not self.pmix.spoken.isdisjoint(self._members[rank].world.ranks)
-        return any(session.has_spoken for session in self._world_sessions(rank))
+        return any(map(self._has_spoken, self._members[rank].world.ranks))
+
+    def _has_spoken(self, rank: int) -> bool:
+        """Whether a rank has called MPI_Init."""
+        by_pmi = rank in self._sessions and self._sessions[rank].has_spoken
+        return by_pmi or (self.pmix is not None and rank in self.pmix.spoken)
+
+    def _is_inside(self, rank: int) -> bool:
+        """Whether a rank has called MPI_Init, but not MPI_Finalize."""
+        session = self._sessions.get(rank)
+        by_pmi = session is not None and session.is_inside(self._world_sessions(rank))
+        return by_pmi or (self.pmix is not None and rank in self.pmix.inside)
 
     def _release(self, members: Members, group: str) -> None:
         for rank in members.leave(group):
@@ -228,32 +243,21 @@ class NodeWorlds:
         """A rank has exited. Its last messages are read first."""
         if self.pmix:
             self.pmix.pump()
-            if code == 0 and rank in self._members:
-                self._check_exit(rank, rank in self.pmix.inside, rank in self.pmix.spoken)
-        else:
-            self._read(rank)
-            self._hang_up(rank)
-            if code == 0 and rank in self._sessions:
-                session = self._sessions[rank]
-                self._check_exit(rank, session.is_inside(self._world_sessions(rank)), session.has_spoken)
+        self._read(rank)
+        self._hang_up(rank)
         self._succeeded += code == 0
-
-    def _check_exit(self, rank: int, inside: bool, has_spoken: bool) -> None:
-        if inside:
+        if code or rank not in self._members:
+            return
+        if self._is_inside(rank):
             self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, NO_FINALIZE))
-        elif not has_spoken:
+        elif not self._has_spoken(rank):
             self._members[rank].silent.append(rank)
             self._report_silent(rank)
 
-    def why_unused(self) -> str | None:
-        """Why Open MPI could not be served (""if it was not), if all ranks here exited with 0 without calling MPI_Init.
-
-        None otherwise.
-        """
-        if self._succeeded < len(self._members):
-            return None
-        spoken = any(session.has_spoken for session in self._sessions.values())
-        return None if spoken or (self.pmix and self.pmix.spoken) else self._why_not
+    @property
+    def unused(self) -> bool:
+        """Whether all ranks here have exited with 0 without calling MPI_Init."""
+        return self._succeeded == len(self._members) and not any(map(self._has_spoken, self._members))
 
     def _world_sessions(self, rank: int) -> list[PmiSession]:
         """The sessions of all local ranks of this rank's world, its own too."""
@@ -273,7 +277,7 @@ class NodeWorlds:
         self._members.clear()
         self._sessions.clear()
         self._succeeded = 0
-        self._why_not = ""
+        self.why_not = ""
         if self.pmix:
             self.pmix.close()
             self.pmix = None

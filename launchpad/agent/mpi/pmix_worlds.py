@@ -21,9 +21,15 @@ _BAD_PARAM = -27
 class PmixWorlds:
     """The worlds that one PMIx server serves, for one attempt."""
 
-    def __init__(self, poll: Poll, outbox: Listener, library: str, folder: str, host: str) -> None:
-        """`library`: libpmix; `host`: this node's name in the worlds. Raises OSError."""
+    def __init__(
+        self, poll: Poll, outbox: Listener, library: str, folder: str, host: str, spoke: Callable[[int], None]
+    ) -> None:
+        """`library`: libpmix; `host`: this node's name in the worlds; `spoke`: a rank has called MPI_Init.
+
+        Raises OSError.
+        """
         self._outbox = outbox
+        self._spoke = spoke
         self._worlds: dict[int, MpiWorld] = {}
         self._environs: dict[int, dict[str, str]] = {}  # by rank in launchpad's numbering
         self.ready: set[int] = set()  # worlds whose ranks can start
@@ -89,6 +95,7 @@ class PmixWorlds:
                 rank = self._rank(name, mpi_rank)
                 self.spoken.add(rank)
                 self.inside.add(rank)
+                self._spoke(rank)
             case ("finalized", name, mpi_rank):
                 self.inside.discard(self._rank(name, mpi_rank))
             case ("abort", name, mpi_rank, status, _):
