@@ -205,7 +205,8 @@ def test_names_and_spawned_ranks_across_hosts(launchpad: Launchpad, hosts: Hosts
 @needs_sshd
 def test_hosts_with_different_mpis(launchpad: Launchpad, hosts: Hosts) -> None:
     hosts.hosts[1].environ |= {"MPI4PY_MPIABI": "mpich"}
-    done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "mpi_does.py", "sum")
+    (launchpad.folder / "waits.py").write_text("import signal\nsignal.pause()\n")
+    done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "waits.py")
     assert done.returncode == 2
     assert re.search(r"rank \d on n\d failed first: uses another MPI than n\d: MPI4PY_MPIABI is", done.stderr)
 

@@ -40,7 +40,8 @@ class PmixExchange:
 
     def makes_sense(self, node: int, event: PmixRequest) -> bool:
         """Whether this node can have sent this."""
-        return node in self._nodes(event.members)
+        nodes = self._nodes(event.members)
+        return bool(nodes) if event.verb == "modex" else node in nodes
 
     def _nodes(self, members: Sequence[Sequence[int]]) -> set[int]:
         """The nodes of these members; empty if there are no such members."""

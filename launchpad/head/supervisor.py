@@ -58,6 +58,7 @@ from launchpad.protocol.events import (
     NodeLost,
     NodeRefused,
     NodesAwaited,
+    NoMpi,
     NotRestarted,
     Output,
     PhaseChanged,
@@ -314,6 +315,8 @@ class Supervisor:
                 self._spawn(rank, event, machine)
             case PmixRequest(verb="spawn") if self._worlds:
                 self._spawn(self._worlds.asker(event), event, machine)
+            case NoMpi() if machine.cause is not None:
+                pass
             case MpiFound() if self._worlds:
                 failed = self._worlds.differs(source, event)
                 if failed:

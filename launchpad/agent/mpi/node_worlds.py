@@ -118,6 +118,8 @@ class NodeWorlds:
             return
         from . import pmix_worlds
 
+        if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
+            environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
         pmix_worlds.adapt(environ, world, resources.usable_cores(), shm.open_mpis(self._folder))
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
