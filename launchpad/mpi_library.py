@@ -75,7 +75,7 @@ def read_elf(path: str) -> Elf | None:
                 return None
             file.seek(offset)
             names = file.read(values.get(10, 0))
-    except (OSError, struct.error):
+    except (OSError, ValueError, OverflowError, struct.error):  # damaged offsets
         return None
 
     def text(at: int) -> str:

@@ -30,12 +30,14 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     bool | None: st.none() | st.booleans(),
     list[str]: st.lists(TEXT, max_size=4),
     list[int]: st.lists(INTEGER, max_size=4),
+    list[list[int]]: st.lists(st.lists(INTEGER, max_size=2), max_size=3),
     list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
     list[list[Any]]: st.lists(st.lists(TEXT | INTEGER, max_size=2), max_size=3),
     dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
     dict[str, Any]: st.dictionaries(TEXT, TEXT | INTEGER, max_size=4),
     list[dict[str, Any]]: st.lists(RANK, max_size=3),
     list[Any]: st.lists(RANK, max_size=3),
+    Any: st.none() | TEXT | RANK,
     dict[str, Any]: RANK,
 }
 OUTPUT = st.builds(Output, INTEGER, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary(max_size=300))

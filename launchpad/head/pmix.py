@@ -10,6 +10,8 @@ from launchpad.protocol.events import PmixFetched, PmixRequest
 
 _SUCCESS, _BAD_PARAM, _NOT_FOUND, _DUPLICATE = 0, -27, -46, -53
 
+_TOGETHER = ("fence", "connect", "disconnect")  # what all members take part in
+
 Replies = list[tuple[int, Command]]  # a node, and what to send it
 
 
@@ -41,7 +43,10 @@ class PmixExchange:
     def makes_sense(self, node: int, event: PmixRequest) -> bool:
         """Whether this node can have sent this."""
         nodes = self._nodes(event.members)
-        return bool(nodes) if event.verb == "modex" else node in nodes
+        if event.verb in _TOGETHER:
+            return node in nodes
+        one = len(nodes) == len(event.members) == 1 and event.members[0][1] >= 0
+        return one and (event.verb == "modex" or node in nodes)
 
     def _nodes(self, members: Sequence[Sequence[int]]) -> set[int]:
         """The nodes of these members; empty if there are no such members."""
@@ -61,7 +66,7 @@ class PmixExchange:
         return node in self._silent and any(node in missing for missing in together)
 
     def on(self, node: int, event: PmixRequest) -> Replies:
-        """The answers to a request; maybe there are none yet. Raises ValueError or TypeError if it is malformed."""
+        """The answers to a request; maybe there are none yet. Raises ValueError if it is malformed."""
         match event.verb, event.given:
             case "fence", [str(data)]:
                 self._silent.discard(node)
@@ -73,15 +78,15 @@ class PmixExchange:
                 self._last_fetch += 1
                 self._fetches[self._last_fetch] = (node, event.number)
                 return [(self._node_of[world][rank], PmixFetch(self._last_fetch, world, rank))]
-            case "publish", [bool(once), list(values)]:
+            case "publish", [bool(once), list(values)] if all(map(_is_value, values)):
                 return self._publish(node, event, once, values)
-            case "lookup", [waits, list(keys)]:
+            case "lookup", [bool(waits), list(keys)] if all(isinstance(key, str) for key in keys):
                 if waits:
                     self._lookups.append((node, event.number, keys))
                     return self._look_up_again()
                 found = self._take(keys)
                 return [(node, PmixReply(event.number, _SUCCESS if found else _NOT_FOUND, found))]
-            case "unpublish", [list(keys)]:
+            case "unpublish", [list(keys)] if all(isinstance(key, str) for key in keys):
                 for key in keys:
                     self._published.pop(key, None)
                 return [(node, PmixReply(event.number, _SUCCESS, None))]
@@ -128,6 +133,10 @@ class PmixExchange:
                 if value.once:
                     del self._published[key]
         return found
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, list) and [type(part) for part in value] == [str, int, str]
 
 
 def _key(event: PmixRequest) -> str:

@@ -334,7 +334,12 @@ class Supervisor:
             case ImageUnused():
                 self._pass_on(self.nodes.in_our_time(source, event)._replace(node=source), source, machine)
             case BarrierIn() | MpiRequest() | PmixRequest() | PmixFetched() if self._worlds:
-                for node, command in self._worlds.on(source, event):
+                try:
+                    replies = self._worlds.on(source, event)
+                except ValueError:
+                    self._lose(source, f"its agent sent an invalid message: {event!r:.80}", event.time, machine)
+                    return
+                for node, command in replies:
                     self.nodes.send(node, command)
                 self._look_for_absent(machine)
             case _:

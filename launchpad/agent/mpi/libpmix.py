@@ -94,7 +94,7 @@ class Info(ctypes.Structure):
     _fields_ = (("key", c_char * 512), ("flags", c_uint32), ("value", Value))
 
 
-class Found(ctypes.Structure):
+class Pdata(ctypes.Structure):
     """pmix_pdata_t."""
 
     _fields_ = (("proc", Proc), ("key", c_char * 512), ("value", Value))
@@ -121,7 +121,7 @@ Entry = tuple[str, int, Any]
 OP = CFUNCTYPE(None, c_int, c_void_p)
 RELEASE = CFUNCTYPE(None, c_void_p)
 MODEX = CFUNCTYPE(None, c_int, c_void_p, c_size_t, c_void_p, RELEASE, c_void_p)
-LOOKUP = CFUNCTYPE(None, c_int, POINTER(Found), c_size_t, c_void_p)
+LOOKUP = CFUNCTYPE(None, c_int, POINTER(Pdata), c_size_t, c_void_p)
 SPAWN = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 
 # Callbacks from it.

@@ -270,7 +270,7 @@ class Helper:
         waits = any(entry.key == b"pmix.wait" for entry in info[:count])
 
         def answer(status: int, found: Sequence[tuple[str, int, str, int, bytes]]) -> None:
-            values = (libpmix.Found * len(found))()
+            values = (libpmix.Pdata * len(found))()
             for place, (namespace, rank, key, kind, data) in zip(values, found, strict=True):
                 place.proc = proc(namespace, rank)
                 place.key = key.encode()
