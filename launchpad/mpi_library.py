@@ -109,6 +109,10 @@ class Search:
 
     def needed(self, path: str, wanted: re.Pattern[str]) -> str:
         """The first library of a wanted name that a file needs, directly or not; ""."""
+        return next((found for name, found in self.libraries(path) if wanted.fullmatch(name)), "")
+
+    def libraries(self, path: str) -> Iterator[tuple[str, str]]:
+        """The names and paths of the libraries that a file needs, directly or not, those of the system aside."""
         seen = {path}
         queue: list[tuple[str, list[str]]] = [(path, [])]
         while queue:
@@ -118,15 +122,11 @@ class Search:
                 continue
             rpath = [] if elf.runpath else [*elf.rpath, *inherited]
             for name in elf.needed:
-                if _SYSTEM.fullmatch(name):
-                    continue
-                found = self.find(name, rpath, elf.runpath)
-                if found and wanted.fullmatch(name):
-                    return found
+                found = "" if _SYSTEM.fullmatch(name) else self.find(name, rpath, elf.runpath)
                 if found and found not in seen:
                     seen.add(found)
                     queue.append((found, rpath))
-        return ""
+                    yield name, found
 
 
 @functools.cache

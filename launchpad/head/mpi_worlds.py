@@ -117,10 +117,9 @@ class MpiWorlds:
 
     def differs(self, node: int, found: MpiFound) -> RankFailed | None:
         """The failure of a node whose ranks use another MPI than those of the first that told; None if none."""
-        if self._found is None:
-            self._found = node, found
+        if not found.library:  # nobody knows yet
             return None
-        first, other = self._found
+        first, other = self._found = self._found or (node, found)
         if found.library == other.library:
             return None
         names = {one.index: one for one in self._plan.nodes}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Variables of a launcher around us. A rank that finds them would join that launcher's world.
 _NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_MCA_orte_", "OMPI_MCA_ess")
-_USERS = "PMIX_MCA_"  # settings of PMIx
+_USERS = ("PMIX_MCA_", "PMIX_PREFIX", "PMIX_INSTALL_PREFIX")  # settings of PMIx
 
 NO_FINALIZE = "exited with code 0 after MPI_Init, without calling MPI_Finalize"
 
@@ -124,7 +124,7 @@ class NodeWorlds:
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
             self.pmix = pmix_worlds.PmixWorlds(
-                self._poll, self._outbox, libpmix, self._pmix_folder, host, self._report_silent
+                self._poll, self._outbox, libpmix, environ, self._pmix_folder, host, self._report_silent
             )
         except OSError as error:
             self.why_not = f"the PMIx server for Open MPI can't be started: {error.strerror}"

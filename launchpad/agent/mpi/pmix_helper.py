@@ -12,22 +12,33 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
+from ... import mpi_library
 from ..host import processes
 from . import libpmix
 from .frames import framed, unframed
 from .libpmix import ARRAY, BOOL, DONE, PROC, RANK, STRING, SUCCESS, UINT16, UINT32, Entry, proc
 
+# libpmix takes milliseconds to start. After so many seconds it is stuck, and the helper dies of SIGALRM.
+START_SECONDS = 60
 
-def run(link: socket.socket, library: str, folder: str, host: str, parent: int) -> NoReturn:
-    """Be the helper, in a child of the agent; `library`: the path of libpmix; `host`: this node's name."""
+
+def run(link: socket.socket, library: str, environ: Mapping[str, str], folder: str, host: str, parent: int) -> NoReturn:
+    """Be the helper, in a child of the agent.
+
+    `library`: the path of libpmix; `environ`: the ranks' environment; `host`: this node's name.
+    """
     code = 1
     try:
         _detach(link, parent)
         link = socket.socket(fileno=3)
-        Helper(link, library, folder, host).serve()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(START_SECONDS)
+        _adopt(environ)
+        Helper(link, _load(library, environ), folder, host).serve()
         code = 0
     except BaseException as error:
         try:
@@ -50,10 +61,26 @@ def _detach(link: socket.socket, parent: int) -> None:
     os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
+def _adopt(environ: Mapping[str, str]) -> None:
+    """Have the user's settings of PMIx, but nothing of a launcher around us."""
+    for name in [name for name in os.environ if name.startswith(("PMIX_", "PRTE_", "OMPI_"))]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in environ.items() if name.startswith("PMIX_")})
+
+
+def _load(library: str, environ: Mapping[str, str]) -> ctypes.CDLL:
+    """Load libpmix. The linker heeds the LD_LIBRARY_PATH that we were started with, not that of the ranks."""
+    if environ.get("LD_LIBRARY_PATH") != os.environ.get("LD_LIBRARY_PATH"):
+        for _, path in reversed(list(mpi_library.Search(environ).libraries(library))):
+            with suppress(OSError):
+                ctypes.CDLL(path)
+    return ctypes.CDLL(library)
+
+
 class Helper:
     """libpmix' server, and the link to the agent."""
 
-    def __init__(self, link: socket.socket, library: str, folder: str, host: str) -> None:
+    def __init__(self, link: socket.socket, library: ctypes.CDLL, folder: str, host: str) -> None:
         self._link = link
         self._folder = folder
         self._host = host
@@ -62,9 +89,7 @@ class Helper:
         self._requests = 0
         self._loaned: dict[int, Any] = {}  # what libpmix reads until it gives it back
         self._loans = 0
-        for name in [name for name in os.environ if name.startswith(("PMIX_", "PRTE_", "OMPI_"))]:
-            del os.environ[name]
-        self._pmix = ctypes.CDLL(library)
+        self._pmix = library
         self._module = libpmix.module(self)
         self._fetched = libpmix.FETCHED(self._on_fetched)
         self._given_back = libpmix.RELEASE(self._on_given_back)
@@ -127,6 +152,7 @@ class Helper:
             )
             self._check(status, "register_client")
             environs.append(self._environ(one))
+        signal.alarm(0)
         self._say("ready", world["number"], environs)
 
     def _environ(self, one: libpmix.Proc) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ... import linux
@@ -20,12 +20,16 @@ class PmixServer:
         self,
         poll: Poll,
         library: str,
+        environ: Mapping[str, str],
         folder: str,
         host: str,
         hear: Callable[[tuple[Any, ...]], None],
         lost: Callable[[str], None],
     ) -> None:
-        """`library`: libpmix; `folder`: for its files and those of the ranks. Raises OSError."""
+        """`library`: libpmix; `environ`, `folder`: the environment of the ranks, and a folder for their files.
+
+        Raises OSError.
+        """
         self._poll = poll
         self._hear = hear
         self._lost = lost
@@ -39,7 +43,7 @@ class PmixServer:
         if self.pid == 0:
             from . import pmix_helper
 
-            pmix_helper.run(theirs, library, folder, host, parent)
+            pmix_helper.run(theirs, library, environ, folder, host, parent)
         theirs.close()
         ours.setblocking(False)
         self._link: socket.socket | None = ours

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...protocol.commands import MpiWorld, PmixFetch, PmixReply
@@ -22,11 +22,18 @@ class PmixWorlds:
     """The worlds that one PMIx server serves, for one attempt."""
 
     def __init__(
-        self, poll: Poll, outbox: Listener, library: str, folder: str, host: str, spoke: Callable[[int], None]
+        self,
+        poll: Poll,
+        outbox: Listener,
+        library: str,
+        environ: Mapping[str, str],
+        folder: str,
+        host: str,
+        spoke: Callable[[int], None],
     ) -> None:
-        """`library`: libpmix; `host`: this node's name in the worlds; `spoke`: a rank has called MPI_Init.
+        """`library`: libpmix; `environ`, `folder`: the environment of the ranks, and a folder for their files.
 
-        Raises OSError.
+        `host`: this node's name in the worlds; `spoke`: a rank has called MPI_Init. Raises OSError.
         """
         self._outbox = outbox
         self._spoke = spoke
@@ -37,7 +44,7 @@ class PmixWorlds:
         self.spoken: set[int] = set()  # ranks that have called MPI_Init
         self.inside: set[int] = set()  # … and not MPI_Finalize
         self._gone = False
-        self._server = PmixServer(poll, library, folder, host, self._hear, self._lost)
+        self._server = PmixServer(poll, library, environ, folder, host, self._hear, self._lost)
 
     @property
     def pid(self) -> int:
