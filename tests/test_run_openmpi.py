@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.netns import Network, needs_namespaces
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
-from tests.test_run_mpi import MPI, printed, sums
+from tests.test_run_mpi import MPI, mpi, no_memory_is_left, printed, sums
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed"),
@@ -33,23 +32,15 @@ EXECUTED_OR_FORKED = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(launchpad: Launchpad) -> Iterator[None]:
-    """With Open MPI for mpi4py, no shared memory and no session folder stay."""
+def open_mpi(launchpad: Launchpad) -> None:
+    """Open MPI for mpi4py. The job's folder, which has the session folders too, is looked after by `launchpad`."""
     launchpad.environ |= ABI
-    before = left()
-    yield
-    assert left() <= before
-
-
-def left() -> set[Path]:
-    """Our folders in shared memory, those of our processes that are in use aside, and Open MPI's session folders."""
-    return {*Path("/dev/shm").glob("launchpad-*.mpi"), *Path("/tmp").glob("ompi.*/jf.*")}
 
 
 @EXECUTED_OR_FORKED
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
-    done = launchpad.run("run", *MPI, "-n", size, *way, "mpi_does.py", "sum")
+    done = mpi(launchpad, "-n", size, *way, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done, "sum") == sums(size)
 
@@ -66,27 +57,27 @@ ENDS = [
 
 @pytest.mark.parametrize(("what", "code", "words"), ENDS)
 def test_how_a_world_ends(launchpad: Launchpad, what: str, code: int, words: str) -> None:
-    done = launchpad.run("run", *MPI, "-n", 3, "mpi_does.py", what, 1)
+    done = mpi(launchpad, "-n", 3, "mpi_does.py", what, 1)
     assert done.returncode == code, done.stderr
     assert f"launchpad: rank 1 failed first: {words}" in done.stderr
     assert "launchpad: stopped because of it: ranks 0, 2" in done.stderr
 
 
 def test_a_rank_that_finalizes_may_exit_in_any_way(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "-n", 2, "mpi_does.py", "finalize")
+    done = mpi(launchpad, "-n", 2, "mpi_does.py", "finalize")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_restarts(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "-n", 2, "--max-restarts", 1, "mpi_does.py", "once", 1)
+    done = mpi(launchpad, "-n", 2, "--max-restarts", 1, "mpi_does.py", "once", 1)
     assert done.returncode == 0, done.stderr
     assert "failed: rank 1, killed by SIGKILL" in done.stderr
 
 
 def test_names_and_spawned_ranks(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "-n", 2, "mpi_does.py", "publish")
+    done = mpi(launchpad, "-n", 2, "mpi_does.py", "publish")
     assert (done.returncode, printed(done, "heard"), "[1] gone" in done.stdout) == (0, ["a word"], True), done.stderr
-    done = launchpad.run("run", *MPI, "-n", 2, "mpi_does.py", "spawn")
+    done = mpi(launchpad, "-n", 2, "mpi_does.py", "spawn")
     assert (done.returncode, printed(done, "told")) == (0, ["33", "33"]), done.stderr
     assert printed(done, "spawned") == ["0 3 2 1", "1 3 2 1", "2 3 2 1"]
     assert re.search(r"^launchpad: rank 0 spawned ranks 2-4: .*mpi_does.py spawned -1$", done.stderr, re.M)
@@ -96,13 +87,13 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     (launchpad.folder / "spawns.py").write_text(
         "from mpi4py import MPI\nMPI.COMM_WORLD.Spawn('no-such-program', maxprocs=1)\n"
     )
-    done = launchpad.run("run", *MPI, "-n", 1, "spawns.py")
+    done = mpi(launchpad, "-n", 1, "spawns.py")
     assert done.returncode == 2
     assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
 
 
 def test_windows_intercommunicators_threads_and_files(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "-n", 3, "mpi_sample.py")
+    done = mpi(launchpad, "-n", 3, "mpi_sample.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done, "did") == ["window between file threads"] * 3
 
@@ -112,7 +103,7 @@ def test_waiting_ranks_yield_where_they_outnumber_the_cores(launchpad: Launchpad
         "import os\nprint('has', os.environ.get('OMPI_MCA_mpi_yield_when_idle'))\n"
     )
     cores = len(os.sched_getaffinity(0))
-    done = launchpad.run("run", *MPI, "-n", cores + 1, "show.py")
+    done = mpi(launchpad, "-n", cores + 1, "show.py")
     assert printed(done, "has") == ["1"] * (cores + 1)
 
 
@@ -124,7 +115,7 @@ def test_a_dead_server_ends_the_ranks(launchpad: Launchpad) -> None:
         "    os.kill(server, signal.SIGKILL)\n"
         "time.sleep(600)\n"
     )
-    done = launchpad.run("run", *MPI, "-n", 2, "waits.py")
+    done = mpi(launchpad, "-n", 2, "waits.py")
     assert done.returncode == 1
     assert "launchpad: rank 0 failed first: lost its PMIx server, which died" in done.stderr
 
@@ -132,38 +123,32 @@ def test_a_dead_server_ends_the_ranks(launchpad: Launchpad) -> None:
 def test_a_killed_agent_leaves_nothing(launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
         "import os, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n"
-        "print('agent', os.getppid(), flush=True)\ntime.sleep(600)\n"
+        "print('agent', os.getppid(), os.environ['OMPI_MCA_btl_sm_backing_directory'], flush=True)\ntime.sleep(600)\n"
     )
     process = launchpad.start("run", *MPI, "-n", 2, "waits.py")
     assert process.stdout is not None
-    os.kill(int(process.stdout.readline().split()[-1]), signal.SIGKILL)
+    agent, memory = process.stdout.readline().decode().split()[-2:]
+    assert os.path.isdir(memory)
+    os.kill(int(agent), signal.SIGKILL)
     process.communicate(timeout=DEADLINE)
     assert process.returncode == 4
     wait_until(lambda: not launchpad.survivors(), "the guard to exit")
-
-
-def test_mpirun_still_starts_scripts_inside_a_job(launchpad: Launchpad) -> None:
-    """The variables of the outer world don't reach an inner mpirun's ranks."""
-    script = Path(__file__).parent / "programs" / "mpi_does.py"
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    inner = ["mpirun.openmpi", *root, "--oversubscribe", "-n", "2", sys.executable, script, "sum"]
-    done = subprocess.run(inner, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ, check=True)
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("sum")) == ["sum 0 2 3", "sum 1 2 3"]
+    assert not os.path.exists(memory)
 
 
 # Which MPI.
 
 
 def test_a_program_of_another_mpi_is_told(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "--mpi", "mpich", "-n", 2, "mpi_does.py", "sum")
+    done = mpi(launchpad, "--mpi", "mpich", "-n", 2, "mpi_does.py", "sum")
     assert printed(done, "sum") == ["0 1 1", "0 1 1"]
     assert "launchpad: no rank called MPI_Init of MPICH" in done.stderr
 
 
 def test_dry_run_says_which_and_why(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", *MPI, "--dry-run", "-n", 2, "mpi_does.py", "sum")
+    done = mpi(launchpad, "--dry-run", "-n", 2, "mpi_does.py", "sum")
     assert re.search(r"Open MPI.*MPI4PY_MPIABI is openmpi", done.stdout)
-    done = launchpad.run("run", *MPI, "--mpi", "intel", "--dry-run", "-n", 2, "mpi_does.py", "sum")
+    done = mpi(launchpad, "--mpi", "intel", "--dry-run", "-n", 2, "mpi_does.py", "sum")
     assert re.search(r"Intel MPI.*--mpi intel", done.stdout)
 
 
@@ -184,6 +169,7 @@ def test_a_world_across_hosts(launchpad: Launchpad, hosts: Hosts, slots: str) ->
     done = hosts.run(launchpad, *MPI, "-H", slots, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done, "sum") == sums(4)
+    no_memory_is_left(done.stdout)
 
 
 @needs_sshd
@@ -192,6 +178,7 @@ def test_how_a_world_across_hosts_ends(launchpad: Launchpad, hosts: Hosts, what:
     done = hosts.run(launchpad, *MPI, "-H", "n1:2,n2:1", "mpi_does.py", what, 2)
     assert done.returncode == code, done.stderr
     assert f"launchpad: rank 2 on n2 failed first: {words}" in done.stderr
+    no_memory_is_left(done.stdout)
 
 
 @needs_sshd

@@ -76,6 +76,7 @@ class NodeWorlds:
         self.pmix: PmixWorlds | None = None  # if the ranks use Open MPI
         self.library = ""  # the MPI that the ranks use; "" if that is not known, and all are served
         self.why_not = ""  # why Open MPI is not
+        self._settings: dict[str, str] = {}  # of Open MPI, for each rank, so that a kept image still fits
 
     def add(self, world: MpiWorld) -> None:
         """Add a world whose ranks are about to start. The job's own, number 0, replaces all previous worlds."""
@@ -118,11 +119,13 @@ class NodeWorlds:
             return
         from . import pmix_worlds
 
+        found = pmix_worlds.settings(world, resources.usable_cores(), shm.open_mpis(self._folder))
         if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
-            environ.setdefault("MPIR_CVAR_PMI_VERSION", "1")
-        pmix_worlds.adapt(environ, world, resources.usable_cores(), shm.open_mpis(self._folder))
+            found["MPIR_CVAR_PMI_VERSION"] = "1"
+        self._settings = {name: value for name, value in found.items() if name not in environ}
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
+            os.makedirs(shm.open_mpis(self._folder), 0o700, exist_ok=True)
             self.pmix = pmix_worlds.PmixWorlds(
                 self._poll, self._outbox, libpmix, environ, self._pmix_folder, host, self._report_silent
             )
@@ -152,7 +155,7 @@ class NodeWorlds:
 
     def environ(self, rank: int) -> Mapping[str, str]:
         """The variables with which a rank finds us."""
-        found = self.pmix.environ(rank) if self.pmix else {}
+        found = {**self._settings, **self.pmix.environ(rank)} if self.pmix else {}
         return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}
 
     @property

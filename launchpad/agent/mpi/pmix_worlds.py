@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -174,16 +173,14 @@ class PmixWorlds:
         self._server.send("fetch", fetch.number, self._worlds[fetch.world].name, fetch.rank)
 
 
-def adapt(environ: dict[str, str], world: MpiWorld, cores: int, memory: str) -> None:
-    """Settings of Open MPI for all ranks. `memory`: a folder of theirs in shared memory."""
-    # Without a launcher that it knows, Open MPI 4 starts each rank on its own. This makes it ask PMIx (schizo/jsm).
-    environ["JSM_JSRUN_PORT"] = "1"
-    os.makedirs(memory, 0o700, exist_ok=True)
-    for name in ("btl_vader", "btl_sm", "osc_sm", "shmem_mmap"):
-        part = "backing_file_base_dir" if name == "shmem_mmap" else "backing_directory"
-        environ.setdefault(f"OMPI_MCA_{name}_{part}", memory)
+def settings(world: MpiWorld, cores: int, memory: str) -> dict[str, str]:
+    """Variables for the ranks of Open MPI. `memory`: a folder of theirs in shared memory."""
+    # Without a launcher that it knows, Open MPI 4 starts each rank on its own. JSM is one that uses PMIx (schizo/jsm).
+    found = {"JSM_JSRUN_PORT": "1", "OMPI_MCA_shmem_mmap_backing_file_base_dir": memory}
+    found |= {f"OMPI_MCA_{part}_backing_directory": memory for part in ("btl_vader", "btl_sm", "osc_sm")}
     if len(world.ranks) > cores:  # ranks that wait would otherwise take the time of those that work
-        environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    return found
 
 
 def _text(data: bytes) -> str:
