@@ -26,6 +26,7 @@ STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "linux": set(),
+    "mpi_library": set(),
     "image": {"linux"},
     "protocol": {"linux"},
     "job": {"errors", "protocol"},
@@ -36,10 +37,22 @@ STAIRCASE: dict[str, set[str]] = {
     "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "protocol"},
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
     "runner": {
-        *("console", "diagnosis", "errors", "head", "image", "job", "linux", "protocol", "record", "report"),
+        *(
+            "console",
+            "diagnosis",
+            "errors",
+            "head",
+            "image",
+            "job",
+            "linux",
+            "mpi_library",
+            "protocol",
+            "record",
+            "report",
+        ),
         "transport",
     },
-    "agent": {"image", "linux", "protocol", "rank"},
+    "agent": {"image", "linux", "mpi_library", "protocol", "rank"},
     "rank": set(),
     "forkserver": {"agent", "image", "linux", "rank"},
     "collectives": {"errors"},
@@ -67,7 +80,7 @@ BY_NAME = {
 }
 
 # What is sent to nodes: it imports the standard library only.
-SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "protocol", "rank")
+SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "mpi_library", "protocol", "rank")
 
 # Where a heavy package may be imported at all.
 HOMES = {

@@ -71,7 +71,8 @@ class Frontend(NamedTuple):
         return dtype in self.unmoved or (reduces and (dtype in self.unreduced or senseless))
 
     def __str__(self) -> str:
-        return "-".join([self.backend, *(Path(word).name for word in self.mpirun[:1])])
+        library = self.environ.get("MPI4PY_MPIABI", "")
+        return "-".join([self.backend, *([Path(self.mpirun[0]).name] if self.mpirun else [library] if library else [])])
 
 
 def mpiruns() -> list[tuple[str, ...]]:
@@ -108,6 +109,8 @@ if find_spec("mpi4py"):
         # mpi4py takes MPICH where nothing else is said.
         abi = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"} if "openmpi" in words[0] else {}
         FRONTENDS.append(MPI._replace(mpirun=words, environ=abi))
+        if abi:
+            FRONTENDS.append(MPI._replace(environ=abi))
 
 
 def cases(size: int) -> Iterator[tuple[str, str, str, bool, int]]:
@@ -172,7 +175,8 @@ def worlds() -> Iterator[tuple[Frontend, int]]:
     """Frontends and the sizes of their worlds. All ranks are a group, and all but one: those have 1 to 5 ranks."""
     for frontend in FRONTENDS:
         # MPICH under mpirun has had its worlds, and waiting ranks of Open MPI hardly run beside other programs.
-        yield from ((frontend, size) for size in ([3] if frontend.mpirun else [1, 2, 3, 5]))
+        sizes = [3] if frontend.mpirun else [2, 3] if frontend.environ else [1, 2, 3, 5]
+        yield from ((frontend, size) for size in sizes)
 
 
 @pytest.mark.parametrize(("frontend", "size"), list(worlds()), ids=str)

@@ -181,7 +181,9 @@ def test_whether_a_rank_exited_too_early(mine: list[str], other: list[str], insi
 
 
 def world(first: int = 0, ranks: Sequence[int] = (0, 1), size: int = 4) -> MpiWorld:
-    return MpiWorld(0, "job-0", size, first, list(ranks), [0] * len(ranks), MAPPING, {"a": "1"}, "")
+    counts = [len(ranks)] * (size // len(ranks))
+    hosts = [f"n{node}" for node in range(len(counts))]
+    return MpiWorld(0, "job-0", size, first, list(ranks), [0] * size, hosts, counts, MAPPING, [], {"a": "1"}, "", "")
 
 
 def test_a_barrier_within_a_node_completes_there() -> None:
@@ -222,8 +224,9 @@ def plan(*counts: int) -> Plan:
 
 def test_each_node_gets_its_part_of_the_world() -> None:
     worlds = MpiWorlds(plan(2, 1), "job-0")
-    assert worlds.begin(0) == MpiWorld(0, "job-0", 3, 0, [0, 1], [0, 0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
-    assert worlds.begin(1) == MpiWorld(0, "job-0", 3, 2, [2], [0], "(vector,(0,1,2),(1,1,1))", {}, "eth0")
+    shared = ([0, 0, 0], ["n0", "n1"], [2, 1], "(vector,(0,1,2),(1,1,1))", [], {}, "eth0", "")
+    assert worlds.begin(0) == MpiWorld(0, "job-0", 3, 0, [0, 1], *shared)
+    assert worlds.begin(1) == MpiWorld(0, "job-0", 3, 2, [2], *shared)
 
 
 def test_a_barrier_completes_when_all_nodes_are_in_and_delivers_the_others_keys() -> None:

@@ -39,6 +39,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: st.dictionaries(TEXT, TEXT | INTEGER, max_size=4),
     list[dict[str, Any]]: st.lists(RANK, max_size=3),
     list[Any]: st.lists(RANK, max_size=3),
+    Any: st.none() | TEXT | RANK,
     dict[str, Any]: RANK,
 }
 OUTPUT = st.builds(Output, INTEGER, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary(max_size=300))

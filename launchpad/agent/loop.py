@@ -34,6 +34,8 @@ from ..protocol.commands import (
     MpiWorld,
     NextCall,
     Ping,
+    PmixFetch,
+    PmixReply,
     Probe,
     Profile,
     Reach,
@@ -302,6 +304,10 @@ class Agent:
                 self._starter.start_more(ranks)
             case MpiReply(number, line) if self._mpi:
                 self._mpi.reply(number, line)
+            case PmixReply() if self._mpi and self._mpi.pmix:
+                self._mpi.pmix.reply(command)
+            case PmixFetch() if self._mpi and self._mpi.pmix:
+                self._mpi.pmix.fetch(command)
             case Finish(leave):
                 self._finish(leave)
             case DumpStacks() if self._debug_channel:
@@ -394,12 +400,14 @@ class Agent:
         if self._profiler:
             self._profiler.end()
             own |= self._profiler.own
+        if self._mpi:
+            own |= self._mpi.own
         killed = processes.sweep(self._reap, own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
         if self._mpi:
             if leave and self._mpi.unused:
-                self._outbox.say(NoMpi(time.monotonic_ns()))
+                self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
             self._mpi.close()
         self._outbox.drain()
 

@@ -32,6 +32,10 @@ class Poll:
         """Re-arm a descriptor of `watch_once`."""
         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLONESHOT)
 
+    def change(self, fd: int, events: int) -> None:
+        """Wait for other events of a watched descriptor."""
+        self._epoll.modify(fd, events)
+
     def unwatch(self, fd: int) -> None:
         """Stop watching a descriptor; a no-op if it is not watched. Call it before closing the descriptor."""
         if self._handlers.pop(fd, None) is not None:

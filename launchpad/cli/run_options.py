@@ -86,6 +86,12 @@ _OPTIONS = (
         help="The process group of a function (file.py:NAME). Default: nccl if each rank has a GPU, else gloo. For a "
         "script, the default of launchpad.collectives. With mpi, the ranks of any TARGET form one MPI_COMM_WORLD.",
     ),
+    _start(
+        "--mpi",
+        type=click.Choice(["mpich", "openmpi", "intel"]),
+        metavar="mpich|openmpi|intel",
+        help="The MPI that the ranks of --backend mpi use. Default: what mpi4py or the program's libraries say.",
+    ),
     _what("--wdir", "-wdir", metavar="DIR", help="Working folder of the ranks. Default: the current one."),
     _env(
         *("-x", "--env", "env"),

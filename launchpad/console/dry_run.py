@@ -29,6 +29,7 @@ def in_words(plan: Plan) -> str:
     """The plan for people; what all ranks of a node share is shown once."""
     preload = ", ".join(plan.nodes[0].preload)
     lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
+    lines += [f"MPI: {plan.mpi_why}"] if plan.mpi else []
     for node in plan.nodes:
         if not node.ranks:
             lines.append(f"node {node.index}: {node.name}, a spare for {node.slots} ranks, in {node.cwd}")

@@ -99,11 +99,8 @@ class Summary:
                 if self._verbose:
                     several = len(self.history.planned.nodes) > 1
                     self._say(no_kept_image(reason, self.history.node_name(node) if several else ""))
-            case NoMpi():
-                self._say(
-                    "no rank called MPI_Init of MPICH (pip install mpich) or Intel MPI; with any other MPI, each rank "
-                    "is a world of its own"
-                )
+            case NoMpi(_, library, why):
+                self._say(_no_mpi(library, why))
             case RanksBound(_, ranks):
                 if self._reports_bindings and ranks != self._bound:
                     from launchpad.job.binding import in_words
@@ -193,3 +190,12 @@ class Summary:
         from launchpad.diagnosis.verdict_text import describe
 
         return describe(self.history, verdict, self.earlier)
+
+
+def _no_mpi(library: str, why: str) -> str:
+    if why:
+        return f"each rank was a world of its own: {why}"
+    if not library:
+        return "no rank called MPI_Init"
+    served, other = ("Open MPI", "mpich") if library == "openmpi" else ("MPICH or Intel MPI", "openmpi")
+    return f"no rank called MPI_Init of {served}; if they use another MPI, name it (--mpi {other})"

@@ -7,11 +7,21 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launchpad.job.mpi import MpiSeat, process_mapping, spawned_programs
+from launchpad.head.pmix import PmixExchange
+from launchpad.job.mpi import MpiSeat, Spawned, process_mapping, python_argv, spawned_programs
 from launchpad.job.mpi import environ as mpi_environ
 from launchpad.job.plan import Plan
 from launchpad.protocol.commands import BarrierOut, Command, MpiReply, MpiWorld
-from launchpad.protocol.events import NO_INIT, BarrierIn, MpiRequest, RankExited, RankFailed
+from launchpad.protocol.events import (
+    NO_INIT,
+    BarrierIn,
+    MpiFound,
+    MpiRequest,
+    PmixFetched,
+    PmixRequest,
+    RankExited,
+    RankFailed,
+)
 
 
 class _Barriers:
@@ -62,6 +72,10 @@ class MpiWorlds:
         self._alive = {node.index: {rank.rank for rank in node.ranks} for node in nodes}
         self._next_rank = len(plan.ranks)
         self._published: dict[str, str] = {}
+        self._ranks = [[rank.rank for rank in plan.ranks]]  # of each world, by MPI rank
+        self._pmix = PmixExchange()
+        self._pmix.add([node.index for node in nodes for _ in node.ranks])
+        self._found: tuple[int, MpiFound] | None = None  # the first node's
 
     def begin(self, index: int) -> MpiWorld:
         """What the node at this index must know before its ranks start."""
@@ -72,14 +86,20 @@ class MpiWorlds:
             size=len(self._plan.ranks),
             first=node.ranks[0].rank,
             ranks=[rank.rank for rank in node.ranks],
-            programs=[0] * len(node.ranks),
-            mapping=process_mapping([len(node.ranks) for node in self._plan.taking_part]),
+            programs=[0] * len(self._plan.ranks),
+            hosts=[node.name or "localhost" for node in self._plan.taking_part],
+            counts=(counts := [len(node.ranks) for node in self._plan.taking_part]),
+            mapping=process_mapping(counts),
+            parent=[],
             keys={},
             interface=node.interface,
+            library=self._plan.mpi_library,
         )
 
-    def makes_sense(self, node: int, event: BarrierIn) -> bool:
+    def makes_sense(self, node: int, event: BarrierIn | PmixRequest) -> bool:
         """Whether this node can have sent this."""
+        if isinstance(event, PmixRequest):
+            return self._pmix.makes_sense(node, event)
         return 0 <= event.world < len(self._worlds) and self._worlds[event.world].has(event, node)
 
     def on(self, node: int, event: Any) -> list[tuple[int, Command]]:
@@ -89,7 +109,22 @@ class MpiWorlds:
                 return self._worlds[event.world].enter(node, event)
             case MpiRequest(_, rank, lines):
                 return [(node, MpiReply(rank, self._name_service(lines[0])))]
+            case PmixRequest():
+                return self._pmix.on(node, event)
+            case PmixFetched():
+                return self._pmix.fetched(event)
         return []
+
+    def differs(self, node: int, found: MpiFound) -> RankFailed | None:
+        """The failure of a node whose ranks use another MPI than those of the first that told; None if none."""
+        if not found.library:  # nobody knows yet
+            return None
+        first, other = self._found = self._found or (node, found)
+        if found.library == other.library:
+            return None
+        names = {one.index: one for one in self._plan.nodes}
+        reason = f"uses another MPI than {names[first].name}: {found.why}, and there {other.why}"
+        return RankFailed(found.time, names[node].ranks[0].rank, 2, reason)
 
     def left(self, node: int, event: RankExited) -> None:
         """A rank has exited."""
@@ -101,13 +136,16 @@ class MpiWorlds:
         If only some of a node's ranks are missing, its agent reports it.
         """
         for node, alive in self._alive.items():
-            if not alive and self._worlds[0].waits_for(node):
+            if not alive and (self._worlds[0].waits_for(node) or self._pmix.waits_for(node)):
                 return RankFailed(time.monotonic_ns(), self._plan.nodes[node].ranks[0].rank, 1, NO_INIT)
         return None
 
-    def spawn(self, request: MpiRequest, attempt: int) -> tuple[MpiWorld, list[dict[str, Any]]]:
+    def spawn(self, request: MpiRequest | PmixRequest, attempt: int) -> tuple[MpiWorld, list[dict[str, Any]]]:
         """The world that a rank asks for, on the first node, and its ranks. Raises ValueError for a bad request."""
-        programs = spawned_programs(request.lines)
+        if isinstance(request, MpiRequest):
+            programs, parent = spawned_programs(request.lines), [0, 0]
+        else:
+            programs, parent = _programs(request.given), request.members[0]
         size = sum(program.nproc for program in programs)
         node = self._plan.taking_part[0]
         number, first = len(self._worlds), self._next_rank
@@ -120,12 +158,15 @@ class MpiWorlds:
                 own |= dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"), size)
                 environ = {**node.ranks[0].environ, **{name: str(value) for name, value in own.items()}}
                 environ |= {**mpi_environ(seat), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "PMI_SPAWNED": "1"}
+                environ |= program.environ
                 cwd = os.path.join(node.cwd, program.cwd)
                 entry = {"rank": first + rank, "argv": program.argv, "environ": environ, "cwd": cwd, "program": which}
                 entry["python"] = program.python and node.hooks
                 entries.append(entry)
         self._next_rank += size
         self._worlds.append(_Barriers([node.index], [size]))
+        self._ranks.append([entry["rank"] for entry in entries])
+        self._pmix.add([node.index] * size)
         world = MpiWorld(
             number=number,
             name=f"{self._name}-{number}",
@@ -133,11 +174,20 @@ class MpiWorlds:
             first=0,
             ranks=[entry["rank"] for entry in entries],
             programs=[entry["program"] for entry in entries],
+            hosts=[node.name or "localhost"],
+            counts=[size],
             mapping=process_mapping([size]),
+            parent=parent,
             keys=programs[0].keys,
             interface=node.interface,
+            library=self._plan.mpi_library,
         )
         return world, entries
+
+    def asker(self, request: PmixRequest) -> int:
+        """The rank that spawns, in launchpad's numbering."""
+        ((world, rank),) = request.members
+        return self._ranks[world][rank]
 
     def _name_service(self, line: str) -> str:
         """Answer publish_name, lookup_name and unpublish_name like Hydra (mpiexec/pmiserv_publish.c)."""
@@ -156,3 +206,16 @@ class MpiWorlds:
         else:
             del self._published[service]
         return f"cmd={verb}_result rc=0"
+
+
+def _programs(given: list[Any]) -> list[Spawned]:
+    """The programs of a spawn by PMIx. Raises ValueError or LookupError if it is malformed."""
+    programs = []
+    for app in given[0]:
+        if app["count"] < 1 or not app["argv"][0]:
+            raise ValueError("a spawn of nothing")
+        argv, python = python_argv(app["argv"])
+        environ = dict(line.partition("=")[::2] for line in app["environ"])
+        own = {name: value for name, value in environ.items() if name.startswith("OMPI_")}
+        programs.append(Spawned(argv, app["count"], app["cwd"], python, {}, own))
+    return programs

@@ -29,7 +29,7 @@ from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import STOPPING, Cause
-from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, StartMore
+from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, MpiWorld, PmixReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.commands import StdinData as InputFrame
@@ -53,6 +53,7 @@ from launchpad.protocol.events import (
     Imported,
     LinkClosed,
     Listening,
+    MpiFound,
     MpiRequest,
     NodeFacts,
     NodeJoined,
@@ -60,9 +61,12 @@ from launchpad.protocol.events import (
     NodeLost,
     NodeRefused,
     NodesAwaited,
+    NoMpi,
     NotRestarted,
     Output,
     PhaseChanged,
+    PmixFetched,
+    PmixRequest,
     Pong,
     PortHeld,
     ProfileRequested,
@@ -317,6 +321,14 @@ class Supervisor:
                 self._lose(source, f"its agent sent an invalid message: {event!r:.80}", time.monotonic_ns(), machine)
             case MpiRequest(_, rank, ["mcmd=spawn", *_]):
                 self._spawn(rank, event, machine)
+            case PmixRequest(verb="spawn") if self._worlds:
+                self._spawn(self._worlds.asker(event), event, machine)
+            case NoMpi() if machine.cause is not None:
+                pass
+            case MpiFound() if self._worlds:
+                failed = self._worlds.differs(source, event)
+                if failed:
+                    self._pass_on(failed, source, machine)
             case ProfileTaken():
                 self._profiles.take(event)
             case Sampled():
@@ -334,8 +346,13 @@ class Supervisor:
                 self._stack_requests.on(event, self._clock())
             case ImageUnused() | Imported():
                 self._pass_on(self.nodes.in_our_time(source, event)._replace(node=source), source, machine)
-            case BarrierIn() | MpiRequest() if self._worlds:
-                for node, command in self._worlds.on(source, event):
+            case BarrierIn() | MpiRequest() | PmixRequest() | PmixFetched() if self._worlds:
+                try:
+                    replies = self._worlds.on(source, event)
+                except ValueError:
+                    self._lose(source, f"its agent sent an invalid message: {event!r:.80}", event.time, machine)
+                    return
+                for node, command in replies:
                     self.nodes.send(node, command)
                 self._look_for_absent(machine)
             case _:
@@ -388,26 +405,37 @@ class Supervisor:
         if failed:
             self._pass_on(failed, self._node_of[failed.rank], machine)
 
-    def _spawn(self, by: int, request: MpiRequest, machine: Machine) -> None:
+    def _spawn(self, by: int, request: MpiRequest | PmixRequest, machine: Machine) -> None:
         """A rank spawns others (MPI_Comm_spawn), which run on the first node."""
         assert self._worlds is not None
         if machine.phase != "running":
             return
         try:
             world, entries = self._worlds.spawn(request, machine.attempt)
-        except (ValueError, LookupError) as error:
-            reason = str(error).replace(" ", "_")
-            self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=1 msg={reason}"))
+        except (ValueError, LookupError, TypeError) as error:
+            self._answer_spawn(by, request, str(error), None)
             return
         node = self._plan.taking_part[0].index
         self._node_of.update(dict.fromkeys(world.ranks, node))
         self._ranks_of[node] += world.ranks
         machine.join(world.ranks)
         self._dispatch(RanksSpawned(time.monotonic_ns(), by, node, world.ranks, entries[0]["argv"]))
+        if isinstance(request, PmixRequest):  # the PMIx servers of the other nodes must know the world too
+            for other in self._plan.taking_part[1:]:
+                self.nodes.send(other.index, world._replace(ranks=[], first=0))
         self.nodes.send(node, world)
         self.nodes.send(node, StartMore(entries))
-        codes = ",".join("0" * world.size)
-        self.nodes.send(self._node_of[by], MpiReply(by, f"cmd=spawn_result rc=0 errcodes={codes}"))
+        self._answer_spawn(by, request, "", world)
+
+    def _answer_spawn(self, by: int, request: MpiRequest | PmixRequest, problem: str, world: MpiWorld | None) -> None:
+        answer: Command
+        if isinstance(request, PmixRequest):
+            answer = PmixReply(request.number, 0 if world else -27, world.number if world else -1)
+        elif world:
+            answer = MpiReply(by, f"cmd=spawn_result rc=0 errcodes={','.join('0' * world.size)}")
+        else:
+            answer = MpiReply(by, f"cmd=spawn_result rc=1 msg={problem.replace(' ', '_')}")
+        self.nodes.send(self._node_of[by], answer)
 
     def _arrived(self, arrived: Arrived, machine: Machine) -> None:
         """A node that was brought up can take part."""
@@ -500,6 +528,10 @@ class Supervisor:
                 return self._node_of.get(rank) == source and rank == self._plan.input_rank
             case MpiRequest(_, rank, lines):
                 return self._worlds is not None and self._node_of.get(rank) == source and bool(lines)
+            case PmixRequest() | PmixFetched() if self._worlds is None:
+                return False
+            case PmixRequest():
+                return self._worlds is not None and self._worlds.makes_sense(source, event)
             case BarrierIn():
                 return self._worlds is not None and self._worlds.makes_sense(source, event)
             case RankExited(_, rank, code):

@@ -53,6 +53,7 @@ class Spawned(NamedTuple):
     cwd: str  # "" for the job's
     python: bool  # a Python program; `argv` then looks like that of the job's own ranks
     keys: dict[str, str]  # the initial keys of its world
+    environ: dict[str, str]  # for its ranks
 
 
 def spawned_programs(lines: Sequence[str]) -> list[Spawned]:
@@ -81,12 +82,18 @@ def _spawned(fields: Mapping[str, str]) -> Spawned:
     if "path" in info:
         name = f"{info['path']}/{name}"
     args = [fields.get(f"arg{index}", "") for index in range(1, int(fields.get("argcnt", "0")) + 1)]
-    options = [arg for arg in args[:1] if arg == "-u"]
-    rest = args[len(options) :]
+    argv, python = python_argv([name, *args])
+    keys = _pairs(fields, "preput", fields.get("preput_num", "0"))
+    return Spawned(argv, count, info.get("wdir", ""), python, keys, {})
+
+
+def python_argv(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """A command line, and whether it is a Python program's, which then looks like that of the job's own ranks."""
+    name, *args = argv
+    rest = args[1:] if args[:1] == ["-u"] else args
     python = bool(re.fullmatch(r"python[0-9.]*", name.rpartition("/")[2])) and bool(rest)
     python = python and ((rest[0] == "-m" and len(rest) > 1) or not rest[0].startswith("-"))
-    argv = [name, "-u", *rest] if python else [name, *args]
-    return Spawned(argv, count, info.get("wdir", ""), python, _pairs(fields, "preput", fields.get("preput_num", "0")))
+    return ([name, "-u", *rest] if python else [*argv]), python
 
 
 def _pairs(fields: Mapping[str, str], prefix: str, count: str) -> dict[str, str]:

@@ -106,6 +106,8 @@ class Plan:
     run_id: str
     nodes: tuple[NodePlan, ...]  # all that the job has or had, by their numbers, with and without ranks
     mpi: bool = False  # the ranks form an MPI_COMM_WORLD
+    mpi_library: str = ""  # --mpi; "": what their program uses
+    mpi_why: str = ""  # which one that is, and why; for --dry-run only
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
@@ -203,6 +205,7 @@ class Plan:
             "world_size": self.world_size,
             "preload": list(self.nodes[0].preload),
             "forwarded": sorted(self.nodes[0].environ),
+            **({"mpi": self.mpi_why} if self.mpi else {}),
             "nodes": [
                 {
                     "node": node.index,
@@ -329,6 +332,7 @@ def make_plan(
         run_id,
         tuple(laid_out),
         mpi=spec.backend == "mpi",
+        mpi_library=spec.mpi,
         watched=spec.stall_timeout is not None,
         input_rank=spec.input_rank,
         debug_rank=spec.debug[0] if spec.debug else -1,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
 Bind = Literal["none", "numa", "core", "socket", "exclusive", "core-complex"]
+MpiLibrary = Literal["", "mpich", "openmpi", "intel"]
 Restarts = Literal["judged", "always"]
 FoldChoice = Literal["equal", "numbers", "never"]
 
@@ -136,3 +137,4 @@ class JobSpec:
     report_bindings: bool = False  # say it for each rank
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD
+    mpi: MpiLibrary = ""  # the MPI that they use; "": what their program is found to use

@@ -166,17 +166,21 @@ class Finish(NamedTuple):
 
 
 class MpiWorld(NamedTuple):
-    """Serve PMI-1 to these ranks of the next Start: with ranks on other nodes they form an MPI_COMM_WORLD."""
+    """Serve PMI-1 or PMIx to these ranks of the next Start: with ranks on other nodes they form an MPI_COMM_WORLD."""
 
     number: int  # 0 for the job's own world; others were spawned
     name: str  # unique
     size: int
     first: int  # the MPI rank of the first of `ranks`; the others follow it
-    ranks: list[int]
-    programs: list[int]  # MPI_APPNUM of each: its program's place among those that were spawned together
-    mapping: str  # which MPI ranks share a node, in MPICH's notation
+    ranks: list[int]  # none: the world is on other nodes
+    programs: list[int]  # MPI_APPNUM of all its ranks: their program's place among those that were spawned together
+    hosts: list[str]  # the nodes' names
+    counts: list[int]  # how many ranks each of them has
+    mapping: str  # the same in MPICH's notation
+    parent: list[int]  # the world and MPI rank that spawned it; [] for the job's own
     keys: dict[str, str]  # the initial ones
     interface: str  # by which the nodes reach each other; "" for a single node
+    library: str  # --mpi: "mpich", "intel" or "openmpi"; "": what the ranks' program is found to use
 
 
 class BarrierOut(NamedTuple):
@@ -198,6 +202,22 @@ class MpiReply(NamedTuple):
 
     rank: int
     line: str
+
+
+class PmixReply(NamedTuple):
+    """The answer to a PmixRequest."""
+
+    number: int
+    status: int  # PMIx' own
+    found: Any
+
+
+class PmixFetch(NamedTuple):
+    """A rank on another node wants the data of this MPI rank; answered by PmixFetched."""
+
+    number: int
+    world: int
+    rank: int
 
 
 class DumpStacks(NamedTuple):
@@ -282,6 +302,8 @@ Command = (
     | BarrierOut
     | StartMore
     | MpiReply
+    | PmixReply
+    | PmixFetch
     | Call
     | DumpStacks
     | JobEnded

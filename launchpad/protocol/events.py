@@ -228,10 +228,40 @@ class MpiRequest(NamedTuple):
     lines: list[str]
 
 
-class NoMpi(NamedTuple):
-    """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI."""
+class PmixRequest(NamedTuple):
+    """What ranks of Open MPI need of other nodes, or of the head; answered by a PmixReply."""
 
     time: int
+    number: int  # the node's own
+    verb: str  # fence, connect, disconnect, modex, publish, lookup, unpublish or spawn
+    # [world, MPI rank] each, with rank -1 for a whole world: who takes part, who asks, or (modex) whose data is wanted
+    members: list[list[int]]
+    given: list[Any]
+
+
+class PmixFetched(NamedTuple):
+    """The answer to a PmixFetch."""
+
+    time: int
+    number: int
+    status: int
+    data: str  # in base64
+
+
+class MpiFound(NamedTuple):
+    """Which MPI the ranks of this node use."""
+
+    time: int
+    library: str  # as in MpiWorld
+    why: str
+
+
+class NoMpi(NamedTuple):
+    """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI or PMIx."""
+
+    time: int
+    library: str  # the MPI that was served; "" for all
+    why: str  # why Open MPI was not; "" if it was, or was not needed
 
 
 class OrphansKilled(NamedTuple):
@@ -746,6 +776,9 @@ Event = (
     | BarrierIn
     | MpiRequest
     | NoMpi
+    | PmixRequest
+    | PmixFetched
+    | MpiFound
     | OrphansKilled
     | Suspended
     | StdinTaken

@@ -109,6 +109,11 @@ TABLE = (
     MessageType(events.TopologyRead, "head"),
     MessageType(events.ArrivalTimes, "head"),
     MessageType(events.Hindrances, "head"),
+    MessageType(events.PmixRequest, "head"),
+    MessageType(commands.PmixReply, "agent"),
+    MessageType(commands.PmixFetch, "agent"),
+    MessageType(events.PmixFetched, "head"),
+    MessageType(events.MpiFound, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

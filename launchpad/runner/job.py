@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.console import say_on_stderr
@@ -96,7 +97,7 @@ def run_job(
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:
-        show(cluster.plan)
+        show(replace(cluster.plan, mpi_why=_why_mpi(cluster.plan)) if cluster.plan.mpi else cluster.plan)
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
@@ -115,6 +116,19 @@ def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None
         return None
     taking_part = len(hosts) - spares
     return Membership(taking_part if least == most else least, taking_part, changes=True)
+
+
+def _why_mpi(plan: Plan) -> str:
+    """Which MPI the ranks will use, and why, as far as this machine shows it."""
+    from launchpad import mpi_library
+
+    node = plan.nodes[0]
+    if plan.mpi_library:
+        return f"{mpi_library.NAMES[plan.mpi_library]}: --mpi {plan.mpi_library}"
+    if len(plan.nodes) > 1 or node.interface:
+        return "each node finds out which one its ranks use"
+    library, _, why = mpi_library.which(node.argv, {**os.environ, **node.environ}, node.cwd)
+    return f"{mpi_library.NAMES[library]}: {why}" if library else f"not known: {why}"
 
 
 def _hosts(options: RunOptions) -> tuple[Host, ...]:

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend, Bind, FoldChoice, RestartLimit, Restarts
+from launchpad.job.spec import Backend, Bind, FoldChoice, MpiLibrary, RestartLimit, Restarts
 
 WayIn = Literal["paramiko", "openssh"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
@@ -79,6 +79,7 @@ class RunOptions(NamedTuple):
     no_hooks: bool = False
     preload: str | None = None  # MODULE,…; None: not given
     backend: Backend | None = None
+    mpi: MpiLibrary | None = None  # None: not given
     wdir: str | None = None
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()

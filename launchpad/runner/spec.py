@@ -35,6 +35,8 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             f"--bind {options.bind} and --numa-binding {options.numa_binding} both say how to bind the ranks; "
             "leave one of them out"
         )
+    if options.mpi is not None and options.backend != "mpi":
+        raise UsageError(f"--mpi {options.mpi} says which MPI makes the ranks' world; add --backend mpi")
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")
     log_dir = options.log_dir
@@ -99,6 +101,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         report_bindings=options.report_bindings,
         timeline=options.reports.report is not None,
         backend=options.backend or "",
+        mpi=options.mpi or "",
     )
 
 

@@ -118,7 +118,7 @@ class Team:
             name = f"test-{os.getpid()}-{secrets.token_hex(6)}"
             ranks = list(range(size))
             mapping = mpi.process_mapping([size])
-            self._worlds.add(MpiWorld(0, name, size, 0, ranks, [0] * size, mapping, {}, ""))
+            self._worlds.add(MpiWorld(0, name, size, 0, ranks, [0] * size, [""], [size], mapping, [], {}, "", "mpich"))
         environ = self._environ()
         seed = secrets.randbits(64)
         served = [port.ADDRESS, self._port.number, self._bell.path] if self._port.number > 0 else []

@@ -1,21 +1,32 @@
-"""Serves PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head."""
+"""Serves PMI-1 to this node's ranks: a socket per rank, local barriers, and the messages to and from the head.
+
+For ranks of Open MPI, PMIx takes its place.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ... import linux
+from ... import linux, mpi_library
 from ...protocol.commands import BarrierOut, MpiWorld
-from ...protocol.events import NO_INIT, BarrierIn, MpiRequest, RankFailed
+from ...protocol.events import NO_INIT, BarrierIn, MpiFound, MpiRequest, RankFailed
+from ..host import resources
 from ..outbox import Listener
 from ..poll import Poll
+from ..ranks import rundir
 from . import shm
 from .pmi import Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out
 
+if TYPE_CHECKING:
+    from .pmix_worlds import PmixWorlds
+
 # Variables of a launcher around us. A rank that finds them would join that launcher's world.
-_NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL")
+_NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_MCA_orte_", "OMPI_MCA_ess")
+_USERS = ("PMIX_MCA_", "PMIX_PREFIX", "PMIX_INSTALL_PREFIX")  # settings of PMIx
 
 NO_FINALIZE = "exited with code 0 after MPI_Init, without calling MPI_Finalize"
 
@@ -62,6 +73,10 @@ class NodeWorlds:
         self._sessions: dict[int, PmiSession] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._succeeded = 0  # how many ranks have exited with 0
+        self.pmix: PmixWorlds | None = None  # if the ranks use Open MPI
+        self.library = ""  # the MPI that the ranks use; "" if that is not known, and all are served
+        self.why_not = ""  # why Open MPI is not
+        self._settings: dict[str, str] = {}  # of Open MPI, for each rank, so that a kept image still fits
 
     def add(self, world: MpiWorld) -> None:
         """Add a world whose ranks are about to start. The job's own, number 0, replaces all previous worlds."""
@@ -70,6 +85,8 @@ class NodeWorlds:
         members = self._worlds[world.number] = Members(world)
         self._members.update(dict.fromkeys(world.ranks, members))
         shm.remember(self._folder, world.name)
+        if self.pmix:
+            self.pmix.add(world)
 
     def has(self, rank: int) -> bool:
         """Whether this rank belongs to an MPI world."""
@@ -78,20 +95,84 @@ class NodeWorlds:
     def prepare(self, environ: dict[str, str]) -> None:
         """Adapt the environment that all ranks share, so that MPI finds us and no other launcher."""
         interface = self._worlds[0].world.interface if self._worlds else ""
-        for name in [name for name in environ if name.startswith(_NOT_OURS)]:
+        for name in [name for name in environ if name.startswith(_NOT_OURS) and not name.startswith(_USERS)]:
             del environ[name]
         if interface and not _has_fabric():
             # By default both may pick an interface that doesn't reach the other nodes (pmodels/mpich#7863).
-            environ.setdefault("UCX_NET_DEVICES", interface)
-            environ.setdefault("FI_TCP_IFACE", interface)
+            for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include"):
+                environ.setdefault(name, interface)
+
+    def serve(self, environ: dict[str, str], argv: Sequence[str], cwd: str) -> None:
+        """Begin to serve the MPI that this command line uses; all that are here if that is not known."""
+        world = self._worlds[0].world
+        library, path, why = mpi_library.which(argv, environ, cwd)
+        if world.library and world.library != library:
+            library, path, why = world.library, "", f"--mpi {world.library}"
+        self._outbox.say(MpiFound(time.monotonic_ns(), library, why))
+        self.library = library
+        path = path or mpi_library.open_mpi(environ)
+        if library not in ("", mpi_library.OPEN_MPI) or not (library or path):
+            return
+        libpmix = mpi_library.libpmix(path, environ)
+        if not libpmix:
+            self.why_not = "they use Open MPI, whose libpmix.so.2 was not found" if library else ""
+            return
+        from . import pmix_worlds
+
+        found = pmix_worlds.settings(world, resources.usable_cores(), shm.open_mpis(self._folder))
+        if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
+            found["MPIR_CVAR_PMI_VERSION"] = "1"
+        self._settings = {name: value for name, value in found.items() if name not in environ}
+        host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
+        try:
+            os.makedirs(shm.open_mpis(self._folder), 0o700, exist_ok=True)
+            self.pmix = pmix_worlds.PmixWorlds(
+                self._poll, self._outbox, libpmix, environ, self._pmix_folder, host, self._report_silent
+            )
+        except OSError as error:
+            self.why_not = f"the PMIx server for Open MPI can't be started: {error.strerror}"
+            return
+        self.pmix.add(world)
+
+    @property
+    def _pmix_folder(self) -> str:
+        return os.path.join(self._folder, "pmix")
+
+    def world_of(self, rank: int) -> int:
+        """The number of a rank's world."""
+        return self._members[rank].world.number
+
+    def is_ready(self, world: int) -> bool:
+        """Whether the ranks of this world can start."""
+        return self.pmix is None or world in self.pmix.ready
+
+    def when_ready(self, world: int, begin: Callable[[], None]) -> None:
+        """Call `begin` once the ranks of this world can start."""
+        if self.pmix is None:
+            begin()
+        else:
+            self.pmix.when_ready(world, begin)
+
+    def environ(self, rank: int) -> Mapping[str, str]:
+        """The variables with which a rank finds us."""
+        found = {**self._settings, **self.pmix.environ(rank)} if self.pmix else {}
+        return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}
+
+    @property
+    def own(self) -> set[int]:
+        """The pids of our own processes."""
+        return {self.pmix.pid} if self.pmix else set()
 
     def open(self, rank: int) -> int:
-        """The rank's end of its connection; close it once the rank has it. Raises OSError."""
+        """The rank's end of its connection, or -1; close it once the rank has it. Raises OSError."""
+        if self.library == mpi_library.OPEN_MPI:
+            return -1
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._sockets[rank] = ours
         members = self._members[rank]
-        self._sessions[rank] = PmiSession(members.keys, members.world.programs[members.world.ranks.index(rank)])
+        own = members.world.first + members.world.ranks.index(rank)
+        self._sessions[rank] = PmiSession(members.keys, members.world.programs[own])
         self._poll.watch(ours.fileno(), lambda _: self._read(rank))
         return theirs.detach()
 
@@ -126,8 +207,23 @@ class NodeWorlds:
     def _report_silent(self, rank: int) -> None:
         """Report ranks that exited without calling MPI_Init, once another calls it: it would wait for them forever."""
         silent = self._members[rank].silent
-        while silent and any(session.has_spoken for session in self._world_sessions(rank)):
+        while silent and self._any_spoken(rank):
             self._outbox.say(RankFailed(time.monotonic_ns(), silent.pop(), 1, NO_INIT))
+
+    def _any_spoken(self, rank: int) -> bool:
+        """Whether a local rank of this rank's world has called MPI_Init."""
+        return any(map(self._has_spoken, self._members[rank].world.ranks))
+
+    def _has_spoken(self, rank: int) -> bool:
+        """Whether a rank has called MPI_Init."""
+        by_pmi = rank in self._sessions and self._sessions[rank].has_spoken
+        return by_pmi or (self.pmix is not None and rank in self.pmix.spoken)
+
+    def _is_inside(self, rank: int) -> bool:
+        """Whether a rank has called MPI_Init, but not MPI_Finalize."""
+        session = self._sessions.get(rank)
+        by_pmi = session is not None and session.is_inside(self._world_sessions(rank))
+        return by_pmi or (self.pmix is not None and rank in self.pmix.inside)
 
     def _release(self, members: Members, group: str) -> None:
         for rank in members.leave(group):
@@ -150,24 +246,23 @@ class NodeWorlds:
 
     def exited(self, rank: int, code: int) -> None:
         """A rank has exited. Its last messages are read first."""
+        if self.pmix:
+            self.pmix.pump()
         self._read(rank)
         self._hang_up(rank)
-        if code == 0 and rank in self._sessions:
-            self._check_exit(rank, self._sessions[rank])
         self._succeeded += code == 0
-
-    def _check_exit(self, rank: int, session: PmiSession) -> None:
-        if session.is_inside(self._world_sessions(rank)):
+        if code or rank not in self._members:
+            return
+        if self._is_inside(rank):
             self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, NO_FINALIZE))
-        elif not session.has_spoken:
+        elif not self._has_spoken(rank):
             self._members[rank].silent.append(rank)
             self._report_silent(rank)
 
     @property
     def unused(self) -> bool:
-        """Whether all ranks here have exited with 0 without sending a PMI command."""
-        sessions = self._sessions.values()
-        return self._succeeded == len(sessions) and not any(session.has_spoken for session in sessions)
+        """Whether all ranks here have exited with 0 without calling MPI_Init."""
+        return self._succeeded == len(self._members) and not any(map(self._has_spoken, self._members))
 
     def _world_sessions(self, rank: int) -> list[PmiSession]:
         """The sessions of all local ranks of this rank's world, its own too."""
@@ -187,7 +282,17 @@ class NodeWorlds:
         self._members.clear()
         self._sessions.clear()
         self._succeeded = 0
+        self.why_not = ""
+        if self.pmix:
+            self.pmix.close()
+            self.pmix = None
+            rundir.remove(self._pmix_folder)
         shm.remove(self._folder)
+
+
+def _firsts(world: MpiWorld) -> list[int]:
+    """The first MPI rank on each node."""
+    return [sum(world.counts[:node]) for node in range(len(world.counts))]
 
 
 def _has_fabric() -> bool:

@@ -1,4 +1,4 @@
-"""Removes what killed MPI ranks left in /dev/shm. It is found by the name of their world, which is unique.
+"""Removes what MPI ranks left in /dev/shm. What MPICH left is found by the name of their world, which is unique.
 
 The names are kept in the job's private directory, so that the guard finds them if the agent is gone.
 """
@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import os
 
+from ..ranks import rundir
+
 _SHM = "/dev/shm"
 _MARK = "mpi-"
 
 # MPICH: mpich_shm_WORLD_NODE and mpich_vci_WORLD_NODE (src/mpid/ch4/shm/posix/posix_init.c).
 _KINDS = ("shm", "vci")
+
+
+def open_mpis(folder: str) -> str:
+    """Where this node's ranks of Open MPI put their shared memory; `folder` is the job's."""
+    return os.path.join(_SHM, f"{os.path.basename(folder)}.mpi")
 
 
 def remember(folder: str, name: str) -> None:
@@ -38,6 +45,7 @@ def remove(folder: str) -> None:
                 os.unlink(path)
         except OSError:
             pass
+    rundir.remove(open_mpis(folder))
 
 
 def _world_of(name: str) -> str:

@@ -88,6 +88,7 @@ class Starter:
         """
         self._start = start
         self._stacks = stacks
+        self._may_begin = True
         self._shared = {**os.environ, **start.environ}
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
@@ -96,6 +97,9 @@ class Starter:
             forkserver_client.bring_launchpad(self._shared)
         if self.mpi is not None:
             self.mpi.prepare(self._shared)
+            if start.ranks:
+                self.mpi.serve(self._shared, start.argv, start.cwd)
+            self._may_begin = self.mpi.is_ready(0)
         self._failure = ""
         self._cancelled = 0
         if self._why_cold:
@@ -104,20 +108,43 @@ class Starter:
         if (start.preload or self._kept) and self._forkserver is None:
             self._open_forkserver()
         for entry in start.ranks:
-            if self._forkserver is not None and self._forkserver.state != "off":
+            if (self._forkserver is not None and self._forkserver.state != "off") or not self._may_begin:
                 self._prepare(entry)
             else:
                 self._execute(entry)
                 reap()
-        if self._forkserver is not None and self._forkserver.state == "ready":
+        if self.mpi is not None and not self._may_begin:
+            self.mpi.when_ready(0, self._allow)
+        elif self._forkserver is not None and self._forkserver.state == "ready":
             self._order_all()
         if self._forkserver is None or self._forkserver.state != "importing":
             self._say_ready()
 
     def start_more(self, ranks: list[dict[str, Any]]) -> None:
         """Execute additional ranks."""
-        for entry in ranks:
-            self._execute(entry)
+
+        def begin() -> None:
+            for entry in ranks:
+                self._execute(entry)
+
+        assert self.mpi is not None
+        self.mpi.when_ready(self.mpi.world_of(ranks[0]["rank"]), begin)
+
+    def _allow(self) -> None:
+        """MPI is ready for the ranks."""
+        self._may_begin = True
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the ranks that wait, once MPI and the forkserver are ready for them."""
+        if not self._may_begin:
+            return
+        if self._forkserver is None or self._forkserver.state == "off":
+            waiting, self._waiting = self._waiting, {}
+            for entry, outlets in waiting.values():
+                self._execute(entry, outlets)
+        elif self._forkserver.state == "ready":
+            self._order_all()
 
     @property
     def window(self) -> int:
@@ -202,7 +229,7 @@ class Starter:
         own |= {"LAUNCHPAD_CALL_LINE": self.call_line} if self.call_line else {}
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
-        return own | {"PMI_FD": "3"} if self._in_mpi(entry) else own
+        return {**own, **self.mpi.environ(entry["rank"])} if self.mpi is not None and self._in_mpi(entry) else own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
         return self.mpi is not None and self.mpi.has(entry["rank"])
@@ -321,7 +348,7 @@ class Starter:
             if self._forkserver.streams and self._start.ranks:
                 now = time.monotonic_ns()
                 self._outbox.say(Imported(now, (now - self._opened) / 1e9, list(self._start.preload)))
-            self._order_all()
+            self._begin()
         else:
             self._turn_off(self._forkserver.why_off)
         self._say_ready()
@@ -356,9 +383,7 @@ class Starter:
         opened.cancel_orders()
         if self._waiting:
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
-        waiting, self._waiting = self._waiting, {}
-        for entry, outlets in waiting.values():
-            self._execute(entry, outlets)
+        self._begin()
 
     def _on_bell(self) -> None:
         """A rank requests the store. The first time, listen on its port and fork its process."""

@@ -18,7 +18,17 @@ from launchpad.transport.ssh.bootstrap import FOR_RANKS, PACKAGE
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(_HERE))
-_CONTENTS = ("__init__.py", "_version.py", "linux.py", "agent", "protocol", "forkserver", "image", "rank")
+_CONTENTS = (
+    "__init__.py",
+    "_version.py",
+    "linux.py",
+    "mpi_library.py",
+    "agent",
+    "protocol",
+    "forkserver",
+    "image",
+    "rank",
+)
 
 # With what functions are pickled: both sides have to have the same version.
 _FOR_FUNCTIONS = "cloudpickle"

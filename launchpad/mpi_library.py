@@ -1,0 +1,275 @@
+"""Finds which MPI a program uses, and the libpmix that belongs to it, without running it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+OPEN_MPI, MPICH, INTEL = "openmpi", "mpich", "intel"
+NAMES = {OPEN_MPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
+
+# The names of an MPI library, as mpi4py looks for it (mpi4py/_mpiabi.py) and as programs are linked with it.
+_LOADED = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
+_LINKED = re.compile(r"libmpi(ch)?\.so(\.\d+)*")
+_PMIX = re.compile(r"libpmix\.so\.\d+")
+
+# Every program needs these, and they need no MPI.
+_SYSTEM = re.compile(r"(libc|libm|libdl|librt|libpthread|libutil|libstdc\+\+|libgcc_s|ld-linux.*)\.so.*")
+
+_FOLDERS = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
+
+
+class Mpi(NamedTuple):
+    """The MPI that a program uses."""
+
+    library: str  # "openmpi", "mpich" or "intel"; "" if it is not known
+    path: str  # its libmpi; "" if that is not known
+    why: str  # as a clause: "a.out is linked with /usr/lib/libmpi.so.40"
+
+
+class Elf(NamedTuple):
+    """What an ELF file says about the libraries that it needs."""
+
+    needed: list[str]
+    rpath: list[str]  # for the libraries that its own ones need too
+    runpath: list[str]
+    names: bytes  # of its symbols
+
+    @property
+    def library(self) -> str:
+        """Which MPI it is."""
+        if b"ompi_mpi_comm_self" in self.names:
+            return OPEN_MPI
+        return INTEL if b"I_MPI_Check_image_status" in self.names else MPICH
+
+
+def read_elf(path: str) -> Elf | None:
+    """The dynamic section of a 64-bit file in this byte order (elf(5)); None for any other file."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(64)
+            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+                return None
+            start, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+            file.seek(start)
+            table = file.read(size * count)
+            loads, dynamic = [], (0, 0)
+            for at in range(0, size * count, size):
+                kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
+                if kind == 1:
+                    loads.append((address, offset, length))
+                elif kind == 2:
+                    dynamic = (offset, length)
+            file.seek(dynamic[0])
+            entries = list(struct.iter_unpack("<qQ", file.read(dynamic[1] // 16 * 16)))
+            values = dict(entries)
+            strings = values.get(5, 0)
+            offset = next(
+                (offset + strings - address for address, offset, length in loads if 0 <= strings - address < length), -1
+            )
+            if offset < 0:
+                return None
+            file.seek(offset)
+            names = file.read(values.get(10, 0))
+    except (OSError, ValueError, OverflowError, struct.error):  # damaged offsets
+        return None
+
+    def text(at: int) -> str:
+        return os.fsdecode(names[at : names.find(b"\0", at)])
+
+    def paths(tag: int) -> list[str]:
+        origin = os.path.dirname(os.path.realpath(path))
+        listed = text(values[tag]).split(":") if tag in values else []
+        return [one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for one in listed if one]
+
+    return Elf([text(value) for tag, value in entries if tag == 1], paths(15), paths(29), names)
+
+
+class Search:
+    """Where the dynamic linker looks for libraries, with these variables."""
+
+    def __init__(self, environ: Mapping[str, str], cache: str = "/etc/ld.so.cache") -> None:
+        self._folders = [folder for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+        self._cache = cache
+
+    def find(self, name: str, rpath: Sequence[str] = (), runpath: Sequence[str] = ()) -> str:
+        """The path of a library, or ""."""
+        if "/" in name:
+            return name if os.path.isfile(name) else ""
+        for folder in (*rpath, *self._folders, *runpath):
+            if os.path.isfile(os.path.join(folder, name)):
+                return os.path.join(folder, name)
+        cached = _cached(self._cache).get(name)
+        places = [cached] if cached else [os.path.join(folder, name) for folder in _FOLDERS]
+        return next((place for place in places if os.path.isfile(place)), "")
+
+    def needed(self, path: str, wanted: re.Pattern[str]) -> str:
+        """The first library of a wanted name that a file needs, directly or not; ""."""
+        return next((found for name, found in self.libraries(path) if wanted.fullmatch(name)), "")
+
+    def libraries(self, path: str) -> Iterator[tuple[str, str]]:
+        """The names and paths of the libraries that a file needs, directly or not, those of the system aside."""
+        seen = {path}
+        queue: list[tuple[str, list[str]]] = [(path, [])]
+        while queue:
+            at, inherited = queue.pop(0)
+            elf = read_elf(at)
+            if elf is None:
+                continue
+            rpath = [] if elf.runpath else [*elf.rpath, *inherited]
+            for name in elf.needed:
+                found = "" if _SYSTEM.fullmatch(name) else self.find(name, rpath, elf.runpath)
+                if found and found not in seen:
+                    seen.add(found)
+                    queue.append((found, rpath))
+                    yield name, found
+
+
+@functools.cache
+def _cached(path: str) -> dict[str, str]:
+    """The libraries in ld.so's cache (sysdeps/generic/dl-cache.h of glibc), by name."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    start = data.find(b"glibc-ld.so.cache1.1")
+    if start < 0 or len(data) < start + 48:
+        return {}
+    (count,) = struct.unpack_from("<I", data, start + 20)
+    found: dict[str, str] = {}
+    for at in range(start + 48, min(start + 48 + 24 * count, len(data) - 23), 24):
+        _, key, value = struct.unpack_from("<iII", data, at)
+        name, place = (os.fsdecode(data[start + one : data.find(b"\0", start + one)]) for one in (key, value))
+        found.setdefault(name, place)
+    return found
+
+
+def which(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Mpi:
+    """The MPI that a command will use."""
+    program = executable(argv[0], environ, cwd)
+    words = _interpreter(program)
+    if re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(argv[0])):
+        return of_python(program, environ)
+    if words:
+        if os.path.basename(words[0]) == "env" and len(words) > 1:
+            words = words[1:]
+        if re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(words[0])):
+            return of_python(executable(words[0], environ, cwd), environ)
+    path = Search(environ).needed(program, _LINKED)
+    elf = read_elf(path) if path else None
+    if elf is None:
+        return Mpi("", "", f"{argv[0]} is not linked with MPI")
+    return Mpi(elf.library, path, f"{argv[0]} is linked with {path}")
+
+
+def executable(name: str, environ: Mapping[str, str], cwd: str) -> str:
+    """The path of a command."""
+    if "/" in name:
+        return os.path.join(cwd, name)
+    for folder in environ.get("PATH", os.defpath).split(":"):
+        path = os.path.join(cwd, folder, name)
+        if os.access(path, os.X_OK) and os.path.isfile(path):
+            return path
+    return name
+
+
+def _interpreter(path: str) -> list[str]:
+    """What the first line of a script says."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return []
+    return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
+
+
+def of_python(python: str, environ: Mapping[str, str]) -> Mpi:
+    """The MPI that mpi4py will load."""
+    prefixes = list(_prefixes(python))
+    folder = _mpi4py(prefixes, environ)
+    if not folder:
+        return Mpi("", "", "mpi4py is not installed")
+    search = Search(environ)
+    modules = sorted(name for name in os.listdir(folder) if re.fullmatch(r"MPI\..*\.so", name))
+    built = [name for name in modules if not re.match(r"MPI\.(openmpi|mpich|mpiabi|impi)\.", name)]
+    if built:  # for one MPI
+        path = search.needed(os.path.join(folder, built[0]), _LINKED)
+        return _named(path, f"mpi4py is linked with {path}") if path else Mpi("", "", "mpi4py's MPI library is missing")
+    wanted = re.sub("[ _-]", "", environ.get("MPI4PY_MPIABI", "")).lower()
+    if wanted:
+        library = {"openmpi": OPEN_MPI, "mpich": MPICH, "impi": MPICH}.get(wanted, "")
+        path = next(
+            (search.needed(os.path.join(folder, name), _LINKED) for name in modules if f".{wanted}." in name), ""
+        )
+        return Mpi(library, path, f"MPI4PY_MPIABI is {environ['MPI4PY_MPIABI']}")
+    listed = environ.get("MPI4PY_LIBMPI", "")
+    places = listed.split(":") if listed else [*(f"{prefix}/lib" for prefix in prefixes if prefix != "/usr"), ""]
+    for place in places:
+        names = [os.path.join(place, name) for name in _LOADED] if not place or os.path.isdir(place) else [place]
+        for name in names:
+            path = search.find(name)
+            if path and read_elf(path):  # else it is a linker script
+                return _named(path, "MPI4PY_LIBMPI is " + listed if listed else f"mpi4py will load {path}")
+    return Mpi("", "", "mpi4py finds no MPI library")
+
+
+def _named(path: str, why: str) -> Mpi:
+    elf = read_elf(path)
+    return Mpi(elf.library if elf else "", path, why)
+
+
+def _prefixes(python: str) -> Iterator[str]:
+    """Where an interpreter and its packages are installed: its virtual environment, the user's folder, its own."""
+    own = os.path.dirname(os.path.dirname(os.path.abspath(python)))
+    base = os.path.dirname(os.path.dirname(os.path.realpath(python)))
+    try:
+        with open(os.path.join(own, "pyvenv.cfg")) as file:
+            yield own
+            if "include-system-site-packages = true" not in file.read():
+                return
+    except OSError:
+        pass
+    yield os.path.expanduser("~/.local")
+    yield base
+
+
+def _mpi4py(prefixes: Sequence[str], environ: Mapping[str, str]) -> str:
+    import glob
+
+    for folder in environ.get("PYTHONPATH", "").split(":"):
+        if folder and os.path.isdir(os.path.join(folder, "mpi4py")):
+            return os.path.join(folder, "mpi4py")
+    for prefix in prefixes:
+        for pattern in (f"{prefix}/lib*/python3*/site-packages", f"{prefix}/lib/python3/dist-packages"):
+            for site in sorted(glob.glob(pattern)):
+                for folder in (site, *_added(site)):
+                    if os.path.isdir(os.path.join(folder, "mpi4py")):
+                        return os.path.join(folder, "mpi4py")
+    return ""
+
+
+def _added(site: str) -> Iterator[str]:
+    """The folders that a folder of packages adds to the path (*.pth of site)."""
+    for name in sorted(os.listdir(site)):
+        if name.endswith(".pth"):
+            with open(os.path.join(site, name), errors="replace") as file:
+                yield from (os.path.join(site, line.strip()) for line in file if not line.startswith(("import", "#")))
+
+
+def open_mpi(environ: Mapping[str, str]) -> str:
+    """The libmpi of an Open MPI where the dynamic linker finds one, or ""."""
+    return Search(environ).find("libmpi.so.40")
+
+
+def libpmix(libmpi: str, environ: Mapping[str, str]) -> str:
+    """The libpmix of an Open MPI, or ""; `libmpi` may be unknown ("")."""
+    search = Search(environ)
+    found = search.needed(libmpi, _PMIX) if libmpi else ""
+    folder = os.path.dirname(os.path.realpath(libmpi)) if libmpi else ""
+    beside = [os.path.join(folder, *words) for words in ((), ("openmpi",), ("pmix", "lib"))] if folder else []
+    return found or search.find("libpmix.so.2", beside)

@@ -1,0 +1,235 @@
+"""PMIx without any MPI: which MPI a program uses, and the head's part in worlds of Open MPI."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launchpad import mpi_library
+from launchpad.head.pmix import PmixExchange
+from launchpad.protocol.commands import PmixFetch, PmixReply
+from launchpad.protocol.events import PmixFetched, PmixRequest
+
+# Which MPI.
+
+SYMBOLS = {"openmpi": "ompi_mpi_comm_self", "intel": "I_MPI_Check_image_status", "mpich": "MPI_Init"}
+
+
+def elf(
+    path: Path, needed: Sequence[str] = (), *, rpath: str = "", runpath: str = "", symbols: Sequence[str] = ()
+) -> Path:
+    """Write a file with a dynamic section that needs these libraries, and no code."""
+    strings = b"\0"
+    entries = []
+    for tag, text in [*((1, name) for name in needed), (15, rpath), (29, runpath), (0, "\0".join(symbols))]:
+        if text:
+            entries += [(tag, len(strings))] if tag else []
+            strings += text.encode() + b"\0"
+    base = 64 + 2 * 56
+    entries += [(5, base), (10, len(strings)), (0, 0)]
+    dynamic = b"".join(struct.pack("<qQ", *entry) for entry in entries)
+    size = base + len(strings) + len(dynamic)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0
+    )
+    load = struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 1)
+    at = base + len(strings)
+    section = struct.pack("<IIQQQQQQ", 2, 4, at, at, at, len(dynamic), len(dynamic), 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(head + load + section + strings + dynamic)
+    path.chmod(0o755)
+    return path
+
+
+def libmpi(folder: Path, kind: str) -> Path:
+    return elf(folder / ("libmpi.so.40" if kind == "openmpi" else "libmpi.so.12"), symbols=[SYMBOLS[kind]])
+
+
+@pytest.mark.parametrize("kind", SYMBOLS)
+def test_a_program_uses_what_it_is_linked_with(tmp_path: Path, kind: str) -> None:
+    library = libmpi(tmp_path / "lib", kind)
+    elf(tmp_path / "lib" / "libsolve.so", [library.name, "libc.so.6"])
+    program = elf(tmp_path / "bin" / "solve", ["libsolve.so"], rpath="$ORIGIN/../lib")
+    found = mpi_library.which(["./solve"], {}, str(program.parent))
+    assert (found.library, Path(found.path).samefile(library)) == (kind, True)
+    assert found.why == f"./solve is linked with {found.path}"
+
+
+def test_the_linkers_order(tmp_path: Path) -> None:
+    """RPATH, LD_LIBRARY_PATH, RUNPATH; and RUNPATH is not for the libraries of libraries."""
+    for name in ("one", "two"):
+        libmpi(tmp_path / name, "openmpi")
+    variables = {"LD_LIBRARY_PATH": str(tmp_path / "two")}
+    for where, expected in (("rpath", "one"), ("runpath", "two")):
+        program = elf(tmp_path / where, ["libmpi.so.40"], **{where: str(tmp_path / "one")})
+        found = mpi_library.which([str(program)], variables, "/")
+        assert Path(found.path).parent.name == expected
+    elf(tmp_path / "one" / "libinner.so", ["libmpi.so.99"])
+    elf(tmp_path / "one" / "libmpi.so.99", symbols=["MPI_Init"])
+    program = elf(tmp_path / "outer", ["libinner.so"], runpath=str(tmp_path / "one"))
+    assert mpi_library.which([str(program)], {}, "/").library == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + b"\xff" * 90, b"#!/bin/sh\n", b"#!"])
+def test_any_other_file_tells_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    found = mpi_library.which([str(tmp_path / "file")], {}, "/")
+    assert (found.library, found.why) == ("", f"{tmp_path}/file is not linked with MPI")
+    assert mpi_library.which(["/no/such/file"], {}, "/").library == ""
+
+
+def environment(folder: Path, modules: Sequence[str]) -> Path:
+    """A virtual environment with an mpi4py of these modules, which are for Open MPI or MPICH. Returns its Python."""
+    (folder / "pyvenv.cfg").parent.mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    for name in modules:
+        needed = "libmpi.so.12" if "mpich" in name else "libmpi.so.40"
+        elf(folder / "lib" / "python3.11" / "site-packages" / "mpi4py" / f"MPI{name}.cpython-311.so", [needed])
+    (folder / "bin").mkdir()
+    return elf(folder / "bin" / "python3")
+
+
+def test_what_mpi4py_will_load(tmp_path: Path) -> None:
+    python = str(environment(tmp_path / "env", [".mpich", ".openmpi"]))
+    (tmp_path / "env" / "lib" / "libmpi.so").write_text(
+        "INPUT(libmpi.so.40)"
+    )  # a linker's script, which can't be loaded
+    own = libmpi(tmp_path / "env" / "lib", "openmpi")
+    other = libmpi(tmp_path / "other", "mpich")
+
+    def found(**variables: str) -> tuple[str, str, str]:
+        return mpi_library.which([python, "-u", "solve.py"], variables, "/")
+
+    assert found() == ("openmpi", str(own), f"mpi4py will load {own}")
+    for value in (str(other), str(other.parent)):
+        assert found(MPI4PY_LIBMPI=value) == ("mpich", str(other), f"MPI4PY_LIBMPI is {value}")
+    assert found(MPI4PY_MPIABI="MPICH", LD_LIBRARY_PATH=str(other.parent)) == (
+        *("mpich", str(other)),
+        "MPI4PY_MPIABI is MPICH",
+    )
+    script = tmp_path / "script"
+    script.write_text(f"#!{python}\n")
+    assert mpi_library.which([str(script)], {}, "/").library == "openmpi"
+
+
+def test_an_mpi4py_that_was_built_for_one_mpi(tmp_path: Path) -> None:
+    python = str(environment(tmp_path / "env", [""]))
+    library = libmpi(tmp_path / "lib", "openmpi")
+    variables = {"LD_LIBRARY_PATH": str(library.parent), "MPI4PY_MPIABI": "mpich"}
+    assert mpi_library.which([python], variables, "/") == ("openmpi", str(library), f"mpi4py is linked with {library}")
+    assert mpi_library.which([python], {}, "/").library in ("", "openmpi")  # the system's, if there is one
+
+
+def test_where_there_is_no_mpi4py(tmp_path: Path) -> None:
+    assert mpi_library.which([str(environment(tmp_path / "env", []))], {}, "/") == ("", "", "mpi4py is not installed")
+
+
+def test_the_libpmix_of_an_open_mpi(tmp_path: Path) -> None:
+    inner = elf(tmp_path / "needed" / "lib" / "openmpi" / "libpmix.so.2")
+    linked = elf(tmp_path / "needed" / "lib" / "libmpi.so.40", ["libpmix.so.2"], runpath="$ORIGIN/openmpi")
+    assert Path(mpi_library.libpmix(str(linked), {})).samefile(inner)
+    library = libmpi(tmp_path / "beside", "openmpi")
+    beside = elf(library.parent / "libpmix.so.2")
+    assert Path(mpi_library.libpmix(str(library), {})).samefile(beside)
+
+
+def test_a_damaged_cache_of_the_linker(tmp_path: Path) -> None:
+    for content in (b"", b"glibc-ld.so.cache1.1", b"glibc-ld.so.cache1.1" + b"\xff" * 100):
+        (tmp_path / "cache").write_bytes(content)
+        mpi_library._cached.cache_clear()
+        assert mpi_library.Search({}, str(tmp_path / "cache")).find("libnothing.so.7") == ""
+    mpi_library._cached.cache_clear()
+
+
+# The head's part.
+
+
+def exchange() -> PmixExchange:
+    """A world of ranks 0 and 1 on node 0, and rank 2 on node 1."""
+    made = PmixExchange()
+    made.add([0, 0, 1])
+    return made
+
+
+def request(number: int, verb: str, members: list[list[int]], *given: Any) -> PmixRequest:
+    return PmixRequest(0, number, verb, members, list(given))
+
+
+def test_a_fence_ends_when_all_its_nodes_are_in_and_brings_what_they_gave() -> None:
+    made = exchange()
+    assert made.on(1, request(7, "fence", [[0, -1]], "Yg==")) == []
+    assert made.waits_for(0)
+    assert not made.waits_for(1)
+    found = {"fence": ["Yg==", "YQ=="]}
+    assert made.on(0, request(3, "fence", [[0, -1]], "YQ==")) == [
+        (1, PmixReply(7, 0, found)),
+        (0, PmixReply(3, 0, found)),
+    ]
+    assert made.on(1, request(8, "fence", [[0, -1]], "Yg==")) == []
+    assert not made.waits_for(0)  # it has passed MPI_Init
+
+
+def test_fences_of_some_ranks_and_of_two_worlds() -> None:
+    made = exchange()
+    made.add([0])
+    assert made.on(0, request(1, "connect", [[0, 2], [1, -1]])) == []
+    assert made.on(0, request(2, "fence", [[0, 2], [0, 0]], "")) == []
+    assert [to for to, _ in made.on(1, request(1, "connect", [[1, -1], [0, 2]]))] == [0, 1]
+    assert [to for to, _ in made.on(1, request(2, "fence", [[0, 0], [0, 2]], ""))] == [0, 1]
+
+
+def test_data_of_a_rank_on_another_node() -> None:
+    made = exchange()
+    assert made.on(0, request(5, "modex", [[0, 2]])) == [(1, PmixFetch(1, 0, 2))]
+    assert made.fetched(PmixFetched(0, 1, 0, "eA==")) == [(0, PmixReply(5, 0, "eA=="))]
+    assert made.fetched(PmixFetched(0, 1, 0, "eA==")) == []
+
+
+def test_published_values() -> None:
+    made = exchange()
+    assert made.on(1, request(1, "lookup", [[0, 2]], False, ["a"])) == [(1, PmixReply(1, -46, []))]
+    assert made.on(1, request(2, "lookup", [[0, 2]], True, ["a"])) == []
+    assert made.on(0, request(1, "publish", [[0, 1]], False, [["a", 3, "eA=="]])) == [
+        (0, PmixReply(1, 0, None)),
+        (1, PmixReply(2, 0, [[0, 1, "a", 3, "eA=="]])),
+    ]
+    assert made.on(0, request(2, "publish", [[0, 1]], True, [["a", 3, "eA=="]])) == [(0, PmixReply(2, -53, None))]
+    made.on(0, request(3, "unpublish", [[0, 1]], ["a"]))
+    made.on(0, request(4, "publish", [[0, 1]], True, [["a", 3, "eQ=="]]))  # to be read once
+    for number, status in ((5, 0), (6, -46)):
+        ((_, reply),) = made.on(0, request(number, "lookup", [[0, 0]], False, ["a"]))
+        assert isinstance(reply, PmixReply)
+        assert reply.status == status
+
+
+@pytest.mark.parametrize(
+    ("node", "members"),
+    [
+        (0, []),
+        (0, [[1, 0]]),
+        (0, [[0, 3]]),
+        (0, [[0, -2]]),
+        (0, [[0]]),
+        (1, [[0, 0]]),
+        (2, [[0, -1]]),
+        (0, [[0, -1]] * 2),
+    ],
+)
+def test_impossible_requests_are_recognised(node: int, members: list[list[int]]) -> None:
+    made = exchange()
+    assert not made.makes_sense(node, request(1, "publish", members, False, []))
+    assert made.makes_sense(0, request(1, "publish", [[0, 0]], False, []))
+    assert made.makes_sense(0, request(1, "modex", [[0, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"), [("fence", []), ("publish", [True, [["a", "3", ""]]]), ("lookup", [0, ["a"]]), ("other", [])]
+)
+def test_malformed_requests(verb: str, given: list[Any]) -> None:
+    with pytest.raises(ValueError, match=re.escape(verb)):
+        exchange().on(0, request(1, verb, [[0, 0]], *given))
