@@ -57,6 +57,12 @@ def lines(found: list[CheckupRow]) -> Iterator[str]:
             yield f"{'':<{width}}        try: {printable(row.remedy)}"
 
 
+def notes(seen: Examination, findings: list[Finding]) -> Iterator[str]:
+    """A line for each finding, for a job that is about to start."""
+    for one in findings:
+        yield printable(f"{_names(seen, one)}: {one.text}" + (f"; try: {one.remedy}" if one.remedy else ""))
+
+
 def table(found: list[CheckupRow]) -> Table:
     """For a terminal."""
     from rich.text import Text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import median
 
 from launchpad.doctor.seen import Examination, Finding, Level, Pair, listed, size
@@ -140,7 +140,7 @@ def interface_of(seen: Examination, place: int) -> str:
 
 def _ways(seen: Examination) -> Iterator[Finding]:
     cut = {pair for pair, way in seen.ways.items() if not way.address}
-    for places, pairs, kind in by_host(seen, cut):
+    for places, pairs, kind in by_host(seen, cut, seen.ways):
         why = _why([seen.ways[pair] for pair in pairs])
         families = _families(seen, places[-1]) if kind == "pair" else ""
         match kind:
@@ -189,14 +189,16 @@ def _outward(seen: Examination, place: int) -> list[str]:
     return [one.address for one in seen.hosts[place].network.inlets if _is_outward(one)]
 
 
-def by_host(seen: Examination, wrong: set[Pair]) -> Iterator[tuple[tuple[int, ...], list[Pair], str]]:
-    """Whom to name for these pairs: a host if all of its ways in ("in"), out ("out") or both ("all") are among them.
+def by_host(
+    seen: Examination, wrong: set[Pair], measured: Collection[Pair]
+) -> Iterator[tuple[tuple[int, ...], list[Pair], str]]:
+    """Whom to name for these of the pairs that were measured: a host if all its ways in, out or both are among them.
 
-    Yields who it is, those of the pairs, and the kind; what is left are single pairs ("pair").
+    Yields who it is, which pairs, and "in", "out" or "all"; then each "pair" that is left.
     """
     left = set(wrong)
-    ins = {place: {pair for pair in seen.ways if pair[1] == place} for place in seen.present}
-    outs = {place: {pair for pair in seen.ways if pair[0] == place} for place in seen.present}
+    ins = {place: {pair for pair in measured if pair[1] == place} for place in seen.present}
+    outs = {place: {pair for pair in measured if pair[0] == place} for place in seen.present}
     # A host counts only with two others at least: of two hosts, it is the pair.
     suspects = [place for place in seen.present if len(ins[place]) > 1] if len(seen.present) > 2 else []
     kinds: tuple[tuple[str, Callable[[int], set[Pair]]], ...] = (
@@ -236,7 +238,7 @@ def _packets(seen: Examination) -> Iterator[Finding]:
             yield Finding("warn", (place,), "packets", text, f"sudo ip link set dev {name} mtu {usual}")
     # A large one must be able to come through for it to mean something.
     holes = {pair for pair, way in seen.ways.items() if way.passes == 0 and way.answered >= 0.9 * way.sent > 0}
-    for places, pairs, kind in by_host(seen, holes):
+    for places, pairs, kind in by_host(seen, holes, {pair for pair, way in seen.ways.items() if way.passes >= 0}):
         way = seen.ways[pairs[0]]
         where = _where(seen, places, pairs, kind)
         text = f"packets of {way.packet} bytes get lost, small ones don't (MTU): {where}; large transfers would hang"
@@ -280,7 +282,7 @@ def _loss(seen: Examination) -> Iterator[Finding]:
     for at in (0, 1):
         for place in seen.present:
             wrong |= _lossy([pair for pair in counts if pair[at] == place], counts)
-    for places, pairs, kind in by_host(seen, wrong):
+    for places, pairs, kind in by_host(seen, wrong, counts):
         gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
         level: Level = "bad" if gone >= TOO_LOSSY * sent else "warn"
         where = _where(seen, places, pairs, kind)
@@ -307,7 +309,7 @@ def _latency(seen: Examination) -> Iterator[Finding]:
         for pair, seconds in times.items()
         if seconds > LATE_SECONDS or (seconds > LATE_AT_LEAST and seconds > LATE_FACTOR * usual)
     }
-    for places, pairs, kind in by_host(seen, wrong):
+    for places, pairs, kind in by_host(seen, wrong, times):
         shortest = min(times[pair] for pair in pairs)
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]
         others = f", elsewhere {_time(median(rest))}" if rest else ""
@@ -329,7 +331,7 @@ def slow(rates: Mapping[Pair, float], ways: Mapping[Pair, Probed]) -> set[Pair]:
 
 def _speed(seen: Examination) -> Iterator[Finding]:
     wrong = slow(seen.rates, seen.ways)
-    for places, pairs, kind in by_host(seen, wrong):
+    for places, pairs, kind in by_host(seen, wrong, seen.rates):
         best = max(seen.rates[pair] for pair in pairs)
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)

@@ -47,6 +47,7 @@ class Examination(NamedTuple):
     not_reduced: Mapping[str, str] = {}  # by backend, why there was none
     environ: Mapping[str, str] = {}  # the ranks' own variables
     cwd: str = ""
+    torch: bool = True  # whether ranks need it
     seconds: float = 0.0
 
     @property

@@ -29,7 +29,7 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
         ),
     )
     yield from _odd(
-        {place: one.torch for place, one in found.items()},
+        {place: one.torch for place, one in found.items() if seen.torch},
         lambda place, mine, usual: Finding(
             "bad",
             (place,),

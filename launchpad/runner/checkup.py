@@ -13,9 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from launchpad.console.checkup_table import notes
+from launchpad.console.console import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
+from launchpad.doctor.judge import judge
 from launchpad.doctor.network import slow
-from launchpad.doctor.seen import Examination, HostSeen, Pair
+from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
+from launchpad.errors import NodeError
 from launchpad.head import own_signals
 from launchpad.job.hosts import Host
 from launchpad.job.user_environment import forwarded
@@ -23,7 +27,7 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import Checked
 from launchpad.protocol.health import Probed, facts_of
-from launchpad.runner.options import HostOptions
+from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
 
 if TYPE_CHECKING:
@@ -141,6 +145,7 @@ def check_up(
     *,
     quick: bool = False,
     code: bool = True,
+    torch: bool = True,
     cwd: str | None = None,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
@@ -148,6 +153,7 @@ def check_up(
     """Check these hosts, or this machine. Raises UsageError.
 
     `quick`: without the speed of the network, and without an all_reduce. `code`: compare that in the working folder.
+    `torch`: the ranks need it.
     """
     began = time.monotonic()
     named = hosts or (Host("localhost", here=True),)
@@ -182,8 +188,32 @@ def check_up(
         not_reduced=failed,
         environ=variables,
         cwd=folder,
+        torch=torch,
         seconds=time.monotonic() - began,
     )
+
+
+def refuse_unfit(
+    hosts: Sequence[Host], options: RunOptions, cwd: str, *, torch: bool, environ: Mapping[str, str] | None = None
+) -> None:
+    """Check the hosts of a job quickly (--check), and show what is not well. Raises NodeError if it can't run there."""
+    seen = check_up(
+        *(hosts, options.hosts, options.python),
+        quick=True,
+        code=not options.hosts.sync,
+        torch=torch,
+        cwd=cwd,
+        environ=environ,
+        quiet=options.reports.quiet,
+    )
+    findings = judge(seen)
+    if bad := [one for one in findings if one.level == "bad"]:
+        concerned = listed(sorted({seen.hosts[place].shown for one in bad for place in one.hosts}))
+        text = "\n  ".join([f"no job can run on {concerned}, so nothing was started:", *notes(seen, bad)])
+        raise NodeError(text)
+    if not options.reports.quiet:
+        for note in notes(seen, findings):
+            say_on_stderr(note)
 
 
 def _open(
