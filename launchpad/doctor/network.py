@@ -51,9 +51,9 @@ def _clocks(seen: Examination) -> Iterator[Finding]:
         off = skew - usual
         if abs(off) - seen.hosts[place].uncertain < SKEW_SECONDS:
             continue
-        way = "ahead" if off > 0 else "behind"
+        way = "ahead of" if off > 0 else "behind"
         whose = "the other hosts" if len(skews) > 1 else "this machine"
-        text = f"its clock is {_time(abs(off))} {way} of {whose}: times of files and certificates look wrong"
+        text = f"its clock is {_time(abs(off))} {way} {whose}: times of files and certificates look wrong"
         yield Finding("warn", (place,), "clock", text, "sudo chronyc makestep, or sudo timedatectl set-ntp true")
 
 
@@ -142,7 +142,6 @@ def _ways(seen: Examination) -> Iterator[Finding]:
     cut = {pair for pair, way in seen.ways.items() if not way.address}
     for places, pairs, kind in by_host(seen, cut, seen.ways):
         why = _why([seen.ways[pair] for pair in pairs])
-        families = _families(seen, places[-1]) if kind == "pair" else ""
         match kind:
             case "all":
                 text = f"no other host reaches it, and it reaches none: {why}"
@@ -155,7 +154,7 @@ def _ways(seen: Examination) -> Iterator[Finding]:
                 both = (places[1], places[0]) in cut
                 text = f"{one} and {other} can't reach each other" if both else f"{one} can't reach {other}"
                 text += f": {why}"
-        yield Finding("bad", places, "ways", f"{text}{families}", _opens(seen, pairs[0]))
+        yield Finding("bad", places, "ways", text + _families(seen, pairs[0]), _opens(seen, pairs[0]))
 
 
 def _why(ways: Iterable[Probed]) -> str:
@@ -165,13 +164,14 @@ def _why(ways: Iterable[Probed]) -> str:
     return listed([f"{why} at {address}" for address, why in reasons.items()], 3)
 
 
-def _families(seen: Examination, place: int) -> str:
-    own = {ipaddress.ip_address(one.address).version for one in seen.hosts[place].network.inlets if _is_outward(one)}
-    return f" (it has IPv{own.pop()} only)" if len(own) == 1 else ""
-
-
-def _is_outward(inlet: object) -> bool:
-    return not _is_loopback(getattr(inlet, "address", "127.0.0.1"))
+def _families(seen: Examination, pair: Pair) -> str:
+    """Why two hosts can't meet whatever lies between them."""
+    one, other = ({ipaddress.ip_address(found).version for found in _outward(seen, place)} for place in pair)
+    if one & other or not (one and other):
+        return ""
+    names = (seen.hosts[place].shown for place in pair)
+    has = [f"{name} has IPv{found.pop()} only" for name, found in zip(names, (one, other), strict=True)]
+    return f" ({', '.join(has)})"
 
 
 def _opens(seen: Examination, pair: Pair) -> str:
@@ -186,7 +186,7 @@ def _opens(seen: Examination, pair: Pair) -> str:
 
 
 def _outward(seen: Examination, place: int) -> list[str]:
-    return [one.address for one in seen.hosts[place].network.inlets if _is_outward(one)]
+    return [one.address for one in seen.hosts[place].network.inlets if not _is_loopback(one.address)]
 
 
 def by_host(
@@ -268,7 +268,9 @@ def lost(seen: Examination) -> dict[Pair, tuple[int, int]]:
     result = {}
     for (start, to), way in seen.ways.items():
         back = seen.ways.get((to, start))
-        if back is None or not (heard.get((start, to)) and heard.get((to, start))):
+        if not (way.address and back and back.address):
+            continue
+        if not (heard.get((start, to)) and heard.get((to, start))):
             continue  # UDP is filtered, which is no loss
         there = way.sent - heard[start, to], way.sent
         answers = heard[to, start] - back.answered, heard[to, start]

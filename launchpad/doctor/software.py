@@ -34,9 +34,7 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
             "bad",
             (place,),
             "software",
-            f"its torch is {mine}, that of the others {usual or 'missing'}"
-            if mine
-            else f"no torch; others have {usual}",
+            f"its torch is {mine or 'missing'}, that of the others {usual or 'missing'}",
             f"{pip[place]} torch=={usual}" if usual else "install it on all hosts, or on none",
         ),
     )

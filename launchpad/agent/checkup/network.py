@@ -43,6 +43,7 @@ _SECRET_BYTES = 32
 _REACH, _STREAM = b"r", b"s"
 _HEAD = struct.Struct("!BII")  # of a datagram, after the secret: whether it is a large one, the sender, its number
 _SMALL, _LARGE = 0, 1
+_LARGEST_PACKET = (1 << 16) - 1
 
 _SIOCGIFMTU = 0x8921
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
@@ -247,7 +248,7 @@ class _Exchange:
         self.socket.connect((inlet.address, max(inlet.udp, 1)))
         self.interface = _interface_of(self.socket.getsockname()[0])
         mtus = [mtu for mtu in (inlet.mtu, mtu_of(self.interface)) if mtu > 0]
-        self.packet = min(mtus, default=-1)
+        self.packet = min([*mtus, _LARGEST_PACKET]) if mtus else -1
         self._filled = self.packet - _HEADERS[family] - _HEAD.size - _SECRET_BYTES
         self.sent = 0
         self.answered: set[int] = set()
