@@ -62,6 +62,7 @@ class HostAnswers:
         self.skews: dict[int, tuple[float, float]] = {}  # seconds, and by how many at most that is wrong
         self.awaited: set[tuple[int, str]] = set()
         self._due: dict[tuple[int, str], float] = {}
+        self._limits: dict[str, float] = {}
         self._asked_at: dict[int, float] = {}  # time of day
         self._inbox: queue.SimpleQueue[tuple[int, Checked | str, float]] = queue.SimpleQueue()
         for place, link in links.items():
@@ -89,6 +90,7 @@ class HostAnswers:
         self.facts[place].pop(subject, None)
         self.awaited.add((place, subject))
         self._due[place, subject] = time.monotonic() + seconds
+        self._limits[subject] = seconds
         self._asked_at[place] = time.time()
         self.links[place].send(Check(subject, request))
 
@@ -101,7 +103,7 @@ class HostAnswers:
             except queue.Empty:
                 for place, subject in wanted:
                     self.awaited.discard((place, subject))
-                    self.problems[place][subject] = f"no answer within {ANSWER_SECONDS:g} s"
+                    self.problems[place][subject] = f"no answer within {self._limits[subject]:g} s"
 
     def _take(self, place: int, message: Checked | str, at: float) -> None:
         if isinstance(message, str):
@@ -360,12 +362,10 @@ def _reduce(
             place, "import", IMPORT_SECONDS, **request, interface=places[place][1], cwd=cwd, environ=dict(environ)
         )
     answers.wait("import")
-    late = [place for place in members if "import" not in answers.facts[place]]
-    if late:
-        place = late[0]
-        why = answers.problems[place].pop("import", "") or answers.ended.get(place, "")
-        slowly = f"torch is not imported after {IMPORT_SECONDS:g} s on host {place}"
-        return {}, {"gloo": slowly if why.startswith("no answer") else why}
+    if late := [place for place in members if "import" not in answers.facts[place]]:
+        why = {answers.problems[place].pop("import", "the connection ended") for place in late}
+        names = listed([answers.facts[place]["identity"].hostname for place in late])
+        return {}, {"gloo": f"{names}, import torch: {' and '.join(sorted(why))}"}
     port = answers.facts[members[0]]["import"].port
     for place in members:
         answers.ask(place, "all_reduce", ANSWER_SECONDS + 1, port=port, backends=backends)
