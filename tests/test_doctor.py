@@ -375,6 +375,20 @@ def test_a_faint_loss_of_one_host_is_that_hosts_though_single_ways_show_little()
     assert (found.subject, found.hosts) == ("loss", (0,))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_SOCKET_IFNAME", "eth"),
+        ("NCCL_SOCKET_IFNAME", "=eth0"),
+        ("NCCL_SOCKET_IFNAME", "^docker"),
+        ("GLOO_SOCKET_IFNAME", "eth0,lo"),
+        ("UCX_NET_DEVICES", "mlx5_0:1"),
+    ],
+)
+def test_an_interface_that_is_there(name: str, value: str) -> None:
+    assert judge(healthy()._replace(environ={name: value})) == []
+
+
 def test_every_clock_but_ours_may_be_right() -> None:
     seen = healthy(4)
     seen = seen._replace(hosts=[host._replace(skew=-500.0) for host in seen.hosts])

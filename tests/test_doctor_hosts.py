@@ -147,6 +147,20 @@ def test_healthy_hosts(doctor: Doctor) -> None:
     assert all(way["interface"] == "eth0" and way["rate"] > 0 for way in result["ways"])
 
 
+def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> None:
+    """Only ssh uses the first one."""
+    network = doctor.network
+    network.open_data_network()
+    for name in ("h1", "h2", "h3"):
+        network.isolate(name)
+    done = doctor.run("doctor", "--json", "-H", "h1,h2,h3", "--python", sys._base_executable)
+    result = json.loads(done.stdout)
+    assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
+    assert {(way["address"], way["interface"]) for way in result["ways"]} == {
+        (network.hosts[name].data_address, "eth1") for name in ("h1", "h2", "h3")
+    }
+
+
 def test_faults_of_the_network(doctor: Doctor) -> None:
     network = doctor.network
     network.spoil("h2", "loss", "20%")

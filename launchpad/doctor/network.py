@@ -15,7 +15,7 @@ LATE_FACTOR, LATE_AT_LEAST = 10, 2e-3
 SLOW_FACTOR, SLOW_AT_MOST = 4, 125e6  # bytes per second: nobody expects more of 1 Gbit/s
 SKEW_SECONDS = 1.0
 
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES")
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES")
 
 
 def judge_network(seen: Examination) -> Iterator[Finding]:
@@ -68,10 +68,17 @@ def _time(seconds: float) -> str:
 def _wanted_interfaces(seen: Examination) -> Iterator[Finding]:
     """What the user has set for gloo and the like is passed on to all hosts."""
     for name in _INTERFACES:
-        wanted = [one for one in seen.environ.get(name, "").split(",") if one and one != "all" and ":" not in one]
+        value = seen.environ.get(name, "")
+        # UCX also takes devices like mlx5_0:1. NCCL's names are beginnings, unless = is in front; ^ excludes.
+        wanted = [] if value.startswith("^") else [one for one in value.split(",") if one != "all" and ":" not in one]
         for place in seen.present:
             has = seen.hosts[place].network.interfaces
-            missing = [one for one in wanted if one not in has]
+            begins = name.startswith("NCCL") and not value.startswith("=")
+            missing = [
+                one
+                for one in filter(None, (word.lstrip("=") for word in wanted))
+                if not (any(other.startswith(one) for other in has) if begins else one in has)
+            ]
             if missing and has:
                 text = f"{name}={seen.environ[name]} is set, and it has no {listed(missing)}, but {listed(has)}"
                 yield Finding("bad", (place,), "addresses", text, f"unset {name}; launchpad chooses the interface")

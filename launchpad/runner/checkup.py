@@ -87,7 +87,6 @@ class HostAnswers:
         """Ask a host about a subject, to be answered within so many seconds."""
         if place in self.ended:
             return
-        self.facts[place].pop(subject, None)
         self.awaited.add((place, subject))
         self._due[place, subject] = time.monotonic() + seconds
         self._limits[subject] = seconds
@@ -265,7 +264,9 @@ def _examine(
 def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probed]:
     """Have the hosts call each other. Each calls its neighbours if there are very many."""
     members = [place for place in answers.present if "network" in answers.facts[place]]
-    names = [answers.facts[place]["identity"].hostname for place in answers.present if answers.facts[place]]
+    names = [
+        answers.facts[place]["identity"].hostname for place in answers.present if "identity" in answers.facts[place]
+    ]
     for place in answers.present:
         answers.ask(place, "lookup", names=names)
     if len(members) < 2:
