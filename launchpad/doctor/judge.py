@@ -50,7 +50,7 @@ def about_host(seen: Examination, place: int) -> str:
     if limits := facts.get("limits"):
         words.append(f"{limits.cores:g} core{'s' * (limits.cores != 1)}")
     if memory := facts.get("memory"):
-        words.append(f"{size(memory.available)} free")
+        words.append(f"{size(memory.available)} of memory")
     if gpus := facts.get("gpus"):
         words += [f"{len(gpus.gpus)} × {gpus.gpus[0].name}"] if gpus.gpus else []
     if software := facts.get("software"):

@@ -21,12 +21,13 @@ from launchpad.doctor.network import slow
 from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
 from launchpad.errors import NodeError
 from launchpad.head import own_signals
+from launchpad.image import warming
 from launchpad.job.hosts import Host
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import Checked
-from launchpad.protocol.health import Probed, facts_of
+from launchpad.protocol.health import Kept, Probed, facts_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
 
@@ -170,6 +171,9 @@ def check_up(
         with status_line(look, quiet=quiet):
             ways, rates, reduced, failed = _examine(answers, folder, variables, quick=quick, code=code)
     failures |= answers.ended
+    for place, host in enumerate(named):
+        if host.here and not options.enter and place in answers.facts:  # they are kept by what is installed here
+            answers.facts[place]["kept"] = Kept(warming.ready(os.environ))
     seen = [
         HostSeen(
             host.name if hosts else "",
@@ -256,8 +260,9 @@ def _examine(
             answers.ask(place, subject, cwd=cwd, environ=environ)
     ways = _probe(answers, secrets)
     rates = {} if quick else _streams(answers, secrets, ways)
-    answers.wait("lookup", *subjects)
+    answers.wait("software", "gpus")
     reduced, failed = ({}, {}) if quick else _reduce(answers, ways, cwd, environ)
+    answers.wait("lookup", *subjects)
     return ways, rates, reduced, failed
 
 

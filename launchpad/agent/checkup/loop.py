@@ -100,9 +100,6 @@ def _addresses_of(name: str) -> list[str]:
 
 
 def _kept(_: _Request) -> Kept:
-    from ...image import place, warming
+    from ...image import warming
 
-    environ = {name: value for name, value in os.environ.items() if name}
-    found = warming.ask({"status": True}, environ).get("found") if place.exists(environ) else None
-    images = found["images"] if found else []
-    return Kept([", ".join(image["preload"]) or "plain Python" for image in images if image["state"] == "ready"])
+    return Kept(warming.ready({name: value for name, value in os.environ.items() if name}))
