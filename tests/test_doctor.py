@@ -215,16 +215,26 @@ CASES = {
         *("bad", "ways", "no route to host", "ip route get 10.0.0.3, on b", (1, 2)),
     ),
     "loss": Case(
-        lambda seen: lossy(seen, 2, 20), "bad", "loss", "packets get lost, 120 of 600: what it sends", "ip -s"
+        lambda seen: lossy(seen, 2, 20),
+        "bad",
+        "loss",
+        "20% of the packets that it sends get lost (120 of 600)",
+        "ip -s",
     ),
-    "a little loss": Case(lambda seen: lossy(seen, 2, 3), "warn", "loss", "what it sends", "ip -s link show dev eth0"),
+    "a little loss": Case(
+        lambda seen: lossy(seen, 2, 3),
+        "warn",
+        "loss",
+        "3% of the packets that it sends get lost",
+        "ip -s link show dev eth0",
+    ),
     "late": Case(
         lambda seen: with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], latency=0.03),
-        *("warn", "latency", "a round trip takes 30 ms, elsewhere 100 µs: to and from it", "tracepath"),
+        *("warn", "latency", "a round trip to and from it takes 30 ms, elsewhere 100 µs", "tracepath"),
     ),
     "packets": Case(
         lambda seen: with_ways(seen, out_of(seen, 2), passes=0),
-        *("bad", "packets", "packets of 1500 bytes get lost, small ones don't (MTU): what it sends", "mtu 1400"),
+        *("bad", "packets", "packets of 1500 bytes that it sends get lost, small ones don't (MTU)", "mtu 1400"),
     ),
     "another MTU": Case(
         lambda seen: changed(seen, 2, network=Network([Inlet("10.0.0.3", "eth0", 9000, 1, 2)], ["lo", "eth0"])),
@@ -232,7 +242,7 @@ CASES = {
     ),
     "slow": Case(
         lambda seen: seen._replace(rates={**seen.rates, **dict.fromkeys(out_of(seen, 2), 1.2e6)}),
-        *("warn", "speed", "1.2 MB a second, elsewhere 1 GB: what it sends", "ethtool eth0"),
+        *("warn", "speed", "data that it sends flows at 1.2 MB a second, elsewhere at 1 GB", "ethtool eth0"),
     ),
     "interface": Case(
         lambda seen: changed(

@@ -182,7 +182,7 @@ def test_faults_of_the_network(doctor: Doctor) -> None:
         Found(("h6",), "warn", "speed"),
         Found(("h7", "h8"), "bad", "ways"),
     }
-    assert "what it sends" in found[Found(("h2",), "bad", "loss")]
+    assert "that it sends" in found[Found(("h2",), "bad", "loss")]
     assert "can't reach it, though it reaches them: no answer" in found[Found(("h3",), "bad", "ways")]
 
 

@@ -12,6 +12,8 @@ from launchpad.doctor.seen import Examination, Finding, Level
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Longer names are broken, so that they leave room for what is said.
+_HOST_COLUMNS = 18
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
@@ -68,9 +70,10 @@ def table(found: list[CheckupRow]) -> Table:
     from rich.text import Text
 
     made = plain_table()
-    made.add_column("host", no_wrap=True)
-    made.add_column("", no_wrap=True)
-    made.add_column("", overflow="fold")
+    made.show_header = False
+    made.add_column(max_width=_HOST_COLUMNS, overflow="fold")
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
     for row in found:
         text = Text(printable(row.text))
         if row.remedy:

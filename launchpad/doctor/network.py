@@ -227,11 +227,11 @@ def by_host(
 
 
 def _where(seen: Examination, places: tuple[int, ...], pairs: list[Pair], kind: str) -> str:
-    """The beginning of a sentence about what is sent there."""
+    """Which packets, as words that follow them."""
     if kind == "pair":
         one, other = (seen.hosts[place].shown for place in places)
         return f"between {one} and {other}" if len(pairs) > 1 else f"from {one} to {other}"
-    return {"all": "to and from it", "in": "what the others send it", "out": "what it sends"}[kind]
+    return {"all": "to and from it", "in": "that the others send it", "out": "that it sends"}[kind]
 
 
 def _packets(seen: Examination) -> Iterator[Finding]:
@@ -248,7 +248,7 @@ def _packets(seen: Examination) -> Iterator[Finding]:
     for places, pairs, kind in by_host(seen, holes, {pair for pair, way in seen.ways.items() if way.passes >= 0}):
         way = seen.ways[pairs[0]]
         where = _where(seen, places, pairs, kind)
-        text = f"packets of {way.packet} bytes get lost, small ones don't (MTU): {where}; large transfers would hang"
+        text = f"packets of {way.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
         less = 1500 if way.packet > 1500 else 1400
         remedy = f"correct the MTU on the way, or sudo ip link set dev {way.interface} mtu {less} on all hosts"
         yield Finding("bad", places, "packets", text, remedy)
@@ -296,7 +296,7 @@ def _loss(seen: Examination) -> Iterator[Finding]:
         level: Level = "bad" if gone >= TOO_LOSSY * sent else "warn"
         where = _where(seen, places, pairs, kind)
         name = seen.ways[pairs[0]].interface
-        text = f"packets get lost, {gone} of {sent}: {where}"
+        text = f"{gone / sent:.0%} of the packets {where} get lost ({gone} of {sent})"
         yield Finding(
             level, places, "loss", text, f"ip -s link show dev {name}: errors there, or another cable or port"
         )
@@ -323,7 +323,7 @@ def _latency(seen: Examination) -> Iterator[Finding]:
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]
         others = f", elsewhere {_time(median(rest))}" if rest else ""
         where = _where(seen, places, pairs, kind) if kind == "pair" else "to and from it"
-        text = f"a round trip takes {_time(shortest)}{others}: {where}; every collective waits for that"
+        text = f"a round trip {where} takes {_time(shortest)}{others}; every collective waits for that"
         address = seen.ways[pairs[0]].address
         yield Finding("warn", places, "latency", text, f"tracepath {address}; take hosts of one network")
 
@@ -344,6 +344,6 @@ def _speed(seen: Examination) -> Iterator[Finding]:
         best = max(seen.rates[pair] for pair in pairs)
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)
-        text = f"{size(best)} a second, elsewhere {size(others)}: {where}"
+        text = f"data {where} flows at {size(best)} a second, elsewhere at {size(others)}"
         name = seen.ways[pairs[0]].interface
         yield Finding("warn", places, "speed", text, f"ethtool {name} (Speed, Duplex), and who else uses the network")
