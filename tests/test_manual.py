@@ -69,6 +69,7 @@ NOT_RUN = {
     r"--enter ": "needs a container; tests/test_enter.py makes some",
     r"-n gpu|--nproc gpu": "needs a GPU",
     r"\./solver": "needs an MPI program in C; tests/test_run_mpi.py has one",
+    r"^launchpad doctor": "depends on the machine; tests/test_doctor_hosts.py has some with known faults",
     r"^launchpad bench": "measures for a minute; tests/test_bench_command.py has short ones",
     r"^python -m pytest|^\.ci/run|^ruff ": "the tests themselves",
 }

@@ -87,7 +87,7 @@ def test_under_another_pid_namespaces_proc_nobody_is_taken_for_a_rank(launchpad:
 
 def test_no_machine_is_known_by_its_namespaces_alone(launchpad: Launchpad) -> None:
     """Their numbers are the same on every machine."""
-    code = "from launchpad.agent.host import probe; print(repr(probe._machine()))"
+    code = "from launchpad.agent.host import probe; print(repr(probe.machine()))"
     argv = [*with_mounts(launchpad, WITHOUT.format("/proc/sys/kernel")), sys.executable, "-c", code]
     assert subprocess.check_output(argv, text=True, timeout=DEADLINE) == "''\n"
     unknown = NodeFacts(0, "python", "3.11.7", "", "", "", "", [])

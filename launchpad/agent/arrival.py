@@ -1,4 +1,4 @@
-"""Where the bootstrap of a host leads: to the guard, forked from a kept image if one fits, or to `launchpad warm`."""
+"""Where the bootstrap of a host leads: to the guard, forked from a kept image if one fits, to `warm` or to `doctor`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ Asked = dict[str, Any]
 
 
 def main(asked: Asked) -> NoReturn:
-    """Do what the head asks for (transport/ssh/bundle.py): {"warm": True}, {"image": what the ranks need}, or {}."""
+    """Do what the head asks for (transport/ssh/bundle.py): {"warm"}, {"checkup"}, {"image": what ranks need}, or {}."""
     environ = {name: value for name, value in os.environ.items() if name}
+    if "checkup" in asked:
+        from .checkup.loop import Checkup
+
+        Checkup().run()
     if "warm" in asked:
         _warm(environ)
     why_cold, held = "", None

@@ -28,6 +28,7 @@ _COMMANDS = {
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",
     "warm": "launchpad.cli.warm",
+    "doctor": "launchpad.cli.doctor",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",
     "top": "launchpad.cli.top",

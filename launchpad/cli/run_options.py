@@ -254,6 +254,11 @@ _OPTIONS = (
     ),
     _file("--config", metavar="FILE", help="Read options and TARGET from a job file (TOML)."),
     _file("--job", metavar="NAME", help="Run only this job of the file. Default: all, one after the other."),
+    _before(
+        "--check",
+        is_flag=True,
+        help="Check the hosts first, and start nothing if a job can't run there. See launchpad doctor.",
+    ),
     _before("--dry-run", is_flag=True, help="Print what would be run, and exit."),
     _before("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),
     _hosts(

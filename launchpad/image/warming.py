@@ -48,6 +48,13 @@ def ask(request: Message, environ: Mapping[str, str]) -> Message:
         return {"failed": str(error)}
 
 
+def ready(environ: Mapping[str, str]) -> list[str]:
+    """The images that are kept here, by what they have imported."""
+    found = ask({"status": True}, environ).get("found") if place.exists(environ) else None
+    images = found["images"] if found else []
+    return [", ".join(image["preload"]) or "plain Python" for image in images if image["state"] == "ready"]
+
+
 def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Keep images from now on. Returns why that can't be, or "". Raises Cold."""
     ranks = {**wanted["defaults"], **environ, **wanted["environ"]}

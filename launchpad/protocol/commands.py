@@ -277,6 +277,13 @@ class KeeperRequest(NamedTuple):
     request: dict[str, Any]  # as for image/warming.py's `ask`
 
 
+class Check(NamedTuple):
+    """Find out about this subject of a checkup (`launchpad doctor`), to which no agent belongs; answered by Checked."""
+
+    subject: str  # agent/checkup/loop.py has a function for each
+    request: dict[str, Any]
+
+
 class JobEnded(NamedTuple):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 
@@ -321,4 +328,5 @@ Command = (
     | KeeperRequest
     | Sample
     | ReadTopology
+    | Check
 )

@@ -151,6 +151,15 @@ class KeeperReply(NamedTuple):
     answer: dict[str, Any]  # as of image/warming.py's `ask`
 
 
+class Checked(NamedTuple):
+    """The answer to Check."""
+
+    time: int
+    subject: str
+    facts: list[Any]  # the fields of the subject's class in health.py
+    problem: str  # why there are none; ""
+
+
 class Output(NamedTuple):
     """Bytes that a rank wrote; they may begin and end anywhere."""
 
@@ -769,6 +778,7 @@ Event = (
     | NotForked
     | ImageUnused
     | KeeperReply
+    | Checked
     | Output
     | RankRaised
     | RankExited

@@ -114,6 +114,8 @@ TABLE = (
     MessageType(commands.PmixFetch, "agent"),
     MessageType(events.PmixFetched, "head"),
     MessageType(events.MpiFound, "head"),
+    MessageType(commands.Check, "agent"),
+    MessageType(events.Checked, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

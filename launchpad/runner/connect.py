@@ -7,7 +7,9 @@ import dataclasses
 import os
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 from launchpad.console.console import say_on_stderr
@@ -40,7 +42,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
 
     `nproc` is the value of --nproc.
     """
-    entering = _enter(options)
+    entering = enter_words(options)
     if options.hosts is not None and options.hostfile is not None:
         raise UsageError("--hosts and --hostfile both name the hosts; give only one of them")
     if options.hosts is not None:
@@ -73,7 +75,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     return hosts
 
 
-def _enter(options: HostOptions) -> tuple[str, ...]:
+def enter_words(options: HostOptions) -> tuple[str, ...]:
     """The words of --enter. Raises UsageError."""
     import shlex
 
@@ -107,7 +109,7 @@ def connect_all(
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
-    startup = Startup(python, exact, _enter(options))
+    startup = Startup(python, exact, enter_words(options))
     startups = [startup._replace(asked=text) for text in asked] or [startup] * len(hosts)
     far = {place: host for place, host in enumerate(hosts) if startup.enter or not host.here}
     links: dict[int, Link] = {}
@@ -134,10 +136,11 @@ def connect_all(
 
 
 def reach(
-    connector: Connector, far: Mapping[int, Host], startups: Sequence[Startup], *, quiet: bool
+    connector: Connector, far: Mapping[int, Host], startups: Sequence[Startup], *, quiet: bool, seconds: float = inf
 ) -> tuple[dict[int, Link], dict[int, str]]:
     """Connect to these hosts in parallel. Returns the links, and why others can't be used, by the hosts' numbers.
 
+    After so many `seconds`, not counting those in which the user was asked for something, the rest are given up.
     Raises UsageError if the ssh configuration is wrong.
     """
     links: dict[int, Link] = {}
@@ -180,13 +183,24 @@ def reach(
         if not wrong:
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            _join(threads, connector, seconds)
+    for place, host in far.items():
+        if not wrong and place not in links and place not in failures:
+            failures[place] = f"timed out: no answer to ssh within {seconds:g} s; try ssh {host.name}"
     if wrong:
         for link in links.values():
             link.close()
         raise wrong[min(wrong)]  # usually about the same file, so one of them is enough
-    return links, dict(sorted(failures.items()))
+    return dict(links), dict(sorted(failures.items()))
+
+
+def _join(threads: Sequence[threading.Thread], connector: Connector, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(None if seconds == inf else max(0.0, min(deadline - time.monotonic(), seconds / 10)))
+            if connector.asking:
+                deadline = time.monotonic() + seconds
 
 
 def _hosts(count: int) -> str:

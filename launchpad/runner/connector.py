@@ -35,6 +35,7 @@ class Connector:
         self._accept_new = options.accept_new_host_keys
         self._ask = self._prompt if sys.stdin.isatty() and sys.stderr.isatty() else None
         self._may_ask = True
+        self.asking = False  # whether the user is being asked for a passphrase or the like
         self._pool: ConnectionPool | None = None
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
@@ -111,7 +112,13 @@ class Connector:
         self._may_ask = False
 
     def _prompt(self, prompt: str) -> str | None:
-        return _ask(prompt) if self._may_ask else None
+        if not self._may_ask:
+            return None
+        self.asking = True
+        try:
+            return _ask(prompt)
+        finally:
+            self.asking = False
 
     def abandon(self) -> None:
         """Abort everything in progress."""

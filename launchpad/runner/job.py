@@ -59,11 +59,24 @@ def run_job(
             "--detach is for jobs that are started in one place, and the nodes of this one each show their own ranks; "
             "name the nodes with --hosts, or leave --detach out"
         )
+    if options.check:
+        if options.hosts.by_srun:
+            raise UsageError(
+                "--check asks hosts over SSH, and srun starts launchpad on those of this job; leave it out"
+            )
+        if world.meeting is not None:
+            from launchpad.runner.checkup import refuse_unfit
+
+            refuse_unfit((), options, os.getcwd(), torch=True)
     if world.meeting is not None and show is None:
         from launchpad.runner.joined import run_joined
 
         return run_joined(options, world, local, closing, taker)
     spec = make_spec(options, hosts, world)
+    if options.check and world.meeting is None:
+        from launchpad.runner.checkup import refuse_unfit
+
+        refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, environ=spec.environ)
     files = files_to_sync(options.hosts, spec)
     quiet = options.reports.quiet
     links: Sequence[Link]

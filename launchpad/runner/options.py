@@ -106,6 +106,7 @@ class RunOptions(NamedTuple):
     max_restarts: RestartLimit = RestartLimit()
     restart: Restarts = "judged"
     progress: tuple[str, ...] = ()
+    check: bool = False
     signals_to_handle: frozenset[int] = frozenset()
     hosts: HostOptions = HostOptions()
     nodes: NodeOptions = NodeOptions()

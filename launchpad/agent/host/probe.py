@@ -42,7 +42,7 @@ def probe(command: Probe) -> NodeFacts:
         torch=torch if command.torch else "",
         launchpad=launchpad if command.torch else "",
         problem=problem,
-        machine=_machine(),
+        machine=machine(),
         addresses=addresses(),
     )
 
@@ -75,7 +75,7 @@ def _problem(cwd: str) -> str:
     return ""
 
 
-def _machine() -> str:
+def machine() -> str:
     """The kernel's boot id and the process's namespaces; "" if /proc doesn't show all of them.
 
     Loopback addresses other than 127.0.0.1 count as separate machines: a user who names 127.0.0.2 and 127.0.0.3 as

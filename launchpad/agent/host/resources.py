@@ -13,14 +13,19 @@ _SECONDS = 25.0
 
 
 def usable_cores(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
-    """Cores that this process may actually use, at least 1: CPU affinity, then the cgroups' quota, rounded down."""
+    """Cores that this process may actually use, at least 1: rounded down."""
+    return max(1, int(core_share(cgroups, membership)))
+
+
+def core_share(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> float:
+    """How many cores' worth of time this process gets at most: CPU affinity, then the cgroups' quota."""
     cores = float(len(os.sched_getaffinity(0)))
     for folder in cgroup_folders("cpu", cgroups, membership):
         version_1 = _numbers(f"{folder}/cpu.cfs_quota_us", 1) + _numbers(f"{folder}/cpu.cfs_period_us", 1)
         quota, period = _numbers(f"{folder}/cpu.max") or version_1 or (0, 0)
         if quota > 0 and period > 0:
             cores = min(cores, quota / period)
-    return max(1, int(cores))
+    return cores
 
 
 def process_limit(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
@@ -39,6 +44,23 @@ def open_file_limit() -> int:
     """The hard limit of open files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _UNLIMITED if hard == resource.RLIM_INFINITY else hard
+
+
+def memory_left(cgroups: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup") -> int:
+    """How many bytes the cgroups let their processes take besides what they have; -1 without a limit.
+
+    What the kernel caches of files counts as used there, but makes room when it is needed.
+    """
+    left = []
+    for folder in cgroup_folders("memory", cgroups, membership):
+        for limit, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            numbers = _numbers(f"{folder}/{limit}", 1) + _numbers(f"{folder}/{used}", 1)
+            if len(numbers) == 2 and numbers[0] < 1 << 60:
+                left.append(numbers[0] - numbers[1] + (_field(f"{folder}/memory.stat", cached) or 0))
+    return max(0, min(left)) if left else -1
 
 
 def cgroup_folders(controller: str, cgroups: str, membership: str) -> list[str]:

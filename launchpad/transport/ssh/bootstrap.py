@@ -28,12 +28,17 @@ _KEPT_SECONDS = 30 * 86400
 
 def main(stdin: io.FileIO) -> None:
     """Read the second line from `stdin`, a raw file. Never returns."""
-    digest, size, asked = stdin.readline().decode().split(None, 2)
+    digest, size, text = stdin.readline().decode().split(None, 2)
+    asked = json.loads(text)
     if sys.version_info < (3, 10):  # noqa: UP036
         version = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"its Python ({sys.executable}) is {version}; launchpad needs 3.10 or newer")
     if not sys.platform.startswith("linux"):
         _refuse(f"it runs {sys.platform}; launchpad's ranks need Linux")
+    if "checkup" in asked:
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, _without_a_trace(stdin, int(size), digest))
+        _arrive(asked)
     tried = []
     data = b""
     for base in _bases():
@@ -63,8 +68,26 @@ def main(stdin: io.FileIO) -> None:
         os.write(2, reason.encode("utf-8", "replace"))  # we have already answered; the head now expects frames
         os._exit(1)
     sys.path.insert(0, folder)
+    _arrive(asked)
+
+
+def _arrive(asked: "dict[str, object]") -> NoReturn:
     arrival = __import__(PACKAGE + ".agent.arrival", fromlist=["main"])
-    arrival.main(json.loads(asked))
+    arrival.main(asked)
+    os._exit(1)  # it does not return
+
+
+def _without_a_trace(stdin: io.FileIO, size: int, digest: str) -> str:
+    """Where the bundle can be imported from: its folder if it is there already, else memory."""
+    for base in _bases():
+        folder = os.path.join(base, "agent-" + digest)
+        if _is_private(base) and os.path.isdir(folder):
+            _say(HAVE)
+            return folder
+    _say(NEED)
+    memory = os.memfd_create("launchpad")
+    os.write(memory, _receive(stdin, size, digest))
+    return f"/proc/self/fd/{memory}"
 
 
 def _say(word: bytes) -> None:
@@ -94,9 +117,16 @@ def _make_private(folder: str) -> None:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         pass
-    facts = os.lstat(folder)
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:
+    if not _is_private(folder):
         raise OSError("not a directory that only you can enter")
+
+
+def _is_private(folder: str) -> bool:
+    try:
+        facts = os.lstat(folder)
+    except OSError:
+        return False
+    return facts.st_uid == os.getuid() and facts.st_mode & 0o170077 == 0o040000
 
 
 def _keep(folder: str) -> None:

@@ -1,0 +1,105 @@
+"""Answers the questions of a checkup, each in a thread of its own: one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ... import linux
+from ...protocol import wire
+from ...protocol.commands import Check
+from ...protocol.events import Checked
+from ...protocol.health import Identity, Kept, LookUp
+from ..host.probe import machine
+from . import gpus, host, software
+from .network import Listener, probe, stream
+from .reduction import Reduction
+
+_Request = dict[str, Any]
+
+
+class Checkup:
+    """One connection: commands come from descriptor 0, answers leave through descriptor 1."""
+
+    def __init__(self) -> None:
+        self._writing = threading.Lock()
+        self._listener = Listener()
+        self._reduction = Reduction()
+        self._answers: dict[str, Callable[[_Request], Any]] = {
+            "identity": _identity,
+            "network": lambda request: self._listener.listen(request["secret"]),
+            "lookup": _look_up,
+            "probes": probe,
+            "heard": lambda _: self._listener.heard(),
+            "stream": stream,
+            "limits": lambda _: host.limits(),
+            "tmp": lambda request: host.folder(host.expanded("tmp", request)),
+            "cache": lambda request: host.folder(host.expanded("cache", request)),
+            "shm": lambda _: host.folder("/dev/shm"),
+            "memory": lambda _: host.memory(),
+            "load": lambda _: host.load(),
+            "software": software.versions,
+            "code": software.code_files,
+            "sshd": lambda _: host.ssh_server(),
+            "kept": _kept,
+            "gpus": lambda _: gpus.look(),
+            "import": self._reduction.begin,
+            "all_reduce": self._reduction.finish,
+        }
+
+    def run(self) -> NoReturn:
+        """Answer until the head hangs up."""
+        decoder = wire.Decoder()
+        while data := _read():
+            for command in decoder.feed(data):
+                if isinstance(command, Check):
+                    threading.Thread(target=self._answer, args=[command], daemon=True).start()
+        self._reduction.kill()
+        os._exit(0)  # whatever still hangs
+
+    def _answer(self, command: Check) -> None:
+        facts, problem = [], ""
+        try:
+            facts = list(self._answers[command.subject](command.request))
+        except Exception as error:  # the other subjects are not concerned
+            problem = f"{type(error).__name__}: {error}"
+        frame = wire.encode(Checked(time.monotonic_ns(), command.subject, facts, problem))
+        with self._writing:
+            try:
+                linux.write_all(1, frame)
+            except OSError:  # the head is gone
+                os._exit(1)
+
+
+def _read() -> bytes:
+    try:
+        return os.read(0, 1 << 16)
+    except OSError:
+        return b""
+
+
+def _identity(_: _Request) -> Identity:
+    return Identity(socket.gethostname(), machine(), sys.executable, time.time())
+
+
+def _look_up(request: _Request) -> LookUp:
+    return LookUp([_addresses_of(name) for name in request["names"]])
+
+
+def _addresses_of(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(place[4][0]) for place in found))
+
+
+def _kept(_: _Request) -> Kept:
+    from ...image import warming
+
+    return Kept(warming.ready({name: value for name, value in os.environ.items() if name}))

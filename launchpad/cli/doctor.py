@@ -1,0 +1,111 @@
+"""`launchpad doctor`: find out whether these machines can run a job together, and if not, what to type."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from typing import Any
+
+import click
+
+from launchpad.cli import run
+from launchpad.console.terminal import can_draw, drawn
+from launchpad.protocol.events import STDOUT
+from launchpad.runner.options import HostOptions
+
+# Options of `launchpad run`.
+_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "python")
+
+_EPILOG = """\b
+Examples:
+  launchpad doctor                   this machine
+  launchpad doctor -H a,b,c          these hosts, and every way between them
+  launchpad doctor --hostfile hosts --json
+
+\b
+Exit code: 0 if a job can run there, whatever else there is to say; 3 if
+anything is bad; 2 bad input.
+"""
+
+
+@click.command(
+    "doctor",
+    short_help="Check whether hosts can run a job together.",
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the findings, and all facts.")
+@click.pass_context
+def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: Any) -> int:
+    """Check hosts, or this machine: names, network, clocks, versions, limits, memory, disks, GPUs, code.
+
+    All hosts are checked at the same time. Nothing is installed there or left behind, and root is not needed. Each line
+    says what is wrong where, and what to type.
+    """
+    from launchpad.console import checkup_table
+    from launchpad.doctor.judge import hidden, judge, level_of
+    from launchpad.runner.checkup import check_up
+    from launchpad.runner.connect import read_hosts
+
+    ctx.obj.close()
+    options = HostOptions(**named)
+    seen = check_up(read_hosts(options, None), options, python)
+    findings = judge(seen)
+    if as_json:
+        click.echo(json.dumps(_as_json(seen, findings), indent=1))
+        return 3 if level_of(findings) == "bad" else 0
+    found = list(checkup_table.rows(seen, findings))
+    if can_draw(STDOUT, os.environ):
+        click.echo(drawn(checkup_table.table(found), STDOUT, os.environ), nl=False)
+    else:
+        for line in checkup_table.lines(found):
+            click.echo(line)
+    click.echo(f"{hidden(seen)}; {seen.seconds:.1f} s", err=True)
+    return 3 if level_of(findings) == "bad" else 0
+
+
+def _as_json(seen: Any, findings: list[Any]) -> dict[str, Any]:
+    names = [host.shown for host in seen.hosts]
+    return {
+        "hosts": [
+            {
+                "name": host.shown,
+                "failure": host.failure,
+                "clock": host.skew,
+                "facts": {subject: _fields(one) for subject, one in host.facts.items()},
+                "problems": host.problems,
+            }
+            for host in seen.hosts
+        ],
+        "ways": [
+            {
+                "from": names[start],
+                "to": names[to],
+                **{name: value for name, value in way._asdict().items() if name != "peer"},
+                "rate": seen.rates.get((start, to)),
+            }
+            for (start, to), way in sorted(seen.ways.items())
+        ],
+        "all_reduce": {"seconds": seen.reduced, "failed": seen.not_reduced},
+        "findings": [{**one._asdict(), "hosts": [names[place] for place in one.hosts]} for one in findings],
+        "seconds": round(seen.seconds, 3),
+    }
+
+
+def _fields(value: Any) -> Any:
+    """Named tuples as objects."""
+    if hasattr(value, "_asdict"):
+        return {name: _fields(one) for name, one in value._asdict().items()}
+    if isinstance(value, list):
+        return [_fields(one) for one in value]
+    return value
+
+
+for _option in run.command.params:
+    if _option.name == "hosts":
+        assert isinstance(_option, click.Option)
+        _option = copy.copy(_option)
+        _option.metavar, _option.help = "HOST,…", "Check these hosts, over SSH unless it is localhost."
+    if _option.name in _HOSTS:
+        command.params.append(_option)

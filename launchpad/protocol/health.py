@@ -1,0 +1,222 @@
+"""The facts of a checkup (`launchpad doctor`): what a host found out about itself, and about its way to the others.
+
+Each class is the answer to one subject of Check. Sizes are in bytes and times in seconds; -1 is a figure that is not
+known, or a limit that is not set.
+"""
+
+import typing
+from typing import Any, NamedTuple
+
+
+class Identity(NamedTuple):
+    """Who the host is, and when."""
+
+    hostname: str
+    machine: str  # equal for two names of one machine; "" if unknown
+    python: str  # the interpreter that answers, which ranks would use
+    wall: float  # its time of day
+
+
+class Inlet(NamedTuple):
+    """An address at which the host listens while it is checked."""
+
+    address: str
+    interface: str
+    mtu: int
+    tcp: int  # ports; -1 if it can't listen
+    udp: int
+
+
+class Network(NamedTuple):
+    """The host's addresses, best candidates for other hosts first, and all of its interfaces."""
+
+    inlets: list[Inlet]
+    interfaces: list[str]
+
+
+class LookUp(NamedTuple):
+    """What the hosts' own names mean on this host, in the order of the request."""
+
+    addresses: list[list[str]]  # none: the name is not known
+
+
+class Probed(NamedTuple):
+    """One host's way to another one."""
+
+    peer: int
+    address: str  # of the peer, over which everything below was measured; "" if none of them answered
+    source: str  # the own address
+    interface: str
+    failed: list[list[str]]  # [address, why] of those that did not answer
+    latency: float  # the shortest round trip
+    sent: int  # small datagrams
+    answered: int
+    packet: int  # the size of the largest packets that should pass without being cut up
+    passes: int  # whether they do: 1, 0, or -1 if it is not known
+
+
+class Probes(NamedTuple):
+    """The ways to all others."""
+
+    ways: list[Probed]
+
+
+class Heard(NamedTuple):
+    """How many small datagrams arrived from each other host."""
+
+    counts: list[list[int]]  # [host, how many] each
+
+
+class Streamed(NamedTuple):
+    """How fast data went to another host for a moment."""
+
+    rate: float
+
+
+class Limits(NamedTuple):
+    """What the user's processes may use."""
+
+    nofile: int  # ranks start with this one
+    nofile_hard: int
+    memlock: int
+    processes: int
+    cores: float  # usable ones, as the CPU affinity and the cgroup's quota say
+    all_cores: int
+    infiniband: bool  # whether there is an RDMA device, which needs locked memory
+
+
+class Folder(NamedTuple):
+    """A folder and its file system."""
+
+    path: str
+    problem: str  # why it can't be used; "" if it can
+    free: int
+    total: int
+    inodes: int  # free ones; -1 where they are not counted
+    noexec: bool
+
+
+class Memory(NamedTuple):
+    """The host's memory, and how much of it is left for the job."""
+
+    total: int
+    available: int
+    left_in_cgroup: int
+    swapped: float  # per second, right now
+
+
+class Load(NamedTuple):
+    """What others do on the host right now."""
+
+    running: float  # tasks that run or want to, averaged over a minute
+    busy: float  # the share of all cores
+
+
+class Software(NamedTuple):
+    """What the ranks' interpreter has; "" for what it doesn't."""
+
+    python: str
+    torch: str
+    cuda: str  # that torch was built for
+    packages: dict[str, str]  # versions, by name
+
+
+class CodeFiles(NamedTuple):
+    """The Python files in the working folder."""
+
+    problem: str  # why there are none: the folder is missing
+    hashes: dict[str, str]  # by path
+    complete: bool
+
+
+class SshServer(NamedTuple):
+    """What any user can see of sshd."""
+
+    pending: int  # connections that are not logged in yet
+    begin: int  # from so many on it drops some; -1 if it doesn't show
+
+
+class Kept(NamedTuple):
+    """The images that `launchpad warm` keeps."""
+
+    images: list[str]
+
+
+class GpuHealth(NamedTuple):
+    """One GPU."""
+
+    number: int
+    name: str
+    ecc: int  # uncorrected memory errors since the driver was loaded
+    slowed: str  # why its clocks are held down; ""
+    used: int
+    total: int
+
+
+class Gpus(NamedTuple):
+    """The NVIDIA GPUs."""
+
+    driver: str
+    gpus: list[GpuHealth]
+    links: list[list[str]]  # what connects each GPU with each: NV18, PIX, SYS …, X for itself
+    apart: list[list[int]]  # pairs that can't read each other's memory
+    xids: list[str]  # the driver's error messages in the kernel's log
+    log_hidden: bool  # that log is only root's
+    problem: str  # why there is a driver, but no answer
+
+
+class Imported(NamedTuple):
+    """Torch is imported for the all_reduce; the first rank's store listens."""
+
+    port: int
+
+
+class Reduced(NamedTuple):
+    """One all_reduce with each backend."""
+
+    seconds: dict[str, float]
+    failed: dict[str, str]
+
+
+SUBJECTS: dict[str, Any] = {
+    "identity": Identity,
+    "network": Network,
+    "lookup": LookUp,
+    "probes": Probes,
+    "heard": Heard,
+    "stream": Streamed,
+    "limits": Limits,
+    "tmp": Folder,
+    "cache": Folder,
+    "shm": Folder,
+    "memory": Memory,
+    "load": Load,
+    "software": Software,
+    "code": CodeFiles,
+    "sshd": SshServer,
+    "kept": Kept,
+    "gpus": Gpus,
+    "import": Imported,
+    "all_reduce": Reduced,
+}
+
+
+def facts_of(subject: str, fields: list[Any]) -> Any:
+    """The facts in an answer. Raises ValueError if it is no such answer."""
+    return _typed(SUBJECTS[subject], fields)
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """The value, which came from JSON, as this declared type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(hint, "_fields"):
+        hints = list(typing.get_type_hints(hint).values())
+        if type(value) is list and len(value) == len(hints):
+            return hint(*map(_typed, hints, value))
+    elif origin is list and type(value) is list:
+        return [_typed(inner[0], one) for one in value]
+    elif origin is dict and type(value) is dict:
+        return {name: _typed(inner[1], one) for name, one in value.items()}
+    elif type(value) is hint or (hint is float and type(value) is int):
+        return value
+    raise ValueError(f"not {hint}: {value!r}"[:200])

@@ -1,0 +1,401 @@
+"""Carries out a checkup (`launchpad doctor`): has all hosts look at themselves and at each other at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from launchpad.console.checkup_table import notes
+from launchpad.console.console import say_on_stderr
+from launchpad.console.terminal import HowFar, status_line, waiting
+from launchpad.doctor.judge import judge
+from launchpad.doctor.network import slow
+from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
+from launchpad.errors import NodeError
+from launchpad.head import own_signals
+from launchpad.image import warming
+from launchpad.job.hosts import Host
+from launchpad.job.user_environment import forwarded
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Check
+from launchpad.protocol.events import Checked
+from launchpad.protocol.health import Kept, Probed, facts_of
+from launchpad.runner.options import HostOptions, RunOptions
+from launchpad.runner.spec import find_python
+
+if TYPE_CHECKING:
+    from launchpad.transport import Link
+
+# How long a host may take to let us in, and for each answer.
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+# An import of torch is no check: it may take longer, from a network file system or on a busy host.
+IMPORT_SECONDS = 20.0
+LEAVE_SECONDS = 1.0
+
+STREAM_SECONDS = 0.1
+# Each host sends to so many others, its neighbours first, and is called by so many.
+MOST_ROUNDS = 15
+MOST_CALLS = 32
+# So many pairs that seem slow get a second chance, with nobody else on the network.
+AGAIN = 6
+
+_SUBJECTS = ("limits", "tmp", "cache", "shm", "memory", "load", "software", "code", "sshd", "kept", "gpus")
+_CLOCK_READS = 3
+
+
+class HostAnswers:
+    """The conversation with all hosts. What they say is kept by host and subject."""
+
+    def __init__(self, links: Mapping[int, Link]) -> None:
+        self.links = dict(sorted(links.items()))
+        self.facts: dict[int, dict[str, Any]] = {place: {} for place in links}
+        self.problems: dict[int, dict[str, str]] = {place: {} for place in links}
+        self.ended: dict[int, str] = {}
+        self.skews: dict[int, tuple[float, float]] = {}  # seconds, and by how many at most that is wrong
+        self.awaited: set[tuple[int, str]] = set()
+        self._due: dict[tuple[int, str], float] = {}
+        self._limits: dict[str, float] = {}
+        self._asked_at: dict[int, float] = {}  # time of day
+        self._inbox: queue.SimpleQueue[tuple[int, Checked | str, float]] = queue.SimpleQueue()
+        for place, link in links.items():
+            threading.Thread(target=self._read, args=(place, link), name=f"checkup-{place}", daemon=True).start()
+
+    def _read(self, place: int, link: Link) -> None:
+        why = "the connection ended during the check"
+        try:
+            for message in link.messages():
+                if isinstance(message, Checked):
+                    self._inbox.put((place, message, time.time()))
+        except (OSError, EOFError, wire.WireError) as error:
+            why = f"{why}: {error}" if str(error) else why
+        self._inbox.put((place, why, 0.0))
+
+    @property
+    def present(self) -> list[int]:
+        """The hosts that are still there."""
+        return [place for place in self.links if place not in self.ended]
+
+    def ask(self, place: int, subject: str, seconds: float = ANSWER_SECONDS, **request: Any) -> None:
+        """Ask a host about a subject, to be answered within so many seconds."""
+        if place in self.ended:
+            return
+        self.awaited.add((place, subject))
+        self._due[place, subject] = time.monotonic() + seconds
+        self._limits[subject] = seconds
+        self._asked_at[place] = time.time()
+        self.links[place].send(Check(subject, request))
+
+    def wait(self, *subjects: str) -> None:
+        """Until all hosts have answered about these subjects, or their time is up."""
+        while wanted := [one for one in self.awaited if one[1] in subjects]:
+            left = max(self._due[one] for one in wanted) - time.monotonic()
+            try:
+                self._take(*self._inbox.get(timeout=max(0.0, left)))
+            except queue.Empty:
+                for place, subject in wanted:
+                    self.awaited.discard((place, subject))
+                    self.problems[place][subject] = f"no answer within {self._limits[subject]:g} s"
+
+    def _take(self, place: int, message: Checked | str, at: float) -> None:
+        if isinstance(message, str):
+            self.ended[place] = message
+            self.awaited = {one for one in self.awaited if one[0] != place}
+            return
+        if (place, message.subject) not in self.awaited:  # too late
+            return
+        self.awaited.discard((place, message.subject))
+        try:
+            if not message.problem:
+                self.facts[place][message.subject] = facts_of(message.subject, message.facts)
+        except ValueError as error:
+            self.problems[place][message.subject] = str(error)
+            return
+        if message.problem:
+            self.problems[place][message.subject] = message.problem
+        elif message.subject == "identity":
+            asked = self._asked_at[place]
+            uncertain = (at - asked) / 2
+            if place not in self.skews or uncertain < self.skews[place][1]:
+                self.skews[place] = self.facts[place]["identity"].wall - (at + asked) / 2, uncertain
+
+    def close(self) -> None:
+        """Hang up on all, and wait a moment for them to leave."""
+        threads = [
+            threading.Thread(target=link.close, name=f"leave-{place}", daemon=True)
+            for place, link in self.links.items()
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + LEAVE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def check_up(
+    hosts: Sequence[Host],
+    options: HostOptions,
+    python: str | None,
+    *,
+    quick: bool = False,
+    code: bool = True,
+    torch: bool = True,
+    cwd: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Examination:
+    """Check these hosts, or this machine. Raises UsageError.
+
+    `quick`: without the speed of the network, and without an all_reduce. `code`: compare that in the working folder.
+    `torch`: the ranks need it.
+    """
+    began = time.monotonic()
+    named = hosts or (Host("localhost", here=True),)
+    folder = os.getcwd() if cwd is None else cwd
+    variables = dict(forwarded(os.environ) if environ is None else environ)
+    with ExitStack() as closing, own_signals.exit_on_signals():
+        answers, failures = _open(named, options, python, closing, quiet=quiet)
+
+        def look() -> HowFar:
+            left = sorted({named[place].name for place, _ in answers.awaited.copy()})
+            return HowFar(waiting("checking", left), len(named) - len(left), len(named))
+
+        with status_line(look, quiet=quiet):
+            ways, rates, reduced, failed = _examine(answers, folder, variables, quick=quick, code=code)
+    failures |= answers.ended
+    for place, host in enumerate(named):
+        if host.here and not options.enter and place in answers.facts:  # they are kept by what is installed here
+            answers.facts[place]["kept"] = Kept(warming.ready(os.environ))
+    seen = [
+        HostSeen(
+            host.name if hosts else "",
+            failures.get(place, ""),
+            answers.facts.get(place, {}),
+            answers.problems.get(place, {}),
+            *answers.skews.get(place, (None, 0.0)),
+        )
+        for place, host in enumerate(named)
+    ]
+    gone = failures.keys()
+    return Examination(
+        hosts=seen,
+        ways={pair: way for pair, way in ways.items() if not gone & set(pair)},
+        rates={pair: rate for pair, rate in rates.items() if not gone & set(pair)},
+        reduced=reduced,
+        not_reduced=failed,
+        environ=variables,
+        cwd=folder,
+        torch=torch,
+        seconds=time.monotonic() - began,
+    )
+
+
+def refuse_unfit(
+    hosts: Sequence[Host], options: RunOptions, cwd: str, *, torch: bool, environ: Mapping[str, str] | None = None
+) -> None:
+    """Check the hosts of a job quickly (--check), and show what is not well. Raises NodeError if it can't run there."""
+    seen = check_up(
+        *(hosts, options.hosts, options.python),
+        quick=True,
+        code=not options.hosts.sync,
+        torch=torch,
+        cwd=cwd,
+        environ=environ,
+        quiet=options.reports.quiet,
+    )
+    findings = judge(seen)
+    if bad := [one for one in findings if one.level == "bad"]:
+        concerned = listed(sorted({seen.hosts[place].shown for one in bad for place in one.hosts}))
+        text = "\n  ".join([f"no job can run on {concerned}, so nothing was started:", *notes(seen, bad)])
+        raise NodeError(text)
+    if not options.reports.quiet:
+        for note in notes(seen, findings):
+            say_on_stderr(note)
+
+
+def _open(
+    hosts: Sequence[Host], options: HostOptions, python: str | None, closing: ExitStack, *, quiet: bool
+) -> tuple[HostAnswers, dict[int, str]]:
+    """Reach the hosts. Nothing is installed there: what runs is sent over the connection, and stays in memory."""
+    from launchpad.runner.connect import enter_words, reach
+    from launchpad.runner.connector import Connector
+    from launchpad.transport.ssh.bundle import Startup
+
+    found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
+    startup = Startup(found, python is not None, enter_words(options), json.dumps({"checkup": True}))
+    connector = Connector(options)
+    closing.callback(connector.abandon)
+    links, failures = reach(
+        connector, dict(enumerate(hosts)), [startup] * len(hosts), quiet=quiet, seconds=CONNECT_SECONDS
+    )
+    answers = HostAnswers(links)
+    closing.callback(answers.close)
+    return answers, failures
+
+
+def _examine(
+    answers: HostAnswers, cwd: str, environ: Mapping[str, str], *, quick: bool, code: bool
+) -> tuple[dict[Pair, Probed], dict[Pair, float], dict[str, float], dict[str, str]]:
+    secrets = {place: os.urandom(16).hex() for place in answers.present}
+    subjects = [subject for subject in _SUBJECTS if code or subject != "code"]
+    for place in answers.present:
+        answers.ask(place, "identity")
+        answers.ask(place, "network", secret=secrets[place])
+    answers.wait("identity", "network")
+    for _ in range(_CLOCK_READS - 1):
+        for place in answers.present:
+            if "identity" in answers.facts[place]:
+                answers.ask(place, "identity")
+        answers.wait("identity")
+    for place in answers.present:
+        for subject in subjects:
+            answers.ask(place, subject, cwd=cwd, environ=environ)
+    ways = _probe(answers, secrets)
+    rates = {} if quick else _streams(answers, secrets, ways)
+    answers.wait("software", "gpus")
+    reduced, failed = ({}, {}) if quick else _reduce(answers, ways, cwd, environ)
+    answers.wait("lookup", *subjects)
+    return ways, rates, reduced, failed
+
+
+def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probed]:
+    """Have the hosts call each other. Each calls its neighbours if there are very many."""
+    members = [place for place in answers.present if "network" in answers.facts[place]]
+    names = [
+        answers.facts[place]["identity"].hostname for place in answers.present if "identity" in answers.facts[place]
+    ]
+    for place in answers.present:
+        answers.ask(place, "lookup", names=names)
+    if len(members) < 2:
+        return {}
+    for at, place in enumerate(members):
+        steps = sorted(range(1, len(members)), key=lambda step: min(step, len(members) - step))[:MOST_CALLS]
+        others = [members[(at + step) % len(members)] for step in steps]
+        alone = not any(_is_outward(inlet.address) for inlet in answers.facts[place]["network"].inlets)
+        peers = [
+            [
+                other,
+                secrets[other],
+                [one for one in answers.facts[other]["network"].inlets if alone or _is_outward(one.address)],
+            ]
+            for other in others
+        ]
+        answers.ask(place, "probes", number=place, peers=peers)
+    answers.wait("probes")
+    for place in members:
+        answers.ask(place, "heard")
+    answers.wait("heard")
+    return {
+        (place, way.peer): way
+        for place in members
+        if "probes" in answers.facts[place]
+        for way in answers.facts[place]["probes"].ways
+    }
+
+
+def _is_outward(address: str) -> bool:
+    return not address.startswith("127.") and address != "::1"
+
+
+def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pair, Probed]) -> dict[Pair, float]:
+    """Measure how fast data flows, each host with one other at a time; then the slow ones again, each alone."""
+    open_ways = {pair for pair, way in ways.items() if way.address}
+    rates: dict[Pair, float] = {}
+    for pairs in rounds(sorted({place for pair in open_ways for place in pair}), MOST_ROUNDS):
+        both = [*pairs, *((other, one) for one, other in pairs)]
+        _stream(answers, secrets, ways, [pair for pair in both if pair in open_ways], rates)
+    for pair in sorted(slow(rates, ways))[:AGAIN]:
+        _stream(answers, secrets, ways, [pair], rates)
+    return rates
+
+
+def _stream(
+    answers: HostAnswers,
+    secrets: Mapping[int, str],
+    ways: Mapping[Pair, Probed],
+    pairs: Iterable[Pair],
+    rates: dict[Pair, float],
+) -> None:
+    asked = list(pairs)
+    for start, to in asked:
+        address = ways[start, to].address
+        port = next(one.tcp for one in answers.facts[to]["network"].inlets if one.address == address)
+        answers.ask(start, "stream", address=address, port=port, secret=secrets[to], lasts=STREAM_SECONDS)
+    answers.wait("stream")
+    for pair in asked:
+        found = answers.facts[pair[0]].pop("stream", None)
+        if found is not None:
+            rates[pair] = max(found.rate, rates.get(pair, 0.0))
+
+
+def rounds(places: Sequence[int], most: int) -> list[list[Pair]]:
+    """Rounds in which each place meets another one, until each has met all others, or `most` of them."""
+    circle: list[int | None] = [*places, *([None] if len(places) % 2 else [])]
+    found = []
+    for _ in range(min(most, len(circle) - 1)):
+        half = len(circle) // 2
+        meetings = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append([(one, other) for one, other in meetings if one is not None and other is not None])
+        circle[1:] = [circle[-1], *circle[1:-1]]
+    return found
+
+
+def _reduce(
+    answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """One all_reduce with each backend over all hosts, if all can reach each other and have the same torch."""
+    members = answers.present
+    versions = {answers.facts[place]["software"].torch for place in members if "software" in answers.facts[place]}
+    known = all("software" in answers.facts[place] for place in members)
+    if not members or not known or len(versions) != 1 or versions == {""}:
+        return {}, {}
+    if any(not way.address for way in ways.values()):
+        return {}, {}
+    gpus = all("gpus" in answers.facts[place] and answers.facts[place]["gpus"].gpus for place in members)
+    backends = ["gloo", *(["nccl"] if gpus else [])]
+    places = places_of(members, ways)
+    for rank, place in enumerate(members):
+        request = {"rank": rank, "size": len(members), "address": places[members[0]][0], "backends": backends}
+        answers.ask(
+            place, "import", IMPORT_SECONDS, **request, interface=places[place][1], cwd=cwd, environ=dict(environ)
+        )
+    answers.wait("import")
+    if late := [place for place in members if "import" not in answers.facts[place]]:
+        why = {answers.problems[place].pop("import", "the connection ended") for place in late}
+        names = listed([answers.facts[place]["identity"].hostname for place in late])
+        return {}, {"gloo": f"{names}, import torch: {' and '.join(sorted(why))}"}
+    port = answers.facts[members[0]]["import"].port
+    for place in members:
+        answers.ask(place, "all_reduce", ANSWER_SECONDS + 1, port=port, backends=backends)
+    answers.wait("all_reduce")
+    reduced: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for place in members:
+        found = answers.facts[place].get("all_reduce")
+        if found is None:
+            failed.setdefault("gloo", answers.problems[place].pop("all_reduce", "") or "the connection ended")
+            continue
+        for backend, seconds in found.seconds.items():
+            reduced[backend] = max(seconds, reduced.get(backend, 0.0))
+        failed |= found.failed
+    return {backend: seconds for backend, seconds in reduced.items() if backend not in failed}, failed
+
+
+def places_of(members: Sequence[int], ways: Mapping[Pair, Probed]) -> dict[int, tuple[str, str]]:
+    """Each host's own address and interface where they meet: the first host's way to the others, and theirs to it."""
+    first = members[0]
+    own = [(ways[pair].source, ways[pair].interface) for pair in ways if pair[0] == first]
+    # Where the first host has two networks, the one by which most of the others come.
+    reached = Counter(ways[pair].address for pair in ways if pair[1] == first)
+    address = max(reached, key=lambda one: reached[one], default="127.0.0.1")
+    interface = next((name for source, name in own if source == address), own[0][1] if own else "lo")
+    others = {place: ways[place, first] for place in members[1:] if (place, first) in ways}
+    return {first: (address, interface), **{place: (way.source, way.interface) for place, way in others.items()}}

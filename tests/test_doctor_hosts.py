@@ -1,0 +1,293 @@
+"""`launchpad doctor` on hosts of their own (tests/netns.py) with faults put in by hand: each is named with its host.
+
+What a test can't give a host (cgroups, GPUs, memory, a kernel's log) is in tests/test_doctor.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import DEADLINE, Launchpad, needs_torch
+from tests.netns import Network, needs_namespaces
+from tests.sshd import SSHD
+
+pytestmark = needs_namespaces
+
+HOSTS = 8
+
+# What the machine that runs the tests may have of its own.
+ITS_OWN = {"load", "memory"}
+
+# Answers with a clock of its own: an hour ahead.
+AHEAD = """#!{python} -IS
+import sys, time
+now = time.time
+time.time = lambda: now() + 3600
+at = sys.argv.index("-c")
+code, sys.argv = sys.argv[at + 1], ["-c", *sys.argv[at + 2 :]]
+exec(code)
+"""
+
+# TCP connections that begin elsewhere, and all of UDP, but not ssh.
+FILTER = """
+filter add dev eth0 parent ffff: protocol ip prio 1 u32 match ip dport 22 0xffff action pass
+filter add dev eth0 parent ffff: protocol ip prio 2 u32 match ip protocol 6 0xff match u8 0x02 0x12 at nexthdr+13 \
+action drop
+"""
+
+
+class Found(NamedTuple):
+    """A finding, without its remedy, which all of them have."""
+
+    hosts: tuple[str, ...]
+    level: str
+    subject: str
+
+
+class Doctor(Launchpad):
+    """The command, in the hosts' network, with an interpreter that has a path of its own there."""
+
+    def __init__(self, network: Network, folder: Path, scratch: Path, python: Path) -> None:
+        super().__init__(folder, scratch)
+        self.network = network
+        self.python = python
+
+    def argv(self, *args: object) -> list[str]:
+        command, *rest = args
+        return self.network.argv(*super().argv(command, "--ssh-config", self.network.ssh_config, *rest))
+
+    def caches(self) -> list[str]:
+        """The hosts on which there is an agent."""
+        return [host.name for host in self.network.hosts.values() if (host.folder / "cache").exists()]
+
+    def findings(self, names: str, *words: object) -> dict[Found, str]:
+        """What is said about hosts, apart from what this machine has of its own."""
+        before = self.caches()
+        done = self.run("doctor", "--json", "-H", names, "--python", self.python, *words)
+        assert done.returncode in (0, 3), done.stderr
+        assert self.caches() == before
+        result = json.loads(done.stdout)
+        found = result["findings"]
+        assert (done.returncode == 3) == any(one["level"] == "bad" for one in found)
+        kept = [one for one in found if one["subject"] not in ITS_OWN]
+        assert [one for one in kept if not one["remedy"] and one["subject"] != "reach"] == []
+        return {Found(tuple(one["hosts"]), one["level"], one["subject"]): one["text"] for one in kept}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("hosts"), HOSTS) as network:
+        names = "".join(f"{host.address} {host.name}\n" for host in network.hosts.values())
+        write_over(network, "/etc/hosts", f"127.0.0.1 localhost\n{names}", *network.hosts)
+        yield network
+
+
+@pytest.fixture
+def doctor(network: Network, tmp_path: Path, scratch: Path) -> Iterator[Doctor]:
+    (tmp_path / "work").mkdir()
+    for python in (network.folder / "python", tmp_path / "python"):
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+    command = Doctor(network, tmp_path / "work", scratch, python)
+    yield command
+    network.restore()
+    command.close()
+
+
+def write_over(network: Network, path: object, text: str, *names: str, mode: int = 0o644) -> None:
+    """Give hosts another file at this path."""
+    for name in names:
+        file = network.hosts[name].folder / f"over-{str(path).strip('/').replace('/', '-')}"
+        file.write_text(text)
+        file.chmod(mode)
+        network.exec(name, "mount", "--bind", file, path)
+
+
+def tc(network: Network, name: str, *lines: str) -> None:
+    subprocess.run(
+        ["nsenter", f"--net=/proc/{network.hosts[name].pid}/ns/net", "tc", "-batch", "-"],
+        input="\n".join(lines),
+        text=True,
+        check=True,
+        timeout=DEADLINE,
+    )
+
+
+def set_mtu(network: Network, name: str, mtu: int) -> None:
+    network._ip(network.hosts[name].pid, f"link set dev eth0 mtu {mtu}")
+
+
+def restart_sshd(network: Network, name: str, *limits: str, settings: str = "") -> None:
+    host = network.hosts[name]
+    network.kill_sshd(name)
+    config = host.folder / "sshd_config_2"
+    config.write_text(settings + host.config.read_text())
+    host.log.write_bytes(b"")
+    network.exec(name, *limits, SSHD, "-f", config, "-E", host.log)
+    network._await_sshd(host)
+
+
+@needs_torch
+def test_healthy_hosts(doctor: Doctor) -> None:
+    (doctor.folder / "train.py").touch()
+    done = doctor.run("doctor", "--json", "-H", "h1,h2,h3", "--python", doctor.python)
+    result = json.loads(done.stdout)
+    assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
+    assert (done.returncode, done.stderr) == (0, "")
+    assert result["all_reduce"]["seconds"].keys() == {"gloo"}
+    assert len(result["ways"]) == 6
+    assert all(way["interface"] == "eth0" and way["rate"] > 0 for way in result["ways"])
+
+
+def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> None:
+    """Only ssh uses the first one."""
+    network = doctor.network
+    network.open_data_network()
+    for name in ("h1", "h2", "h3"):
+        network.isolate(name)
+    done = doctor.run("doctor", "--json", "-H", "h1,h2,h3", "--python", sys._base_executable)
+    result = json.loads(done.stdout)
+    assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
+    assert {(way["address"], way["interface"]) for way in result["ways"]} == {
+        (network.hosts[name].data_address, "eth1") for name in ("h1", "h2", "h3")
+    }
+
+
+def test_faults_of_the_network(doctor: Doctor) -> None:
+    network = doctor.network
+    network.spoil("h2", "loss", "20%")
+    tc(network, "h3", "qdisc add dev eth0 ingress", *FILTER.strip().splitlines())
+    subprocess.run(network.argv("ip", "link", "set", "dev", "ssh4", "mtu", "1400"), check=True, timeout=DEADLINE)
+    network.spoil("h5", "delay", "20ms")
+    network.spoil("h6", "rate", "20mbit")
+    network.cut("h7", "h8")
+    try:
+        found = doctor.findings(",".join(network.hosts), "--python", sys._base_executable)
+    finally:
+        tc(network, "h3", "qdisc del dev eth0 ingress")
+        subprocess.run(network.argv("ip", "link", "set", "dev", "ssh4", "mtu", "1500"), check=True, timeout=DEADLINE)
+    assert found.keys() == {
+        Found(("h2",), "bad", "loss"),
+        Found(("h3",), "bad", "ways"),
+        Found(("h4",), "bad", "packets"),
+        Found(("h5",), "warn", "latency"),
+        Found(("h6",), "warn", "speed"),
+        Found(("h7", "h8"), "bad", "ways"),
+    }
+    assert "that it sends" in found[Found(("h2",), "bad", "loss")]
+    assert "can't reach it, though it reaches them: no answer" in found[Found(("h3",), "bad", "ways")]
+
+
+@needs_torch
+def test_faults_of_hosts(doctor: Doctor) -> None:
+    network = doctor.network
+    (doctor.folder / "train.py").write_text("print(1)")
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    version = Path(spec.origin).parent / "version.py"
+    names = [f"{host.address} {host.name}\n" for host in network.hosts.values()]
+    tmps = {host.name: host.scratch for host in network.hosts.values()}
+    mounted = []
+
+    def over(path: object, text: str, name: str, mode: int = 0o644) -> None:
+        write_over(network, path, text, name, mode=mode)
+        mounted.append((name, path))
+
+    def tmpfs(path: object, options: str, name: str) -> None:
+        network.exec(name, "mount", "-t", "tmpfs", "-o", options, "tmpfs", path)
+        mounted.append((name, path))
+
+    others = "".join(names)
+    over("/etc/hosts", others.replace("10.77.0.2 ", "127.0.1.1 "), "h2")
+    network.exec("h2", "mount", "-o", "remount,size=16m", "/dev/shm")
+    over("/etc/hosts", others.replace("10.77.0.3 ", "10.77.0.99 ").replace("10.77.0.1 ", "10.77.0.98 "), "h3")
+    tmpfs(tmps["h3"], "size=1m", "h3")
+    network.exec("h3", "sh", "-c", f"head -c 2m /dev/zero > {tmps['h3']}/full || true")
+    over("/etc/hosts", others.replace("10.77.0.4 h4\n", ""), "h4")
+    tmpfs(tmps["h4"], "noexec", "h4")
+    over(version, version.read_text().replace("__version__ = '2", "__version__ = '1"), "h5")
+    restart_sshd(network, "h5", "prlimit", "--nofile=200:200")
+    over(doctor.python, AHEAD.format(python=sys.executable), "h6", 0o755)
+    restart_sshd(network, "h6", settings="MaxStartups 3:50:9\n")
+    over(doctor.folder / "train.py", "print(2)", "h7")
+    tmpfs(tmps["h7"], "nr_inodes=5", "h7")
+    tmpfs(doctor.folder.parent, "size=1m", "h8")  # the working folder is not there
+    network.exec("h8", "cp", network.folder / "python", doctor.python)
+    tmpfs(tmps["h8"], "ro", "h8")
+    set_mtu(network, "h8", 1400)
+    try:
+        found = doctor.findings(",".join(network.hosts))
+    finally:
+        set_mtu(network, "h8", 1500)
+        for name, path in reversed(mounted):
+            network.exec(name, "umount", path)
+        network.exec("h2", "mount", "-o", "remount,size=50%", "/dev/shm")
+    assert found.keys() == {
+        Found(("h2",), "warn", "names"),
+        Found(("h2",), "bad", "shm"),
+        Found(("h3",), "warn", "names"),
+        Found(("h3",), "bad", "tmp"),
+        Found(("h4",), "warn", "names"),
+        Found(("h4",), "warn", "tmp"),
+        Found(("h5",), "bad", "software"),
+        Found(("h5",), "bad", "limits"),
+        Found(("h6",), "warn", "clock"),
+        Found(("h6",), "warn", "sshd"),
+        Found(("h7",), "warn", "code"),
+        Found(("h7",), "bad", "tmp"),
+        Found(("h8",), "warn", "code"),
+        Found(("h8",), "bad", "tmp"),
+        Found(("h8",), "warn", "packets"),
+    }
+
+
+def test_hosts_that_can_not_be_checked_are_rows_and_no_job_is_started(doctor: Doctor) -> None:
+    """h2 has no Python, h3 is cut off, h4 has no sshd, and h5 is another name of h1."""
+    network = doctor.network
+    (doctor.folder / "p.py").write_text("print('started')")
+    write_over(network, doctor.python, "", "h2")
+    network.partition("h3")
+    network.kill_sshd("h4")
+    config = doctor.folder.parent / "ssh_config"
+    config.write_text(f"Host h5\n  HostName {network.hosts['h1'].address}\n{network.ssh_config.read_text()}")
+    doctor.environ["GLOO_SOCKET_IFNAME"] = "eth7"
+    try:
+        done = doctor.run(
+            *("run", "--check", "-H", "h1,h2,h3,h4,h5", "--ssh-config", config, "--python", doctor.python, "p.py"),
+        )
+    finally:
+        network.exec("h2", "umount", doctor.python)
+    assert (done.returncode, done.stdout) == (3, "")
+    found = [line.strip() for line in done.stderr.splitlines()]
+    assert found[0] == "launchpad: error: no job can run on h1, h2, h3 and 2 more, so nothing was started:"
+    beginnings = (
+        "h2: no Python: ",
+        "h3: timed out: ",
+        "h4: refused: ",
+        "h5: it is the same machine as h1",
+        "h1: GLOO_SOCKET_IFNAME=eth7 is set, and it has no eth7",
+        "h5: GLOO_SOCKET_IFNAME=eth7 is set",
+    )
+    for beginning in beginnings:
+        assert any(line.startswith(beginning) for line in found), (beginning, found)
+    assert len([line for line in found if not any(f": {word}" in line for word in ITS_OWN)]) <= len(beginnings) + 1
+
+
+def test_a_job_starts_where_nothing_is_bad(doctor: Doctor) -> None:
+    network = doctor.network
+    (doctor.folder / "p.py").write_text("import os; print('started', os.environ['RANK'])")
+    network.exec("h2", "mount", "-o", "remount,size=100m", "/dev/shm")
+    done = doctor.run("run", "--check", "-H", "h1,h2", "--python", doctor.python, "p.py")
+    network.exec("h2", "mount", "-o", "remount,size=50%", "/dev/shm")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted("[0] started 0 [1] started 1".split())
+    assert "launchpad: h2: /dev/shm has 105 MB in all" in done.stderr
