@@ -62,6 +62,7 @@ from launchpad.protocol.events import (
     PhaseChanged,
     Pong,
     PortHeld,
+    PortsHeld,
     ProfileRequested,
     ProfileTaken,
     RankExited,
@@ -278,7 +279,7 @@ class Supervisor:
                 self._search.inbox.put((source, event))
             case Listening() | Reached() if self._stack_requests.answers(source, event, self._clock()):
                 pass
-            case Listening() | Reached() | PortHeld() | AgentReady() | NodeFacts() | SpareReady():
+            case Listening() | Reached() | PortHeld() | PortsHeld() | AgentReady() | NodeFacts() | SpareReady():
                 pass  # a late answer
             case LinkClosed(at):
                 if source in self.nodes.open:

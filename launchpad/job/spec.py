@@ -130,5 +130,6 @@ class JobSpec:
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
+    tf_config: bool = False  # every rank has a port and TF_CONFIG, TensorFlow's description of the cluster
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD

@@ -103,6 +103,8 @@ TABLE = (
     MessageType(events.CollectivesEntered, "head", recorded=True),
     MessageType(commands.Sample, "agent"),
     MessageType(events.Sampled, "head"),
+    MessageType(commands.HoldPorts, "agent"),
+    MessageType(events.PortsHeld, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

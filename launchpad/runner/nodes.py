@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from launchpad.errors import NodeError
 from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.cluster import Cluster, hold_ports
 from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
-from launchpad.job.plan import Member
+from launchpad.job.plan import Member, rank_count
 from launchpad.job.spec import JobSpec
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
@@ -167,8 +167,13 @@ def bring_up(
         port=spec.world.master_port if len(links) == 1 else 0,
         silence=silence,
     )
+    ports: list[list[int]] = []
+    if spec.tf_config:
+        asked = [(member.nproc, member.name) for member in members] or [(spec.nproc, facts[0].hostname)]
+        counts = [rank_count(nproc, node, name) for (nproc, name), node in zip(asked, facts, strict=True)]
+        ports = hold_ports(bringup, counts)
     if not members:
-        return Cluster(spec, run_id, facts, silence=silence)
+        return Cluster(spec, run_id, facts, ports=ports, silence=silence)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
@@ -182,6 +187,7 @@ def bring_up(
         places,
         found,
         master,
+        ports=ports,
         membership=membership,
         files=files if options.sync else None,
         silence=silence,

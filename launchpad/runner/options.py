@@ -82,6 +82,7 @@ class RunOptions(NamedTuple):
     env_file: tuple[str, ...] = ()
     role: str = "default"
     virtual_local_rank: bool = False
+    tf_config: bool = False
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"

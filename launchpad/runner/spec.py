@@ -90,6 +90,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         world=world,
         role=options.role,
         virtual_local_rank=options.virtual_local_rank,
+        tf_config=options.tf_config,
         timeline=options.reports.report is not None,
         backend=options.backend or "",
     )
