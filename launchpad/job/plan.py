@@ -224,8 +224,8 @@ def make_plan(
     """Lay out the ranks over the nodes. Raises UsageError if a node can't hold its ranks.
 
     `places` has an entry for each node if the user named the nodes; `master` is given for several nodes. `seats`: which
-    nodes take part, and with how many ranks; None: all, with as many as `places` says. `ports`: those
-    that each node holds for its ranks, with --tf-config.
+    nodes take part, and with how many ranks; None: all, with as many as `places` says. `ports`: for
+    --tf-config, those that each node holds for its ranks.
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
@@ -255,12 +255,7 @@ def make_plan(
         **({"LAUNCHPAD_TIMELINE": "1"} if spec.timeline else {}),
     }
     reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
-    workers = [
-        f"[{host}]:{at}" if ":" in host else f"{host}:{at}"
-        for index, count in (seats if spec.tf_config else ())
-        for host in [places[index].address or LOOPBACK[0]]
-        for at in ports[index][:count]
-    ]
+    workers = _workers(seats, places, ports) if spec.tf_config else []
     planned: dict[int, tuple[RankPlan, ...]] = {}
     stores: dict[int, str] = {}
     first = 0
@@ -338,6 +333,15 @@ def _interfaces(name: str) -> dict[str, str]:
         return {}
     # NCCL treats a name as a prefix (eth1 matches eth10) unless it starts with "=".
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "TP_SOCKET_IFNAME": name}
+
+
+def _workers(seats: Sequence[Seat], places: Sequence[NodePlacement], ports: Sequence[Sequence[int]]) -> list[str]:
+    """Where each rank listens, in order."""
+    found = []
+    for index, count in seats:
+        host = places[index].address or LOOPBACK[0]
+        found += [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports[index][:count]]
+    return found
 
 
 def _tf_config(workers: Sequence[str], index: int) -> str:
