@@ -246,7 +246,9 @@ def test_an_executed_rank_loads_only_what_it_needs(tmp_path: Path) -> None:
         for words in ((), (ROOT / "rank" / "executed.py",))
     )
     own = {"_launchpad", "_launchpad.rank"}
-    own |= {f"_launchpad.rank.{name}" for name in ("exceptions", "stack_server", "program", "command_line")}
+    own |= {
+        f"_launchpad.rank.{name}" for name in ("exceptions", "import_watch", "stack_server", "program", "command_line")
+    }
     assert rank - plain <= own | {"__future__", "_ctypes", "faulthandler", "fcntl"}
 
 

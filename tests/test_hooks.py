@@ -109,15 +109,15 @@ EITHER: dict[str, tuple[str, Any]] = {
     "alternate_stack": ("alternate signal stack", True),
     "descriptors 200": ("descriptor 200", "crash"),
     "descriptors 250": ("descriptor 250", "/memfd:launchpad-stacks (deleted)"),
+    "meta_path": ("`sys.meta_path`", [OURS]),
 }
 FORKED = {"frozen": ("`gc.freeze()`", True)}
-BEFORE_TORCH = {"meta_path": ("`sys.meta_path`", [OURS])}
 WITH_TORCH = {"patched _check_valid_timeout": ("`_check_valid_timeout`", OURS)}
 STORE = {"patched _create_c10d_store": ("`_create_c10d_store`", OURS)}
 
 WAYS = {
-    "executed": (["--start-method", "exec"], [], {**EITHER, **BEFORE_TORCH}),
-    "forked": (["--preload", "multiprocessing"], [], {**EITHER, **BEFORE_TORCH, **FORKED}),
+    "executed": (["--start-method", "exec"], [], EITHER),
+    "forked": (["--preload", "multiprocessing"], [], {**EITHER, **FORKED}),
     "executed, with torch": (["--start-method", "exec"], IN_TORCH, {**EITHER, **WITH_TORCH}),
     "forked, with torch": (
         ["--preload", "torch,torch.distributed"],

@@ -265,6 +265,7 @@ ASKED = [
     commands.Listen(["127.0.0.1", "::1"], "ask", "answer"),
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.HoldPort("127.0.0.1", 0),
+    commands.HoldPorts(2),
     commands.Ping(1),
     commands.Start(0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, [], False, True),
     commands.StdinData(b"read this"),

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.errors import UsageError
-from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, make_plan
+from launchpad.job.membership import Seat
+from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, Master, NodePlacement, make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.events import AgentReady
 
@@ -97,6 +98,19 @@ def test_the_ranks_threads_together_fit_the_cores(cores: int, ranks: int, thread
 )
 def test_nproc_is_a_number_or_depends_on_the_node(nproc: int | str, gpus: int, ranks: int) -> None:
     assert len(make_plan(spec(nproc=nproc), [NODE._replace(gpus=gpus)], "abc").ranks) == ranks
+
+
+def test_tensorflows_workers_are_at_the_nodes_that_take_part() -> None:
+    """In the order of the ranks. A node that lost a seat keeps its ports."""
+    addresses = ("10.0.0.1", "10.0.0.2", "fd77::3")
+    places = [NodePlacement(f"n{node}", 2, "python", "/", "eth0", address=at) for node, at in enumerate(addresses)]
+    seats, ports = [Seat(2, 2), Seat(0, 1)], [[1, 2], [3, 4], [5, 6]]
+    plan = make_plan(spec(tf_config=True), [NODE] * 3, "abc", places, Master("fd77::3", 29500), seats, ports)
+    for rank, planned in enumerate(plan.ranks):
+        assert json.loads(planned.environ["TF_CONFIG"]) == {
+            "cluster": {"worker": ["[fd77::3]:5", "[fd77::3]:6", "10.0.0.1:1"]},
+            "task": {"type": "worker", "index": rank},
+        }
 
 
 def test_nproc_gpu_is_refused_on_a_node_without_gpus() -> None:

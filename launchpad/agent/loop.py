@@ -29,6 +29,8 @@ from ..protocol.commands import (
     FileChunk,
     Finish,
     Hello,
+    HoldPort,
+    HoldPorts,
     Listen,
     MpiReply,
     MpiWorld,
@@ -52,7 +54,6 @@ from ..protocol.commands import (
     TunnelData,
     TunnelOpen,
 )
-from ..protocol.commands import HoldPort as HoldPort
 from ..protocol.events import (
     RESULT,
     AgentFailed,
@@ -269,6 +270,8 @@ class Agent:
                 self._check_reachability(command)
             case HoldPort(address, port):
                 self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
+            case HoldPorts(number):
+                self._outbox.say(self._starter.hold_ports(number))
             case Ping(at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():

@@ -118,6 +118,7 @@ _OPTIONS = (
     _bind("--report-bindings", is_flag=True, help="Say which CPUs and memory each rank is bound to."),
     _env("--role", default="default", metavar="NAME", pet=True, help="Value of ROLE_NAME. Default: default."),
     _env("--virtual-local-rank", is_flag=True, pet=True, help="Each rank sees only its own GPU, and LOCAL_RANK 0."),
+    _env("--tf-config", is_flag=True, help="Set TF_CONFIG for TensorFlow: each rank is a worker with its own port."),
     _output("--log-dir", metavar="DIR", pet=True, help="Also save each rank's output to files in DIR."),
     _output(
         *("-r", "--redirects"),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
-    ArrivalsCompared,
     STDOUT,
+    ArrivalsCompared,
     ClockSeen,
     ConsoleClosed,
     Crashed,

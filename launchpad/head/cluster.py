@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from launchpad.errors import UsageError
+from launchpad.errors import NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Node
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.plan import Master, Member, NodePlacement, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.commands import Probe, ReadTopology
-from launchpad.protocol.events import AgentReady, NodeFacts, SpareReady, TopologyRead
+from launchpad.protocol.commands import HoldPorts, Probe, ReadTopology
+from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareReady, TopologyRead
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ SPARE_SECONDS = 600.0
 
 # For one that looks into some thousand small files.
 TOPOLOGY_SECONDS = 30.0
+
+# A node may be busy with an import.
+PORTS_SECONDS = 30.0
 
 
 def read_topologies(talk: Conversation, specs: Sequence[JobSpec]) -> list[TopologyRead | None]:
@@ -42,6 +45,7 @@ class Newcomer(NamedTuple):
     place: NodePlacement
     topology: TopologyRead | None  # where its ranks are bound
     slots: int  # how many ranks it takes
+    ports: Sequence[Sequence[int]]  # see hold_ports
     talk: Conversation  # what it has said since is in there
 
 
@@ -65,12 +69,13 @@ class Cluster:
         facts: Sequence[NodeFacts] = (),
         master: Master | None = None,
         *,
+        ports: Sequence[Sequence[int]] = (),
         membership: Membership | None = None,
         files: Sequence[SyncedFile] | None = None,
         silence: float = 0.0,
         topologies: Sequence[TopologyRead | None] = (),
     ) -> None:
-        """`places`, `facts`: of each node if the user named them; `master`: of several nodes.
+        """`places`, `facts`: of each node if the user named them; `master`: of several nodes; `ports`: see hold_ports.
 
         `files`: those of --sync, None without it; `silence`: the heartbeat timeout in seconds; `topologies`: as
         `read_topologies` returns them. Raises UsageError if a node can't hold its ranks.
@@ -83,6 +88,7 @@ class Cluster:
         self._facts: list[NodeFacts | None] = list(facts)
         self._topologies = list(topologies) or [None] * len(ready)
         self._master = master
+        self._ports = list(ports)
         self._files = files
         self._silence = silence
         self._first = 0  # the node that the master's address belongs to
@@ -105,7 +111,8 @@ class Cluster:
             raise UsageError(f"{option} {rank}: the job has no such rank; {there}")
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
-        return make_plan(self.spec, self._ready, self._run_id, self._places, self._master, seats, self._topologies)
+        places, master = self._places, self._master
+        return make_plan(self.spec, self._ready, self._run_id, places, master, seats, self._topologies, self._ports)
 
     def _first_seats(self) -> tuple[Seat, ...] | None:
         if self.membership is None:
@@ -195,8 +202,9 @@ class Cluster:
         topologies = read_topologies(talk, [place.own or self.spec])
         places = [place] if self._places else []
         plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
+        ports = hold_ports(talk, [plan.nodes[0].slots]) if self.spec.tf_config else []
         talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
-        return Newcomer(talk.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, talk)
+        return Newcomer(talk.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, talk)
 
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
@@ -216,6 +224,7 @@ class Cluster:
         self._reach.discard(number)
         if number == self._first:
             self._first = -1
+        self._ports[number : number + 1] = newcomer.ports
         if not known:
             self._ready.append(newcomer.ready)
             self._places.append(place)
@@ -225,6 +234,15 @@ class Cluster:
         self._ready[number], self._topologies[number] = newcomer.ready, newcomer.topology
         if self._places:
             self._places[number], self._facts[number] = place, newcomer.facts
+
+
+def hold_ports(talk: Conversation, counts: Sequence[int]) -> list[list[int]]:
+    """Have each node hold this many ports, for --tf-config one for each rank that it takes. Raises NodeError."""
+    answers = talk.ask({node: HoldPorts(count) for node, count in enumerate(counts)}, PortsHeld, PORTS_SECONDS)
+    for node, held in enumerate(answers):
+        if held.problem:
+            raise NodeError(talk.of(node, f"can't hold {counts[node]} ports for the ranks: {held.problem}"))
+    return [held.ports for held in answers]
 
 
 class NodeNames:

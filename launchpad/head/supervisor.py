@@ -69,6 +69,7 @@ from launchpad.protocol.events import (
     PmixRequest,
     Pong,
     PortHeld,
+    PortsHeld,
     ProfileRequested,
     ProfileTaken,
     RankExited,
@@ -290,7 +291,16 @@ class Supervisor:
                 self._search.inbox.put((source, event))
             case Listening() | Reached() if self._stack_requests.answers(source, event, self._clock()):
                 pass
-            case Listening() | Reached() | PortHeld() | AgentReady() | NodeFacts() | TopologyRead() | SpareReady():
+            case (
+                Listening()
+                | Reached()
+                | PortHeld()
+                | PortsHeld()
+                | AgentReady()
+                | NodeFacts()
+                | TopologyRead()
+                | SpareReady()
+            ):
                 pass  # a late answer
             case LinkClosed(at):
                 if source in self.nodes.open:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -237,15 +238,18 @@ def make_plan(
     master: Master | None = None,
     seats: Sequence[Seat] | None = None,
     topologies: Sequence[TopologyRead | None] = (),
+    ports: Sequence[Sequence[int]] = (),
 ) -> Plan:
     """Lay out the ranks over the nodes. Raises UsageError if a node can't hold its ranks.
 
     `places` has an entry for each node if the user named the nodes; `master` is given for several nodes. `seats`: which
     nodes take part, and with how many ranks; None: all, with as many as `places` says. `topologies`: of the nodes whose
-    ranks are bound to CPUs.
+    ranks are bound to CPUs. `ports`: for --tf-config, those that each node holds for its ranks.
     """
     for name in sorted(CONTRACT & spec.environ.keys()):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
+    if spec.tf_config and "TF_CONFIG" in spec.environ:
+        raise UsageError("--env TF_CONFIG: --tf-config sets it for each rank; leave one of them out")
     places = places or [NodePlacement(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
     slots = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
     if nodes[0].port < 0:
@@ -270,6 +274,7 @@ def make_plan(
         **({"LAUNCHPAD_TIMELINE": "1"} if spec.timeline else {}),
     }
     reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
+    workers = _workers(seats, places, ports) if spec.tf_config else []
     planned: dict[int, tuple[RankPlan, ...]] = {}
     stores: dict[int, str] = {}
     first = 0
@@ -287,6 +292,10 @@ def make_plan(
             ranks = tuple(
                 replace(rank, environ={**rank.environ, **mpi.environ(seat)})
                 for rank, seat in zip(ranks, mpi_seats, strict=True)
+            )
+        if spec.tf_config:
+            ranks = tuple(
+                replace(rank, environ={**rank.environ, "TF_CONFIG": _tf_config(workers, rank.rank)}) for rank in ranks
             )
         planned[index] = ranks
         if reserved and spec.preload and here.preload:
@@ -355,6 +364,20 @@ def _interfaces(name: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "TP_SOCKET_IFNAME": name}
 
 
+def _workers(seats: Sequence[Seat], places: Sequence[NodePlacement], ports: Sequence[Sequence[int]]) -> list[str]:
+    """Where each rank listens, in order."""
+    found = []
+    for index, count in seats:
+        host = places[index].address or LOOPBACK[0]
+        found += [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports[index][:count]]
+    return found
+
+
+def _tf_config(workers: Sequence[str], index: int) -> str:
+    """What TensorFlow's MultiWorkerMirroredStrategy wants to know, by which each process finds the others."""
+    return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
+
+
 def _rank_plan(
     spec: JobSpec, rank: int, local_rank: int, node: AgentReady, python: str, group: Mapping[str, str]
 ) -> RankPlan:
@@ -405,7 +428,7 @@ def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
 
 def _files_per_rank(spec: JobSpec, here: JobSpec) -> int:
     """Descriptors of the agent for each rank; `here`: what the ranks of its node run."""
-    return FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0)
+    return FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0) + spec.tf_config
 
 
 def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:

@@ -135,6 +135,7 @@ class JobSpec:
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
     bind: Bind = "none"  # which CPUs each rank is bound to; job/binding.py
     report_bindings: bool = False  # say it for each rank
+    tf_config: bool = False  # every rank has a port and TF_CONFIG, TensorFlow's description of the cluster
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD
     mpi: MpiLibrary = ""  # the MPI that they use; "": what their program is found to use

@@ -66,6 +66,12 @@ class HoldPort(NamedTuple):
     port: int  # 0 for any free one
 
 
+class HoldPorts(NamedTuple):
+    """Hold this many free ports too, for ranks to listen at; instead of those held before."""
+
+    number: int
+
+
 class Ping(NamedTuple):
     """The head's heartbeat, answered by a Pong."""
 
@@ -299,6 +305,7 @@ Command = (
     | Listen
     | Reach
     | HoldPort
+    | HoldPorts
     | Ping
     | Start
     | StdinData

@@ -106,6 +106,14 @@ class PortHeld(NamedTuple):
     port: int  # -1 if the requested one is taken
 
 
+class PortsHeld(NamedTuple):
+    """The answer to HoldPorts."""
+
+    time: int
+    ports: list[int]
+    problem: str  # why it is none; "" if they are held
+
+
 class Pong(NamedTuple):
     """The answer to Ping."""
 
@@ -769,6 +777,7 @@ Event = (
     | Listening
     | Reached
     | PortHeld
+    | PortsHeld
     | Pong
     | RankStarted
     | StartFailed

@@ -116,6 +116,8 @@ TABLE = (
     MessageType(events.MpiFound, "head"),
     MessageType(commands.Check, "agent"),
     MessageType(events.Checked, "head"),
+    MessageType(commands.HoldPorts, "agent"),
+    MessageType(events.PortsHeld, "head"),
     # The head's own events that are part of a job's record.
     MessageType(events.NodeLost, "", recorded=True),
     MessageType(events.NodeJoined, "", recorded=True),

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from . import exceptions, exit, own_process, program, stack_server, store
+from . import exceptions, exit, import_watch, own_process, program, stack_server, store
 
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
@@ -28,8 +28,7 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     _reseed()
     store.hold(request["store"])
     stack_server.prepare(*request["stacks"])
-    if "torch" not in sys.modules:
-        stack_server.watch()
+    import_watch.watch()
     importlib.invalidate_caches()
     if request["debug"]:
         from . import debugger

@@ -30,7 +30,7 @@ _stacks, _watched, _in_mpi, _calls, _debug = (
 )
 _command_line.drop_word(2)
 _stack_server.prepare(_stacks, bool(_watched))
-_stack_server.watch()
+__import__("_launchpad.rank.import_watch", fromlist=["watch"]).watch()
 if _debug:
     __import__("_launchpad.rank.debugger", fromlist=["wait"]).wait(_stack_server.start)
 _program.execute([sys.orig_argv[0], "-u", *sys.argv[1:]], _calls, whole=not _in_mpi)

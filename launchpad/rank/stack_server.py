@@ -44,6 +44,7 @@ _OURS = (os.path.join(_ROOT, "rank", ""), os.path.join(_ROOT, "forkserver", ""))
 _GROUPS = "torch.distributed.distributed_c10d"
 
 _path = ""
+_installed = False
 _started = False
 _runs = False
 _beats = 0
@@ -112,40 +113,29 @@ def _start_for_debugger(*_: object) -> None:
     start()
 
 
-def install() -> None:
-    """Start the thread with the first process group. Needs torch.distributed to be imported."""
+def install() -> bool:
+    """Start the thread with the first process group. Returns False as long as torch.distributed is not imported."""
+    global _installed
     groups: Any = sys.modules.get(_GROUPS)
+    # Before `destroy_process_group` is defined, torch is still importing the module.
+    if _installed or not hasattr(groups, "destroy_process_group"):
+        return _installed
+    _installed = True
     check = getattr(groups, "_check_valid_timeout", None)  # called whenever a group is created
-    if groups is None or check is None:
-        return
+    if check is None:
+        return True
 
     def check_valid_timeout(timeout: object) -> object:
         start()
-        _reach("group")
+        reach("group")
         return check(timeout)
 
     groups._check_valid_timeout = check_valid_timeout
+    return True
 
 
-class ImportWatch:
-    """A module finder that finds nothing, but calls `install` once torch.distributed is imported."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
-        """Find nothing."""
-        # torch.distributed imports these after the module that creates groups.
-        if name.startswith("torch.distributed.") and hasattr(sys.modules.get(_GROUPS), "destroy_process_group"):
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            install()
-            _reach("torch")
-
-
-def watch() -> None:
-    """Like `install`, in a process that may import torch later."""
-    sys.meta_path.insert(0, ImportWatch())
-
-
-def _reach(what: str) -> None:
+def reach(what: str) -> None:
+    """Keep when this rank has first come so far; `what` as in MilestoneReached."""
     import time
 
     milestones.setdefault(what, time.monotonic_ns())

@@ -12,10 +12,10 @@ from launchpad.console.console import say_on_stderr
 from launchpad.errors import NodeError
 from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster, read_topologies
+from launchpad.head.cluster import Cluster, hold_ports, read_topologies
 from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
-from launchpad.job.plan import Member
+from launchpad.job.plan import Member, rank_count
 from launchpad.job.spec import JobSpec
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
@@ -173,8 +173,13 @@ def bring_up(
     for topology, ready in zip(topologies, facts, strict=True):
         if topology is not None and not topology.complete and not quiet:
             say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
+    ports: list[list[int]] = []
+    if spec.tf_config:
+        asked = [(member.nproc, member.name) for member in members] or [(spec.nproc, facts[0].hostname)]
+        counts = [rank_count(nproc, node, name) for (nproc, name), node in zip(asked, facts, strict=True)]
+        ports = hold_ports(bringup, counts)
     if not members:
-        return Cluster(spec, run_id, facts, silence=silence, topologies=topologies)
+        return Cluster(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
@@ -188,6 +193,7 @@ def bring_up(
         places,
         found,
         master,
+        ports=ports,
         membership=membership,
         files=files if options.sync else None,
         silence=silence,

@@ -88,6 +88,7 @@ class RunOptions(NamedTuple):
     bind: Bind | None = None  # None: not given; means none
     numa_binding: NumaBinding | None = None  # torchrun's, instead of it
     report_bindings: bool = False
+    tf_config: bool = False
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"

@@ -99,6 +99,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         virtual_local_rank=options.virtual_local_rank,
         bind=options.binds,
         report_bindings=options.report_bindings,
+        tf_config=options.tf_config,
         timeline=options.reports.report is not None,
         backend=options.backend or "",
         mpi=options.mpi or "",

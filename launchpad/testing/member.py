@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 
 from launchpad.agent.host import processes
-from launchpad.rank import mpi_init, own_process, stack_server, store
+from launchpad.rank import import_watch, mpi_init, own_process, stack_server, store
 from launchpad.testing import messages, shared
 from launchpad.testing.capturing import Captured
 from launchpad.testing.outcome import WarningSeen
@@ -101,8 +101,7 @@ def _become(item: pytest.Item, place: Place, captured: Captured, parent: int) ->
         faulthandler.enable(captured.crash)  # the stacks of a crash are told with the test
     store.hold(place.store)
     stack_server.prepare(place.stacks, eager=False)
-    if "torch" not in sys.modules:
-        stack_server.watch()
+    import_watch.watch()
     _start_afresh()
     if "torch" in sys.modules:
         # OpenMP's threads, if there are any, have not come along: with one thread it needs none.

@@ -28,16 +28,16 @@ class Port:
         self.number = wanted
         try:
             if wanted == 0:
-                self._everywhere = _bound(0, "")
+                self._everywhere = bound(0, "")
                 self.number = self._everywhere.getsockname()[1]
             # A socket keeps its port after it stops listening only if it was bound to it by number.
-            self._socket = _bound(self.number, address)
+            self._socket = bound(self.number, address)
         except OSError:
             self.number = -1
             return
         if self._everywhere is None:
             with contextlib.suppress(OSError):  # in use at another address, which matters only to torch in rank 0
-                self._everywhere = _bound(self.number, "")
+                self._everywhere = bound(self.number, "")
 
     def listen(self) -> bool:
         """Start to listen. Returns False if another process is already listening there."""
@@ -68,8 +68,8 @@ class Port:
                 held.close()
 
 
-def _bound(number: int, address: str) -> socket.socket:
-    """A socket that is bound to the port (0: any free one) at this address; "" for all IPv4 addresses."""
+def bound(number: int, address: str) -> socket.socket:
+    """A socket that holds the port (0: any free one) at this address; "" for all IPv4 addresses. Raises OSError."""
     made = socket.socket(linux.address_family(address) if address else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

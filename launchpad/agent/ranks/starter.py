@@ -15,6 +15,7 @@ from ...protocol.events import (
     ImageUnused,
     Imported,
     NotForked,
+    PortsHeld,
     RankExited,
     RankStarted,
     SpareReady,
@@ -63,6 +64,7 @@ class Starter:
         self._forkserver: forkserver_client.Forkserver | None = None
         self._opened = 0  # when it was started
         self._port: port.Port | None = None
+        self._ports: list[socket.socket] = []
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
@@ -80,6 +82,16 @@ class Starter:
             self._port.close()
         self._port = port.Port(wanted, address)
         return self._port.number
+
+    def hold_ports(self, count: int) -> PortsHeld:
+        """Hold this many free ports, instead of those held before."""
+        for held in self._ports:
+            held.close()
+        try:
+            self._ports = [port.bound(0, "") for _ in range(count)]
+        except OSError as error:
+            return PortsHeld(time.monotonic_ns(), [], error.strerror or "no port is free")
+        return PortsHeld(time.monotonic_ns(), [held.getsockname()[1] for held in self._ports], "")
 
     def start(self, start: Start, reap: Callable[[], None], stacks: str) -> None:
         """Start the ranks. `reap` is called after each, so that exits are reported in order.
