@@ -50,9 +50,9 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     Hindrances,
     ImageUnused,
-    Imported,
     LinkClosed,
     Listening,
+    ModulesImported,
     MpiFound,
     MpiRequest,
     NodeFacts,
@@ -354,7 +354,7 @@ class Supervisor:
                 self._rank_debuggers().hear(event)
             case StackDump():
                 self._stack_requests.on(event, self._clock())
-            case ImageUnused() | Imported():
+            case ImageUnused() | ModulesImported():
                 self._pass_on(self.nodes.in_our_time(source, event)._replace(node=source), source, machine)
             case BarrierIn() | MpiRequest() | PmixRequest() | PmixFetched() if self._worlds:
                 try:

@@ -184,7 +184,7 @@ class Fenced(NamedTuple):
     number: int
 
 
-class Imported(NamedTuple):
+class ModulesImported(NamedTuple):
     """A node's forkserver has imported what the ranks need."""
 
     time: int
@@ -781,7 +781,7 @@ Event = (
     | Pong
     | RankStarted
     | StartFailed
-    | Imported
+    | ModulesImported
     | SpareReady
     | Fenced
     | NotForked

@@ -103,7 +103,7 @@ TABLE = (
     MessageType(events.CollectivesEntered, "head", recorded=True),
     MessageType(commands.Sample, "agent"),
     MessageType(events.Sampled, "head"),
-    MessageType(events.Imported, "head", recorded=True),
+    MessageType(events.ModulesImported, "head", recorded=True),
     MessageType(events.MilestoneReached, "head", recorded=True),
     MessageType(commands.ReadTopology, "agent"),
     MessageType(events.TopologyRead, "head"),

@@ -19,6 +19,8 @@ from __future__ import annotations
 import os
 import sys
 
+from . import milestones
+
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +51,6 @@ _started = False
 _runs = False
 _beats = 0
 _main = 0  # the main thread's number
-milestones: dict[str, int] = {}  # when this rank has reached them, by the monotonic clock; see MilestoneReached
 _wait: tuple[str, int, int, bool] = ("", 0, 0, True)  # a collective in progress: group, number, since when, is exact
 
 
@@ -127,18 +128,11 @@ def install() -> bool:
 
     def check_valid_timeout(timeout: object) -> object:
         start()
-        reach("group")
+        milestones.reach("group")
         return check(timeout)
 
     groups._check_valid_timeout = check_valid_timeout
     return True
-
-
-def reach(what: str) -> None:
-    """Keep when this rank has first come so far; `what` as in MilestoneReached."""
-    import time
-
-    milestones.setdefault(what, time.monotonic_ns())
 
 
 def start() -> bool:

@@ -21,9 +21,9 @@ from launchpad.protocol.events import (
     Crashed,
     ExceptionRaised,
     FaultInjected,
-    Imported,
     JobOver,
     MilestoneReached,
+    ModulesImported,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -164,7 +164,7 @@ class _Builder:
             case RankExited(_, rank, code):
                 if code:
                     self._mark(at, rank, "exit", exit_in_words(code))
-            case Imported(_, seconds, modules, node):
+            case ModulesImported(_, seconds, modules, node):
                 text = f"importing {', '.join(modules)}"
                 self._span(Span(max(0, at - int(seconds * 1e9)), at, "import", text), HOST, node)
             case MilestoneReached(_, rank, what):

@@ -13,7 +13,7 @@ from ...protocol.events import (
     STDERR,
     STDOUT,
     ImageUnused,
-    Imported,
+    ModulesImported,
     NotForked,
     PortsHeld,
     RankExited,
@@ -359,7 +359,7 @@ class Starter:
         if self._forkserver.state == "ready":
             if self._forkserver.streams and self._start.ranks:
                 now = time.monotonic_ns()
-                self._outbox.say(Imported(now, (now - self._opened) / 1e9, list(self._start.preload)))
+                self._outbox.say(ModulesImported(now, (now - self._opened) / 1e9, list(self._start.preload)))
             self._begin()
         else:
             self._turn_off(self._forkserver.why_off)
