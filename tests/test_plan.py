@@ -105,7 +105,7 @@ def test_tensorflows_workers_are_at_the_nodes_that_take_part() -> None:
     addresses = ("10.0.0.1", "10.0.0.2", "fd77::3")
     places = [NodePlacement(f"n{node}", 2, "python", "/", "eth0", address=at) for node, at in enumerate(addresses)]
     seats, ports = [Seat(2, 2), Seat(0, 1)], [[1, 2], [3, 4], [5, 6]]
-    plan = make_plan(spec(tf_config=True), [NODE] * 3, "abc", places, Master("fd77::3", 29500), seats, ports)
+    plan = make_plan(spec(tf_config=True), [NODE] * 3, "abc", places, Master("fd77::3", 29500), seats, ports=ports)
     for rank, planned in enumerate(plan.ranks):
         assert json.loads(planned.environ["TF_CONFIG"]) == {
             "cluster": {"worker": ["[fd77::3]:5", "[fd77::3]:6", "10.0.0.1:1"]},

@@ -145,6 +145,15 @@ def test_a_program_of_another_mpi_is_told(launchpad: Launchpad) -> None:
     assert "launchpad: no rank called MPI_Init of MPICH" in done.stderr
 
 
+def test_mpi4py_uses_the_one_that_is_named(launchpad: Launchpad) -> None:
+    """What mpi4py would load by itself is the MPICH that the tests bring."""
+    for name in ABI:
+        del launchpad.environ[name]
+    done = launchpad.run("run", "--backend", "mpi", "--mpi", "openmpi", "-n", 2, "mpi_does.py", "sum")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert printed(done, "sum") == sums(2)
+
+
 def test_dry_run_says_which_and_why(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "--dry-run", "-n", 2, "mpi_does.py", "sum")
     assert re.search(r"Open MPI.*MPI4PY_MPIABI is openmpi", done.stdout)
