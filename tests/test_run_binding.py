@@ -17,6 +17,7 @@ from launchpad.job.spec import Bind
 from launchpad.protocol.cpulist import written as cpus_of
 from tests.conftest import PROGRAMS, Launchpad, needs_torch
 from tests.sshd import needs_sshd
+from tests.test_join import needs_mpi
 from tests.test_run_hosts import Hosts
 
 HOST = os.uname().nodename
@@ -94,6 +95,24 @@ def test_ranks_on_hosts_are_bound_there(launchpad: Launchpad, tmp_path: Path) ->
         f"launchpad: rank {rank} on {names[rank]}: {in_words(*one['where'][:2])}"
         for rank, one in enumerate([*two, alone])
     ]
+
+
+SPAWNS = """
+import os, sys
+from mpi4py import MPI
+print(sorted(os.sched_getaffinity(0)), flush=True)
+spawns = len(sys.argv) == 1
+other = MPI.COMM_WORLD.Spawn(sys.executable, args=[sys.argv[0], "spawned"]) if spawns else MPI.Comm.Get_parent()
+other.Disconnect()
+"""
+
+
+@needs_mpi
+def test_ranks_that_are_spawned_are_not_bound(launchpad: Launchpad) -> None:
+    (launchpad.folder / "s.py").write_text(SPAWNS)
+    done = launchpad.run("run", "--backend", "mpi", "--bind", "core", "s.py")
+    (one,) = bind_ranks("core", read_topology(dict(os.environ)), 1, HOST)
+    assert sorted(done.stdout.splitlines()) == [f"[0] {[*one.cpus]}", f"[1] {sorted(os.sched_getaffinity(0))}"]
 
 
 def test_the_affinity_of_launchpad_itself_is_a_limit(launchpad: Launchpad) -> None:
