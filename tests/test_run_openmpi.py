@@ -166,9 +166,10 @@ def test_dry_run_says_which_and_why(launchpad: Launchpad) -> None:
 
 @pytest.fixture
 def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
-    with Hosts(launchpad, tmp_path / "ssh") as cluster:
-        for host in cluster.hosts:
-            host.environ |= ABI
+    cluster = Hosts(launchpad, tmp_path / "ssh")
+    for host in cluster.hosts:
+        host.environ |= ABI
+    with cluster:
         yield cluster
 
 
@@ -199,10 +200,13 @@ def test_names_and_spawned_ranks_across_hosts(launchpad: Launchpad, hosts: Hosts
 
 
 @needs_sshd
-def test_hosts_with_different_mpis(launchpad: Launchpad, hosts: Hosts) -> None:
-    hosts.hosts[1].environ |= {"MPI4PY_MPIABI": "mpich"}
+def test_hosts_with_different_mpis(launchpad: Launchpad, tmp_path: Path) -> None:
     (launchpad.folder / "waits.py").write_text("import signal\nsignal.pause()\n")
-    done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "waits.py")
+    hosts = Hosts(launchpad, tmp_path / "ssh")
+    for host, abi in zip(hosts.hosts, ("openmpi", "mpich"), strict=False):
+        host.environ["MPI4PY_MPIABI"] = abi
+    with hosts:
+        done = hosts.run(launchpad, *MPI, "-H", "n1:1,n2:1", "waits.py")
     assert done.returncode == 2
     assert re.search(r"rank \d on n\d failed first: uses another MPI than n\d: MPI4PY_MPIABI is", done.stderr)
 

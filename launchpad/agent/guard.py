@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import signal
 import sys
@@ -16,15 +15,10 @@ from .mpi import shm
 from .ranks import rundir
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from .ranks.forkserver_client import KeptFork
 
 # A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds.
 STUCK_AGENT = 5.0
-
-# The highest descriptor to try to close where /proc doesn't list the open ones.
-_MAX_DESCRIPTORS = 1 << 16
 
 _NO_CHILDREN = (
     b"launchpad: /proc is not mounted here, or shows another PID namespace: processes that ranks leave behind can't be "
@@ -48,7 +42,7 @@ def main(stdin_fd: int | None, why_cold: str = "", held: int | None = None) -> N
 def prepare(stdin_fd: int | None, held: int | None = None) -> str:
     """Make this process the guard that is to fork the agent. Returns the job's folder."""
     processes.outlive_signals()
-    _close_inherited(keep=(stdin_fd, held))
+    processes.close_inherited(keep=(stdin_fd, held))
     if stdin_fd is not None:
         os.set_inheritable(stdin_fd, False)  # only that rank gets it, as its descriptor 0
     try:
@@ -144,17 +138,3 @@ def _report(reason: str, at: int) -> None:
         os.write(1, wire.encode(AgentFailed(at, reason)))
     except OSError:
         pass
-
-
-def _close_inherited(keep: Collection[int | None]) -> None:
-    """Close what the head inherited from its own parent: it would stay open in every rank."""
-    try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        numbers = list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS)))
-    for fd in numbers:
-        if fd > 2 and fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:  # the descriptor of the listing itself
-                pass

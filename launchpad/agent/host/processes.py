@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -32,6 +33,9 @@ NAMELESS_SECONDS = 0.05
 # Command lines are shown up to this length.
 _NAME_LENGTH = 60
 
+# The highest descriptor to try to close where /proc doesn't list the open ones.
+_MAX_DESCRIPTORS = 1 << 16
+
 # Kinds of programs.
 PYTHON, SHELL, CLEANER, OTHER = "python", "shell", "cleaner", "other"
 
@@ -40,6 +44,20 @@ _SHELLS = frozenset("sh bash rbash dash ash busybox zsh ksh ksh93 mksh fish tcsh
 
 # Schedulers and init systems send these to every process of a job. What they mean for the ranks is for the head to say.
 _OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+
+def close_inherited(keep: Collection[int | None]) -> None:
+    """Close what this process inherited, apart from the standard streams: it would stay open in its children too."""
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        numbers = list(range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MAX_DESCRIPTORS)))
+    for fd in numbers:
+        if fd > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:  # the descriptor of the listing itself
+                pass
 
 
 def outlive_signals() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import socket
 import threading
@@ -34,7 +33,6 @@ def run(link: socket.socket, library: str, environ: Mapping[str, str], folder: s
     code = 1
     try:
         _detach(link, parent)
-        link = socket.socket(fileno=3)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(START_SECONDS)
         _adopt(environ)
@@ -57,8 +55,7 @@ def _detach(link: socket.socket, parent: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)
-    os.dup2(link.detach(), 3)
-    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    processes.close_inherited(keep=(link.fileno(),))
 
 
 def _adopt(environ: Mapping[str, str]) -> None:
@@ -280,7 +277,7 @@ class Helper:
     def publish(self, one: Any, info: Any, count: int, call: int, arg: int) -> int:
         """A rank publishes values by their keys."""
         once, values = False, []
-        for entry in info[:count]:
+        for entry in _entries(info, count):
             key = entry.key.decode()
             if key == "pmix.persist":
                 once = entry.value.data.uint8 == libpmix.FIRST_READ
@@ -293,7 +290,7 @@ class Helper:
 
     def lookup(self, one: Any, keys: Any, info: Any, count: int, call: int, arg: int) -> int:
         """A rank wants published values, and waits for them if it says so."""
-        waits = any(entry.key == b"pmix.wait" for entry in info[:count])
+        waits = any(entry.key == b"pmix.wait" for entry in _entries(info, count))
 
         def answer(status: int, found: Sequence[tuple[str, int, str, int, bytes]]) -> None:
             values = (libpmix.Pdata * len(found))()
@@ -333,11 +330,16 @@ def _until_null(strings: Any) -> Iterator[bytes]:
         at += 1
 
 
+def _entries(info: Any, count: int) -> list[libpmix.Info]:
+    """The entries of an array that may be NULL if it is empty."""
+    return info[:count] if count else []
+
+
 def _program(app: libpmix.App) -> dict[str, Any]:
     """One program of a spawn."""
     info = {
         entry.key.decode(): entry.value.data.string or b""
-        for entry in app.info[: app.ninfo]
+        for entry in _entries(app.info, app.ninfo)
         if entry.value.type == STRING
     }
     return {
