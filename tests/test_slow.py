@@ -204,6 +204,8 @@ def test_who_goes_on_does_not_wait() -> None:
 def test_what_the_clocks_leave_open_does_not_count() -> None:
     assert Job(4, [0, 0, 1, 1]).steps_of(100, late(3, 5 * MS)).slow == [3]
     assert Job(4, [0, 0, 1, 1], doubt=3 * MS).steps_of(100, lambda rank, _: STEP + (rank > 1) * 5 * MS).slow == []
+    # Two of one node have left the last collective one after the other, as one had to wait for a message.
+    assert Job(4, [0, 0, 1, 1], doubt=3 * MS).steps_of(100, late(1, 5 * MS)).slow == []
 
 
 def test_a_host_that_is_far_away_is_named() -> None:

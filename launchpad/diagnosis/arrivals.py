@@ -5,7 +5,7 @@ A rank that comes late because it had itself waited for another, in a smaller gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -167,8 +167,8 @@ class Comparison:
         early = [rank for rank, at in times.items() if 2 * at <= first + last]
         # With an asynchronous collective, a rank goes on to its next one.
         ends = {rank: min(last, following[rank].get(at, last)) for rank, at in times.items()}
-        slack = self._slack(late)
-        waited = sum(max(0, ends[rank] - times[rank] - slack(rank)) for rank in early)
+        slack = self._slack(times)
+        waited = sum(max(0, ends[rank] - times[rank] - slack) for rank in early)
         usual = sorted(times[rank] for rank in early)[len(early) // 2]
         begun = [self._left[rank][0] for rank in early if rank in self._left]
         usual_begin = sum(begun) // len(begun) if begun else 0
@@ -188,14 +188,13 @@ class Comparison:
             seen[rank].joined += 1
             self._left[rank] = (end, culprit if culprit >= 0 else rank)
 
-    def _slack(self, late: Sequence[int]) -> Callable[[int], int]:
-        """By how much a rank's clock and those of the late ones may be wrong: not at all on the same node.
+    def _slack(self, ranks: Iterable[int]) -> int:
+        """What the clocks of several nodes leave open, and by how much they may leave a collective one after the other.
 
-        Twice that, as the doubt is half of a round trip, and so much later may an operation end on one node.
+        Each is no more than a round trip between them, of which the doubt is half.
         """
-        nodes = {self._nodes[rank] for rank in late}
-        doubt = max((self._doubts[rank] for rank in late), default=0)
-        return lambda rank: 0 if nodes <= {self._nodes[rank]} else 2 * (self._doubts[rank] + doubt)
+        doubts = {self._nodes[rank]: self._doubts[rank] for rank in ranks}
+        return 2 * sum(sorted(doubts.values())[-2:]) if len(doubts) > 1 else 0
 
     def _row(self, rank: int, one: _RankTotals, together: dict[tuple[str, ...], int]) -> list[Any]:
         """A rank's row. `together`: how long all were watched that share these groups, as far as that is known."""

@@ -19,7 +19,7 @@ LEAST_JOINED = 20
 LEAST_EVENTS = 8.0
 
 # A rank is slow only if it costs the others so many times as much as each of the rest does.
-AHEAD = 3.0
+AHEAD = 2.0
 
 
 # If so much of the collectives is one operation, it stands for all.
