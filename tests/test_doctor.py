@@ -399,6 +399,12 @@ def test_an_interface_that_is_there(name: str, value: str) -> None:
     assert judge(healthy()._replace(environ={name: value})) == []
 
 
+def test_a_loss_explains_that_data_flows_slowly() -> None:
+    seen = lossy(healthy(), 2, 20)
+    seen = seen._replace(rates={**seen.rates, **dict.fromkeys([*out_of(seen, 2), *into(seen, 2)], 1e6)})
+    assert [one.subject for one in judge(seen)] == ["loss"]
+
+
 def test_every_clock_but_ours_may_be_right() -> None:
     seen = healthy(4)
     seen = seen._replace(hosts=[host._replace(skew=-500.0) for host in seen.hosts])

@@ -33,7 +33,7 @@ DATAGRAMS = 100  # at most so many to one host
 PACE_SECONDS = 0.003
 # How long to wait for an answer when no more have come.
 QUIET_SECONDS = 0.4
-LARGE_TRIES = 3
+LARGE_TRIES = 4
 
 STREAM_BYTES = 256 << 10
 CONNECTION_SECONDS = 5.0
