@@ -96,7 +96,7 @@ class Folder(NamedTuple):
     noexec: bool
 
 
-class Memory(NamedTuple):
+class MemoryLeft(NamedTuple):
     """The host's memory, and how much of it is left for the job."""
 
     total: int
@@ -136,7 +136,7 @@ class SshServer(NamedTuple):
     begin: int  # from so many on it drops some; -1 if it doesn't show
 
 
-class Kept(NamedTuple):
+class KeptImages(NamedTuple):
     """The images that `launchpad warm` keeps."""
 
     images: list[str]
@@ -189,12 +189,12 @@ SUBJECTS: dict[str, Any] = {
     "tmp": Folder,
     "cache": Folder,
     "shm": Folder,
-    "memory": Memory,
+    "memory": MemoryLeft,
     "load": Load,
     "software": Software,
     "code": CodeFiles,
     "sshd": SshServer,
-    "kept": Kept,
+    "kept": KeptImages,
     "gpus": Gpus,
     "import": Imported,
     "all_reduce": Reduced,

@@ -27,7 +27,7 @@ from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import Checked
-from launchpad.protocol.health import Kept, Probed, facts_of
+from launchpad.protocol.health import KeptImages, Probed, facts_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
 
@@ -173,7 +173,7 @@ def check_up(
     failures |= answers.ended
     for place, host in enumerate(named):
         if host.here and not options.enter and place in answers.facts:  # they are kept by what is installed here
-            answers.facts[place]["kept"] = Kept(warming.ready(os.environ))
+            answers.facts[place]["kept"] = KeptImages(warming.ready(os.environ))
     seen = [
         HostSeen(
             host.name if hosts else "",

@@ -8,7 +8,7 @@ import resource
 import time
 from typing import Any
 
-from ...protocol.health import Folder, Limits, Load, Memory, SshServer
+from ...protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
 from ..host import resources
 
 # How long to watch what the host is doing.
@@ -66,8 +66,8 @@ def folder(path: str) -> Folder:
     )
 
 
-def memory() -> Memory:
-    """Memory, and whether the host swaps."""
+def memory() -> MemoryLeft:
+    """MemoryLeft, and whether the host swaps."""
     before = _swapped()
     time.sleep(WATCH_SECONDS)
     found = {}
@@ -75,7 +75,7 @@ def memory() -> Memory:
         for line in file:
             name, _, rest = line.partition(":")
             found[name] = int(rest.split()[0]) << 10
-    return Memory(
+    return MemoryLeft(
         total=found["MemTotal"],
         available=found.get("MemAvailable", -1),
         left_in_cgroup=resources.memory_left(),

@@ -14,11 +14,11 @@ from ... import linux
 from ...protocol import wire
 from ...protocol.commands import Check
 from ...protocol.events import Checked
-from ...protocol.health import Identity, Kept, LookUp
+from ...protocol.health import Identity, KeptImages, LookUp
 from ..host.probe import machine
 from . import gpus, host, software
-from .network import Listener, probe, stream
-from .reduction import Reduction
+from .network import EchoServer, probe, stream
+from .trial_rank import TrialRank
 
 _Request = dict[str, Any]
 
@@ -28,8 +28,8 @@ class Checkup:
 
     def __init__(self) -> None:
         self._writing = threading.Lock()
-        self._listener = Listener()
-        self._reduction = Reduction()
+        self._listener = EchoServer()
+        self._rank = TrialRank()
         self._answers: dict[str, Callable[[_Request], Any]] = {
             "identity": _identity,
             "network": lambda request: self._listener.listen(request["secret"]),
@@ -48,8 +48,8 @@ class Checkup:
             "sshd": lambda _: host.ssh_server(),
             "kept": _kept,
             "gpus": lambda _: gpus.look(),
-            "import": self._reduction.begin,
-            "all_reduce": self._reduction.finish,
+            "import": self._rank.begin,
+            "all_reduce": self._rank.finish,
         }
 
     def run(self) -> NoReturn:
@@ -59,7 +59,7 @@ class Checkup:
             for command in decoder.feed(data):
                 if isinstance(command, Check):
                     threading.Thread(target=self._answer, args=[command], daemon=True).start()
-        self._reduction.kill()
+        self._rank.kill()
         os._exit(0)  # whatever still hangs
 
     def _answer(self, command: Check) -> None:
@@ -99,7 +99,7 @@ def _addresses_of(name: str) -> list[str]:
     return list(dict.fromkeys(str(place[4][0]) for place in found))
 
 
-def _kept(_: _Request) -> Kept:
+def _kept(_: _Request) -> KeptImages:
     from ...image import warming
 
-    return Kept(warming.ready({name: value for name, value in os.environ.items() if name}))
+    return KeptImages(warming.ready({name: value for name, value in os.environ.items() if name}))

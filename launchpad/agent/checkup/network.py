@@ -50,7 +50,7 @@ _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _HEADERS = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}  # of IP and UDP
 
 
-class Listener:
+class EchoServer:
     """Answers those who call this host."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def mtu_of(interface: str) -> int:
 
 def probe(request: dict[str, Any]) -> Probes:
     """Call all the others at once: {"number": ours, "peers": [[number, secret, fields of each Inlet], …]}."""
-    calls = [_Call(*peer) for peer in request["peers"]]
+    calls = [_PeerCall(*peer) for peer in request["peers"]]
     _reach(calls)
     reached = [call for call in calls if call.chosen]
     share = min(DATAGRAMS, MOST_DATAGRAMS // max(1, len(reached)))
@@ -150,7 +150,7 @@ def probe(request: dict[str, Any]) -> Probes:
     return Probes([_found(call, by_call.get(id(call))) for call in calls])
 
 
-class _Call:
+class _PeerCall:
     """The attempts to reach one other host."""
 
     def __init__(self, peer: int, secret: str, inlets: list[list[Any]]) -> None:
@@ -170,7 +170,7 @@ class _Call:
 class _Attempt:
     """One connection to one address."""
 
-    def __init__(self, call: _Call, inlet: Inlet) -> None:
+    def __init__(self, call: _PeerCall, inlet: Inlet) -> None:
         self.call = call
         self.address = inlet.address
         self.began = time.monotonic()
@@ -210,7 +210,7 @@ class _Attempt:
         self.socket.close()
 
 
-def _reach(calls: list[_Call]) -> None:
+def _reach(calls: list[_PeerCall]) -> None:
     attempts = [_Attempt(call, inlet) for call in calls for inlet in call.inlets]
     deadline = time.monotonic() + REACH_SECONDS
     while pending := [one for one in attempts if one.address not in one.call.state]:
@@ -232,7 +232,7 @@ def _reach(calls: list[_Call]) -> None:
 class _Exchange:
     """Datagrams to one host, and its answers."""
 
-    def __init__(self, call: _Call, number: int) -> None:
+    def __init__(self, call: _PeerCall, number: int) -> None:
         self.call = call
         inlet = call.chosen
         assert inlet is not None
@@ -330,7 +330,7 @@ def _send_datagrams(exchanges: list[_Exchange], count: int) -> None:
             break
 
 
-def _found(call: _Call, exchange: _Exchange | None) -> Probed:
+def _found(call: _PeerCall, exchange: _Exchange | None) -> Probed:
     failed = [[address, why] for address, why in call.state.items() if why]
     if exchange is None:
         return Probed(call.peer, "", "", "", failed, -1.0, 0, 0, -1, -1)
