@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from launchpad.agent.checkup import gpus, host, network, reduction, software
+from launchpad.agent.checkup import gpus, host, network, software, trial_rank
 from launchpad.agent.checkup.loop import Checkup
 from launchpad.console.checkup_table import lines, notes, rows, table
 from launchpad.console.terminal import drawn
@@ -27,13 +27,13 @@ from launchpad.protocol.health import (
     GpuHealth,
     Gpus,
     Heard,
-    HostMemory,
     Identity,
     Inlet,
     KeptImages,
     Limits,
     Load,
     LookUp,
+    MemoryLeft,
     Network,
     Probed,
     Software,
@@ -67,7 +67,7 @@ def healthy(count: int = 4) -> Examination:
             "tmp": DISK,
             "cache": DISK._replace(path="/home/me/.cache"),
             "shm": Folder("/dev/shm", "", 8 * GIB, 8 * GIB, 10**6, False),
-            "memory": HostMemory(16 * GIB, 12 * GIB, -1, 0.0),
+            "memory": MemoryLeft(16 * GIB, 12 * GIB, -1, 0.0),
             "load": Load(0.2, 0.05),
             "software": Software("3.11.7", "2.13.0", "12.6", {"numpy": "2.0", "mpich": "4.2"}),
             "code": CodeFiles("", {"train.py": "1234", "lib/net.py": "5678"}, True),
@@ -399,6 +399,12 @@ def test_an_interface_that_is_there(name: str, value: str) -> None:
     assert judge(healthy()._replace(environ={name: value})) == []
 
 
+def test_a_loss_explains_that_data_flows_slowly() -> None:
+    seen = lossy(healthy(), 2, 20)
+    seen = seen._replace(rates={**seen.rates, **dict.fromkeys([*out_of(seen, 2), *into(seen, 2)], 1e6)})
+    assert [one.subject for one in judge(seen)] == ["loss"]
+
+
 def test_every_clock_but_ours_may_be_right() -> None:
     seen = healthy(4)
     seen = seen._replace(hosts=[host._replace(skew=-500.0) for host in seen.hosts])
@@ -558,7 +564,7 @@ def test_where_the_ranks_meet() -> None:
 
 def test_two_listeners_find_each_other() -> None:
     """On one machine, by loopback: the measurements themselves."""
-    here, there = network.Answerer(), network.Answerer()
+    here, there = network.EchoServer(), network.EchoServer()
     here.listen("a" * 32)
     inlets = [list(one) for one in there.listen("b" * 32).inlets if one.address == "127.0.0.1"]
     wrong = [["127.0.0.1", "lo", 65536, inlets[0][3], inlets[0][4]]]
@@ -574,7 +580,7 @@ def test_two_listeners_find_each_other() -> None:
 
 def test_a_rank_that_can_not_import_torch_says_so(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    rank = reduction.TinyReduction()
+    rank = trial_rank.TrialRank()
     request = {"rank": 0, "size": 1, "address": "127.0.0.1", "interface": "lo", "backends": ["gloo"]}
     with pytest.raises(OSError, match="libcudart"):
         rank.begin({**request, "cwd": str(tmp_path), "environ": {}})

@@ -105,7 +105,8 @@ def doctor(network: Network, tmp_path: Path, scratch: Path) -> Iterator[Doctor]:
 def write_over(network: Network, path: object, text: str, *names: str, mode: int = 0o644) -> None:
     """Give hosts another file at this path."""
     for name in names:
-        file = network.hosts[name].folder / f"over-{str(path).strip('/').replace('/', '-')}"
+        folder = network.hosts[name].folder
+        file = folder / f"over-{len(list(folder.iterdir()))}"
         file.write_text(text)
         file.chmod(mode)
         network.exec(name, "mount", "--bind", file, path)
@@ -163,7 +164,7 @@ def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> 
 
 def test_faults_of_the_network(doctor: Doctor) -> None:
     network = doctor.network
-    network.spoil("h2", "loss", "20%")
+    network.spoil("h2", "loss", "8%")
     tc(network, "h3", "qdisc add dev eth0 ingress", *FILTER.strip().splitlines())
     subprocess.run(network.argv("ip", "link", "set", "dev", "ssh4", "mtu", "1400"), check=True, timeout=DEADLINE)
     network.spoil("h5", "delay", "20ms")

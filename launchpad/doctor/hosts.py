@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launchpad.doctor.seen import Finding, HostSeen, Level, size
-from launchpad.protocol.health import Folder, HostMemory, Limits, Load, SshServer
+from launchpad.protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
 
 FEW_FILES, TOO_FEW_FILES = 1024, 256
 FEW_PROCESSES, TOO_FEW_PROCESSES = 1024, 128
@@ -39,7 +39,7 @@ def judge_host(place: int, host: HostSeen) -> Iterator[Finding]:
         folder: Folder | None = host.facts.get(subject)
         if folder:
             yield from _folder(place, subject, what, folder)
-    memory: HostMemory | None = host.facts.get("memory")
+    memory: MemoryLeft | None = host.facts.get("memory")
     if memory:
         left = min(one for one in (memory.available, memory.left_in_cgroup, _UNLIMITED) if one >= 0)
         if left < LITTLE_MEMORY:

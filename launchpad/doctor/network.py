@@ -243,15 +243,18 @@ def _packets(seen: Examination) -> Iterator[Finding]:
             name = interface_of(seen, place)
             text = f"its {name} takes packets of {mine} bytes (MTU), those of the others {usual}"
             yield Finding("warn", (place,), "packets", text, f"sudo ip link set dev {name} mtu {usual}")
-    # A large one must be able to come through for it to mean something.
-    holes = {pair for pair, way in seen.ways.items() if way.passes == 0 and way.answered >= 0.9 * way.sent > 0}
-    for places, pairs, kind in by_host(seen, holes, {pair for pair, way in seen.ways.items() if way.passes >= 0}):
+    for places, pairs, kind in by_host(seen, holes(seen), {pair for pair, way in seen.ways.items() if way.passes >= 0}):
         way = seen.ways[pairs[0]]
         where = _where(seen, places, pairs, kind)
         text = f"packets of {way.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
         less = 1500 if way.packet > 1500 else 1400
         remedy = f"correct the MTU on the way, or sudo ip link set dev {way.interface} mtu {less} on all hosts"
         yield Finding("bad", places, "packets", text, remedy)
+
+
+def holes(seen: Examination) -> set[Pair]:
+    """The ways on which large packets get lost. Where many get lost, that they do means nothing."""
+    return {pair for pair, way in seen.ways.items() if way.passes == 0 and way.answered >= 0.9 * way.sent > 0}
 
 
 def _mtus(seen: Examination) -> dict[int, int]:
@@ -287,11 +290,7 @@ def lost(seen: Examination) -> dict[Pair, tuple[int, int]]:
 
 def _loss(seen: Examination) -> Iterator[Finding]:
     counts = lost(seen)
-    wrong = {pair for pair, (gone, sent) in counts.items() if gone > 1 and gone >= LOSSY * sent}
-    for at in (0, 1):
-        for place in seen.present:
-            wrong |= _lossy([pair for pair in counts if pair[at] == place], counts)
-    for places, pairs, kind in by_host(seen, wrong, counts):
+    for places, pairs, kind in by_host(seen, lossy(seen, counts), counts):
         gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
         level: Level = "bad" if gone >= TOO_LOSSY * sent else "warn"
         where = _where(seen, places, pairs, kind)
@@ -300,6 +299,15 @@ def _loss(seen: Examination) -> Iterator[Finding]:
         yield Finding(
             level, places, "loss", text, f"ip -s link show dev {name}: errors there, or another cable or port"
         )
+
+
+def lossy(seen: Examination, counts: Mapping[Pair, tuple[int, int]]) -> set[Pair]:
+    """The ways on which packets get lost."""
+    wrong = {pair for pair, (gone, sent) in counts.items() if gone > 1 and gone >= LOSSY * sent}
+    for at in (0, 1):
+        for place in seen.present:
+            wrong |= _lossy([pair for pair in counts if pair[at] == place], counts)
+    return wrong
 
 
 def _lossy(pairs: list[Pair], counts: Mapping[Pair, tuple[int, int]]) -> set[Pair]:
@@ -339,8 +347,10 @@ def slow(rates: Mapping[Pair, float], ways: Mapping[Pair, Probed]) -> set[Pair]:
 
 
 def _speed(seen: Examination) -> Iterator[Finding]:
-    wrong = slow(seen.rates, seen.ways)
-    for places, pairs, kind in by_host(seen, wrong, seen.rates):
+    explained = lossy(seen, lost(seen)) | holes(seen)
+    measured = {pair for pair in seen.rates if not explained & {pair, pair[::-1]}}
+    wrong = slow(seen.rates, seen.ways) & measured
+    for places, pairs, kind in by_host(seen, wrong, measured):
         best = max(seen.rates[pair] for pair in pairs)
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)

@@ -96,7 +96,7 @@ class Folder(NamedTuple):
     noexec: bool
 
 
-class HostMemory(NamedTuple):
+class MemoryLeft(NamedTuple):
     """The host's memory, and how much of it is left for the job."""
 
     total: int
@@ -189,7 +189,7 @@ SUBJECTS: dict[str, Any] = {
     "tmp": Folder,
     "cache": Folder,
     "shm": Folder,
-    "memory": HostMemory,
+    "memory": MemoryLeft,
     "load": Load,
     "software": Software,
     "code": CodeFiles,

@@ -208,7 +208,7 @@ def refuse_unfit(
         code=not options.hosts.sync,
         torch=torch,
         cwd=cwd,
-        environ=environ,
+        environ={**forwarded(os.environ), **(environ or {})},
         quiet=options.reports.quiet,
     )
     findings = judge(seen)

@@ -8,7 +8,7 @@ import resource
 import time
 from typing import Any
 
-from ...protocol.health import Folder, HostMemory, Limits, Load, SshServer
+from ...protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
 from ..host import resources
 
 # How long to watch what the host is doing.
@@ -66,7 +66,7 @@ def folder(path: str) -> Folder:
     )
 
 
-def memory() -> HostMemory:
+def memory() -> MemoryLeft:
     """Memory, and whether the host swaps."""
     before = _swapped()
     time.sleep(WATCH_SECONDS)
@@ -75,7 +75,7 @@ def memory() -> HostMemory:
         for line in file:
             name, _, rest = line.partition(":")
             found[name] = int(rest.split()[0]) << 10
-    return HostMemory(
+    return MemoryLeft(
         total=found["MemTotal"],
         available=found.get("MemAvailable", -1),
         left_in_cgroup=resources.memory_left(),

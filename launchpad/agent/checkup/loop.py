@@ -17,8 +17,8 @@ from ...protocol.events import Checked
 from ...protocol.health import Identity, KeptImages, LookUp
 from ..host.probe import machine
 from . import gpus, host, software
-from .network import Answerer, probe, stream
-from .reduction import TinyReduction
+from .network import EchoServer, probe, stream
+from .trial_rank import TrialRank
 
 _Request = dict[str, Any]
 
@@ -28,8 +28,8 @@ class Checkup:
 
     def __init__(self) -> None:
         self._writing = threading.Lock()
-        self._listener = Answerer()
-        self._reduction = TinyReduction()
+        self._listener = EchoServer()
+        self._rank = TrialRank()
         self._answers: dict[str, Callable[[_Request], Any]] = {
             "identity": _identity,
             "network": lambda request: self._listener.listen(request["secret"]),
@@ -48,8 +48,8 @@ class Checkup:
             "sshd": lambda _: host.ssh_server(),
             "kept": _kept,
             "gpus": lambda _: gpus.look(),
-            "import": self._reduction.begin,
-            "all_reduce": self._reduction.finish,
+            "import": self._rank.begin,
+            "all_reduce": self._rank.finish,
         }
 
     def run(self) -> NoReturn:
@@ -59,7 +59,7 @@ class Checkup:
             for command in decoder.feed(data):
                 if isinstance(command, Check):
                     threading.Thread(target=self._answer, args=[command], daemon=True).start()
-        self._reduction.kill()
+        self._rank.kill()
         os._exit(0)  # whatever still hangs
 
     def _answer(self, command: Check) -> None:

@@ -33,7 +33,7 @@ DATAGRAMS = 100  # at most so many to one host
 PACE_SECONDS = 0.003
 # How long to wait for an answer when no more have come.
 QUIET_SECONDS = 0.4
-LARGE_TRIES = 3
+LARGE_TRIES = 4
 
 STREAM_BYTES = 256 << 10
 CONNECTION_SECONDS = 5.0
@@ -50,7 +50,7 @@ _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _HEADERS = {socket.AF_INET: 20 + 8, socket.AF_INET6: 40 + 8}  # of IP and UDP
 
 
-class Answerer:
+class EchoServer:
     """Answers those who call this host."""
 
     def __init__(self) -> None:

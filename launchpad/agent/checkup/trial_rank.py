@@ -50,7 +50,7 @@ if store and rank == 0:
 """
 
 
-class TinyReduction:
+class TrialRank:
     """The rank of this host."""
 
     def __init__(self) -> None:
