@@ -59,7 +59,7 @@ class Launchpad:
     def use_images(self, keeper: Launchpad) -> None:
         """Find the images of this one's `launchpad warm`. Those that are made for our runs stay with it."""
         self._keeper = keeper
-        self.environ["XDG_RUNTIME_DIR"] = keeper.environ["XDG_RUNTIME_DIR"]
+        self.environ |= {name: keeper.environ[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS")}
 
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
@@ -160,7 +160,8 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
     for name in ("work", "scratch", "runtime"):
         (base / name).mkdir(mode=0o700)
     command = Launchpad(base / "work", base / "scratch")
-    command.environ["XDG_RUNTIME_DIR"] = str(base / "runtime")
+    # Torch reads at its import how many threads it may have: one image is for any number of ranks.
+    command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1"}
     done = command.run("warm", timeout=3 * DEADLINE)
     assert done.returncode == 0, done.stderr
     yield command
