@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from launchpad.job.hosts import ALLOCATION_VARIABLES
+from tests.processes import with_variable
 
 PROGRAMS = Path(__file__).parent / "programs"
 MEASURED = Path(__file__).parent / "measured.py"
@@ -59,7 +60,7 @@ class Launchpad:
     def use_images(self, keeper: Launchpad) -> None:
         """Find the images of this one's `launchpad warm`. Those that are made for our runs stay with it."""
         self._keeper = keeper
-        self.environ |= {name: keeper.environ[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS")}
+        self.environ |= {name: keeper.environ[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL")}
 
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
@@ -97,20 +98,16 @@ class Launchpad:
 
     def survivors(self) -> list[str]:
         """All live processes that descend from this test's commands: they inherit its mark."""
-        wanted = f"{MARK}={self.mark}".encode()
         found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
+        for pid in with_variable(MARK, self.mark):
+            entry = Path("/proc", str(pid))
             try:
-                if wanted not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (OSError, IndexError):
                 continue
             if state not in "ZX" and not (self._keeper and words.rstrip().endswith(" kept-image")):
-                found.append(f"{entry.name} {words}")
+                found.append(f"{pid} {words}")
         return found
 
     def close(self) -> None:
@@ -161,7 +158,7 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
         (base / name).mkdir(mode=0o700)
     command = Launchpad(base / "work", base / "scratch")
     # Torch reads at its import how many threads it may have: one image is for any number of ranks.
-    command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1"}
+    command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
     done = command.run("warm", timeout=3 * DEADLINE)
     assert done.returncode == 0, done.stderr
     yield command

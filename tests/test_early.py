@@ -98,19 +98,20 @@ def test_ranks_are_assigned_if_nobody_sets_them(launchpad: Launchpad, tmp_path: 
     assert processes(launchpad, *[["unranked", url, "3"] for url in urls] * 3) == [(0, "done\n", "")] * 6
 
 
-def test_a_stale_rendezvous_file_is_named(launchpad: Launchpad, tmp_path: Path) -> None:
+def test_unusable_addresses_say_why(launchpad: Launchpad, tmp_path: Path) -> None:
     leave = (
         "import os, sys\nfrom torch.distributed import FileStore\n"
         "FileStore(sys.argv[1], 9).add('default_pg/launchpad/ranks', 1)\nos._exit(0)"
     )
     subprocess.run([sys.executable, "-c", leave, tmp_path / "meet"], check=True, timeout=DEADLINE)
-    ((code, _, error),) = processes(launchpad, ["unranked", f"file://{tmp_path}/meet", "1"])
-    assert code == 1
-    assert "all 1 ranks are taken: too many processes were started, or" in error
-    assert "is left over from an earlier job: remove it" in error
-
-
-def test_unusable_addresses_say_why(launchpad: Launchpad) -> None:
-    ends = processes(launchpad, ["unranked", "tcp://224.1.1.1:23456", "2"], ["unranked", "tcp://127.0.0.1", "2"])
-    assert "tcp://224.1.1.1:23456: torch 1.0 removed multicast" in ends[0][2]
-    assert "tcp://127.0.0.1 has no host or no port: use tcp://HOST:PORT" in ends[1][2]
+    stale, multicast, no_port = processes(
+        launchpad,
+        ["unranked", f"file://{tmp_path}/meet", "1"],
+        ["unranked", "tcp://224.1.1.1:23456", "2"],
+        ["unranked", "tcp://127.0.0.1", "2"],
+    )
+    assert [code for code, _, _ in (stale, multicast, no_port)] == [1] * 3
+    assert "all 1 ranks are taken: too many processes were started, or" in stale[2]
+    assert "is left over from an earlier job: remove it" in stale[2]
+    assert "tcp://224.1.1.1:23456: torch 1.0 removed multicast" in multicast[2]
+    assert "tcp://127.0.0.1 has no host or no port: use tcp://HOST:PORT" in no_port[2]

@@ -125,6 +125,7 @@ def test_each_node_says_what_its_own_ranks_run(launchpad: Launchpad, tmp_path: P
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 @pytest.mark.parametrize("how", [(), ("--start-method", "exec")], ids=["forked", "executed"])
 def test_torch_comes_up_across_nodes(launchpad: Launchpad, how: tuple[str, ...]) -> None:
     example = Path(__file__).parent.parent / "examples" / "all_reduce.py"

@@ -32,7 +32,7 @@ needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reaso
 def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No descriptor and no thread here; the command's fixture checks for processes and files."""
     launchpad.use_images(keeper)
-    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS"):
+    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
         monkeypatch.setenv(name, launchpad.environ[name])
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
@@ -169,7 +169,7 @@ def test_the_part_that_cannot_be_pickled_is_named() -> None:
         lp.run(lambda: {"x": threading.Lock()}, backend=None)
 
 
-def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for options, message in (
         ({"backend": "tcp"}, "backend='tcp'"),
         ({"timeout": 0}, "timeout=0"),
@@ -187,6 +187,7 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         lp.run(3)
     with pytest.raises(lp.UsageError, match=r"takes \(x\); it must take \(rank, size\), or nothing"):
         lp.run(lambda x: x, backend=None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no image is made with the variable
     if importlib.util.find_spec("torch") is not None:
         with pytest.raises(lp.FrontendError, match="nccl: "):
             lp.run(by_reference, nproc=2, backend="nccl", env={"CUDA_VISIBLE_DEVICES": ""})

@@ -39,7 +39,7 @@ needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is no
 def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No descriptor and no thread here; the command's fixture checks for processes and files."""
     launchpad.use_images(keeper)
-    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS"):
+    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
         monkeypatch.setenv(name, launchpad.environ[name])
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
