@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.hosts import ALLOCATION_VARIABLES
 from tests.processes import with_variable
 
@@ -153,13 +154,26 @@ def _torchs_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
     """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR."""
-    base = tmp_path_factory.mktemp("keeper")
+    with kept_images(tmp_path_factory.mktemp("keeper")) as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def keeper_with_optimizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
+    """The same, and all images have imported what optimizers need."""
+    with kept_images(tmp_path_factory.mktemp("keeper"), "--preload", WITH_OPTIMIZERS) as command:
+        yield command
+
+
+@contextlib.contextmanager
+def kept_images(base: Path, *options: str) -> Iterator[Launchpad]:
+    """What `launchpad warm` keeps, until the end of the block."""
     for name in ("work", "scratch", "runtime"):
         (base / name).mkdir(mode=0o700)
     command = Launchpad(base / "work", base / "scratch")
     # Torch reads at its import how many threads it may have: one image is for any number of ranks.
     command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
-    done = command.run("warm", timeout=3 * DEADLINE)
+    done = command.run("warm", *options, timeout=3 * DEADLINE)
     assert done.returncode == 0, done.stderr
     yield command
     assert command.run("warm", "--stop").stdout == "ended\n"
@@ -186,6 +200,13 @@ def launchpad(tmp_path: Path, scratch: Path) -> Iterator[Launchpad]:
 
 
 @pytest.fixture
-def from_image(launchpad: Launchpad, keeper: Launchpad) -> None:
+def from_image(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
     """The command forks its ranks from a kept image: for tests whose subject is not the start, which is then short."""
     launchpad.use_images(keeper)
+    return launchpad
+
+
+@pytest.fixture
+def from_image_with_optimizers(from_image: Launchpad, keeper_with_optimizers: Launchpad) -> None:
+    """The same, for programs that make optimizers."""
+    from_image.use_images(keeper_with_optimizers)
