@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.hosts import ALLOCATION_VARIABLES
+from tests.processes import with_variable
 
 PROGRAMS = Path(__file__).parent / "programs"
 MEASURED = Path(__file__).parent / "measured.py"
@@ -59,7 +61,7 @@ class Launchpad:
     def use_images(self, keeper: Launchpad) -> None:
         """Find the images of this one's `launchpad warm`. Those that are made for our runs stay with it."""
         self._keeper = keeper
-        self.environ["XDG_RUNTIME_DIR"] = keeper.environ["XDG_RUNTIME_DIR"]
+        self.environ |= {name: keeper.environ[name] for name in ("XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL")}
 
     def argv(self, *args: object) -> list[str]:
         """The command line of `launchpad ARGS`; programs in tests/programs need no path."""
@@ -97,20 +99,16 @@ class Launchpad:
 
     def survivors(self) -> list[str]:
         """All live processes that descend from this test's commands: they inherit its mark."""
-        wanted = f"{MARK}={self.mark}".encode()
         found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
+        for pid in with_variable(MARK, self.mark):
+            entry = Path("/proc", str(pid))
             try:
-                if wanted not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (OSError, IndexError):
                 continue
             if state not in "ZX" and not (self._keeper and words.rstrip().endswith(" kept-image")):
-                found.append(f"{entry.name} {words}")
+                found.append(f"{pid} {words}")
         return found
 
     def close(self) -> None:
@@ -156,12 +154,26 @@ def _torchs_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
     """`launchpad warm` was typed: its images are for those who have its XDG_RUNTIME_DIR."""
-    base = tmp_path_factory.mktemp("keeper")
+    with kept_images(tmp_path_factory.mktemp("keeper")) as command:
+        yield command
+
+
+@pytest.fixture(scope="session")
+def keeper_with_optimizers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchpad]:
+    """The same, and all images have imported what optimizers need."""
+    with kept_images(tmp_path_factory.mktemp("keeper"), "--preload", WITH_OPTIMIZERS) as command:
+        yield command
+
+
+@contextlib.contextmanager
+def kept_images(base: Path, *options: str) -> Iterator[Launchpad]:
+    """What `launchpad warm` keeps, until the end of the block."""
     for name in ("work", "scratch", "runtime"):
         (base / name).mkdir(mode=0o700)
     command = Launchpad(base / "work", base / "scratch")
-    command.environ["XDG_RUNTIME_DIR"] = str(base / "runtime")
-    done = command.run("warm", timeout=3 * DEADLINE)
+    # Torch reads at its import how many threads it may have: one image is for any number of ranks.
+    command.environ |= {"XDG_RUNTIME_DIR": str(base / "runtime"), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    done = command.run("warm", *options, timeout=3 * DEADLINE)
     assert done.returncode == 0, done.stderr
     yield command
     assert command.run("warm", "--stop").stdout == "ended\n"
@@ -188,6 +200,13 @@ def launchpad(tmp_path: Path, scratch: Path) -> Iterator[Launchpad]:
 
 
 @pytest.fixture
-def from_image(launchpad: Launchpad, keeper: Launchpad) -> None:
+def from_image(launchpad: Launchpad, keeper: Launchpad) -> Launchpad:
     """The command forks its ranks from a kept image: for tests whose subject is not the start, which is then short."""
     launchpad.use_images(keeper)
+    return launchpad
+
+
+@pytest.fixture
+def from_image_with_optimizers(from_image: Launchpad, keeper_with_optimizers: Launchpad) -> None:
+    """The same, for programs that make optimizers."""
+    from_image.use_images(keeper_with_optimizers)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.sshd import SSHD, Running, keygen, public
+from tests.sshd import SSHD, Running, keygen, public, store_agent
 
 DEADLINE = 30.0
 NET = "10.77.0"
@@ -128,6 +128,7 @@ class Network(Running):
         self._lab: subprocess.Popen[bytes] | None = None
         self._lab_pid = 0
         for host in self.hosts.values():
+            store_agent(host.folder / "cache")
             host.config.write_text(self._sshd_config(host, keygen(host.folder / "host_key")))
         self.known_hosts.write_text(
             "".join(f"{host.address} {public(host.folder / 'host_key')}\n" for host in self.hosts.values())

@@ -23,6 +23,7 @@ import pytest
 
 from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.netns import HEAD, Network
+from tests.processes import with_variable
 from tests.sshd import USER, Running, free_port
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
@@ -137,14 +138,12 @@ class Slurm(Running):
 
     def _kill_marked(self) -> list[str]:
         """Kill all processes of the cluster; returns those that there were."""
-        found, mark = [], f"{_MARK}={self.mark}".encode()
-        for entry in Path("/proc").iterdir():
+        found = []
+        for pid in with_variable(_MARK, self.mark):
             try:
-                if not entry.name.isdigit() or mark not in (entry / "environ").read_bytes().split(b"\0"):
-                    continue
-                if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                    found.append(entry.name)
-                    os.kill(int(entry.name), signal.SIGKILL)
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(str(pid))
+                    os.kill(pid, signal.SIGKILL)
             except (OSError, IndexError):
                 continue
         return found

@@ -12,6 +12,7 @@ their process tree.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pwd
 import random
@@ -19,13 +20,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
+
+from launchpad.transport.ssh.bundle import bundle
+from tests.processes import with_variable
 
 DEADLINE = 30.0
 MARK = "LAUNCHPAD_TEST_SSHD"
@@ -143,15 +149,7 @@ class Sshd:
 
     def _marked(self) -> list[int]:
         """Live processes with the environment of our sessions."""
-        mark = f"{MARK}={self.folder}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return [pid for pid in found if _lives(pid)]
+        return [pid for pid in with_variable(MARK, self.folder) if _lives(pid)]
 
     def _config(self) -> str:
         keys = "".join(f"HostKey {key}\n" for key in self.host_keys)
@@ -250,6 +248,19 @@ Host *
         """Kill all servers and all their descendants."""
         for host in self.hosts:
             host.stop()
+
+
+def store_agent(cache: Path) -> None:
+    """Put the agent into the cache of a host, as an earlier job has: there is one for all tests, compiled once."""
+    (cache / "launchpad").mkdir(mode=0o700, parents=True)
+    (cache / "launchpad" / f"agent-{bundle()[0]}").symlink_to(_unpacked_agent().name)
+
+
+@functools.cache
+def _unpacked_agent() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="lp-agent-")
+    zipfile.ZipFile(io.BytesIO(bundle()[1])).extractall(folder.name)
+    return folder
 
 
 def free_port(address: str = "127.0.0.1") -> int:

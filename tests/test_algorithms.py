@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def check_groups_of(count: int, rank: int, world_size: int, *, watched: bool) -> None:
-    """Each dtype and each shape, but only some of the pairs in groups of 4 or more, and of those that are watched."""
+    """Each dtype and each shape, but only some of the pairs where there are others, or while buffers are watched."""
     import torch
 
     from launchpad import collectives as dist
@@ -51,8 +51,8 @@ def check_groups_of(count: int, rank: int, world_size: int, *, watched: bool) ->
     if rank not in ranks:
         algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # returns at once
         return
-    parts = 1 if count < 4 else 3 if count < 6 else 6
-    algorithm_cases.check_all(ranks, group, rank, count + watched, max(parts, 3) if watched else parts)
+    parts = 6 if watched or count > 4 else 3 if count > 1 else 1
+    algorithm_cases.check_all(ranks, group, rank, count + watched, parts)
     if not watched:
         algorithm_cases.check_same_bits(ranks, group)
 

@@ -106,26 +106,26 @@ if find_spec("mpi4py"):
     )
     FRONTENDS.append(MPI)
     for words in mpiruns():
-        # mpi4py takes MPICH where nothing else is said.
-        abi = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"} if "openmpi" in words[0] else {}
-        FRONTENDS.append(MPI._replace(mpirun=words, environ=abi))
-        if abi:
+        if "openmpi" in words[0]:  # the other one's MPI is the one that mpi4py takes where nothing else is said
+            abi = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
+            FRONTENDS.append(MPI._replace(mpirun=words, environ=abi))
             FRONTENDS.append(MPI._replace(environ=abi))
 
 
 def cases(size: int) -> Iterator[tuple[str, str, str, bool, int]]:
     """The last rank's cases in a world of `size`: operation, dtype, shape, asynchronous, size of the group."""
-    pairs = [
-        (dtype, shape)
-        for row, dtype in enumerate(DTYPES)
-        for column, shape in enumerate(SHAPES)
-        if size < 3 or (row + column) % (7 if size == 3 else 10) == 0
-    ]
     for group, is_async in product([size, size - 1][: 1 + (size > 1)], (False, True)):
+        turn = is_async != (group < size)
+        pairs = [
+            (dtype, shape)
+            for row, dtype in enumerate(DTYPES)
+            for column, shape in enumerate(SHAPES)
+            if size == 1 or (row % 2 == turn and (row + column) % {2: 3, 3: 7}.get(size, 10) == 0)
+        ]
         for name, (dtype, shape) in product([*MOVING.split(), *PEERS.split(), *REDUCING.split()], pairs):
             yield name, dtype, shape, is_async, group
         for (op, dtypes), name in product(OTHER_OPS.items(), REDUCING.split()):
-            for dtype in dtypes if size < 3 else dtypes[size % 3 :: 3]:
+            for dtype in dtypes if size == 1 else dtypes[turn::2] if size == 2 else dtypes[size % 3 :: 3][turn::2]:
                 yield f"{name} {op}", dtype, "vector", is_async, group
     for group, name in product([size, size - 1][: 1 + (size > 1)], ONCE.split()):
         yield name, "float32", "vector", False, group
@@ -174,7 +174,7 @@ def check_contract(frontend: Frontend, size: int, printed: str) -> None:
 def worlds() -> Iterator[tuple[Frontend, int]]:
     """Frontends and the sizes of their worlds. All ranks are a group, and all but one: those have 1 to 5 ranks."""
     for frontend in FRONTENDS:
-        # MPICH under mpirun has had its worlds, and waiting ranks of Open MPI hardly run beside other programs.
+        # Waiting ranks of Open MPI hardly run beside other programs.
         sizes = [3] if frontend.mpirun else [2, 3] if frontend.environ else [1, 2, 3, 5]
         yield from ((frontend, size) for size in sizes)
 
@@ -231,6 +231,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.usefixtures("from_image_with_optimizers")
 def test_objects_training_futures_and_errors_in_groups_one_after_the_other(launchpad: Launchpad) -> None:
     lines = run(launchpad, 3, "again", "objects", "ddp", "futures", "errors")
     errors = [line for line in lines if ": " in line]
@@ -320,6 +321,7 @@ class Alone(NamedTuple):
     environ: dict[str, str] = {}  # noqa: RUF012 - never written to
 
 
+MPI_ALONE = "import torch.distributed as dist\nfrom launchpad.collectives.mpi import install\ninstall()\n"
 OF_TWO_HOSTS = {"RANK": "1", "SIZE": "2", "LOCAL_SIZE": "1", "LOCAL_RANK": "0"}
 PROGRAMS_ALONE = {
     "ranks over several hosts need an address": Alone(
@@ -393,6 +395,24 @@ PROGRAMS_ALONE = {
         "same",
     ),
 }
+
+if find_spec("mpi4py"):
+    PROGRAMS_ALONE |= {
+        "MPI is missing": Alone(
+            f"{MPI_ALONE}dist.init_process_group('mpi')",
+            "`pip install mpi4py mpich` installs both",
+            {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+        ),
+        "the launcher is not one of MPI": Alone(
+            f"{MPI_ALONE}dist.init_process_group('mpi')",
+            "WORLD_SIZE is 3 but MPI sees only one rank",
+            {"WORLD_SIZE": "3"},
+        ),
+        "mpi cannot be combined with another backend": Alone(
+            f"{MPI_ALONE}dist.init_process_group('cpu:mpi,cuda:gloo', rank=0, world_size=1, store=dist.HashStore())",
+            "use backend='mpi'",
+        ),
+    }
 
 # Each in a fork of a process that has imported torch, as that takes a second or two.
 FORKS = """

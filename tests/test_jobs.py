@@ -190,6 +190,7 @@ def test_the_files_in_configs_are_good(launchpad: Launchpad, path: Path) -> None
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_the_smoke_file_passes(launchpad: Launchpad) -> None:
     done = launchpad.run("smoke", ROOT / "configs" / "smoke.toml", cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -139,6 +139,7 @@ def test_each_node_says_how_its_own_ranks_are_bound(launchpad: Launchpad) -> Non
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 @pytest.mark.parametrize("how", [(), ("--start-method", "exec")], ids=["forked", "executed"])
 def test_torch_comes_up_across_nodes(launchpad: Launchpad, how: tuple[str, ...]) -> None:
     example = Path(__file__).parent.parent / "examples" / "all_reduce.py"

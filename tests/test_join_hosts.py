@@ -75,7 +75,7 @@ def test_hosts_meet_at_an_address_that_all_reach(launchpad: OnHosts, network: Ne
     """The second one leads; its address is MASTER_ADDR."""
     example = Path(__file__).parent.parent / "examples" / "all_reduce.py"
     (launchpad.folder / "where.py").write_text(
-        f"import os, runpy\nprint('at', os.environ['MASTER_ADDR'], os.environ['GROUP_RANK'])\n"
+        f"import os, runpy, torch\nprint('at', os.environ['MASTER_ADDR'], os.environ['GROUP_RANK'])\n"
         f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
     )
     head = network.hosts["h2"].address

@@ -185,7 +185,7 @@ def test_what_optimizers_import_is_kept_once_a_program_makes_them(warm: Launchpa
     (warm.folder / "o.py").write_text(
         "import sys, torch\nprint('torch._dynamo' in sys.modules)\ntorch.optim.SGD([torch.ones(1)])\n"
     )
-    assert warm.run("run", "-v", "-n", 2, "o.py").stderr == ""
+    assert warm.run("run", "-v", "o.py").stderr == ""
     wait_until(lambda: keeps_what_optimizers_import(warm), "the image")
     done = warm.run("run", "-v", "-n", 2, "o.py")
     assert (sorted(done.stdout.splitlines()), done.stderr) == (["[0] True", "[1] True"], "")

@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 
 import click
 import pytest
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 from launchpad.cli.run import command
 from launchpad.head.machine import GRACE_AFTER_REQUEST, KILL_SECONDS
@@ -26,6 +25,8 @@ def pods() -> list[Pod]:
 
 
 def test_the_api_takes_it_and_knows_every_field() -> None:
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet  # here, as that takes a second
+
     manifest = read_manifest()
     assert (manifest["apiVersion"], manifest["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     parsed = JobsetV1alpha2JobSet.from_dict(manifest)

@@ -1,8 +1,10 @@
-"""The mpi frontend under MPICH's mpiexec and Open MPI's mpirun: training, timeouts, failures."""
+"""The mpi frontend under launchpad, MPICH's mpiexec and Open MPI's mpirun: training, timeouts, failures."""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DEADLINE, PROGRAMS, needs_torch
+from tests.conftest import DEADLINE, PROGRAMS, Launchpad, needs_torch
 
 pytestmark = [needs_torch, pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")]
 
@@ -40,20 +42,33 @@ ABI = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "libmpi.so.40"}
 class Mpi:
     """Runs programs as MPI ranks."""
 
-    def __init__(self, launcher: list[str], environ: dict[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, ranks: int, *argv: object, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+        raise NotImplementedError
+
+    def code(self, ranks: int, code: str, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+        program = self.folder / "program.py"
+        program.write_text(START + textwrap.dedent(code))
+        return self.run(ranks, program, timeout=timeout)
+
+
+class Mpirun(Mpi):
+    """By an mpirun."""
+
+    def __init__(self, folder: Path, launcher: list[str], environ: dict[str, str]) -> None:
+        super().__init__(folder)
         self.launcher = launcher
         drop = ("LAUNCHPAD_", "OMP_", "PMI_", "OMPI_", "WORLD_SIZE")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
         self.environ = inherited | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
 
     def run(self, ranks: int, *argv: object, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
-        command = [*self.launcher, "-n", str(ranks), sys.executable, *map(str, argv)]
+        command = [*self.launcher, "-n", str(ranks), sys.executable, "-W", "ignore", *map(str, argv)]
         return subprocess.run(
             command, env=self.environ, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
         )
-
-    def code(self, ranks: int, code: str, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
-        return self.run(ranks, "-W", "ignore", "-c", START + textwrap.dedent(code), timeout=timeout)
 
     def why_not(self) -> str | None:
         """Why this launcher can't form a world; None if it can."""
@@ -66,9 +81,17 @@ class Mpi:
         return None if done.stdout.count("2") == 2 else (done.stderr or done.stdout).strip()[-200:]
 
 
-# Open MPI only if it is installed. It trains with two ranks, MPICH with four.
-MPIS = ["mpich", *(["openmpi"] if shutil.which(OPEN_MPI[0]) else [])]
-WORLDS = [("mpich", 4), (MPIS[-1], 2)]
+class Forked(Mpi):
+    """By launchpad, from an image that has imported torch."""
+
+    def __init__(self, launchpad: Launchpad) -> None:
+        super().__init__(launchpad.folder)
+        self.launchpad = launchpad
+
+    def run(self, ranks: int, *argv: object, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+        done = self.launchpad.run("run", "--nproc", ranks, "--backend", "mpi", *argv, timeout=timeout)
+        out, err = (re.sub(r"^\[\d+\] ", "", text, flags=re.M) for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 def remove_stale_segments() -> None:
@@ -89,18 +112,36 @@ def remove_stale_segments() -> None:
                 path.unlink()
 
 
-@pytest.fixture(scope="module", params=MPIS)
-def mpi(request: pytest.FixtureRequest) -> Iterator[Mpi]:
-    found = Mpi(HYDRA, {}) if request.param == "mpich" else Mpi(OPEN_MPI, ABI)
-    if reason := found.why_not():
-        pytest.skip(f"{request.param} can't form a world: {reason}")
-    yield found
-    if request.param == "mpich":
+@functools.cache
+def why_not(name: str) -> str | None:
+    """Why MPICH or Open MPI can't form a world; None if it can."""
+    return (Mpirun(Path(), OPEN_MPI, ABI) if name == "openmpi" else Mpirun(Path(), HYDRA, {})).why_not()
+
+
+@pytest.fixture
+def mpi(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[Mpi]:
+    name = request.param
+    if reason := why_not("openmpi" if name == "openmpi" else "mpich"):
+        pytest.skip(f"{name} can't form a world: {reason}")
+    if name == "launchpad":
+        request.getfixturevalue("from_image")
+        yield Forked(launchpad)
+    else:
+        yield Mpirun(launchpad.folder, OPEN_MPI, ABI) if name == "openmpi" else Mpirun(launchpad.folder, HYDRA, {})
+    if name == "mpiexec":
         remove_stale_segments()
 
 
-@pytest.mark.parametrize(("mpi", "ranks"), WORLDS, indirect=["mpi"])
-def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int) -> None:
+# Open MPI only if it is installed, and for what depends on MPI; mpiexec for what depends on who starts the ranks.
+OPEN = ["openmpi"] if shutil.which(OPEN_MPI[0]) else []
+either = pytest.mark.parametrize("mpi", ["launchpad", *OPEN], indirect=True)
+once = pytest.mark.parametrize("mpi", ["launchpad"], indirect=True)
+
+
+@pytest.mark.parametrize(("mpi", "ranks"), [("launchpad", 4), *((name, 2) for name in OPEN)], indirect=["mpi"])
+def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int, request: pytest.FixtureRequest) -> None:
+    if isinstance(mpi, Forked):
+        request.getfixturevalue("from_image_with_optimizers")
     done = mpi.run(ranks, PROGRAMS / "collectives_training.py", FRONTEND, timeout=2 * DEADLINE)
     assert done.returncode == 0, done.stderr
     agreeing = {line.removesuffix(" agrees") for line in done.stdout.splitlines()}
@@ -108,6 +149,7 @@ def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int) ->
     assert ("HSDP" in agreeing) == (ranks == 4)
 
 
+@either
 def test_a_late_rank_is_an_error_and_kills_the_group(mpi: Mpi) -> None:
     done = mpi.code(
         2,
@@ -129,6 +171,7 @@ def test_a_late_rank_is_an_error_and_kills_the_group(mpi: Mpi) -> None:
     assert "aborting the other ranks" in done.stderr
 
 
+@once
 def test_timeouts_of_a_wait_a_future_and_a_group(mpi: Mpi) -> None:
     done = mpi.code(
         2,
@@ -156,6 +199,7 @@ def test_timeouts_of_a_wait_a_future_and_a_group(mpi: Mpi) -> None:
     assert done.stdout.split() == ["wait", "future", "group"], done.stderr
 
 
+@either
 def test_a_groups_timeout_leaves_the_others_alive(mpi: Mpi, tmp_path: Path) -> None:
     """The ranks report in files: rank 0, having abandoned a barrier, aborts the world at exit, pipes included."""
     done = mpi.code(
@@ -178,6 +222,7 @@ def test_a_groups_timeout_leaves_the_others_alive(mpi: Mpi, tmp_path: Path) -> N
     assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["total 2", "total 2"], done.stderr
 
 
+@pytest.mark.parametrize("mpi", ["launchpad", "mpiexec", *OPEN], indirect=True)
 def test_a_failing_rank_aborts_the_others(mpi: Mpi) -> None:
     done = mpi.code(
         2,
@@ -193,6 +238,7 @@ def test_a_failing_rank_aborts_the_others(mpi: Mpi) -> None:
     assert "rank 1 failed with KeyError" in done.stderr
 
 
+@once
 def test_monitored_barrier_names_the_missing_ranks(mpi: Mpi) -> None:
     done = mpi.code(
         3,
@@ -212,6 +258,7 @@ def test_monitored_barrier_names_the_missing_ranks(mpi: Mpi) -> None:
     assert done.stdout == error, done.stderr
 
 
+@once
 def test_gloo_and_mpi_in_one_program(mpi: Mpi, tmp_path: Path) -> None:
     done = mpi.code(
         2,
@@ -261,6 +308,7 @@ REFUSALS = {
 }
 
 
+@either
 def test_bad_calls_are_refused_with_a_reason_and_the_group_survives(mpi: Mpi) -> None:
     done = mpi.code(
         2,
@@ -297,6 +345,7 @@ def test_bad_calls_are_refused_with_a_reason_and_the_group_survives(mpi: Mpi) ->
     assert "truncated" in long
 
 
+@either
 def test_operations_keep_their_order_and_tensors_and_groups_can_be_created_without_limit(mpi: Mpi) -> None:
     done = mpi.code(
         3,
@@ -334,30 +383,3 @@ def test_operations_keep_their_order_and_tensors_and_groups_can_be_created_witho
         timeout=2 * DEADLINE,
     )
     assert done.stdout.count("ok") == 3, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, "`pip install mpi4py mpich` installs both"),
-        ({"WORLD_SIZE": "3"}, "WORLD_SIZE is 3 but MPI sees only one rank"),
-    ],
-)
-def test_a_missing_mpi_or_launcher_is_reported(environ: dict[str, str], message: str) -> None:
-    code = START + "dist.init_process_group('mpi')"
-    inherited = os.environ | {"PYTHONPATH": str(ROOT)} | environ
-    done = subprocess.run([sys.executable, "-c", code], env=inherited, capture_output=True, text=True, timeout=DEADLINE)
-    assert done.returncode == 1
-    assert message in done.stderr.splitlines()[-1]
-
-
-def test_mpi_cannot_be_combined_with_another_backend() -> None:
-    code = START + "dist.init_process_group('cpu:mpi,cuda:gloo', rank=0, world_size=1, store=dist.HashStore())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert "use backend='mpi'" in done.stderr.splitlines()[-1]

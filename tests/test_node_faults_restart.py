@@ -24,10 +24,17 @@ from tests.test_node_faults import (  # fixtures too
 pytestmark = needs_namespaces
 
 
-@needs_torch
-@pytest.mark.parametrize("name", ["h1", f"h{HOSTS}"])
-def test_stopped_agent_is_replaced_and_leaves_nothing(start: Start, name: str) -> None:  # noqa: F811
-    job = start(HOSTS, "--max-restarts", 2, REDUCES, "forever")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [pytest.param("h1", (REDUCES, "forever"), marks=needs_torch), (f"h{HOSTS}", (FAMILY, "deaf"))],
+    ids=["first, torch", "last"],
+)
+def test_stopped_agent_is_replaced_and_leaves_nothing(
+    start: Start,  # noqa: F811
+    name: str,
+    words: tuple[object, ...],
+) -> None:
+    job = start(HOSTS, "--max-restarts", 2, *words)
     job.wait_for_ranks()
     stopped, guard = job.agent(name), job.guard(name)
     os.kill(stopped.pid, signal.SIGSTOP)

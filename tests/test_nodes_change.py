@@ -257,6 +257,7 @@ def test_nodes_join_and_leave_a_running_job(launchpad: Launchpad) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_torch_on_a_node_that_was_alone(launchpad: Launchpad) -> None:
     """It has an address where others find it, before there are any."""
     (launchpad.folder / "agrees.py").write_text(AGREES)

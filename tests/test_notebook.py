@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ import pytest
 
 from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
 
-jupyter_client = pytest.importorskip("jupyter_client", reason="ipykernel is not installed")
-nbformat = pytest.importorskip("nbformat", reason="nbclient is not installed")
-pytest.importorskip("nbclient", reason="nbclient is not installed")
-pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-
-# Those of zmq and traitlets are theirs.
-pytestmark = pytest.mark.filterwarnings("default", "ignore:Unclosed socket:ResourceWarning")
+# Imported where they are used: that takes a while.
+pytestmark = [
+    *(
+        pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed")
+        for name in ("jupyter_client", "nbformat", "nbclient", "ipykernel")
+    ),
+    # Those of zmq and traitlets are theirs.
+    pytest.mark.filterwarnings("default", "ignore:Unclosed socket:ResourceWarning"),
+]
 
 
 @pytest.fixture
@@ -36,6 +39,8 @@ def jupyter(launchpad: Launchpad, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def kernels(jupyter: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Starts this interpreter's kernel, in the test's own folders."""
+    import jupyter_client
+
     for name in set(os.environ) - set(jupyter):
         monkeypatch.delenv(name)
     for name, value in jupyter.items():
@@ -53,6 +58,8 @@ def kernels(jupyter: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 def executed(notebook: Any, launchpad: Launchpad, environ: dict[str, str], *options: str) -> list[Any]:
     """The cells of a notebook after `jupyter execute`, a process of its own: zmq leaves descriptors in its process."""
+    import nbformat
+
     path = launchpad.folder / "notebook.ipynb"
     nbformat.write(notebook, path)
     command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--kernel_name=python3", *options, path]
@@ -84,6 +91,8 @@ CELLS = (
 
 def test_cells_on_ranks(launchpad: Launchpad, jupyter: dict[str, str]) -> None:
     """What the ranks print is in the cell that made the call."""
+    import nbformat
+
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     cells = executed(notebook, launchpad, jupyter, "--allow-errors")
     assert sorted(text_of(cells[1]).splitlines()) == ["[0] 0", "[0] in 0", "[1] 1", "[1] in 1"]
@@ -132,6 +141,8 @@ def test_the_kernels_interrupt_ends_the_call_and_not_the_ranks(launchpad: Launch
 
 @needs_torch
 def test_the_example_notebook(launchpad: Launchpad, jupyter: dict[str, str]) -> None:
+    import nbformat
+
     path = Path(__file__).parent.parent / "examples" / "ranks.ipynb"
     cells = executed(nbformat.read(path, as_version=4), launchpad, jupyter)
     assert "[0] loss" in "".join(text_of(cell) for cell in cells if cell.cell_type == "code")

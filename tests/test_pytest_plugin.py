@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import pytest
 from launchpad.testing import marks, merge, shared, soundness
 from launchpad.testing.outcome import TIMEOUT, WAITED, RankEnd, TestEnd
 from tests.conftest import DEADLINE, needs_torch, wait_until
+from tests.processes import with_variable
 
 pytest_plugins = ["pytester"]
 
@@ -41,20 +43,16 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         return pytester.run(*words, timeout=DEADLINE, **options)  # type: ignore[arg-type]
 
     yield run_pytest
-    wanted = f"{mark}={pytester.path}".encode()
-    wait_until(lambda: not with_variable(wanted), "all processes to be gone", show=lambda: with_variable(wanted))
 
+    def left() -> list[str]:
+        found = []
+        for pid in with_variable(mark, pytester.path):
+            with contextlib.suppress(OSError):
+                if pid != os.getpid():
+                    found.append(f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes()!r}")
+        return found
 
-def with_variable(wanted: bytes) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            theirs = entry.name.isdigit() and int(entry.name) != os.getpid()
-            if theirs and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
-        except OSError:
-            continue
-    return found
+    wait_until(lambda: not left(), "all processes to be gone", show=left)
 
 
 def squeezed(text: str) -> str:

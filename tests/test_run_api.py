@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 import launchpad as lp
+from tests import called
+from tests.called import NUMBER, Stubborn, by_reference, fails_until, raises, spawns, wait_for_ever
 from tests.conftest import DEADLINE, MARK, Launchpad, descriptors, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
@@ -25,15 +27,13 @@ from tests.test_run_hosts import Hosts
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
-NUMBER = 5
-
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No descriptor and no thread here; the command's fixture checks for processes and files."""
-    monkeypatch.setenv(MARK, launchpad.mark)
-    monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
-    monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
+    launchpad.use_images(keeper)
+    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
+        monkeypatch.setenv(name, launchpad.environ[name])
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
     yield
@@ -43,36 +43,23 @@ def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> It
     assert [thread.name for thread in threading.enumerate() if thread.name in ("launchpad", "control")] == []
 
 
-def by_reference() -> tuple[int, str]:
-    print("printed by a rank")
-    print("and on stderr", file=sys.stderr)
-    return NUMBER, __name__
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image is found."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def raises(rank: int, size: int) -> int:
-    if rank == 1:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, f"rank {rank} of {size}")
-    threading.Event().wait()
-    return rank
-
-
-class Stubborn(Exception):
-    """Can be pickled but not unpickled."""
-
-    def __init__(self, one: int, other: int) -> None:
-        super().__init__(f"{one} and {other}")
-
-
+@pytest.mark.usefixtures("cold")
 def test_a_function_of_a_module_and_a_closure(capsys: pytest.CaptureFixture[str]) -> None:
     results = lp.run(by_reference, nproc=2, backend=None)
     assert isinstance(results, lp.Results)
-    assert results == ((5, __name__), (5, __name__))
+    assert results == ((5, called.__name__), (5, called.__name__))
     said = capsys.readouterr()
     assert sorted(said.out.splitlines()) == ["[0] printed by a rank", "[1] printed by a rank"]
     assert sorted(said.err.splitlines()) == ["[0] and on stderr", "[1] and on stderr"]
     assert [host for host, _ in results.places] == [results.places[0][0]] * 2
     assert results[results.places[1]] == results[1]
-    assert results[1:] == ((5, __name__),)
+    assert results[1:] == ((5, called.__name__),)
     with pytest.raises(KeyError, match="no rank ran at"):
         results["elsewhere", 0]
     captured = [NUMBER]
@@ -89,7 +76,7 @@ def test_in_a_running_loop_in_a_thread_and_with_another_stdout() -> None:
         return (*results, *in_thread), shown.getvalue()
 
     results, shown = asyncio.run(cell())
-    assert results == ((5, __name__),) * 3
+    assert results == ((5, called.__name__),) * 3
     assert sorted(shown.splitlines()) == ["[0] printed by a rank", "[1] printed by a rank"]
 
 
@@ -112,14 +99,6 @@ def test_the_first_failed_ranks_own_exception(capsys: pytest.CaptureFixture[str]
     assert "raise Stubborn(1, 2)" in str(other.value.__cause__)
 
 
-def fails_until(attempt: int) -> str:
-    """Rank 1 fails in each attempt up to that one, after rank 0 has returned."""
-    now = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    if os.environ["RANK"] == "1" and int(now) < attempt:
-        raise ValueError(f"attempt {now}")
-    return now * (9 - int(now))  # what comes later is shorter
-
-
 def test_it_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     """With the results of the last attempt; and not if that can't help."""
     assert lp.run(fails_until, 1, nproc=2, backend=None, max_restarts=3) == ("1" * 8, "1" * 8)
@@ -137,7 +116,7 @@ def test_its_jobs_are_recorded_and_can_be_asked_for_stacks(launchpad: Launchpad,
     with pytest.raises(UnicodeDecodeError):
         lp.run(raises, nproc=2, backend=None)
     why = launchpad.run("why").stdout
-    assert f"job {launchpad.run('jobs').stdout.split()[0]}: {__name__}:raises" in why
+    assert f"job {launchpad.run('jobs').stdout.split()[0]}: {called.__name__}:raises" in why
     assert "rank 1 failed first: UnicodeDecodeError: " in why
     assert "in raises" in why
     assert "SystemExit" not in why
@@ -175,39 +154,16 @@ def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None
     assert "Traceback" not in capsys.readouterr().err
 
 
-def wait_for_ever() -> None:
-    threading.Event().wait()
-
-
-def waits_for_rank_1(rank: int, _: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    if rank == 1:
-        print("reading shard 7", file=sys.stderr)
-        wait_for_ever()
-    dist.all_reduce(torch.ones(4))
-
-
-def leaves_too_early(rank: int, _: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.all_reduce(torch.ones(4))
-    if rank != 1:
-        dist.all_reduce(torch.ones(4))
-
-
 @needs_torch
 def test_who_held_up_the_others_is_in_the_exception() -> None:
     with pytest.raises(lp.JobTimeout) as hung:
-        lp.run(waits_for_rank_1, nproc=3, backend="gloo", timeout=8)  # torch may have to be imported
+        lp.run(called.waits_for_rank_1, nproc=3, backend="gloo", timeout=8)  # torch may have to be imported
     said = str(hung.value)
     assert "    rank 1 is in wait_for_ever at " in said
     assert "    ranks 0, 2 wait in all_reduce at " in said
     assert said.endswith("the last output of rank 1:\n    reading shard 7")
     with pytest.raises(RuntimeError) as early:
-        lp.run(leaves_too_early, nproc=2, backend="gloo")
+        lp.run(called.leaves_too_early, nproc=2, backend="gloo")
     assert early.value.__notes__[0].startswith("launchpad: rank 1 exited with code 0 while others still waited for it")
 
 
@@ -226,7 +182,7 @@ def test_the_part_that_cannot_be_pickled_is_named() -> None:
         lp.run(lambda: {"x": threading.Lock()}, backend=None)
 
 
-def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for options, message in (
         ({"backend": "tcp"}, "backend='tcp'"),
         ({"timeout": 0}, "timeout=0"),
@@ -244,6 +200,7 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         lp.run(3)
     with pytest.raises(lp.UsageError, match=r"takes \(x\); it must take \(rank, size\), or nothing"):
         lp.run(lambda x: x, backend=None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no image is made with the variable
     if importlib.util.find_spec("torch") is not None:
         with pytest.raises(lp.FrontendError, match="nccl: "):
             lp.run(by_reference, nproc=2, backend="nccl", env={"CUDA_VISIBLE_DEVICES": ""})
@@ -252,15 +209,6 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with pytest.raises(lp.UsageError, match="each rank would start ranks"):
         lp.run(by_reference)
-
-
-def spawns(program: str) -> str:
-    from mpi4py import MPI
-
-    spawned = MPI.COMM_SELF.Spawn(sys.executable, ["-c", f"from mpi4py import MPI; {program}"], maxprocs=2)
-    spawned.Barrier()
-    spawned.Disconnect()
-    return "done"
 
 
 @needs_torch

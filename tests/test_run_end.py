@@ -209,6 +209,7 @@ def test_working_folder_that_goes_away_is_no_traceback(launchpad: Launchpad) -> 
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_torch_record_gives_the_traceback(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", 2, "recorded.py", timeout=120)
     assert done.returncode == 1

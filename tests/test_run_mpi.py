@@ -33,12 +33,8 @@ pytestmark = pytest.mark.skipif(not _has_mpich(), reason="mpich and mpi4py are n
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 # How the ranks are started: each on its own, or forked from a process that has imported something.
-WAYS = [
-    pytest.param((), id="executed"),
-    pytest.param(("--preload", "mpi4py"), id="forked"),
-    pytest.param(("--preload", "mpi4py.MPI"), id="forked-with-MPI"),
-]
-EXECUTED_OR_FORKED = pytest.mark.parametrize("way", WAYS[:2])
+EXECUTED, FORKED, WITH_MPI = (), ("--preload", "mpi4py"), ("--preload", "mpi4py.MPI")
+EXECUTED_OR_FORKED = pytest.mark.parametrize("way", [EXECUTED, FORKED], ids=["executed", "forked"])
 MPI = ("--backend", "mpi")
 
 
@@ -64,8 +60,10 @@ def sums(size: int) -> list[str]:
     return sorted(f"{rank} {size} {size * (size + 1) // 2}" for rank in range(size))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("size", "way"),
+    [(1, EXECUTED), (1, WITH_MPI), (4, EXECUTED), (4, FORKED), (4, WITH_MPI), (16, EXECUTED), (16, FORKED)],
+)
 def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
     done = mpi(launchpad, "-n", size, *way, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
@@ -73,6 +71,7 @@ def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_a_world_of_ranks_that_import_torch(launchpad: Launchpad) -> None:
     (launchpad.folder / "both.py").write_text(
         "import torch\nfrom mpi4py import MPI\nones = torch.ones(3)\n"
@@ -270,8 +269,9 @@ def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
 
 
 @needs_sshd
-@EXECUTED_OR_FORKED
-@pytest.mark.parametrize("slots", ["n1:2,n2:2", "n2:1,n1:3", "n1:1,n2:2,n3:2"])
+@pytest.mark.parametrize(
+    ("slots", "way"), [("n1:2,n2:2", EXECUTED), ("n2:1,n1:3", FORKED), ("n1:1,n2:2,n3:2", EXECUTED)]
+)
 def test_a_world_across_hosts(launchpad: Launchpad, hosts: Hosts, way: tuple[str, ...], slots: str) -> None:
     size = sum(int(slot[-1]) for slot in slots.split(","))
     done = hosts.run(launchpad, *MPI, *way, "-H", slots, "mpi_does.py", "sum")
@@ -290,17 +290,16 @@ def test_either_network_of_the_mpich_wheel(launchpad: Launchpad, hosts: Hosts, n
 
 @needs_sshd
 @pytest.mark.parametrize(
-    ("what", "code", "words"),
+    ("what", "rank", "code", "words"),
     [
-        ("abort", 5, "called MPI_Abort(5)"),
-        ("raise", 1, "ValueError: no good (exit code 1"),
-        ("leave", 1, "exited with code 0 after MPI_Init, without calling MPI_Finalize"),
-        ("absent", 1, "exited with code 0 without calling MPI_Init, in which others wait for it"),
+        ("abort", 1, 5, "called MPI_Abort(5)"),
+        ("raise", 2, 1, "ValueError: no good (exit code 1"),
+        ("leave", 1, 1, "exited with code 0 after MPI_Init, without calling MPI_Finalize"),
+        ("absent", 2, 1, "exited with code 0 without calling MPI_Init, in which others wait for it"),
     ],
 )
-@pytest.mark.parametrize("rank", [1, 2])
 def test_how_a_world_across_hosts_ends(
-    launchpad: Launchpad, hosts: Hosts, what: str, code: int, words: str, rank: int
+    launchpad: Launchpad, hosts: Hosts, what: str, rank: int, code: int, words: str
 ) -> None:
     done = hosts.run(launchpad, *MPI, "-H", "n1:2,n2:2", "mpi_does.py", what, rank)
     assert done.returncode == code

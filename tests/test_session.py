@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,19 @@ from pathlib import Path
 import pytest
 
 import launchpad as lp
+from tests import called
+from tests.called import (
+    barrier_of,
+    exit_on,
+    hold,
+    keep,
+    kept_unless,
+    meet_unless,
+    raise_on,
+    rank,
+    until,
+    wait_in,
+)
 from tests.conftest import DEADLINE, MARK, Launchpad, descriptors, needs_torch, wait_until
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
@@ -24,11 +36,11 @@ needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is no
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No descriptor and no thread here; the command's fixture checks for processes and files."""
-    monkeypatch.setenv(MARK, launchpad.mark)
-    monkeypatch.setenv("TMPDIR", str(launchpad.scratch))
-    monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
+    launchpad.use_images(keeper)
+    for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
+        monkeypatch.setenv(name, launchpad.environ[name])
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
     yield
@@ -38,56 +50,17 @@ def nothing_is_left(launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch) -> It
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("launchpad")] == []
 
 
-held: list[int] = []
-
-
-def hold(number: int) -> int:
-    held.append(number)
-    return len(held)
-
-
-def rank() -> int:
-    return int(os.environ["RANK"])
-
-
-def raise_on(number: int) -> int:
-    if rank() == number:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, f"rank {number}")
-    return rank()
-
-
-def exit_on(number: int, code: int) -> None:
-    if rank() == number:
-        os._exit(code)
-    threading.Event().wait()
-
-
-def meet_unless(number: int) -> None:
-    import torch.distributed as dist
-
-    if rank() == number:
-        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "before the barrier")
-    dist.barrier()
-
-
-def wait_in(folder: str) -> None:
-    """Wait for ever, and say so."""
-    (Path(folder) / f"{rank()} waits").touch()
-    threading.Event().wait()
-
-
-def all_wait(folder: Path, count: int) -> None:
-    wait_until(lambda: len(list(folder.glob("* waits"))) == count, "the ranks to wait")
-
-
-def test_what_a_call_leaves_is_there_for_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_call_leaves_is_there_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no image is found
     with lp.ranks(2, backend=None) as ranks:
         pids = ranks.run(os.getpid)
         assert isinstance(pids, lp.Results)
         assert ranks.run(hold, 5) == (1, 1)
         assert ranks.run(hold, 6) == (2, 2)
         assert ranks.run(os.getpid) == pids
-        assert held == []
+        assert called.held == []
         assert ranks.run(lambda rank, size: (rank, size)) == ((0, 2), (1, 2))
         assert repr(ranks) == "<launchpad.ranks: 2 ranks, ready>"
         assert pids[pids.places[1]] == pids[1]
@@ -114,7 +87,7 @@ def test_submitted_calls_run_in_order(tmp_path: Path, capsys: pytest.CaptureFixt
     with lp.ranks(2, backend=None) as ranks:
         futures = [ranks.submit(hold, number) for number in range(9)]
         assert [future.result(DEADLINE) for future in futures] == [(number, number) for number in range(1, 10)]
-        first = ranks.submit(_until, str(tmp_path / "go"))
+        first = ranks.submit(until, str(tmp_path / "go"))
         second, third = ranks.submit(hold, 0), ranks.submit(print, "printed")
         assert second.cancel()
         assert not first.done()
@@ -124,11 +97,6 @@ def test_submitted_calls_run_in_order(tmp_path: Path, capsys: pytest.CaptureFixt
         assert ranks.run(hold, 0) == (10, 10)
         last = ranks.submit(hold, 0)
     assert last.result(0) == (11, 11)  # the `with` has waited for it
-
-
-def _until(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(0.01)
 
 
 def test_a_rank_that_raises_leaves_all_alive(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,17 +177,10 @@ def test_a_call_that_hangs_in_a_collective() -> None:
     with lp.ranks(2, backend="gloo") as ranks:
         ranks.run(rank)  # imports this module
         with pytest.raises(lp.JobTimeout, match="rank 0 had not returned") as error:
-            ranks.run(_barrier_of, 0, timeout=0.5)
+            ranks.run(barrier_of, 0, timeout=0.5)
         assert "rank 0 did not end the call" in error.value.__notes__[0]
         with pytest.raises(lp.UsageError, match=r"the ranks are gone \(the call of .* was ended"):
             ranks.run(rank)
-
-
-def _barrier_of(number: int) -> None:
-    import torch.distributed as dist
-
-    if rank() == number:
-        dist.barrier()
 
 
 @needs_torch
@@ -406,23 +367,3 @@ def test_over_ssh(hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert ranks.run(rank) == (0, 1, 2)
         with pytest.raises(UnicodeDecodeError, match="before the barrier"):
             ranks.run(meet_unless, 2)
-
-
-kept: object = None
-
-
-def keep(x: object) -> tuple[int, float]:
-    global kept
-    import torch
-    import torch.distributed as dist
-
-    kept = x
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    print("kept")
-    return dist.get_rank(), total.item()
-
-
-def kept_unless(number: int) -> object:
-    raise_on(number)
-    return kept

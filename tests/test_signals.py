@@ -100,6 +100,7 @@ def asked_to_stop(launchpad: Launchpad, signum: int, *words: object) -> tuple[in
 @pytest.mark.parametrize(
     ("signum", "workers"), [(INT, "fork"), (INT, "spawn"), (TERM, "fork")], ids=["INT-fork", "INT-spawn", "TERM-fork"]
 )
+@pytest.mark.usefixtures("from_image")
 def test_a_program_saves_with_the_help_of_its_workers(launchpad: Launchpad, signum: int, workers: str) -> None:
     code, out, err = asked_to_stop(launchpad, signum, "saves_by_workers.py", workers)
     name = signal.Signals(signum).name
@@ -107,6 +108,7 @@ def test_a_program_saves_with_the_help_of_its_workers(launchpad: Launchpad, sign
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_workers_live_on_when_a_program_is_told_something_else(launchpad: Launchpad) -> None:
     code, out, err = asked_to_stop(launchpad, USR1, "saves_by_workers.py", "fork")
     assert (code, out) == (0, ["[0] saved after SIGUSR1", "[1] saved after SIGUSR1"]), err

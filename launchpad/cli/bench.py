@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from launchpad.runner.imports import TORCH
 from launchpad.runner.job import run_job
 from launchpad.runner.nodes import LocalAgent
 from launchpad.runner.options import RunOptions
+from launchpad.runner.spec import find_python
 
 BACKENDS = ("gloo", "nccl", "mpi")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -178,7 +180,7 @@ def command(**options: Any) -> int:
         run_options = run_options._replace(nproc=RANKS)
     display = Display(as_json=options["as_json"], quiet=options["quiet"])
     with tempfile.TemporaryDirectory(prefix="launchpad-bench-") as folder:
-        if not entered and (not hosts or any(host.here for host in hosts)):
+        if not entered and (not hosts or any(host.here for host in hosts)) and not _is_installed(run_options):
             run_options = _with_launchpad(run_options, folder)
         code = _run_all(display, request, options["backends"], run_options)
     display.finish()
@@ -223,6 +225,18 @@ def _absolute(options: RunOptions) -> RunOptions:
     python = os.path.abspath(options.python) if options.python and "/" in options.python else options.python
     files = tuple(map(os.path.abspath, options.env_file))
     return options._replace(hosts=hosts._replace(**named), env_file=files, python=python)
+
+
+def _is_installed(options: RunOptions) -> bool:
+    """Whether the ranks on this machine find this launchpad anyway: their interpreter is ours, and it is installed.
+
+    A PYTHONPATH that differs from run to run would keep them from being forked from an image (`launchpad warm`).
+    """
+    if options.env_file or any(text.startswith("PYTHON") for text in options.env):
+        return False
+    python = find_python(options.python, os.environ, sys.executable)
+    in_the_folder = Path(launchpad.__file__).parent.parent == Path(sys.path[0]).absolute()
+    return os.path.abspath(python) == os.path.abspath(sys.executable) and not in_the_folder
 
 
 def _with_launchpad(options: RunOptions, folder: str) -> RunOptions:

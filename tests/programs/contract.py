@@ -2,7 +2,8 @@
 
     contract.py BACKEND DEVICE [all]
 
-A world of 1 or 2 ranks tries all pairs of dtype and shape; a larger one tries some of them, or all with `all`.
+A world of one tries all pairs of dtype and shape, sync and async; a larger one tries some of them, each sync in one of
+the two groups and async in the other, or all with `all`.
 
 The last rank, which is in every group, prints one JSON object: {"checked": {OPERATION: COUNT}, "skipped": {OPERATION: WHY:
 COUNT}, "refused": [[OPERATION, WHY, DTYPES, SHAPES, COUNT] …], "wrong": [LINE …]}. "wrong" has the lines of all ranks.
@@ -344,27 +345,29 @@ REDUCING = [all_reduce, reduce, reduce_scatter, reduce_scatter_tensor]
 ONCE = [objects, barriers, coalesced, future, in_place, premul_sum, negative]
 
 
-def pairs():
+def pairs(turn):
     size = dist.get_world_size()
     for row, dtype in enumerate(DTYPES):
         for column, shape in enumerate(SHAPES):
-            if size < 3 or ALL or (row + column) % (7 if size == 3 else 10) == 0:  # each dtype and each shape
+            # Each dtype and each shape, in one turn or the other.
+            if size == 1 or ALL or (row % 2 == turn and (row + column) % {2: 3, 3: 7}.get(size, 10) == 0):
                 yield dtype, shape
 
 
-def some(dtypes):
+def some(dtypes, turn):
     size = dist.get_world_size()
-    return dtypes if size < 3 or ALL else dtypes[size % 3 :: 3]
+    return dtypes if size == 1 or ALL else dtypes[turn::2] if size == 2 else dtypes[size % 3 :: 3][turn::2]
 
 
 def cases(group):
     for is_async in (False, True):
+        turn = is_async != (group is not dist.group.WORLD)
         for operation in MOVING + REDUCING:
-            for dtype, shape in pairs():
+            for dtype, shape in pairs(turn):
                 yield operation.__name__, operation, Case(group, dtype, shape, is_async)
         for op, dtypes in OTHER_OPS.items():
             for operation in REDUCING:
-                for dtype in some(dtypes):
+                for dtype in some(dtypes, turn):
                     yield f"{operation.__name__} {op}", operation, Case(group, dtype, "vector", is_async, op)
     for operation in ONCE:
         yield operation.__name__, operation, Case(group, torch.float32, "vector", is_async=False)

@@ -13,7 +13,8 @@ def main():
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, lambda signum, _: asked.append(signal.Signals(signum).name))
     left, saving = 100, False
-    for place, _ in enumerate(DataLoader(Numbers(), num_workers=2, multiprocessing_context=sys.argv[1])):
+    workers = 1 if sys.argv[1] == "spawn" else 2  # each imports torch
+    for place, _ in enumerate(DataLoader(Numbers(), num_workers=workers, multiprocessing_context=sys.argv[1])):
         if place == 10:
             print("ready", flush=True)
         if asked and not saving:
