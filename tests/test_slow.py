@@ -231,6 +231,19 @@ def test_a_broadcast_waits_for_nobody() -> None:
     assert Job(4, operation="_reduce_scatter_base").steps_of(100, late(3)).slow == [3]
 
 
+def test_who_may_have_waited_for_a_message_is_not_late() -> None:
+    """The first stage of a pipeline is the last one to be done with each step."""
+    job = Job(4)
+    for _ in range(100):
+        job.enter("0", range(4), lambda rank: late(0)(rank, 0))
+    figures = {rank: job.told.pop((rank, "0")) for rank in range(4)}
+    for rank, told in figures.items():
+        operation = "after messages" if rank == 0 else "all_reduce"
+        row = ["0", 4, operation, [x for n, at in told for x in (n, (10**12 - at) // 1000)]]
+        job.arrivals.add(ArrivalTimes(10**12, rank, [row]), 0)
+    assert job.arrivals.compare(1) is None
+
+
 def test_what_is_missing_does_not_count_as_time() -> None:
     """The recorders have kept only the last of very many collectives."""
     job = Job(2).steps_of(50, late(1))

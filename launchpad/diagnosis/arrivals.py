@@ -107,7 +107,10 @@ class Comparison:
             known = self._groups.setdefault(group, _GroupArrivals())
             known.size = max(known.size, sizes[group])
             known.told[rank] = max(number, known.told.get(rank, 0))
-            known.open.setdefault(number, _Collective(group, number, operation, {})).times[rank] = at
+            one = known.open.setdefault(number, _Collective(group, number, operation, {}))
+            one.times[rank] = at
+            if not operation.lstrip("_").startswith(_FOR_ALL):
+                known.open[number] = one._replace(operation=operation)
 
     def _follows(self, rank: int, group: str, told: Sequence[tuple[str, int, str, int]]) -> bool:
         """Whether nothing is missing between what it told before and this."""

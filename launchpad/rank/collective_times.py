@@ -24,6 +24,9 @@ _OF_ALL_RANKS = 20_000
 # A rank that has entered fewer tells nothing at its end: its job was too short to be slow.
 WORTHWHILE = 20
 
+# What a collective before which the rank has exchanged messages is called: it may be late because it waited for one.
+AFTER_MESSAGES = "after messages"
+
 # A rank spends no more than this part of its time on answers.
 SHARE = 0.0025
 
@@ -33,17 +36,20 @@ _told: dict[str, int] = {}  # by group: the number of the last one told
 
 def entered(now: int) -> list[list[Any]]:
     """[group, number, what, ns from then to `now`, ns that it took or 0] each; `now` is of the monotonic clock."""
-    return [
-        [group, number, what, now - at, took] for group, number, what, at, took in [*_of_torch(), *_of_mpi()][-KEPT:]
-    ]
+    known = [one for one in [*_of_torch(), *_of_mpi()] if one[2]]
+    return [[group, number, what, now - at, took] for group, number, what, at, took in known[-KEPT:]]
 
 
 def news(now: int) -> list[list[Any]]:
     """What was entered since the last call: [group, size or 0, operation, [number, µs from then to `now`, …]] each."""
     most = max(LEAST, min(MOST, _OF_ALL_RANKS // int(os.environ.get("WORLD_SIZE") or 1)))
-    new = [one for one in [*_of_torch(), *_of_mpi()] if one[1] > _told.get(one[0], 0)]
+    new, messages = [], False
+    for group, number, what, at, _ in sorted([*_of_torch(), *_of_mpi()], key=lambda one: one[3]):
+        if what and number > _told.get(group, 0):
+            new.append((group, number, AFTER_MESSAGES if messages else what, at))
+        messages = not what
     found: dict[tuple[str, str], list[int]] = {}
-    for group, number, what, at, _ in sorted(new, key=lambda one: one[3])[-most:]:
+    for group, number, what, at in new[-most:]:
         found.setdefault((group, what), []).extend((number, (now - at) // 1000))
         _told[group] = max(_told.get(group, 0), number)
     sizes = _sizes() if found else {}
@@ -82,7 +88,7 @@ def _sizes() -> dict[str, int]:
 
 
 def _of_torch() -> list[tuple[str, int, str, int, int]]:
-    """(group, number, what, when by the monotonic clock, ns that it took or 0) each."""
+    """(group, number, what, when by the monotonic clock, ns that it took or 0) each; of messages `what` is empty."""
     module = sys.modules.get("torch._C._distributed_c10d")
     dump: Callable[..., bytes] | None = getattr(module, "_dump_fr_trace", None)
     if dump is None:
@@ -95,12 +101,11 @@ def _of_torch() -> list[tuple[str, int, str, int, int]]:
         (
             str(one["process_group"][0]),
             int(one["collective_seq_id"]),
-            str(one["profiling_name"].partition(":")[2] or one["profiling_name"]),
+            "" if one["is_p2p"] else str(one["profiling_name"].partition(":")[2] or one["profiling_name"]),
             int(one["time_created_ns"]) + to_monotonic,
             int(one.get("duration_ms", 0) * 1e6),
         )
         for one in pickle.loads(dump(True, False, False)).get("entries") or ()
-        if not one["is_p2p"]
     ]
 
 

@@ -16,7 +16,7 @@ KEPT = 64
 """How many operations to keep per group."""
 
 KEPT_TIMES = 2000
-"""Of how many collectives to keep when they were entered."""
+"""Of how many operations to keep when they were entered."""
 
 
 class RecordedGroup(Protocol):
@@ -44,7 +44,7 @@ class Ring:
 
     def __init__(self, group: RecordedGroup) -> None:
         self._entries: deque[tuple[Any, ...]] = deque(maxlen=KEPT)
-        self.times: deque[tuple[int, str, int]] = deque(maxlen=KEPT_TIMES)  # (number, what, ns) of collectives
+        self.times: deque[tuple[int, str, int]] = deque(maxlen=KEPT_TIMES)  # (number, what or "" for a message, ns)
         self.name = ""  # of the group, which may be gone
         self._group = ref(group)
         _rings.append(self)
@@ -58,9 +58,9 @@ class Ring:
             self._messages = number = self._messages + 1
         else:
             self._collectives = number = self._collectives + 1
-            self.times.append((number, what, time.monotonic_ns()))
             if not self.name and (group := self._group()):
                 self.name = group.getGroupName()
+        self.times.append((number, "" if message else what, time.monotonic_ns()))
         while type(tensors) is list and tensors:
             tensors = tensors[0]
         size, dtype = (None, None) if type(tensors) is list else (tensors.shape, tensors.dtype)
@@ -111,5 +111,5 @@ def entries(everything: bool) -> list[dict[str, Any]]:
 
 
 def entered() -> list[tuple[str, int, str, int, int]]:
-    """(group, number, what, when by the monotonic clock, 0) of the last collectives."""
+    """(group, number, what, when by the monotonic clock, 0) of the last operations; of messages `what` is empty."""
     return [(f"mpi {ring.name}", number, what, at, 0) for ring in _rings for number, what, at in tuple(ring.times)]
