@@ -179,3 +179,15 @@ class Summary:
         from launchpad.diagnosis.verdict_text import describe
 
         return describe(self.history, verdict, self.earlier)
+
+    def around(self, verdict: Verdict, lines: list[str]) -> list[str]:
+        """What the report, `lines`, adds to the exception of the rank that failed."""
+        from launchpad.diagnosis.verdict_text import around
+
+        return around(self.history, verdict, lines)
+
+    def last_output(self, verdict: Verdict) -> list[str]:
+        """The last that a rank wrote which held up the others."""
+        from launchpad.diagnosis.verdict_text import last_output
+
+        return last_output(self.history, verdict)
