@@ -47,7 +47,7 @@ STAIRCASE: dict[str, set[str]] = {
     "collectives": {"errors"},
     "bench": {"_version", "collectives", "console", "errors", "protocol"},
     "testing": {"agent", "collectives", "diagnosis", "job", "linux", "protocol", "rank"},
-    "api": {"console", "diagnosis", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
+    "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
     "cli": {
         *("_version", "bench", "console", "diagnosis", "doctor", "errors", "head", "image", "job", "protocol"),
         *("record", "report", "runner", "transport"),

@@ -512,6 +512,7 @@ HANDLED = (
         (HANDLED + "no more disk quota\n", 3, ""),
         (HANDLED + "\nstep 7\n", 1, ""),
         (HANDLED + "srun: error: n2: task 1: Exited with exit code 1\n", 1, "KeyError: 'optional setting'"),
+        (f"{HANDLED}E1123 02:38:01.119000 8838 api.py:1002] failed (exitcode: 1)\n", 1, "KeyError: 'optional setting'"),
         (f"{HANDLED}{'-' * 74}\nmpirun detected that\none or more processes\n{'-' * 74}\n", 1, "KeyError: 'opti"),
         ("no traceback\n", 1, ""),
     ],
@@ -524,6 +525,7 @@ def test_a_traceback_in_the_output_counts_only_if_it_ended_the_rank(text: str, c
     assert blamed(verdict)[2] == ("exception" if title else "exit")
     shown = "\n".join(describe(History(events), verdict))
     assert ("KeyError" in shown) == bool(title)
+    assert "E1123" not in shown
 
 
 def test_an_exit_after_a_traceback_that_says_that_a_rank_is_lost_is_a_victims() -> None:

@@ -227,12 +227,9 @@ class FunctionJob:
                 cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
             )
             if self._cause is not None:
-                from launchpad.diagnosis.verdict_text import around, last_output
-
                 verdict, self._report = observers.conclude()
-                history = observers.summary.history
-                self._around = around(history, verdict, self._report)
-                self._report += last_output(history, verdict)
+                self._around = observers.summary.around(verdict, self._report)
+                self._report += observers.summary.last_output(verdict)
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:

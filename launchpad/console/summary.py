@@ -191,6 +191,18 @@ class Summary:
 
         return describe(self.history, verdict, self.earlier)
 
+    def around(self, verdict: Verdict, lines: list[str]) -> list[str]:
+        """What the report, `lines`, adds to the exception of the rank that failed."""
+        from launchpad.diagnosis.verdict_text import around
+
+        return around(self.history, verdict, lines)
+
+    def last_output(self, verdict: Verdict) -> list[str]:
+        """The last that a rank wrote which held up the others."""
+        from launchpad.diagnosis.verdict_text import last_output
+
+        return last_output(self.history, verdict)
+
 
 def _no_mpi(library: str, why: str) -> str:
     if why:

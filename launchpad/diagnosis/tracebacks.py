@@ -36,12 +36,14 @@ _FORWARDED = re.compile(
     r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
 )
 
+# What torch's launcher and its C++ code log.
+_LOGGED = re.compile(r"\[?[WIE]\d{4} |\[[WIE]\d")
 # Lines that are added to a traceback, or to a message: indented ones, the rest of torch's messages, warnings, and what
 # launchers say when one of their processes has failed. Open MPI says it in blocks between lines of dashes.
 _ADDED = (
     r"\s|Exception raised from |frame #|CUDA kernel errors |For debugging consider |Compile with |Exception ignored in"
-    r"|\[?[WIE]\d{4} |\[[WIE]\d|\S*:\d+: \w*Warning|warnings\.warn|[-=*]{5,}|=  |srun: |slurmstepd: |mpirun |mpiexec"
-    r"|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ"
+    r"|\S*:\d+: \w*Warning|warnings\.warn|[-=*]{5,}|=  |srun: |slurmstepd: |mpirun |mpiexec"
+    rf"|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ|{_LOGGED.pattern}"
 )
 _BLOCK = r"(?m)^-{20,}\n(?:.*\n)*?-{20,}$"
 
@@ -289,7 +291,8 @@ def _read(lines: Sequence[str], at: int) -> tuple[Traceback | None, int, int]:
             message = [title["text"] or ""]
             at += 1
             after_title = at
-            while at < len(lines) and lines[at] and lines[at].strip() not in (_CAUSE, _CONTEXT, _HEADER):
+            ends = ("", _CAUSE, _CONTEXT, _HEADER)
+            while at < len(lines) and lines[at].strip() not in ends and not _LOGGED.match(lines[at]):
                 message.append(lines[at])
                 at += 1
             return Traceback(title["type"], "\n".join(message).strip(), tuple(frames)), after_title, at
