@@ -173,7 +173,8 @@ class Starter:
                     argv = self._command(entry)
                     cwd = entry.get("cwd", self._start.cwd)
                     stdin = self._stdin(number, outlets)
-                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files)
+                    session = self._own_session(entry)
+                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files, own_session=session)
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)
                     raise
@@ -231,6 +232,14 @@ class Starter:
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
         return self.mpi is not None and self.mpi.has(entry["rank"])
+
+    def _own_session(self, entry: dict[str, Any]) -> bool:
+        """Whether a rank gets a session of its own. Ranks of MPI share one, as they wait by yielding the CPU to others.
+
+        sched_yield reaches only processes of the same session, as each session is a group of the scheduler (autogroup,
+        sched(7)). 4 ranks on 2 cores took 27 ms for an all-reduce instead of 44 us.
+        """
+        return not self._in_mpi(entry) or bool(self._terminal(entry["rank"]))
 
     def _terminal(self, number: int) -> list[int]:
         return self._start.terminal if self._has_input(number) else []
@@ -320,6 +329,7 @@ class Starter:
                 "debug": entry["debug"],
                 "environ": environ,
                 "agent": os.getpid(),
+                "own_session": self._own_session(entry),
                 "stacks": [self._stacks, self._start.watched],
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
