@@ -174,7 +174,7 @@ class PmixWorlds:
 
 
 def settings(memory: str, *, crowded: bool) -> dict[str, str]:
-    """Variables for the ranks of Open MPI. `memory`: a folder of theirs in shared memory; `crowded`: they share cores."""
+    """Variables for the ranks of Open MPI. `memory`: a folder in shared memory; `crowded`: some ranks share a core."""
     # Without a launcher that it knows, Open MPI 4 starts each rank on its own. JSM is one that uses PMIx (schizo/jsm).
     found = {"JSM_JSRUN_PORT": "1", "OMPI_MCA_shmem_mmap_backing_file_base_dir": memory}
     found |= {f"OMPI_MCA_{part}_backing_directory": memory for part in ("btl_vader", "btl_sm", "osc_sm")}
