@@ -82,6 +82,17 @@ def test_a_world_of_ranks_that_import_torch(launchpad: Launchpad) -> None:
     assert printed(done, "sum") == ["[3.0, 3.0, 3.0]"] * 3
 
 
+@EXECUTED_OR_FORKED
+def test_ranks_share_a_session_in_which_they_can_yield_to_each_other(
+    launchpad: Launchpad, way: tuple[str, ...]
+) -> None:
+    (launchpad.folder / "show.py").write_text("import os\nprint('has', os.getsid(0), os.getpgrp() == os.getpid())\n")
+    first, second = printed(mpi(launchpad, "-n", 2, *way, "show.py"), "has")
+    assert first == second
+    assert re.fullmatch(r"\d+ True", first)
+    assert first != f"{os.getsid(0)} True"
+
+
 def test_a_program_that_is_not_a_python_script(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "-n", 2, "--no-python", sys.executable, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,10 @@ from . import exceptions, exit, import_watch, own_process, program, stack_server
 
 def become(request: dict[str, Any], fds: list[int]) -> None:
     """Turn this copy of the forkserver into the rank that the request describes."""
-    os.setsid()
+    if request["own_session"]:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
     own_process.die_with_parent(request["agent"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)

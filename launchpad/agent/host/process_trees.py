@@ -29,6 +29,7 @@ class TreeUse(NamedTuple):
 class _ProcessFigures(NamedTuple):
     state: str
     parent: int
+    group: int
     session: int
     cpu: float
     memory: int
@@ -57,8 +58,8 @@ class ProcessTrees:
             place = pid
             while place in found and place != us and place not in members:
                 place = found[place].parent
-            if place == us and process.session in members:  # an orphan, which has become our child
-                place = process.session
+            if place == us:  # perhaps an orphan, which has become our child
+                place = next((leader for leader in (process.session, process.group) if leader in members), us)
             if place in members:
                 members[place].append(pid)
             elif place != us:
@@ -74,6 +75,7 @@ def _process(pid: int) -> _ProcessFigures | None:
         return _ProcessFigures(
             state=fields[0].decode(),
             parent=int(fields[1]),
+            group=int(fields[2]),
             session=int(fields[3]),
             # utime and stime, then the same of children that have been waited for.
             cpu=sum(map(int, fields[11:15])) / _TICKS,

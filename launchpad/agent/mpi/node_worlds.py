@@ -119,7 +119,8 @@ class NodeWorlds:
             return
         from . import pmix_worlds
 
-        found = pmix_worlds.settings(world, resources.usable_cores(), shm.open_mpis(self._folder))
+        crowded = len(world.ranks) > resources.usable_cores()
+        found = pmix_worlds.settings(shm.open_mpis(self._folder), crowded=crowded)
         if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
             found["MPIR_CVAR_PMI_VERSION"] = "1"
         self._settings = {name: value for name, value in found.items() if name not in environ}

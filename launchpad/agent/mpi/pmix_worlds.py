@@ -173,12 +173,12 @@ class PmixWorlds:
         self._server.send("fetch", fetch.number, self._worlds[fetch.world].name, fetch.rank)
 
 
-def settings(world: MpiWorld, cores: int, memory: str) -> dict[str, str]:
-    """Variables for the ranks of Open MPI. `memory`: a folder of theirs in shared memory."""
+def settings(memory: str, *, crowded: bool) -> dict[str, str]:
+    """Variables for the ranks of Open MPI. `memory`: a folder in shared memory; `crowded`: some ranks share a core."""
     # Without a launcher that it knows, Open MPI 4 starts each rank on its own. JSM is one that uses PMIx (schizo/jsm).
     found = {"JSM_JSRUN_PORT": "1", "OMPI_MCA_shmem_mmap_backing_file_base_dir": memory}
     found |= {f"OMPI_MCA_{part}_backing_directory": memory for part in ("btl_vader", "btl_sm", "osc_sm")}
-    if len(world.ranks) > cores:  # ranks that wait would otherwise take the time of those that work
+    if crowded:  # ranks that wait would otherwise take the time of those that work
         found["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return found
 

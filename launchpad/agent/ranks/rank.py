@@ -1,4 +1,4 @@
-"""One rank's process: starts it in its own session, with pipes for input and output, and signals its process group."""
+"""One rank's process: starts it with pipes for input and output, and signals its process group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rank:
         """Signal the rank's process group. Only for a rank that was not reaped: its pid can't have been reused."""
         try:
             os.killpg(self.pid, signum)
-        except ProcessLookupError:  # it has not called setsid yet
+        except ProcessLookupError:  # it has no group yet
             try:
                 os.kill(self.pid, signum)
             except ProcessLookupError:
@@ -158,10 +158,13 @@ def start(
     outlets: Outlets,
     files: tuple[int, int],
     bound: Sequence[Sequence[int]] | None = None,
+    *,
+    own_session: bool = True,
 ) -> Rank:
     """Fork and execute `argv`. The child reports errors through the rank's status descriptor.
 
     `stdin` becomes the rank's standard input; `files` is its limit of open files (soft, hard); `bound`: as in Start.
+    Without a session of its own it stays in ours.
     """
     if bound:
         from ...protocol import cpulist
@@ -173,7 +176,10 @@ def start(
         step = "start"
         try:
             processes.heed_signals()
-            os.setsid()
+            if own_session:
+                os.setsid()
+            else:
+                os.setpgid(0, 0)
             processes.die_with_parent(parent)
             for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
                 os.dup2(fd, number)

@@ -187,7 +187,10 @@ class Starter:
                     argv = self._command(entry)
                     cwd = entry.get("cwd", self._start.cwd)
                     stdin = self._stdin(number, outlets)
-                    begun = rank.start(number, argv, environ, cwd, stdin, outlets, self._files, entry.get("bind"))
+                    session, bound = self._own_session(entry), entry.get("bind")
+                    begun = rank.start(
+                        number, argv, environ, cwd, stdin, outlets, self._files, bound, own_session=session
+                    )
                 except OSError:
                     _close(outlets.stdout, outlets.stderr)
                     raise
@@ -245,6 +248,14 @@ class Starter:
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
         return self.mpi is not None and self.mpi.has(entry["rank"])
+
+    def _own_session(self, entry: dict[str, Any]) -> bool:
+        """Whether a rank gets a session of its own. Ranks of MPI share one, as they wait by yielding the CPU to others.
+
+        sched_yield reaches only processes of the same session, as each session is a group of the scheduler (autogroup,
+        sched(7)). 4 ranks on 2 cores took 27 ms for an all-reduce instead of 44 us.
+        """
+        return not self._in_mpi(entry) or bool(self._terminal(entry["rank"]))
 
     def _terminal(self, number: int) -> list[int]:
         return self._start.terminal if self._has_input(number) else []
@@ -336,6 +347,7 @@ class Starter:
                 "bind": entry["bind"],
                 "environ": environ,
                 "agent": os.getpid(),
+                "own_session": self._own_session(entry),
                 "stacks": [self._stacks, self._start.watched],
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
