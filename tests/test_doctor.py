@@ -608,7 +608,7 @@ def test_doctor_on_this_machine(launchpad: Launchpad) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-H", "a:0"], "-H"),
+        (["-H", "a:0"], "--hosts: 'a:0'"),
         (["--include", "a"], "--include needs hosts"),
         (["--python", "/nonexistent"], "--python /nonexistent: no such interpreter"),
         (["extra"], "unexpected extra argument"),

@@ -36,12 +36,16 @@ code, sys.argv = sys.argv[at + 1], ["-c", *sys.argv[at + 2 :]]
 exec(code)
 """
 
-# TCP connections that begin elsewhere, and all of UDP, but not ssh.
-FILTER = """
-filter add dev eth0 parent ffff: protocol ip prio 1 u32 match ip dport 22 0xffff action pass
-filter add dev eth0 parent ffff: protocol ip prio 2 u32 match ip protocol 6 0xff match u8 0x02 0x12 at nexthdr+13 \
-action drop
+# What happens to some packets on their way out: ssh's take the first class.
+CLASSES = """
+qdisc add dev {device} root handle 1: htb default 1
+class add dev {device} parent 1: classid 1:1 htb rate 10gbit quantum 60000
+class add dev {device} parent 1: classid 1:2 htb rate {rate} quantum 1500
+qdisc add dev {device} parent 1:2 {queue}
+filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dport 22 0xffff flowid 1:1
+filter add dev {device} parent 1: protocol ip prio 2 u32 match ip protocol {match} flowid 1:2
 """
+UDP, BEGINNING = "17 0xff", "6 0xff match u8 0x02 0x12 at nexthdr+13"  # SYN without ACK
 
 
 class Found(NamedTuple):
@@ -112,14 +116,10 @@ def write_over(network: Network, path: object, text: str, *names: str, mode: int
         network.exec(name, "mount", "--bind", file, path)
 
 
-def tc(network: Network, name: str, *lines: str) -> None:
-    subprocess.run(
-        ["nsenter", f"--net=/proc/{network.hosts[name].pid}/ns/net", "tc", "-batch", "-"],
-        input="\n".join(lines),
-        text=True,
-        check=True,
-        timeout=DEADLINE,
-    )
+def tc(enter: list[str], lines: str) -> None:
+    """Run tc there. It warns about rates that are far from those that it expects."""
+    done = subprocess.run([*enter, "tc", "-batch", "-"], input=lines.strip() + "\n", text=True, timeout=DEADLINE)
+    assert done.returncode == 0
 
 
 def set_mtu(network: Network, name: str, mtu: int) -> None:
@@ -164,22 +164,21 @@ def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> 
 
 def test_faults_of_the_network(doctor: Doctor) -> None:
     network = doctor.network
-    network.spoil("h2", "loss", "8%")
-    tc(network, "h3", "qdisc add dev eth0 ingress", *FILTER.strip().splitlines())
-    subprocess.run(network.argv("ip", "link", "set", "dev", "ssh4", "mtu", "1400"), check=True, timeout=DEADLINE)
-    network.spoil("h5", "delay", "20ms")
-    network.spoil("h6", "rate", "20mbit")
+    lab = network.argv()
+    tc(network._in_network_of("h2"), CLASSES.format(device="eth0", rate="500kbit", queue="pfifo limit 3", match=UDP))
+    tc(lab, CLASSES.format(device="ssh3", rate="1mbit", queue="blackhole", match=BEGINNING))
+    network._ip(network._lab_pid, "link set dev ssh4 mtu 1400")
+    tc(network._in_network_of("h6"), "qdisc add dev eth0 root tbf rate 40mbit burst 32k latency 200ms")
     network.cut("h7", "h8")
     try:
         found = doctor.findings(",".join(network.hosts), "--python", sys._base_executable)
     finally:
-        tc(network, "h3", "qdisc del dev eth0 ingress")
-        subprocess.run(network.argv("ip", "link", "set", "dev", "ssh4", "mtu", "1500"), check=True, timeout=DEADLINE)
+        tc(lab, "qdisc del dev ssh3 root")
+        network._ip(network._lab_pid, "link set dev ssh4 mtu 1500")
     assert found.keys() == {
         Found(("h2",), "bad", "loss"),
         Found(("h3",), "bad", "ways"),
         Found(("h4",), "bad", "packets"),
-        Found(("h5",), "warn", "latency"),
         Found(("h6",), "warn", "speed"),
         Found(("h7", "h8"), "bad", "ways"),
     }
@@ -272,7 +271,7 @@ def test_hosts_that_can_not_be_checked_are_rows_and_no_job_is_started(doctor: Do
     assert found[0] == "launchpad: error: no job can run on h1, h2, h3 and 2 more, so nothing was started:"
     beginnings = (
         "h2: no Python: ",
-        "h3: timed out: ",
+        "h3: ",  # unreachable, or timed out, whichever the kernel finds sooner
         "h4: refused: ",
         "h5: it is the same machine as h1",
         "h1: GLOO_SOCKET_IFNAME=eth7 is set, and it has no eth7",
@@ -290,5 +289,5 @@ def test_a_job_starts_where_nothing_is_bad(doctor: Doctor) -> None:
     done = doctor.run("run", "--check", "-H", "h1,h2", "--python", doctor.python, "p.py")
     network.exec("h2", "mount", "-o", "remount,size=50%", "/dev/shm")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split()) == sorted("[0] started 0 [1] started 1".split())
+    assert sorted(line[-9:] for line in done.stdout.splitlines()) == ["started 0", "started 1"]
     assert "launchpad: h2: /dev/shm has 105 MB in all" in done.stderr

@@ -318,14 +318,20 @@ def _lossy(pairs: list[Pair], counts: Mapping[Pair, tuple[int, int]]) -> set[Pai
     return set(pairs) if runs_through else set()
 
 
-def _latency(seen: Examination) -> Iterator[Finding]:
-    times = {pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0}
+def late(ways: Mapping[Pair, Probed]) -> set[Pair]:
+    """The ways on which answers take long."""
+    times = {pair: way.latency for pair, way in ways.items() if way.latency >= 0}
     usual = median(times.values()) if times else 0.0
-    wrong = {
+    return {
         pair
         for pair, seconds in times.items()
         if seconds > LATE_SECONDS or (seconds > LATE_AT_LEAST and seconds > LATE_FACTOR * usual)
     }
+
+
+def _latency(seen: Examination) -> Iterator[Finding]:
+    times = {pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0}
+    wrong = late(seen.ways)
     for places, pairs, kind in by_host(seen, wrong, times):
         shortest = min(times[pair] for pair in pairs)
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]

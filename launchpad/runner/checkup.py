@@ -17,7 +17,7 @@ from launchpad.console.checkup_table import notes
 from launchpad.console.console import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.doctor.judge import judge
-from launchpad.doctor.network import slow
+from launchpad.doctor.network import late, slow
 from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
 from launchpad.errors import NodeError
 from launchpad.head import own_signals
@@ -276,26 +276,39 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
         answers.ask(place, "lookup", names=names)
     if len(members) < 2:
         return {}
+    inlets = {place: answers.facts[place]["network"].inlets for place in members}
+    peers: dict[int, list[Any]] = {}
     for at, place in enumerate(members):
         steps = sorted(range(1, len(members)), key=lambda step: min(step, len(members) - step))[:MOST_CALLS]
         others = [members[(at + step) % len(members)] for step in steps]
-        alone = not any(_is_outward(inlet.address) for inlet in answers.facts[place]["network"].inlets)
-        peers = [
-            [
-                other,
-                secrets[other],
-                [one for one in answers.facts[other]["network"].inlets if alone or _is_outward(one.address)],
-            ]
+        alone = not any(_is_outward(inlet.address) for inlet in inlets[place])
+        peers[place] = [
+            [other, secrets[other], [one for one in inlets[other] if alone or _is_outward(one.address)]]
             for other in others
         ]
-        answers.ask(place, "probes", number=place, peers=peers)
+        answers.ask(place, "probes", number=place, peers=peers[place])
     answers.wait("probes")
     for place in members:
         answers.ask(place, "heard")
     answers.wait("heard")
+    ways = _ways(answers, members)
+    # What comes late because a host was busy comes sooner the next time.
+    again = late(ways)
+    for place in {start for start, _ in again}:
+        few = [peer for peer in peers[place] if (place, peer[0]) in again]
+        answers.ask(place, "probes", number=place, peers=few)
+    answers.wait("probes")
+    for pair, way in _ways(answers, {start for start, _ in again}).items():
+        if way.latency >= 0:
+            ways[pair] = ways[pair]._replace(latency=min(way.latency, ways[pair].latency))
+    return ways
+
+
+def _ways(answers: HostAnswers, places: Iterable[int]) -> dict[Pair, Probed]:
+    """As these hosts found them last."""
     return {
         (place, way.peer): way
-        for place in members
+        for place in places
         if "probes" in answers.facts[place]
         for way in answers.facts[place]["probes"].ways
     }

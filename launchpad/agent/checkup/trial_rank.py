@@ -111,5 +111,6 @@ class TrialRank:
         if self._process is not None:
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
+                self._process.communicate(timeout=1)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
                 pass
