@@ -72,6 +72,7 @@ NOT_RUN = {
     r"\./solver": "needs an MPI program in C; tests/test_run_mpi.py has one",
     r"^launchpad doctor": "depends on the machine; tests/test_doctor_hosts.py has some with known faults",
     r"^launchpad bench": "measures for a minute; tests/test_bench_command.py has short ones",
+    r"(configs|examples)/frameworks|dask-mpi": "needs a framework; tests/test_frameworks.py runs those that are there",
     r"^python -m pytest|^\.ci/run|^ruff ": "the tests themselves",
 }
 

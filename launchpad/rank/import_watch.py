@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from . import milestones, stack_server
+from . import stack_server
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class ImportWatch:
         if hook is not None and hook():
             self._hooks.pop(package, None)
             if package == "torch":
+                from . import milestones
+
                 milestones.reach("torch")
 
 

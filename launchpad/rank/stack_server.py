@@ -19,8 +19,6 @@ from __future__ import annotations
 import os
 import sys
 
-from . import milestones
-
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +125,8 @@ def install() -> bool:
         return True
 
     def check_valid_timeout(timeout: object) -> object:
+        from . import milestones
+
         start()
         milestones.reach("group")
         return check(timeout)
