@@ -45,7 +45,7 @@ qdisc add dev {device} parent 1:2 {queue}
 filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dport 22 0xffff flowid 1:1
 filter add dev {device} parent 1: protocol ip prio 2 u32 match ip protocol {match} flowid 1:2
 """
-UDP, BEGINNING = "17 0xff", "6 0xff match u8 0x02 0x12 at nexthdr+13"  # SYN without ACK
+UDP, BEGINNING = "17 0xff", "6 0xff match u8 0x02 0x12 at 33"  # SYN without ACK
 
 
 class Found(NamedTuple):
