@@ -399,6 +399,12 @@ def test_an_interface_that_is_there(name: str, value: str) -> None:
     assert judge(healthy()._replace(environ={name: value})) == []
 
 
+def test_a_lossy_host_hides_no_hole_of_another() -> None:
+    seen = lossy(healthy(), 1, 20)
+    seen = with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], passes=0)
+    assert [(one.subject, one.hosts) for one in judge(seen)] == [("loss", (1,)), ("packets", (2,))]
+
+
 def test_a_loss_explains_that_data_flows_slowly() -> None:
     seen = lossy(healthy(), 2, 20)
     seen = seen._replace(rates={**seen.rates, **dict.fromkeys([*out_of(seen, 2), *into(seen, 2)], 1e6)})

@@ -45,7 +45,7 @@ qdisc add dev {device} parent 1:2 {queue}
 filter add dev {device} parent 1: protocol ip prio 1 u32 match ip dport 22 0xffff flowid 1:1
 filter add dev {device} parent 1: protocol ip prio 2 u32 match ip protocol {match} flowid 1:2
 """
-UDP, BEGINNING = "17 0xff", "6 0xff match u8 0x02 0x12 at nexthdr+13"  # SYN without ACK
+UDP, BEGINNING = "17 0xff", "6 0xff match u8 0x02 0x12 at 33"  # SYN without ACK
 
 
 class Found(NamedTuple):
@@ -165,7 +165,7 @@ def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> 
 def test_faults_of_the_network(doctor: Doctor) -> None:
     network = doctor.network
     lab = network.argv()
-    tc(network._in_network_of("h2"), CLASSES.format(device="eth0", rate="500kbit", queue="pfifo limit 3", match=UDP))
+    tc(network._in_network_of("h2"), CLASSES.format(device="eth0", rate="1200kbit", queue="pfifo limit 5", match=UDP))
     tc(lab, CLASSES.format(device="ssh3", rate="1mbit", queue="blackhole", match=BEGINNING))
     network._ip(network._lab_pid, "link set dev ssh4 mtu 1400")
     tc(network._in_network_of("h6"), "qdisc add dev eth0 root tbf rate 40mbit burst 32k latency 200ms")

@@ -243,7 +243,7 @@ def _packets(seen: Examination) -> Iterator[Finding]:
             name = interface_of(seen, place)
             text = f"its {name} takes packets of {mine} bytes (MTU), those of the others {usual}"
             yield Finding("warn", (place,), "packets", text, f"sudo ip link set dev {name} mtu {usual}")
-    for places, pairs, kind in by_host(seen, holes(seen), {pair for pair, way in seen.ways.items() if way.passes >= 0}):
+    for places, pairs, kind in by_host(seen, holes(seen), holes(seen, (0, 1))):
         way = seen.ways[pairs[0]]
         where = _where(seen, places, pairs, kind)
         text = f"packets of {way.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
@@ -252,9 +252,9 @@ def _packets(seen: Examination) -> Iterator[Finding]:
         yield Finding("bad", places, "packets", text, remedy)
 
 
-def holes(seen: Examination) -> set[Pair]:
-    """The ways on which large packets get lost. Where many get lost, that they do means nothing."""
-    return {pair for pair, way in seen.ways.items() if way.passes == 0 and way.answered >= 0.9 * way.sent > 0}
+def holes(seen: Examination, passes: Collection[int] = (0,)) -> set[Pair]:
+    """The ways on which large packets get lost, or `passes`. Where small ones do, too, it means nothing."""
+    return {pair for pair, way in seen.ways.items() if way.passes in passes and way.answered >= 0.9 * way.sent > 0}
 
 
 def _mtus(seen: Examination) -> dict[int, int]:
