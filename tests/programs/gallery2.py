@@ -292,6 +292,7 @@ SECONDS = 7.0
 SERVER = """
 import socket, sys, time
 server = socket.create_server(("127.0.0.1", 0))
+server.settimeout(60)
 print(server.getsockname()[1], flush=True)
 line, _ = server.accept()
 end = time.monotonic() + float(sys.argv[1])
@@ -307,7 +308,10 @@ while time.monotonic() < end:
 def _server(*more):
     """Something that sends 150 KB a second, and is no child of the rank."""
     process = subprocess.Popen(
-        ["setsid", "-f", sys.executable, "-c", SERVER, str(SECONDS), *more], stdout=subprocess.PIPE, text=True
+        ["setsid", "-f", sys.executable, "-c", SERVER, str(SECONDS), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     return int(process.stdout.readline())
 
