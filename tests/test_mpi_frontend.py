@@ -149,6 +149,29 @@ def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int, re
     assert ("HSDP" in agreeing) == (ranks == 4)
 
 
+def test_the_profiler_shows_operations_with_their_sizes(mpi: Mpi) -> None:
+    done = mpi.code(
+        2,
+        """
+        dist.init_process_group("mpi")
+        rank = dist.get_rank()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            dist.all_reduce(torch.ones(3, 2))
+            dist.all_gather([torch.empty(4), torch.empty(4)], torch.ones(4), async_op=True).wait()
+            dist.barrier()
+            dist.send(torch.ones(5), 1) if rank == 0 else dist.recv(torch.ones(5), 0)
+        shown = [event for event in profile.events() if event.name.startswith("mpi:")]
+        assert all(event.is_async for event in shown)
+        told = [f"{event.name.removeprefix('mpi:')}{event.input_shapes}".replace(" ", "") for event in shown]
+        print(f"rank {rank}:", *told)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    both = "all_reduce[[3,2]] all_gather[[4]] barrier[]"
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert lines == [f"rank 0: {both} send[[5]]", f"rank 1: {both} recv[[5]]"]
+
+
 @either
 def test_a_late_rank_is_an_error_and_kills_the_group(mpi: Mpi) -> None:
     done = mpi.code(

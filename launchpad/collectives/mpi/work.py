@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpi4py import MPI
 from torch import Tensor
+from torch.autograd import profiler
 from torch.distributed import DistBackendError
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
-from launchpad.collectives.mpi import buffers
+from launchpad.collectives.mpi import buffers, profiling
 
 if TYPE_CHECKING:
     from launchpad.collectives.mpi.recorder import Ring
@@ -58,6 +59,7 @@ class Work(TorchWork):
     _done = False
     _error: Exception | None = None
     _future: Future[Any] | None = None
+    _event: object = None
 
     def __init__(
         self,
@@ -79,6 +81,8 @@ class Work(TorchWork):
         """The memory that MPI reads or writes in the meantime; the request holds only its address."""
         self._arrived = arrived
         self._lock = threading.Lock()
+        if profiler._is_profiler_enabled:
+            self._event = profiling.begin(what, keep)
         group.hold(self)
         group.recorded.add(self, what, outputs)
 
@@ -124,6 +128,9 @@ class Work(TorchWork):
         self._done = True
         self._group.drop(self)
         self._arrived = self._keep = None
+        if self._event is not None:
+            profiling.end(self._event)
+            self._event = None
         return self._future
 
     def _settle(self, future: Future[Any] | None) -> None:
