@@ -149,6 +149,7 @@ def test_training_gives_the_same_weights_as_one_process(mpi: Mpi, ranks: int, re
     assert ("HSDP" in agreeing) == (ranks == 4)
 
 
+@once
 def test_the_profiler_shows_operations_with_their_sizes(mpi: Mpi) -> None:
     done = mpi.code(
         2,
