@@ -330,8 +330,11 @@ def late(ways: Mapping[Pair, Probed]) -> set[Pair]:
 
 
 def _latency(seen: Examination) -> Iterator[Finding]:
-    times = {pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0}
-    wrong = late(seen.ways)
+    explained = lossy(seen, lost(seen))
+    times = {
+        pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0 and not explained & {pair, pair[::-1]}
+    }
+    wrong = late(seen.ways) & times.keys()
     for places, pairs, kind in by_host(seen, wrong, times):
         shortest = min(times[pair] for pair in pairs)
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]
