@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # How long a host may take to let us in, and for each answer.
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
+# Three checks in one: who answers, what gets lost, which packets pass. It is the longest where a host does not answer.
+PROBE_SECONDS = 8.0
 # An import of torch is no check: it may take longer, from a network file system or on a busy host.
 IMPORT_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
@@ -286,7 +288,7 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
             [other, secrets[other], [one for one in inlets[other] if alone or _is_outward(one.address)]]
             for other in others
         ]
-        answers.ask(place, "probes", number=place, peers=peers[place])
+        answers.ask(place, "probes", PROBE_SECONDS, number=place, peers=peers[place])
     answers.wait("probes")
     for place in members:
         answers.ask(place, "heard")
@@ -296,7 +298,7 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
     again = late(ways)
     for place in {start for start, _ in again}:
         few = [peer for peer in peers[place] if (place, peer[0]) in again]
-        answers.ask(place, "probes", number=place, peers=few)
+        answers.ask(place, "probes", PROBE_SECONDS, number=place, peers=few)
     answers.wait("probes")
     for pair, way in _ways(answers, {start for start, _ in again}).items():
         if way.latency >= 0:
