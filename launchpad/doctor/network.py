@@ -359,7 +359,11 @@ def _speed(seen: Examination) -> Iterator[Finding]:
     explained = lossy(seen, lost(seen)) | holes(seen)
     measured = {pair for pair in seen.rates if not explained & {pair, pair[::-1]}}
     wrong = slow(seen.rates, seen.ways) & measured
+    named: set[int] = set()
     for places, pairs, kind in by_host(seen, wrong, measured):
+        if kind == "pair" and named & set(places):  # its acknowledgements wait behind what it sends
+            continue
+        named.update(places if kind != "pair" else ())
         best = max(seen.rates[pair] for pair in pairs)
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)
