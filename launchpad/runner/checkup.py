@@ -327,7 +327,9 @@ def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pai
     for pairs in rounds(sorted({place for pair in open_ways for place in pair}), MOST_ROUNDS):
         both = [*pairs, *((other, one) for one, other in pairs)]
         _stream(answers, secrets, ways, [pair for pair in both if pair in open_ways], rates)
-    for pair in sorted(slow(rates, ways))[:AGAIN]:
+    seem = slow(rates, ways)
+    # First those that are alone: what concerns all ways of a host is no accident.
+    for pair in sorted(seem, key=lambda pair: (sum(pair[0] == other[0] for other in seem), pair))[:AGAIN]:
         _stream(answers, secrets, ways, [pair], rates)
     return rates
 
