@@ -405,6 +405,12 @@ def test_a_lossy_host_hides_no_hole_of_another() -> None:
     assert [(one.subject, one.hosts) for one in judge(seen)] == [("loss", (1,)), ("packets", (2,))]
 
 
+def test_a_slow_host_explains_a_slow_answer() -> None:
+    seen = healthy()
+    seen = seen._replace(rates={**seen.rates, **dict.fromkeys([*out_of(seen, 2), (1, 2)], 1e6)})
+    assert [(one.subject, one.hosts) for one in judge(seen)] == [("speed", (2,))]
+
+
 def test_a_loss_explains_that_data_flows_slowly() -> None:
     seen = lossy(healthy(), 2, 20)
     seen = seen._replace(rates={**seen.rates, **dict.fromkeys([*out_of(seen, 2), *into(seen, 2)], 1e6)})

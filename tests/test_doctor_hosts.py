@@ -165,7 +165,7 @@ def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> 
 def test_faults_of_the_network(doctor: Doctor) -> None:
     network = doctor.network
     lab = network.argv()
-    tc(network._in_network_of("h2"), CLASSES.format(device="eth0", rate="1200kbit", queue="pfifo limit 5", match=UDP))
+    tc(network._in_network_of("h2"), CLASSES.format(device="eth0", rate="500kbit", queue="pfifo limit 3", match=UDP))
     tc(lab, CLASSES.format(device="ssh3", rate="1mbit", queue="blackhole", match=BEGINNING))
     network._ip(network._lab_pid, "link set dev ssh4 mtu 1400")
     tc(network._in_network_of("h6"), "qdisc add dev eth0 root tbf rate 40mbit burst 32k latency 200ms")

@@ -330,8 +330,11 @@ def late(ways: Mapping[Pair, Probed]) -> set[Pair]:
 
 
 def _latency(seen: Examination) -> Iterator[Finding]:
-    times = {pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0}
-    wrong = late(seen.ways)
+    explained = lossy(seen, lost(seen))
+    times = {
+        pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0 and not explained & {pair, pair[::-1]}
+    }
+    wrong = late(seen.ways) & times.keys()
     for places, pairs, kind in by_host(seen, wrong, times):
         shortest = min(times[pair] for pair in pairs)
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]
@@ -356,7 +359,11 @@ def _speed(seen: Examination) -> Iterator[Finding]:
     explained = lossy(seen, lost(seen)) | holes(seen)
     measured = {pair for pair in seen.rates if not explained & {pair, pair[::-1]}}
     wrong = slow(seen.rates, seen.ways) & measured
+    named: set[int] = set()
     for places, pairs, kind in by_host(seen, wrong, measured):
+        if kind == "pair" and named & set(places):  # its acknowledgements wait behind what it sends
+            continue
+        named.update(places if kind != "pair" else ())
         best = max(seen.rates[pair] for pair in pairs)
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # How long a host may take to let us in, and for each answer.
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
+# Three checks in one: who answers, what gets lost, which packets pass. It is the longest where a host does not answer.
+PROBE_SECONDS = 8.0
 # An import of torch is no check: it may take longer, from a network file system or on a busy host.
 IMPORT_SECONDS = 20.0
 LEAVE_SECONDS = 1.0
@@ -286,7 +288,7 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
             [other, secrets[other], [one for one in inlets[other] if alone or _is_outward(one.address)]]
             for other in others
         ]
-        answers.ask(place, "probes", number=place, peers=peers[place])
+        answers.ask(place, "probes", PROBE_SECONDS, number=place, peers=peers[place])
     answers.wait("probes")
     for place in members:
         answers.ask(place, "heard")
@@ -296,7 +298,7 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
     again = late(ways)
     for place in {start for start, _ in again}:
         few = [peer for peer in peers[place] if (place, peer[0]) in again]
-        answers.ask(place, "probes", number=place, peers=few)
+        answers.ask(place, "probes", PROBE_SECONDS, number=place, peers=few)
     answers.wait("probes")
     for pair, way in _ways(answers, {start for start, _ in again}).items():
         if way.latency >= 0:
@@ -325,7 +327,9 @@ def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pai
     for pairs in rounds(sorted({place for pair in open_ways for place in pair}), MOST_ROUNDS):
         both = [*pairs, *((other, one) for one, other in pairs)]
         _stream(answers, secrets, ways, [pair for pair in both if pair in open_ways], rates)
-    for pair in sorted(slow(rates, ways))[:AGAIN]:
+    seem = slow(rates, ways)
+    # First those that are alone: what concerns all ways of a host is no accident.
+    for pair in sorted(seem, key=lambda pair: (sum(pair[0] == other[0] for other in seem), pair))[:AGAIN]:
         _stream(answers, secrets, ways, [pair], rates)
     return rates
 

@@ -23,7 +23,7 @@ from ...protocol.health import Heard, Inlet, Network, Probed, Probes, Streamed
 from ..host.probe import addresses
 
 # A lost SYN is sent again after 1 and 3 s.
-REACH_SECONDS = 3.5
+REACH_SECONDS = 3.3
 # Once a host has answered at one address, how long to wait for a better one.
 BETTER_SECONDS = 0.2
 
@@ -32,7 +32,7 @@ MOST_DATAGRAMS = 200
 DATAGRAMS = 100  # at most so many to one host
 PACE_SECONDS = 0.003
 # How long to wait for an answer when no more have come.
-QUIET_SECONDS = 0.4
+QUIET_SECONDS = 0.3
 LARGE_TRIES = 4
 
 STREAM_BYTES = 256 << 10
