@@ -23,6 +23,9 @@ pytestmark = needs_namespaces
 
 HOSTS = 8
 
+# All hosts share this machine: where it is busy, they may not answer in time.
+TRIES = 3
+
 # What the machine that runs the tests may have of its own.
 ITS_OWN = {"load", "memory"}
 
@@ -75,11 +78,14 @@ class Doctor(Launchpad):
     def findings(self, names: str, *words: object) -> dict[Found, str]:
         """What is said about hosts, apart from what this machine has of its own."""
         before = self.caches()
-        done = self.run("doctor", "--json", "-H", names, "--python", self.python, *words)
-        assert done.returncode in (0, 3), done.stderr
-        assert self.caches() == before
-        result = json.loads(done.stdout)
-        found = result["findings"]
+        for _ in range(TRIES):
+            done = self.run("doctor", "--json", "-H", names, "--python", self.python, *words)
+            assert done.returncode in (0, 3), done.stderr
+            assert self.caches() == before
+            result = json.loads(done.stdout)
+            found = result["findings"]
+            if not any("no answer within" in one["text"] for one in found):
+                break
         assert (done.returncode == 3) == any(one["level"] == "bad" for one in found)
         kept = [one for one in found if one["subject"] not in ITS_OWN]
         assert [one for one in kept if not one["remedy"] and one["subject"] != "reach"] == []

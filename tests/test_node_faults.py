@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -460,7 +461,8 @@ def test_an_injected_loss_is_told_in_the_verdict(start: Start, head: Head) -> No
 # A network that fails between two hosts only: no heartbeat tells.
 
 STALL = 6.0  # --stall-timeout
-WAITS = ("--no-python", "sh", "-c", "echo up $RANK; sleep 1000")
+PAUSES = "import os, signal; print('up', os.environ['RANK'], flush=True); signal.pause()"
+WAITS = ("--no-python", sys.executable, "-c", PAUSES)
 
 
 def test_stalled_job_says_which_hosts_can_not_reach_each_other(start: Start, network: Network) -> None:

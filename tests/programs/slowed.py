@@ -1,4 +1,7 @@
-"""A job in which something slows one rank down, or nothing: slowed.py CASE SECONDS. Every case has a function below."""
+"""A job in which something slows one rank down, or nothing: slowed.py CASE SECONDS [SECONDS OF A STEP].
+
+Every case has a function below.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import torch
 
 import launchpad.collectives as dist
 
-STEP = 0.02
+STEP = float(sys.argv[3]) if len(sys.argv) > 3 else 0.02
 
 Work = Callable[[int], None]
 
