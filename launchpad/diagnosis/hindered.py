@@ -13,6 +13,7 @@ _LEAST = 0.05
 _TWICE = 2.0
 
 _FAULTS = 20.0  # per second
+_FAULT_SECONDS = 0.005  # what one takes, on a slow disk
 _SWAPPED = 50.0  # pages per second
 _RETRANSMITTED = 10.0  # segments per second
 _SLOW_CLOCK = 0.8  # of the other hosts'
@@ -80,7 +81,7 @@ def _reason(
         return f"its cgroup has used up its CPU quota {_percent(own.throttled)} of the time"
     if own.gpu_throttled > 0 and not usual.gpu_throttled > 0:
         return "its GPU is throttled, because of heat or power"
-    if own.faults >= max(_FAULTS, _TWICE * usual.faults):
+    if own.faults >= max(_FAULTS, _TWICE * usual.faults, enough / _FAULT_SECONDS):
         where = "swap" if host.get("swapped", 0.0) >= _SWAPPED else "a disk"
         return f"its memory has to be read from {where}, {own.faults:.0f} page faults per second"
     if clear(own.blocked, usual.blocked):

@@ -39,7 +39,7 @@ from launchpad.protocol.events import (
 if TYPE_CHECKING:
     from launchpad.diagnosis.stragglers import Straggler, Tally
 
-# Which comparisons of arrivals say what is the case now: those of the last minute.
+# Which comparisons of arrivals say what is the case now: so many latest ones, a minute's with the usual samples.
 _RECENT = 6
 
 # How much of each rank's last error output is kept, and of its other output.

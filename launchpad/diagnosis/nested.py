@@ -10,6 +10,9 @@ from launchpad.diagnosis.tracebacks import Traceback
 # What only says that a process has failed.
 _OF_A_CHILD = ("ChildFailedError", "CalledProcessError")
 
+# Where an uncaught exception of a program's main thread begins: in a script, and with `-m`.
+_OUTERMOST = ("<module>", "_run_module_as_main")
+
 _HEADER = "Traceback (most recent call last):"
 _TORCHRUN = re.compile(
     r"Root Cause.*?rank +: (?P<rank>\d+).*?exitcode +: (?P<code>-?\d+).*?traceback +: (?P<text>.*)", re.DOTALL
@@ -32,7 +35,7 @@ def cause_inside(ended: Traceback | None, errors: str, output: str) -> Traceback
         said = before if root.kind in last else errors  # without the rank's own traceback
         child = tracebacks.ending(said, 1)
         found = cause_inside(child, said, output) or next(reversed(_own(said)), None)
-        return _with_cause(root, found)
+        return _with_cause(root, found) if found is None or found.inside or _is_of_child(found, root) else None
     if root is not None and root.kind != "SystemExit":
         return None
     return _of_launchpad(errors) or _of_pytest(output)
@@ -83,6 +86,13 @@ def _own(errors: str) -> list[Traceback]:
         return []
     found = [one for one in tracebacks.all_in(errors) if one.roots[0].kind not in _OF_A_CHILD]
     return [one for one in found if not secondary.secondary_kind(one)] or found
+
+
+def _is_of_child(found: Traceback, ended: Traceback) -> bool:
+    """Whether a traceback that was printed ended another program, and is not one that this one had handled before."""
+    if not found.frames or found.frames[0].function not in _OUTERMOST:
+        return False
+    return not ended.frames or found.frames[0].file != ended.frames[0].file
 
 
 def _with_cause(ended: Traceback, found: Traceback | None) -> Traceback | None:

@@ -7,9 +7,10 @@ The texts are those of torch 2.13 (gloo's tcp transport, ProcessGroupNCCL, TCPSt
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
-from launchpad.diagnosis.tracebacks import Traceback, from_event
+from launchpad.diagnosis.tracebacks import Frame, Traceback, from_event
 from launchpad.protocol.events import ExceptionRaised
 
 Strength = Literal["", "weak", "peer", "late"]
@@ -93,11 +94,21 @@ def secondary_kind(traceback: Traceback) -> Strength:
 def _of_root(traceback: Traceback) -> Strength:
     if re.search(_OWN, traceback.message, _FLAGS):
         return ""
-    there = any(re.search(_THERE, frame.file) for frame in traceback.frames) or traceback.type.startswith(_ITS_TYPES)
+    there = any(re.search(_THERE, frame.file) for frame in _below_own(traceback))
+    there = there or traceback.type.startswith(_ITS_TYPES)
     found = secondary_in(traceback.message, there=there)
     if found in ("", "weak") and traceback.kind in _WEAK_TYPES | {"DistNetworkError", "DistBackendError"}:
         return "weak" if traceback.kind in _WEAK_TYPES else "peer"
     return found
+
+
+def _below_own(traceback: Traceback) -> Sequence[Frame]:
+    """The frames of what the program's own code has called last; all frames if none is its own.
+
+    What calls the program (torch's @record, DDP's forward, `-m mpi4py`) has nothing to do with its exception.
+    """
+    own = [number for number, frame in enumerate(traceback.frames) if frame.own]
+    return traceback.frames[own[-1] + 1 :] if own else traceback.frames
 
 
 def waited(event: ExceptionRaised) -> bool:

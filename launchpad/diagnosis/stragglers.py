@@ -12,6 +12,9 @@ from launchpad.protocol.events import ArrivalsCompared
 # What the others must have lost, as a share of their time. Less is not worth a word.
 LEAST_SHARE = 0.05
 
+# What each of them must have lost, in seconds: of a short job it is not worth a word either.
+LEAST_SECONDS = 1.0
+
 # To how many collectives a rank must have come: before, nothing can be said about it.
 LEAST_JOINED = 20
 
@@ -123,6 +126,8 @@ class Tally:
         others = max(one.others for one in figures) * (size - len(slow)) / (size - 1)
         joined = max(one.joined for one in figures)
         if not others or joined < LEAST_JOINED or caused < LEAST_SHARE * others:
+            return None
+        if caused < LEAST_SECONDS * (size - len(slow)):
             return None
         if any(one.caused**2 < LEAST_EVENTS * one.squares for one in figures):
             return None
