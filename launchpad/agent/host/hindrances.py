@@ -28,13 +28,10 @@ def _process(pid: int) -> tuple[float, float, int] | None:
     try:
         fields = linux.stat(pid)
         threads = os.listdir(f"/proc/{pid}/task")
-    except (OSError, ValueError):
+        blocked, faults = int(fields[39]) / _TICKS, int(fields[9]) + int(fields[10])
+    except (OSError, ValueError, IndexError):
         return None
-    return (
-        _queued(pid, threads) if len(threads) <= _MOST_THREADS else -1,
-        int(fields[39]) / _TICKS,
-        int(fields[9]) + int(fields[10]),
-    )
+    return _queued(pid, threads) if len(threads) <= _MOST_THREADS else -1, blocked, faults
 
 
 def _queued(pid: int, threads: Iterable[str]) -> float:

@@ -115,6 +115,14 @@ def watched_by(pid: int, epoll: int) -> list[int]:
         return [int(line.split()[1]) for line in file if line.startswith("tfd:")]
 
 
+def load() -> float:
+    """How many threads have wanted a processor in the last minute, on average; 0 if that is not known."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:  # without /proc
+        return 0.0
+
+
 def sleep(pid: int) -> str:
     """Identifies the sleep for a given time that the main thread is in; "" if it is in none.
 

@@ -129,8 +129,8 @@ def accelerators(name: str, python: str) -> int:
     code = f"import torch; print(torch.{name}.device_count())"
     try:
         found = subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS)
-        return int(found.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return int(found.stdout.split()[-1])  # imports may print
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
         return 0
 
 

@@ -43,7 +43,7 @@ class Sampler:
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
-        self._for_record = False
+        self._compares = False  # whether there are ranks with collectives, whose hindrances may explain who is slow
         self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
         self._until: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
@@ -70,7 +70,7 @@ class Sampler:
             self._untold &= self._ranks.keys()
             due = [pid for pid in self._ranks if pid not in self._untold]
             self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
-        self._for_record = not request.asks
+        self._compares = not request.asks and bool(self._untold)
         self._until = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
         self.pump()
@@ -107,7 +107,7 @@ class Sampler:
         ]
         figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
-        if self._for_record:
+        if self._compares:
             self._outbox.say(Hindrances(time.monotonic_ns(), self._hindrances(trees), hindrances.of_host()))
 
     def _hindrances(self, trees: dict[int, TreeUse]) -> list[list[float]]:

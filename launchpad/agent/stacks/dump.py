@@ -97,7 +97,7 @@ class StackDumper:
         self._question = question
         self._pending = [_PendingRank(rank.rank, rank.pid) for rank in ranks]
         self._begun = time.monotonic()
-        self._slack = min(_MOST_SLACK, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+        self._slack = min(_MOST_SLACK, max(1.0, procfs.load() / (os.cpu_count() or 1)))
         self._sockets = None
         self._pause, self._look = _FIRST_LOOK, self._begun
         for target in self._pending:
