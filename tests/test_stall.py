@@ -452,6 +452,11 @@ IN_C = """
 #include <stdio.h>
 #include <stdlib.h>
 static double end;
+static volatile long steps;
+static void compute(void) {
+    for (int n = 0; n < 1000000; n++)
+        steps++;
+}
 int main(int argc, char **argv) {
     int rank, other;
     MPI_Init(&argc, &argv);
@@ -461,9 +466,9 @@ int main(int argc, char **argv) {
     if (argc < 2)
         MPI_Recv(&other, 1, MPI_INT, !rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     for (end = MPI_Wtime() + atof(argv[1]); rank == 0 && MPI_Wtime() < end;)
-        ;
+        compute();
     MPI_Barrier(MPI_COMM_WORLD);
-    for (int more = 1; more; MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD))
+    for (int more = 1; more; MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD), steps++)
         more = MPI_Wtime() < end + atof(argv[1]);
     return MPI_Finalize();
 }
@@ -475,9 +480,8 @@ def in_c(launchpad: Launchpad) -> str:
     """A program in C: without an argument, its ranks wait for each other for ever."""
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    wrapper = next(
-        str(Path(file.locate()).resolve()) for file in importlib.metadata.files("mpich") or [] if file.name == "mpicc"
-    )
+    files = importlib.metadata.files("mpich") or []
+    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
     (launchpad.folder / "waits.c").write_text(IN_C)
     command = [wrapper, "-O2", "-o", launchpad.folder / "waits", launchpad.folder / "waits.c"]
     subprocess.run(command, check=True, timeout=DEADLINE)
