@@ -36,8 +36,8 @@ _DATA_BYTES = 8 << 20
 _MPI = re.compile(r"libp?mpi(ch\w*|fort|cxx|_\w+)?[-.]")
 # What others call: the C library, and MPI's own libraries and transports. Who called them counts.
 _CALLED = re.compile(
-    r"(lib)?(c|pthread|ld|ld-linux[-\w]*|ld-musl[-\w]*)[-.]|\[(vdso|vsyscall)\]|mca_|lib(open-pal|open-rte|prrte|pmix|pmi2?"
-    r"|uc[mpst]|uc[mpst]_\w+|fabric|\w+-fi|psm\w*|efa|cxi|ibverbs|mlx\d|rdmacm|hcoll|sharp\w*|xpmem|event\w*)[-.]"
+    r"ld-|\[(vdso|vsyscall)\]|mca_|lib(c|pthread|open-pal|open-rte|prrte|pmix|pmi2?|event\w*|uc[mpst]|uc[mpst]_\w+"
+    r"|fabric|\w+-fi|psm\w*|efa|cxi|ibverbs|mlx\d|rdmacm|hcoll|sharp\w*|xpmem)[-.]"
 )
 
 # Values of linux/ptrace.h, linux/wait.h and linux/elf.h.
@@ -59,7 +59,7 @@ class _Registers(NamedTuple):
 _MACHINES = {"x86_64": _Registers(27, (16,), 19, 48), "aarch64": _Registers(34, (32, 30), 31, 8)}
 
 
-class Place(NamedTuple):
+class MpiPlace(NamedTuple):
     """Where a thread is that is not in the program's own code; empty if nobody knows who called it."""
 
     library: str = ""  # the MPI library
@@ -100,7 +100,7 @@ class Mappings:
         index = bisect.bisect_right(self._data_ends, address)
         return self._data_ends[index] - address if index < len(self._data_ends) else 0
 
-    def place(self, code: list[int], pointer: int, stack: bytes, saved: int) -> Place | None:
+    def place(self, code: list[int], pointer: int, stack: bytes, saved: int) -> MpiPlace | None:
         """Where a thread is; None in the program's own code. `stack`: its content, from the stack pointer upwards."""
         library = ""
         words = memoryview(stack)[: min(_SEARCHED_BYTES, len(stack)) & ~7].cast("Q")
@@ -113,8 +113,8 @@ class Mappings:
                     return None
                 at = max(0, 8 * index)
                 crc = zlib.crc32(stack[max(0, at - saved) : at + _COMPARED_BYTES])
-                return Place(library, f"{pointer + at:x}:{crc:x}")
-        return Place()
+                return MpiPlace(library, f"{pointer + at:x}:{crc:x}")
+        return MpiPlace()
 
 
 def look(pid: int) -> list[str]:
@@ -183,7 +183,7 @@ def _crc(process: int, parts: Iterable[tuple[int, int]]) -> str:
     return f"{crc:x}"
 
 
-def _place(thread: int, mappings: Mappings, registers: _Registers) -> Place | None:
+def _place(thread: int, mappings: Mappings, registers: _Registers) -> MpiPlace | None:
     """Where a thread is, as `Mappings.place`. Raises OSError."""
     linux.ptrace(_SEIZE, thread)
     linux.ptrace(_INTERRUPT, thread)
