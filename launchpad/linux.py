@@ -1,4 +1,4 @@
-"""Linux helpers for head and agent: prctl, descriptor I/O, paths through /proc, processes, addresses.
+"""Linux helpers for head and agent: prctl, ptrace, descriptor I/O, paths through /proc, processes, addresses.
 
 It is sent to the nodes with the agent. Head and agent import it at startup, so slow imports are deferred.
 """
@@ -36,6 +36,15 @@ def prctl(option: int, value: int) -> None:
     import ctypes
 
     if _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
+    """Trace a thread (ptrace(2)). Raises OSError."""
+    import ctypes
+
+    if _libc().ptrace(ctypes.c_long(request), thread, ctypes.c_void_p(address), ctypes.c_void_p(data)) == -1:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

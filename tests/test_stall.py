@@ -6,8 +6,10 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from launchpad import linux
 from launchpad.agent.host import procfs, traffic
+from launchpad.agent.stacks.spinning import Mappings, MpiPlace
 from launchpad.diagnosis.apart import sentences
 from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
@@ -144,6 +148,21 @@ CASES = {
     ),
     "no Python, and sleeps": (look([]), look([]), True),
     "no Python, and computes": (look([]), look([], **BURNS), False),
+    "no Python, and spins in MPI": (
+        look([], collectives={"spins": ["libmpi.so.12", "7:a"]}),
+        look([], collectives={"spins": ["libmpi.so.12", "7:a"]}, **BURNS),
+        True,
+    ),
+    "no Python, and calls MPI again and again": (
+        look([], collectives={"spins": ["libmpi.so.12", "7:a"]}),
+        look([], collectives={"spins": ["libmpi.so.12", "7:b"]}, **BURNS),
+        False,
+    ),
+    "no Python, and spins in MPI, which writes": (
+        look([], collectives={"spins": ["libmpi.so.12", "7:a"]}),
+        look([], collectives={"spins": ["libmpi.so.12", "7:a"]}, moved=10 << 20, **BURNS),
+        False,
+    ),
     "another process": (look(SLEEPS), look(SLEEPS, pid=8), False),
 }
 
@@ -258,6 +277,63 @@ def test_when_it_looks_and_when_it_tells() -> None:
     assert watch.quiet(116) == 10
 
 
+def test_who_seems_to_spin_in_mpi_is_looked_at_more_often() -> None:
+    watch, spins = StallWatch(8.0, 0.0), {0: look([], collectives={"spins": ["libmpi.so.12", "7:a"]}, **BURNS)}
+    told = {}
+    while not any(told.values()):
+        now = watch.deadline
+        watch.asked(now)
+        told[now] = watch.sampled(now, spins, [0])
+    assert list(told) == [4.0, 8.0, 10.0, 12.0, 14.0]
+    watch = StallWatch(8.0, 0.0)
+    for now in (4.0, 8.0, 10.0, 12.0):
+        assert not watch.sampled(now, spins, [0])
+    assert not watch.sampled(14.0, {0: look([], **BURNS)}, [0])  # it computes
+    for now in (16.0, 18.0, 20.0, 22.0):
+        assert not watch.sampled(now, spins, [0])
+    assert watch.sampled(24.0, spins, [0])
+
+
+MAPS = """\
+1000-2000 r-xp 00000000 08:01 1 /home/ann/solve
+2000-3000 rw-p 00001000 08:01 1 /home/ann/solve
+3000-4000 rw-p 00000000 00:00 0
+5000-6000 r-xp 00000000 08:01 2 /opt/mpi/libmpi.so.12
+6000-7000 rw-p 00001000 08:01 2 /opt/mpi/libmpi.so.12
+8000-9000 r-xp 00000000 08:01 3 /lib/libc.so.6
+9000-a000 rw-p 00001000 08:01 3 /lib/libc.so.6
+a000-b000 r-xp 00000000 08:01 4 /lib/libucp.so.0
+b000-c000 r-xp 00000000 08:01 4 /lib/libopenblas.so.0
+f000-10000 rw-p 00000000 00:00 0 [stack]
+"""
+SOLVE, MPI, LIBC, UCX, BLAS, NONE = 0x1100, 0x5100, 0x8100, 0xA100, 0xB100, 0x7
+
+
+@pytest.mark.parametrize(
+    ("counter", "stack", "library"),
+    [
+        pytest.param(MPI, [NONE, MPI, SOLVE, 1], "libmpi.so.12", id="mpi"),
+        pytest.param(LIBC, [UCX, MPI, SOLVE, 1], "libmpi.so.12", id="sched_yield"),
+        pytest.param(SOLVE, [MPI, SOLVE, 1], None, id="own"),
+        pytest.param(BLAS, [SOLVE, MPI, 1], None, id="blas"),
+        pytest.param(LIBC, [SOLVE, MPI, SOLVE], None, id="memcpy"),
+        pytest.param(UCX, [LIBC, NONE], "", id="a helper thread"),
+    ],
+)
+def test_where_a_thread_is(counter: int, stack: list[int], library: str | None) -> None:
+    mappings = Mappings(MAPS.splitlines(), "solve")
+    assert mappings.variables == [(0x2000, 0x1000), (0x3000, 0x1000), (0x6000, 0x1000)]
+
+    def place(stack: list[int]) -> MpiPlace | None:
+        return mappings.place([counter], 0xF000, struct.pack(f"{len(stack)}Q", *stack), 0)
+
+    found = place(stack)
+    assert (found and found.library) == library
+    if found and found.call:
+        assert place([MPI + 1, *stack[1:]]) == found  # another step of the wait
+        assert place([*stack[:-1], 2]) != found  # another turn of the program's loop
+
+
 KEEPS_THE_LOCK = """
 import ctypes, sys
 from launchpad.rank import stack_server
@@ -370,6 +446,71 @@ def test_mpi4py_with_the_interpreters_lock_kept(launchpad: Launchpad, tmp_path: 
     code, err = hang(launchpad, *way, "hangs_in_mpi.py", "reduce")
     assert code == 124
     assert re.search(r"rank 0 waits in recv at .*\n.* rank 1 waits in allreduce at ", err), err
+
+
+IN_C = """
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+static double end;
+static volatile long steps;
+static void compute(void) {
+    for (int n = 0; n < 1000000; n++)
+        steps++;
+}
+int main(int argc, char **argv) {
+    int rank, other;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    puts("ready");
+    fflush(stdout);
+    if (argc < 2)
+        MPI_Recv(&other, 1, MPI_INT, !rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    for (end = MPI_Wtime() + atof(argv[1]); rank == 0 && MPI_Wtime() < end;)
+        compute();
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int more = 1; more; MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD), steps++)
+        more = MPI_Wtime() < end + atof(argv[1]);
+    return MPI_Finalize();
+}
+"""
+
+
+@pytest.fixture
+def in_c(launchpad: Launchpad) -> str:
+    """A program in C: without an argument, its ranks wait for each other for ever."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    files = importlib.metadata.files("mpich") or []
+    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
+    (launchpad.folder / "waits.c").write_text(IN_C)
+    command = [wrapper, "-O2", "-o", launchpad.folder / "waits", launchpad.folder / "waits.c"]
+    subprocess.run(command, check=True, timeout=DEADLINE)
+    return "./waits"
+
+
+def _may_trace() -> bool:
+    """Whether ptrace is permitted here, for children at least."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        try:
+            linux.ptrace(0x4206, child.pid)  # PTRACE_SEIZE
+        except OSError:
+            return False
+        return True
+
+
+@needs_mpi
+@pytest.mark.skipif(not _may_trace(), reason="ptrace is not permitted here")
+def test_ranks_in_c_that_spin_in_mpi(launchpad: Launchpad, in_c: str) -> None:
+    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "--timeout", DEADLINE, in_c)
+    assert code == 124
+    assert "ranks 0-1 are spinning in libmpi.so.12 (no stacks: " in err, err
+    assert re.search(r"the job was stopped: it hung, with no output or progress for \d+ s", err)
+
+
+@needs_mpi
+def test_ranks_in_c_that_compute_or_meet_again_and_again_are_healthy(launchpad: Launchpad, in_c: str) -> None:
+    assert hang(launchpad, "--backend", "mpi", "--stall-timeout", 0.4, in_c, 2) == (0, "")
 
 
 @needs_mpi

@@ -121,6 +121,8 @@ def grouped(dumps: Sequence[StackDump], first: Sequence[int] = ()) -> list[RankG
         if place.waits_in:
             place = place._replace(innermost="")  # ranks in the same wait may be at different steps of it
         outside = "" if one.threads else _from_outside(one)
+        if spins := one.collectives.get("spins"):
+            place = place._replace(waits_in=spins[0])
         group = found.setdefault((place, outside), RankGroup(place, outside, [], one))
         group.ranks.append(one.rank)
 
@@ -131,6 +133,8 @@ def grouped(dumps: Sequence[StackDump], first: Sequence[int] = ()) -> list[RankG
 
 
 def _from_outside(one: StackDump) -> str:
+    if spins := one.collectives.get("spins"):
+        return f"spinning in {spins[0]} ({one.why})"
     state = _STATES.get(one.state, one.state)
     kernel = f" in {one.wchan}" if one.wchan else ""
     return f"{state}{kernel} ({one.why})"

@@ -3,9 +3,11 @@
 A job has stalled if it has written nothing for a while, and every rank either
 
 - has the same stack as before, and neither it nor its children have used the CPU or moved bytes; or
-- is waiting for other ranks in the same collective as before. Such a wait may burn CPU (MPI and NCCL poll), so the
+- waits for other ranks in the same collective as before. Such a wait may burn CPU (MPI and NCCL poll), so the
   criterion is that the main thread has run no Python code and has entered no other collective. If C code holds the GIL
-  while it waits, no thread runs any Python, and the rank does not answer at all.
+  while it waits, no thread runs any Python, and the rank does not answer at all; or
+- runs no Python, and is in the same call of MPI as before. That is known from a few glimpses of its threads only
+  (agent/stacks/spinning.py), so it takes more samples.
 
 A rank that computes, or that sleeps in a loop that makes progress, has not stalled, and then neither has the job. Nor
 has it if each rank is in one long sleep for a given time (or its child is): nobody waits for any of them.
@@ -25,6 +27,9 @@ LEAST_SECONDS = 0.03
 # A rank that moves fewer bytes than this is idle; to answer a sample, it writes a few KB.
 MOVED_BYTES = 64 << 10
 
+# So many times in a row no rank may have made progress if some seem to spin in MPI.
+SPIN_SAMPLES = 4
+
 # The file whose functions poll in Python code.
 _POLLS = "launchpad/collectives/mpi/work.py"
 
@@ -38,12 +43,14 @@ class StallWatch:
         self._since = now  # when there was output last
         self._last: Mapping[int, StackDump] = {}
         self._last_at = now
+        self._stuck = 0  # how many times in a row no rank had made progress
         self.deadline = now + timeout / 2
 
     def moved(self, now: float) -> None:
         """A rank has written something, started or exited."""
         self._since = now
         self._last = {}
+        self._stuck = 0
         self.deadline = now + self._timeout / 2
 
     def quiet(self, now: float) -> float:
@@ -52,14 +59,20 @@ class StallWatch:
 
     def asked(self, now: float) -> None:
         """The ranks are being sampled."""
-        self.deadline = now + self._timeout / 2
+        self.deadline = now + self._timeout / (SPIN_SAMPLES if self._spins else 2)
+
+    @property
+    def _spins(self) -> bool:
+        """Whether a rank seemed to spin in MPI."""
+        return any("spins" in one.collectives for one in self._last.values())
 
     def sampled(self, now: float, sample: Mapping[int, StackDump], running: Collection[int]) -> bool:
         """Take a sample. Returns whether the ranks have stalled."""
         before, self._last = self._last, sample
         window, self._last_at = now - self._last_at, now
+        self._stuck = self._stuck + 1 if stalled(before, sample, running, window) else 0
         # A sample taken less than half the timeout after the last output says nothing yet.
-        return self.quiet(now) >= self._timeout and stalled(before, sample, running, window)
+        return self.quiet(now) >= self._timeout and self._stuck >= (SPIN_SAMPLES if self._spins else 1)
 
 
 def stalled(
@@ -76,10 +89,16 @@ def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
     """Whether this rank has made no progress between two samples."""
     if before.pid != after.pid or before.collectives.get("counts") != after.collectives.get("counts"):
         return False
-    idle = (
+    unmoved = (
         min(before.cpu, after.cpu, before.moved, after.moved) >= 0
-        and after.cpu - before.cpu <= max(LEAST_SECONDS, IDLE_SHARE * seconds)
         and abs(after.moved - before.moved) <= MOVED_BYTES  # a connection that is closed no longer counts
+    )
+    spins = before.collectives.get("spins")
+    if unmoved and spins and spins == after.collectives.get("spins"):
+        return True
+    idle = (
+        unmoved
+        and after.cpu - before.cpu <= max(LEAST_SECONDS, IDLE_SHARE * seconds)
         and not (before.busy or after.busy)
     )
     frames = [[frame[:3] for frame in main_frames(sample)] for sample in (before, after)]

@@ -381,7 +381,8 @@ class StackDump(NamedTuple):
     # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too, and "raising": the exception
     # that the main thread is handling, like ExceptionRaised.traceback. "unanswered": the number of the first request
     # that the rank has not answered, if its answering thread is blocked. "asleep": identifies the sleep for a given
-    # time that the rank is in, or the child that it waits for.
+    # time that the rank is in, or the child that it waits for. "spins": of a rank without Python that waits busily in
+    # MPI, the library and what identifies its call.
     collectives: dict[str, Any]
     native: str
 

@@ -24,7 +24,7 @@ from ..host import procfs, traffic
 from ..outbox import Listener
 from ..poll import Poll
 from ..ranks.rank import Rank
-from . import spy
+from . import spinning, spy
 from .debug_channel import DebugChannel
 
 SIGNAL = signal_number()
@@ -40,6 +40,9 @@ _MOST_SLACK = 4.0
 # Interval between checks for written stacks, first and longest.
 _FIRST_LOOK = 0.002
 _LAST_LOOK = 0.05
+
+# After so long the agent does something else before it reports more ranks: to look at those in MPI takes time.
+_BATCH_SECONDS = 0.3
 
 # How long py-spy may take for a rank: as long as the head waits for each (head/stack_requests.py).
 NATIVE_SECONDS = 6.0
@@ -155,6 +158,8 @@ class StackDumper:
             return
         late = now >= self._begun + ANSWER_SECONDS * self._slack
         for target in list(self._pending):
+            if time.monotonic() > now + _BATCH_SECONDS:
+                break
             if not self._has_answered(target, now):
                 if not late:
                     continue
@@ -182,6 +187,8 @@ class StackDumper:
             known["mpi"] = True
         if asleep := procfs.sleep(pid):
             known["asleep"] = asleep
+        if target.why == NO_PYTHON and (spins := spinning.look(pid)):
+            known["spins"] = spins
         state = procfs.state(pid)
         beats = said.get("beats", -1)
         self._outbox.say(
