@@ -5,11 +5,14 @@ tests/test_doctor_hosts.py has the same with real hosts.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +24,8 @@ from launchpad.console.terminal import drawn
 from launchpad.doctor.judge import hidden, judge
 from launchpad.doctor.seen import Examination, Finding, HostSeen, Pair, size
 from launchpad.protocol import health
+from launchpad.protocol.commands import Check
+from launchpad.protocol.events import Checked
 from launchpad.protocol.health import (
     CodeFiles,
     Folder,
@@ -40,12 +45,12 @@ from launchpad.protocol.health import (
     SshServer,
     facts_of,
 )
-from launchpad.runner.checkup import places_of, rounds
+from launchpad.runner.checkup import HostAnswers, _reduce, places_of, rounds
 from tests.conftest import Launchpad
 
 GIB = 1 << 30
 DISK = Folder("/tmp", "", 100 * GIB, 200 * GIB, 10**6, False)
-NO_GPUS = Gpus("", [], [], [], [], False, "")
+NO_GPUS = Gpus("", [], [], [], [], False, "", "")
 
 
 def address(place: int) -> str:
@@ -140,7 +145,7 @@ def on_all(**fields: Any) -> Callable[[Examination], Examination]:
     """All have two GPUs, host c these."""
 
     def make(seen: Examination) -> Examination:
-        normal = Gpus("550.1", [GPU, GPU._replace(number=1)], [["X", "NV18"], ["NV18", "X"]], [], [], False, "")
+        normal = Gpus("550.1", [GPU, GPU._replace(number=1)], [["X", "NV18"], ["NV18", "X"]], [], [], False, "", "")
         for place in seen.present:
             seen = changed(seen, place, gpus=normal)
         return changed(seen, 2, gpus=normal._replace(**fields))
@@ -259,6 +264,10 @@ CASES = {
         fact("software", torch="2.6.0"),
         *("bad", "software", "its torch is 2.6.0, that of the others 2.13.0", "-m pip install torch==2.13.0"),
     ),
+    "other CUDA": Case(
+        fact("software", torch="2.13.0+cpu"),
+        *("bad", "software", "its torch is 2.13.0+cpu", "--force-reinstall torch==2.13.0"),
+    ),
     "no torch": Case(
         fact("software", torch=""), "bad", "software", "its torch is missing", "python3 -m pip install torch==2.13.0"
     ),
@@ -296,26 +305,38 @@ CASES = {
     "busy": Case(
         lambda seen: changed(seen, 2, load=Load(40.0, 1.0)), "warn", "load", "40 tasks want its 8 cores", "top"
     ),
+    "busy with one core": Case(
+        lambda seen: changed(fact("limits", cores=1.0, all_cores=1)(seen), 2, load=Load(40.0, 1.0)),
+        "warn",
+        "load",
+        "40 tasks want its 1 core",
+        "top",
+    ),
     "MaxStartups": Case(fact("sshd", begin=3), "warn", "sshd", "as soon as 3 others are logging in", "MaxStartups"),
     "pending": Case(fact("sshd", pending=9), "warn", "sshd", "9 connections to its sshd hang", "ss -tnp"),
     "ECC": Case(
-        on_all(gpus=[GPU._replace(ecc=2), GPU._replace(number=1)]),
+        on_all(gpus=[GPU._replace(ecc=1), GPU._replace(number=1)]),
         "bad",
         "gpus",
-        "GPU 0 (H100) has had 2",
+        "GPU 0 (H100) has had 1 memory error that",
         "nvidia-smi",
     ),
     "hot": Case(on_all(gpus=[GPU, GPU._replace(number=1, slowed="it is too hot")]), "warn", "gpus", "GPU 1", "-i 1 -q"),
     "taken": Case(
         on_all(gpus=[GPU._replace(used=40 * GIB), GPU._replace(number=1)]), "warn", "gpus", "42.9 GB of 85.9 GB", "-i 0"
     ),
-    "fewer GPUs": Case(
-        on_all(gpus=[GPU], links=[["X", "NV18"], ["NV18", "X"]]), "warn", "gpus", "its GPUs: 1 × H100", "topo"
-    ),
+    "fewer GPUs": Case(on_all(gpus=[GPU], links=[]), "warn", "gpus", "its GPUs: 1 × H100", "topo"),
     "driver": Case(on_all(driver="535.2"), "warn", "gpus", "its driver: 535.2, those of the others: 550.1", ""),
+    "no GPU at all": Case(on_all(gpus=[], links=[], driver="550.1"), "warn", "gpus", "its GPUs: none", "topo"),
     "no NVLink": Case(on_all(links=[["X", "SYS"], ["SYS", "X"]]), "warn", "gpus", "its NVLinks: none", "topo -m"),
     "P2P": Case(on_all(apart=[[0, 1]]), "warn", "gpus", "its GPUs 0 and 1 can't read each other's memory", "p2p"),
-    "Xid": Case(on_all(xids=["NVRM: Xid (PCI:0000): 79"]), "warn", "gpus", "Xid (PCI:0000): 79", "dmesg"),
+    "Xid": Case(
+        on_all(xids=["NVRM: Xid (PCI:0000): 79"]), "warn", "gpus", "reported 1 error, the last: NVRM: Xid (PCI", "dmesg"
+    ),
+    "silent driver": Case(
+        on_all(gpus=[], links=[], unknown="nvidia-smi: no answer within 4 s"),
+        *("warn", "gpus", "the GPUs (nvidia-smi: no answer within 4 s)", "nvidia-smi there"),
+    ),
     "dead driver": Case(
         on_all(gpus=[], problem="nvidia-smi: no devices were found"), "bad", "gpus", "no devices were found", ""
     ),
@@ -357,6 +378,23 @@ def test_of_two_torches_the_first_hosts_is_the_right_one() -> None:
     assert judge(seen._replace(torch=False)) == []  # a job without it
 
 
+@pytest.mark.parametrize(
+    ("mine", "remedy"),
+    [
+        ("2.12.1+cpu", "pip install torch==2.13.0"),
+        ("", "pip install torch==2.13.0"),
+        ("2.13.0", "pip install torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"),
+        ("2.13.0+cpu", "pip install torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"),
+    ],
+)
+def test_pip_can_install_the_others_torch(mine: str, remedy: str) -> None:
+    seen = healthy(3)
+    for place, torch in enumerate(["2.13.0+cu130", "2.13.0+cu130", mine]):
+        seen = changed(seen, place, software=seen.hosts[place].facts["software"]._replace(torch=torch))
+    (found,) = judge(seen)
+    assert found.remedy.endswith(remedy)
+
+
 def test_hosts_of_different_families_can_not_meet() -> None:
     seen = changed(healthy(3), 2, network=Network([Inlet("fd00::3", "eth0", 1500, 1, 2)], ["lo", "eth0"]))
     for place in seen.present:
@@ -392,11 +430,30 @@ def test_a_faint_loss_of_one_host_is_that_hosts_though_single_ways_show_little()
         ("NCCL_SOCKET_IFNAME", "=eth0"),
         ("NCCL_SOCKET_IFNAME", "^docker"),
         ("GLOO_SOCKET_IFNAME", "eth0,lo"),
+        ("NCCL_SOCKET_IFNAME", "ib,en,eth"),
+        ("NCCL_SOCKET_IFNAME", "=ib0,eth0"),
         ("UCX_NET_DEVICES", "mlx5_0:1"),
+        ("UCX_NET_DEVICES", "mlx5_0:1,ib0"),
+        ("UCX_NET_DEVICES", "ib0,eth0"),
+        ("UCX_NET_DEVICES", "all"),
     ],
 )
 def test_an_interface_that_is_there(name: str, value: str) -> None:
     assert judge(healthy()._replace(environ={name: value})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "missing"),
+    [
+        ("NCCL_SOCKET_IFNAME", "ib,en", "ib and en"),
+        ("NCCL_SOCKET_IFNAME", "=eth,ib0", "eth and ib0"),
+        ("GLOO_SOCKET_IFNAME", "eth0,eth1", "eth1"),
+        ("UCX_NET_DEVICES", "ib0", "ib0"),
+    ],
+)
+def test_an_interface_that_is_missing(name: str, value: str, missing: str) -> None:
+    found = judge(healthy(1)._replace(environ={name: value}))
+    assert [one.text for one in found] == [f"{name}={value} is set, and it has no {missing}, but lo and eth0"]
 
 
 def test_a_lossy_host_hides_no_hole_of_another() -> None:
@@ -455,7 +512,7 @@ def test_sizes(count: float, text: str) -> None:
     [
         healthy(2).hosts[0].facts["network"],
         healthy(2).hosts[0].facts["software"],
-        Gpus("550", [GPU], [["X"]], [[0, 1]], ["NVRM: Xid"], True, ""),
+        Gpus("550", [GPU], [["X"]], [[0, 1]], ["NVRM: Xid"], True, "", ""),
     ],
 )
 def test_facts_survive_the_way(facts: Any) -> None:
@@ -508,6 +565,20 @@ def test_code_is_compared_by_its_files(tmp_path: Path) -> None:
     assert software.code_files({"cwd": f"{tmp_path}/none"}).problem == "no such folder"
 
 
+def test_a_large_folder_is_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "1.txt", "2.txt", "lib/3.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    request = {"cwd": str(tmp_path)}
+    with monkeypatch.context() as patched:
+        patched.setattr(software, "MOST_ENTRIES", 3)
+        found = software.code_files(request)
+        assert (list(found.hashes), found.complete) == (["a.py"], False)
+    monkeypatch.setattr(software, "CODE_SECONDS", -1.0)
+    (tmp_path / "a.py").unlink()
+    assert not software.code_files(request).complete
+
+
 # As nvidia-smi prints it, driver 550, on a machine with two GPUs.
 QUERY = """\
 0, NVIDIA H100 80GB HBM3, 550.54.15, 0, 4, 81559, Not Active, Not Active, Not Active, Not Active
@@ -547,6 +618,37 @@ def test_gpus_as_nvidia_smi_shows_them() -> None:
     assert (one.gpus[0].ecc, one.links) == (0, [])
     with pytest.raises(ValueError):
         gpus.matrix("something else", 2)
+
+
+def test_gpus_are_known_where_their_links_are_not() -> None:
+    def ask(arguments: Any) -> str:
+        if "topo" not in arguments:
+            return QUERY
+        raise subprocess.CalledProcessError(3, "nvidia-smi") if "-m" in arguments else subprocess.TimeoutExpired("", 1)
+
+    found = gpus.read(ask, [], False)
+    assert (len(found.gpus), found.links, found.apart) == (2, [], [])
+    assert judge(on_all(links=[])(healthy())) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "problem", "unknown"),
+    [
+        ("echo NVIDIA-SMI has failed; exit 9", "nvidia-smi: NVIDIA-SMI has failed", ""),
+        ("exit 9", "nvidia-smi: exit code 9", ""),
+        ("exec sleep 60", "", "nvidia-smi: no answer within 0.1 s"),
+        ("echo what?", "", "nvidia-smi: not enough values to unpack (expected at least 6, got 1)"),
+    ],
+)
+def test_a_driver_that_fails_or_hangs(
+    script: str, problem: str, unknown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(gpus, "ANSWER_SECONDS", 0.1 if "sleep" in script else 30.0)
+    found = gpus.look()
+    assert (found.gpus, found.problem, found.unknown) == ([], problem, unknown)
 
 
 def test_without_nvidia_smi_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,10 +692,128 @@ def test_two_listeners_find_each_other() -> None:
     assert network.stream(request).rate > 0
 
 
+def test_a_path_that_tells_its_limit_is_no_hole() -> None:
+    """A router's answer fails one call on the socket, whichever comes next; then large packets leave again."""
+    inlets = [["127.0.0.1", "lo", 65536, 9, 9]]
+
+    class Told:
+        def __init__(self, *failing: str) -> None:
+            self.failing = list(failing)
+
+        def _do(self, what: str) -> None:
+            if what in self.failing:
+                self.failing.remove(what)
+                raise OSError(errno.EMSGSIZE, "Message too long")
+
+        def send(self, _: bytes) -> None:
+            self._do("send")
+
+        def recv(self, _: int) -> bytes:
+            self._do("recv")
+            raise BlockingIOError
+
+    for failing, passes in (("send", -1), ("recv", -1), ("", 0)):
+        call = network._PeerCall(1, "b" * 32, inlets)
+        call.state["127.0.0.1"] = ""
+        exchange = network._Exchange(call, 7)
+        exchange.socket.close()
+        exchange.socket = Told(failing)  # type: ignore[assignment]
+        for _ in range(2):
+            exchange.send_large()
+            exchange.receive()
+        assert exchange.passes == passes
+
+
+# Enough of torch for a rank: gloo works, and nccl takes the process with it.
+TORCH = """
+import os
+class Tensor:
+    def clone(self): return self
+    def item(self): return 1.0
+def full(*_, **__): return Tensor()
+"""
+DISTRIBUTED = """
+import os, sys
+class TCPStore:
+    port = 7
+    def __init__(self, *_, **__): pass
+    def set_timeout(self, limit): pass
+def PrefixStore(name, store): return store
+def init_process_group(backend, **_):
+    if backend == "nccl":
+        sys.exit("NCCL WARN no socket interface found")
+def all_reduce(_): pass
+def destroy_process_group(): pass
+"""
+
+
+def test_each_backend_answers_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(TORCH)
+    (tmp_path / "torch/distributed.py").write_text(DISTRIBUTED)
+    rank = trial_rank.TrialRank()
+    request = {
+        "rank": 0,
+        "size": 1,
+        "address": "127.0.0.1",
+        "interface": "lo",
+        "backends": {"gloo": 30.0, "nccl": 30.0},
+    }
+    assert rank.begin({**request, "cwd": str(tmp_path), "environ": {}}).port == 7
+    gloo, nccl = (rank.finish({"port": 7}) for _ in request["backends"])  # type: ignore[attr-defined]
+    assert (gloo.seconds >= 0, gloo.failed) == (True, "")
+    assert (nccl.seconds, nccl.failed) == (-1.0, "NCCL WARN no socket interface found")
+    rank.kill()
+
+
+class ScriptedHost:
+    """A connection to a host that imports torch, and answers to each all_reduce in turn."""
+
+    def __init__(self, *answers: tuple[float, str]) -> None:
+        self.answers = iter(answers)
+        self.said: SimpleQueue[Checked | None] = SimpleQueue()
+
+    def send(self, check: Check) -> None:
+        if check.subject == "import":
+            self.said.put(Checked(0, "import", [7], ""))
+        elif found := next(self.answers, None):
+            self.said.put(Checked(0, "all_reduce", list(found), ""))
+        else:
+            self.said.put(None)
+
+    def messages(self) -> Iterator[Checked]:
+        while message := self.said.get():
+            yield message
+
+    def close(self) -> None:
+        self.said.put(None)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reduced", "failed"),
+    [
+        ([(0.002, ""), (0.3, "")], {"gloo": 0.002, "nccl": 0.3}, {}),
+        ([(0.002, ""), (-1.0, "no socket")], {"gloo": 0.002}, {"nccl": "no socket"}),
+        ([(-1.0, "timed out")], {}, {"gloo": "timed out"}),
+        ([(0.002, "")], {"gloo": 0.002}, {"nccl": "the connection ended"}),
+    ],
+)
+def test_a_failure_is_that_of_the_backend_under_way(
+    answers: list[tuple[float, str]], reduced: dict[str, float], failed: dict[str, str]
+) -> None:
+    links: Any = {0: ScriptedHost((0.001, ""), (0.2, "")), 1: ScriptedHost(*answers)}
+    asked = HostAnswers(links)
+    seen = on_all()(healthy(3))
+    for place in links:
+        asked.facts[place] = dict(seen.hosts[place].facts)
+    assert _reduce(asked, healthy(2).ways, "/", {}) == (reduced, failed)
+    asked.close()
+
+
 def test_a_rank_that_can_not_import_torch_says_so(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
     rank = trial_rank.TrialRank()
-    request = {"rank": 0, "size": 1, "address": "127.0.0.1", "interface": "lo", "backends": ["gloo"]}
+    request = {"rank": 0, "size": 1, "address": "127.0.0.1", "interface": "lo", "backends": {"gloo": 30.0}}
     with pytest.raises(OSError, match="libcudart"):
         rank.begin({**request, "cwd": str(tmp_path), "environ": {}})
     rank.kill()

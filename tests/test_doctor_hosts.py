@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import DEADLINE, Launchpad, needs_torch
-from tests.netns import Network, needs_namespaces
+from tests.netns import HEAD, Network, needs_namespaces
 from tests.sshd import SSHD
 
 pytestmark = needs_namespaces
@@ -190,6 +190,26 @@ def test_faults_of_the_network(doctor: Doctor) -> None:
     }
     assert "that it sends" in found[Found(("h2",), "bad", "loss")]
     assert "can't reach it, though it reaches them: no answer" in found[Found(("h3",), "bad", "ways")]
+
+
+def test_a_router_that_says_how_much_the_path_takes_is_no_fault(doctor: Doctor) -> None:
+    network = doctor.network
+    ends = {"h1": network.hosts["h2"].address, "h2": network.hosts["h1"].address}
+    settings = "cd /proc/sys/net/ipv4; echo 1 > ip_forward; echo 0 > conf/all/send_redirects; "
+    settings += "echo 0 > conf/ssh/send_redirects"
+    subprocess.run(network.argv("sh", "-c", settings), check=True, timeout=DEADLINE)
+    network._ip(network._lab_pid, *(f"route add {address} dev ssh mtu lock 1400" for address in ends.values()))
+    for name, address in ends.items():
+        network._ip(network.hosts[name].pid, f"route add {address} via {HEAD}")
+    try:
+        found = doctor.findings("h1,h2", "--python", sys._base_executable)
+        learnt = network.exec("h1", "ip", "route", "get", ends["h1"])
+    finally:
+        network._ip(network._lab_pid, *(f"route del {address}" for address in ends.values()))
+        for name, address in ends.items():
+            network._ip(network.hosts[name].pid, f"route del {address}")
+    assert "mtu 1400" in learnt
+    assert found == {}
 
 
 @needs_torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from launchpad.doctor.seen import Finding, HostSeen, Level, size
+from launchpad.doctor.seen import Finding, HostSeen, Level, counted, size
 from launchpad.protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
 
 FEW_FILES, TOO_FEW_FILES = 1024, 256
@@ -58,7 +58,7 @@ def judge_host(place: int, host: HostSeen) -> Iterator[Finding]:
         yield found(
             "warn",
             "load",
-            f"others keep it busy: {load.running:.0f} tasks want its {limits.all_cores} cores",
+            f"others keep it busy: {load.running:.0f} tasks want its {counted(limits.all_cores, 'core')}",
             "top -o %CPU, or another host",
         )
     sshd: SshServer | None = host.facts.get("sshd")
@@ -121,7 +121,7 @@ def _limits(place: int, limits: Limits) -> Iterator[Finding]:
     if limits.cores < min(1.0, limits.all_cores):
         yield found(
             "warn",
-            f"its cgroup allows {limits.cores:.2g} of {limits.all_cores} cores",
+            f"its cgroup allows {limits.cores:.2g} of {counted(limits.all_cores, 'core')}",
             "ask for whole cores; of a container: --cpus",
         )
 

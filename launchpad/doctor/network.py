@@ -16,6 +16,7 @@ SLOW_FACTOR, SLOW_AT_MOST = 4, 125e6  # bytes per second: nobody expects more of
 SKEW_SECONDS = 1.0
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES")
+_ANY_OF = ("NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES")  # they take those of a list that are there
 
 
 def judge_network(seen: Examination) -> Iterator[Finding]:
@@ -69,19 +70,25 @@ def _wanted_interfaces(seen: Examination) -> Iterator[Finding]:
     """What the user has set for gloo and the like is passed on to all hosts."""
     for name in _INTERFACES:
         value = seen.environ.get(name, "")
-        # UCX also takes devices like mlx5_0:1. NCCL's names are beginnings, unless = is in front; ^ excludes.
-        wanted = [] if value.startswith("^") else [one for one in value.split(",") if one != "all" and ":" not in one]
+        if value.startswith("^"):  # all but these
+            continue
+        wanted = [one for one in value.removeprefix("=").split(",") if one]
+        begins = name.startswith("NCCL") and not value.startswith("=")
         for place in seen.present:
             has = seen.hosts[place].network.interfaces
-            begins = name.startswith("NCCL") and not value.startswith("=")
-            missing = [
-                one
-                for one in filter(None, (word.lstrip("=") for word in wanted))
-                if not (any(other.startswith(one) for other in has) if begins else one in has)
-            ]
+            missing = [one for one in wanted if not _is_there(one, has, begins=begins)]
+            if name in _ANY_OF and len(missing) < len(wanted):
+                continue
             if missing and has:
                 text = f"{name}={seen.environ[name]} is set, and it has no {listed(missing)}, but {listed(has)}"
                 yield Finding("bad", (place,), "addresses", text, f"unset {name}; launchpad chooses the interface")
+
+
+def _is_there(name: str, interfaces: Iterable[str], *, begins: bool) -> bool:
+    """Whether a host has the interface, or one that begins so; of all, and of devices like mlx5_0:1, it has some."""
+    if name == "all" or ":" in name:
+        return True
+    return any(one.startswith(name) if begins else one == name for one in interfaces)
 
 
 def _names(seen: Examination) -> Iterator[Finding]:

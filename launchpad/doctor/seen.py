@@ -75,6 +75,11 @@ def size(count: float) -> str:
     return f"{count:.3g} {units[0]}" if count < 1000 else f"{count:.0f} {units[0]}"
 
 
+def counted(count: int, what: str) -> str:
+    """So many of them: "1 core", "2 cores"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence: "a, b and c"."""
     if len(names) > most:

@@ -35,7 +35,7 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
             (place,),
             "software",
             f"its torch is {mine or 'missing'}, that of the others {usual or 'missing'}",
-            f"{pip[place]} torch=={usual}" if usual else "install it on all hosts, or on none",
+            f"{pip[place]} {_torch(mine, usual)}" if usual else "install it on all hosts, or on none",
         ),
     )
     for name in _TALKING:
@@ -60,6 +60,16 @@ def _odd(values: dict[int, str], make: Callable[[int, str, str], Finding]) -> It
     for place, mine in values.items():
         if mine != usual:
             yield make(place, mine, usual)
+
+
+def _torch(mine: str, usual: str) -> str:
+    """What pip has to install. A build for some CUDA (+cu130) is only in an index of its own."""
+    version, _, build = usual.partition("+")
+    if mine.partition("+")[0] != version:
+        return f"torch=={version}"
+    if build:
+        return f"torch=={usual} --index-url https://download.pytorch.org/whl/{build}"
+    return f"--force-reinstall torch=={version}"
 
 
 def _python(seen: Examination, place: int) -> str:

@@ -158,11 +158,12 @@ class Gpus(NamedTuple):
 
     driver: str
     gpus: list[GpuHealth]
-    links: list[list[str]]  # what connects each GPU with each: NV18, PIX, SYS …, X for itself
+    links: list[list[str]]  # what connects each GPU with each: NV18, PIX, SYS …, X for itself; empty if unknown
     apart: list[list[int]]  # pairs that can't read each other's memory
     xids: list[str]  # the driver's error messages in the kernel's log
     log_hidden: bool  # that log is only root's
-    problem: str  # why there is a driver, but no answer
+    problem: str  # why the driver doesn't work
+    unknown: str  # why nobody can say whether there are any
 
 
 class Imported(NamedTuple):
@@ -172,10 +173,10 @@ class Imported(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """One all_reduce with each backend."""
+    """One all_reduce with one backend."""
 
-    seconds: dict[str, float]
-    failed: dict[str, str]
+    seconds: float
+    failed: str  # why there was none; ""
 
 
 SUBJECTS: dict[str, Any] = {

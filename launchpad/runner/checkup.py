@@ -41,6 +41,8 @@ ANSWER_SECONDS = 5.0
 PROBE_SECONDS = 8.0
 # An import of torch is no check: it may take longer, from a network file system or on a busy host.
 IMPORT_SECONDS = 20.0
+# By backend. NCCL has to start CUDA, and to try every network and GPU.
+REDUCE_SECONDS = {"gloo": 6.0, "nccl": 20.0}
 LEAVE_SECONDS = 1.0
 
 STREAM_SECONDS = 0.1
@@ -377,7 +379,7 @@ def _reduce(
     if any(not way.address for way in ways.values()):
         return {}, {}
     gpus = all("gpus" in answers.facts[place] and answers.facts[place]["gpus"].gpus for place in members)
-    backends = ["gloo", *(["nccl"] if gpus else [])]
+    backends = {backend: seconds for backend, seconds in REDUCE_SECONDS.items() if gpus or backend != "nccl"}
     places = places_of(members, ways)
     for rank, place in enumerate(members):
         request = {"rank": rank, "size": len(members), "address": places[members[0]][0], "backends": backends}
@@ -390,20 +392,20 @@ def _reduce(
         names = listed([answers.facts[place]["identity"].hostname for place in late])
         return {}, {"gloo": f"{names}, import torch: {' and '.join(sorted(why))}"}
     port = answers.facts[members[0]]["import"].port
-    for place in members:
-        answers.ask(place, "all_reduce", ANSWER_SECONDS + 1, port=port, backends=backends)
-    answers.wait("all_reduce")
     reduced: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for place in members:
-        found = answers.facts[place].get("all_reduce")
-        if found is None:
-            failed.setdefault("gloo", answers.problems[place].pop("all_reduce", "") or "the connection ended")
-            continue
-        for backend, seconds in found.seconds.items():
-            reduced[backend] = max(seconds, reduced.get(backend, 0.0))
-        failed |= found.failed
-    return {backend: seconds for backend, seconds in reduced.items() if backend not in failed}, failed
+    for backend, seconds in backends.items():
+        for place in members:
+            answers.ask(place, "all_reduce", seconds, port=port)
+        answers.wait("all_reduce")
+        found = [answers.facts[place].pop("all_reduce", None) for place in members]
+        problems = [
+            one.failed if one else answers.problems[place].pop("all_reduce", "") or "the connection ended"
+            for place, one in zip(members, found, strict=True)
+        ]
+        if problem := next(filter(None, problems), ""):
+            return reduced, {backend: problem}
+        reduced[backend] = max(one.seconds for one in found if one)
+    return reduced, {}
 
 
 def places_of(members: Sequence[int], ways: Mapping[Pair, Probed]) -> dict[int, tuple[str, str]]:

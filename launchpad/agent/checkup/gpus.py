@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 
 from ...protocol.health import GpuHealth, Gpus
 
+# For all its answers.
 ANSWER_SECONDS = 4.0
 
 # Each "Active" or not; where several are, the first says most.
@@ -30,30 +32,37 @@ Ask = Callable[[Sequence[str]], str]
 def look() -> Gpus:
     """The GPUs of this host; none without nvidia-smi."""
     xids, hidden = _xids()
+    problem = unknown = ""
     try:
-        return read(_nvidia_smi, xids, hidden)
+        return read(_asker(time.monotonic() + ANSWER_SECONDS), xids, hidden)
     except FileNotFoundError:
-        return Gpus("", [], [], [], [], False, "")
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return Gpus("", [], [], [], xids, hidden, f"nvidia-smi: {error}")
+        return Gpus("", [], [], [], [], False, "", "")
+    except subprocess.CalledProcessError as error:
+        said = f"{error.stdout}{error.stderr}".strip().partition("\n")[0]
+        problem = f"nvidia-smi: {said or f'exit code {error.returncode}'}"
+    except subprocess.TimeoutExpired:
+        unknown = f"nvidia-smi: no answer within {ANSWER_SECONDS:g} s"
+    except (OSError, ValueError) as error:
+        unknown = f"nvidia-smi: {error}"
+    return Gpus("", [], [], [], xids, hidden, problem, unknown)
 
 
-def _nvidia_smi(arguments: Sequence[str]) -> str:
-    done = subprocess.run(
-        ["nvidia-smi", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise OSError((done.stdout + done.stderr).strip().partition("\n")[0] or f"exit code {done.returncode}")
-    return done.stdout
+def _asker(end: float) -> Ask:
+    def ask(arguments: Sequence[str]) -> str:
+        return subprocess.run(
+            ["nvidia-smi", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=max(0.0, end - time.monotonic()),
+            check=True,
+        ).stdout
+
+    return ask
 
 
 def read(ask: Ask, xids: list[str], hidden: bool) -> Gpus:
-    """What nvidia-smi's answers mean. Raises ValueError, and what `ask` raises."""
+    """What nvidia-smi's answers mean. Raises ValueError, and what `ask` raises for the first of them."""
     gpus = []
     driver = ""
     for line in ask([f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]).splitlines():
@@ -63,16 +72,23 @@ def read(ask: Ask, xids: list[str], hidden: bool) -> Gpus:
             GpuHealth(int(index), name, _number(ecc), (active or [""])[0], _number(used) << 20, _number(total) << 20)
         )
     if len(gpus) < 2:
-        return Gpus(driver, gpus, [], [], xids, hidden, "")
-    links = matrix(ask(["topo", "-m"]), len(gpus))
-    reads = matrix(ask(["topo", "-p2p", "r"]), len(gpus))
+        return Gpus(driver, gpus, [], [], xids, hidden, "", "")
+    links = _table(ask, ["topo", "-m"], len(gpus))
+    reads = _table(ask, ["topo", "-p2p", "r"], len(gpus))
     apart = [
         [one, other]
         for one, row in enumerate(reads)
         for other, word in enumerate(row)
         if one < other and word not in ("OK", "X")
     ]
-    return Gpus(driver, gpus, links, apart, xids, hidden, "")
+    return Gpus(driver, gpus, links, apart, xids, hidden, "", "")
+
+
+def _table(ask: Ask, arguments: Sequence[str], count: int) -> list[list[str]]:
+    try:
+        return matrix(ask(arguments), count)
+    except (OSError, subprocess.SubprocessError, ValueError):  # old drivers and virtual GPUs have none
+        return []
 
 
 def _number(word: str) -> int:

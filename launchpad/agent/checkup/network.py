@@ -7,6 +7,7 @@ have an address like 172.17.0.1, so whatever answers there need not be the right
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import select
@@ -253,6 +254,7 @@ class _Exchange:
         self.sent = 0
         self.answered: set[int] = set()
         self.passes = -1
+        self._told = False  # whether a router has said that the path takes less, as it then says to TCP, which heeds it
         self.latency = -1.0
         self._at: dict[int, float] = {}
 
@@ -264,14 +266,14 @@ class _Exchange:
 
     def send_large(self) -> None:
         """Send as large a packet as the interfaces take."""
-        if self.packet > 0 and self.passes != 1:
-            # EMSGSIZE: a router has said that the path takes less, and so it says to TCP, which heeds it.
+        if self.packet > 0 and self.passes != 1 and not self._told:
             self.passes = 0 if self._put(_LARGE, 0, self._filled) else -1
 
     def _put(self, kind: int, number: int, more: int) -> bool:
         try:
             self.socket.send(self.call.secret + _HEAD.pack(kind, self._number, number) + bytes(max(0, more)))
-        except OSError:
+        except OSError as error:
+            self._heed(error)
             return False
         return True
 
@@ -279,7 +281,8 @@ class _Exchange:
         """Take an answer. Returns whether it was one."""
         try:
             data = self.socket.recv(1 << 12)
-        except OSError:
+        except OSError as error:
+            self._heed(error)
             return False
         if len(data) != _SECRET_BYTES + _HEAD.size or data[:_SECRET_BYTES] != self.call.secret:
             return False
@@ -291,6 +294,10 @@ class _Exchange:
             seconds = time.monotonic() - self._at[number]
             self.latency = seconds if self.latency < 0 else min(self.latency, seconds)
         return True
+
+    def _heed(self, error: OSError) -> None:
+        if error.errno == errno.EMSGSIZE:  # reported once, then the kernel lets large packets go again
+            self._told, self.passes = True, -1
 
 
 def _interface_of(own: str) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from ...protocol.health import CodeFiles, Software
 
-# How long to read files, and how many at most.
+# How long to look for files, among how many, and how many to read at most.
 CODE_SECONDS = 2.0
+MOST_ENTRIES = 100_000
 MOST_FILES = 1000
 _MOST_BYTES = 4 << 20
 
@@ -73,8 +74,15 @@ def code_files(request: dict[str, Any]) -> CodeFiles:
         return CodeFiles("no such folder", {}, True)
     end = time.monotonic() + CODE_SECONDS
     hashes: dict[str, str] = {}
+    looked = 0
     for folder, folders, files in os.walk(cwd):
-        folders[:] = sorted(name for name in folders if not _is_skipped(os.path.join(folder, name)))
+        if looked > MOST_ENTRIES or time.monotonic() > end:
+            return CodeFiles("", hashes, False)
+        looked += len(folders) + len(files)
+        if folder != cwd and "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         for name in sorted(files):
             if not name.endswith(".py"):
                 continue
@@ -83,11 +91,6 @@ def code_files(request: dict[str, Any]) -> CodeFiles:
             path = os.path.join(folder, name)
             hashes[os.path.relpath(path, cwd)] = _hash(path)
     return CodeFiles("", hashes, True)
-
-
-def _is_skipped(folder: str) -> bool:
-    name = os.path.basename(folder)
-    return name.startswith(".") or name in _SKIPPED or os.path.exists(os.path.join(folder, "pyvenv.cfg"))
 
 
 def _hash(path: str) -> str:

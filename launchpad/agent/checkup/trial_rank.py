@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,23 +14,25 @@ from .software import environment, where
 
 # Torch may have to be loaded over a network; then the head decides how long to wait.
 IMPORT_SECONDS = 20
-REDUCE_SECONDS = 5
 
 # It has a line from us: the port of the store. It prints the port of its own one, or 0, then a line for each backend.
 _RANK = """
-import signal, sys, time
+import json, signal, sys, time
 from datetime import timedelta
-rank, size, address, alarm, limit, *backends = sys.argv[1:]
+rank, size, address, alarm, limits = sys.argv[1:]
 signal.alarm(int(alarm))  # leave nothing behind even if nobody is left to kill us
-rank, size, limit = int(rank), int(size), timedelta(seconds=int(limit))
+rank, size = int(rank), int(size)
+limits = {backend: timedelta(seconds=seconds) for backend, seconds in json.loads(limits).items()}
+limit = next(iter(limits.values()))
 import torch
 import torch.distributed as dist
 store = dist.TCPStore(address, 0, size, True, timeout=limit, wait_for_workers=False) if rank == 0 else None
 print("port", store.port if store else 0, flush=True)
 port = int(sys.stdin.readline())
 store = store or dist.TCPStore(address, port, size, False, timeout=limit)
-for backend in backends:
+for backend, limit in limits.items():
     try:
+        store.set_timeout(limit)
         own = dist.PrefixStore(backend, store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=limit)
         tensor = torch.full((1,), rank + 1.0, device="cuda" if backend == "nccl" else "cpu")
@@ -40,10 +43,10 @@ for backend in backends:
             total = mine.item()
         seconds = time.perf_counter() - began
         wrong = "" if total == size * (size + 1) / 2 else f"the sum is {total}, which is wrong"
-        print("failed" if wrong else "done", backend, wrong or seconds, flush=True)
+        print("failed" if wrong else "done", wrong or seconds, flush=True)
         dist.destroy_process_group()
     except Exception as error:
-        print("failed", backend, " ".join(str(error).split())[:200], flush=True)
+        print("failed", " ".join(str(error).split())[:200], flush=True)
         break
 if store and rank == 0:
     sys.stdin.readline()  # the others may still use it
@@ -55,15 +58,21 @@ class TrialRank:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._begun = False
 
     def begin(self, request: dict[str, Any]) -> Imported:
-        """Import torch: {"rank", "size", "address", "interface", "backends", "cwd", "environ"}."""
+        """Import torch: {"rank", "size", "address", "interface", "backends", "cwd", "environ"}.
+
+        "backends" has the seconds within which each has to answer.
+        """
         environ = environment(request)
         environ.setdefault("GLOO_SOCKET_IFNAME", request["interface"])
         environ.setdefault("NCCL_SOCKET_IFNAME", f"={request['interface']}")
         environ["OMP_NUM_THREADS"] = "1"
-        limits = (IMPORT_SECONDS + len(request["backends"]) * REDUCE_SECONDS, REDUCE_SECONDS)
-        words = [request["rank"], request["size"], request["address"], *limits, *request["backends"]]
+        # It gives up a little sooner, and says why.
+        limits = {backend: seconds - 1 for backend, seconds in request["backends"].items()}
+        alarm = IMPORT_SECONDS + int(sum(request["backends"].values()))
+        words = [request["rank"], request["size"], request["address"], alarm, json.dumps(limits)]
         self._process = subprocess.Popen(
             [sys.executable, "-B", "-c", _RANK, *map(str, words)],
             stdin=subprocess.PIPE,
@@ -82,23 +91,19 @@ class TrialRank:
         raise OSError(self._last_words())
 
     def finish(self, request: dict[str, Any]) -> Reduced:
-        """Do it: {"port": the store's}."""
+        """Do it with the next backend: {"port": the store's}."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        found = Reduced({}, {})
-        process.stdin.write(f"{request['port']}\n")
-        process.stdin.flush()
-        for _ in request["backends"]:
-            word, _, rest = process.stdout.readline().strip().partition(" ")
-            backend, _, text = rest.partition(" ")
-            if word == "done":
-                found.seconds[backend] = float(text)
-            else:
-                found.failed[backend or request["backends"][0]] = text or self._last_words()
-                break
-        return found
+        if not self._begun:
+            self._begun = True
+            process.stdin.write(f"{request['port']}\n")
+            process.stdin.flush()
+        word, _, text = process.stdout.readline().strip().partition(" ")
+        if word == "done":
+            return Reduced(float(text), "")
+        return Reduced(-1.0, text or self._last_words())
 
     def _last_words(self) -> str:
         assert self._process is not None
