@@ -195,7 +195,7 @@ def of_python(python: str, environ: Mapping[str, str]) -> Mpi:
     if not folder:
         return Mpi("", "", "mpi4py is not installed")
     search = Search(environ)
-    modules = sorted(name for name in os.listdir(folder) if re.fullmatch(r"MPI\..*\.so", name))
+    modules = sorted(name for name in _listed(folder) if re.fullmatch(r"MPI\..*\.so", name))
     built = [name for name in modules if not re.match(r"MPI\.(openmpi|mpich|mpiabi|impi)\.", name)]
     if built:  # for one MPI
         path = search.needed(os.path.join(folder, built[0]), _LINKED)
@@ -228,7 +228,7 @@ def _prefixes(python: str) -> Iterator[str]:
     own = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     base = os.path.dirname(os.path.dirname(os.path.realpath(python)))
     try:
-        with open(os.path.join(own, "pyvenv.cfg")) as file:
+        with open(os.path.join(own, "pyvenv.cfg"), errors="replace") as file:
             yield own
             if "include-system-site-packages = true" not in file.read():
                 return
@@ -255,10 +255,21 @@ def _mpi4py(prefixes: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _added(site: str) -> Iterator[str]:
     """The folders that a folder of packages adds to the path (*.pth of site)."""
-    for name in sorted(os.listdir(site)):
+    for name in sorted(_listed(site)):
         if name.endswith(".pth"):
-            with open(os.path.join(site, name), errors="replace") as file:
-                yield from (os.path.join(site, line.strip()) for line in file if not line.startswith(("import", "#")))
+            try:
+                with open(os.path.join(site, name), errors="replace") as file:
+                    lines = file.readlines()
+            except OSError:
+                continue
+            yield from (os.path.join(site, line.strip()) for line in lines if not line.startswith(("import", "#")))
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def open_mpi(environ: Mapping[str, str]) -> str:

@@ -1,19 +1,27 @@
-"""PMIx without any MPI: which MPI a program uses, and the head's part in worlds of Open MPI."""
+"""PMIx without any MPI: which MPI a program uses, and what agent and head do for worlds of Open MPI."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launchpad import mpi_library
+from launchpad.agent.mpi import libpmix, pmix_worlds
+from launchpad.agent.mpi.node_worlds import NodeWorlds
+from launchpad.agent.mpi.pmix_helper import Helper
+from launchpad.agent.outbox import Outbox
+from launchpad.agent.poll import Poll
+from launchpad.agent.ranks.starter import Starter
 from launchpad.head.pmix import PmixExchange
-from launchpad.protocol.commands import PmixFetch, PmixReply
-from launchpad.protocol.events import PmixFetched, PmixRequest
+from launchpad.protocol.commands import MpiWorld, PmixFetch, PmixReply
+from launchpad.protocol.events import PmixFetched, PmixRequest, RankExited
 
 # Which MPI.
 
@@ -129,6 +137,23 @@ def test_where_there_is_no_mpi4py(tmp_path: Path) -> None:
     assert mpi_library.which([str(environment(tmp_path / "env", []))], {}, "/") == ("", "", "mpi4py is not installed")
 
 
+def test_odd_files_where_mpi4py_is_looked_for(tmp_path: Path) -> None:
+    python = environment(tmp_path / "env", [])
+    (tmp_path / "env" / "pyvenv.cfg").write_bytes(b"home = /opt/\xff\n")
+    site = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    (site / "a.pth").mkdir(parents=True)
+    (site / "b.pth").symlink_to("nowhere")
+    (site / "c.pth").write_text("../more\n")
+    elf(site.parent / "more" / "mpi4py" / "MPI.cpython-311.so", ["libmpi.so.40"])
+    (tmp_path / "env" / "lib" / "python3.12").mkdir()
+    (tmp_path / "env" / "lib" / "python3.12" / "site-packages").touch()
+    library = libmpi(tmp_path / "lib", "openmpi")
+    variables = {"LD_LIBRARY_PATH": str(library.parent)}
+    assert mpi_library.which([str(python)], variables, "/").why == f"mpi4py is linked with {library}"
+    (site / "c.pth").unlink()
+    assert mpi_library.which([str(python)], variables, "/").why == "mpi4py is not installed"
+
+
 def test_the_libpmix_of_an_open_mpi(tmp_path: Path) -> None:
     inner = elf(tmp_path / "needed" / "lib" / "openmpi" / "libpmix.so.2")
     linked = elf(tmp_path / "needed" / "lib" / "libmpi.so.40", ["libpmix.so.2"], runpath="$ORIGIN/openmpi")
@@ -144,6 +169,124 @@ def test_a_damaged_cache_of_the_linker(tmp_path: Path) -> None:
         mpi_library._cached.cache_clear()
         assert mpi_library.Search({}, str(tmp_path / "cache")).find("libnothing.so.7") == ""
     mpi_library._cached.cache_clear()
+
+
+# The agent's part.
+
+
+class Server:
+    """Stands in for PmixServer."""
+
+    pid = 0
+
+    def __init__(self, *given: Any) -> None:
+        self.hear: Callable[[tuple[Any, ...]], None] = given[5]
+        self.sent: list[tuple[Any, ...]] = []
+
+    def send(self, *message: Any) -> None:
+        self.sent.append(message)
+
+
+class Said(Outbox):
+    """Keeps the events, with their times removed."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def say(self, event: Any) -> None:
+        self.events.append(event._replace(time=0))
+
+
+def world(number: int, ranks: list[int], first: int) -> MpiWorld:
+    programs, hosts, parent = [0] * 2, ["a", "b"], [0, 0] if number else []
+    return MpiWorld(number, f"job-{number}", 2, first, ranks, programs, hosts, [1, 1], "", parent, {}, "", "")
+
+
+@pytest.fixture
+def worlds(monkeypatch: pytest.MonkeyPatch) -> pmix_worlds.PmixWorlds:
+    """A node that has rank 1 of world 0."""
+    monkeypatch.setattr(pmix_worlds, "PmixServer", Server)
+    made = pmix_worlds.PmixWorlds(Poll(), Said(), "", {}, "", "b", lambda _: None)
+    made.add(world(0, [1], 1))
+    return made
+
+
+def heard(worlds: pmix_worlds.PmixWorlds, *message: Any) -> tuple[list[Any], list[tuple[Any, ...]]]:
+    """What a node says to the head so far, and to its server, after this message from the server."""
+    server, said = worlds._server, worlds._outbox
+    assert isinstance(server, Server)
+    assert isinstance(said, Said)
+    if message:
+        server.hear(message)
+    return said.events, server.sent
+
+
+def test_a_request_that_names_a_world_of_which_the_node_has_not_been_told(worlds: pmix_worlds.PmixWorlds) -> None:
+    asks = request(4, "worlds", [[0, 1]])
+    assert heard(worlds, "modex", 4, ("job-1", 0))[0] == [asks]
+    ((to, reply),) = exchange().on(1, request(4, "worlds", [[0, 2]]))
+    assert (to, reply) == (1, PmixReply(4, 0, None))
+    worlds.add(world(1, [], 0))
+    worlds.reply(PmixReply(4, 0, None))
+    assert heard(worlds)[0] == [asks, request(4, "modex", [[1, 0]])]
+    worlds.reply(PmixReply(4, 0, "eA=="))
+    assert heard(worlds)[1][-1] == ("answer", 4, 0, b"x")
+
+
+def test_a_request_that_names_no_world_fails(worlds: pmix_worlds.PmixWorlds) -> None:
+    assert heard(worlds, "connect", 5, [("job-0", 1), ("other", 0)])[0] == [request(5, "worlds", [[0, 1]])]
+    worlds.reply(PmixReply(5, 0, None))
+    assert heard(worlds)[1][-1] == ("answer", 5, -27, None)
+
+
+def test_the_answer_to_a_failed_request_has_no_data() -> None:
+    given: list[Any] = []
+    helper = Helper.__new__(Helper)
+    helper._loaned, helper._loans, helper._given_back = {}, 0, libpmix.RELEASE(lambda _: None)
+    asked: list[Callable[..., None]] = []
+    helper._ask = lambda answer, *_: asked.append(answer) or 0  # type: ignore[method-assign, func-returns-value]
+    modex = libpmix.MODEX(lambda status, _, size, *__: given.append((status, size)))
+    lookup = libpmix.LOOKUP(lambda status, _, count, __: given.append((status, count)))
+    spawned = libpmix.SPAWN(lambda status, name, _: given.append((status, name)))
+    one = [libpmix.proc("job-0", 0)]
+    helper.direct_modex(one, None, 0, address(modex), 0)
+    helper.lookup(one, None, None, 0, address(lookup), 0)
+    helper.spawn(one, None, 0, [], 0, address(spawned), 0)
+    for answer in asked:
+        answer(-27, None)
+    assert given == [(-27, 0), (-27, 0), (-27, b"")]
+
+
+def address(callback: Any) -> int:
+    return ctypes.cast(callback, ctypes.c_void_p).value or 0
+
+
+@pytest.mark.parametrize("upcall", ["client_connected", "client_connected2"])  # of PMIx 3, and of later ones
+def test_a_rank_that_calls_mpi_init(upcall: str) -> None:
+    said: list[Any] = []
+    helper = Helper.__new__(Helper)
+    helper._say = lambda *message: said.append(message)  # type: ignore[method-assign]
+    module = libpmix.module(helper)
+    more = (None, 0) if upcall.endswith("2") else ()
+    one = ctypes.byref(libpmix.proc("job-0", 3))
+    assert getattr(module, upcall)(one, None, *more, None, None) in (libpmix.SUCCESS, libpmix.DONE)
+    assert said == [("connected", "job-0", 3)]
+
+
+def test_a_signal_ends_spawned_ranks_that_wait_for_the_server(tmp_path: Path, worlds: pmix_worlds.PmixWorlds) -> None:
+    said = Said()
+    starter = Starter(Poll(), said, str(tmp_path), None, (64, 64), lambda _: None)
+    starter.mpi = NodeWorlds(Poll(), said, str(tmp_path))
+    starter.mpi.pmix = worlds
+    starter.mpi.add(world(1, [2, 3], 0))
+    starter.start_more([{"rank": 2}, {"rank": 3}])
+    starter.signal(signal.SIGCONT)
+    assert said.events == []
+    for _ in range(2):
+        starter.signal(signal.SIGTERM, stops=True)
+        assert said.events == [RankExited(0, rank, -signal.SIGTERM, 0, False) for rank in (2, 3)]
+    heard(worlds, "ready", 1, [{}, {}])
+    assert len(said.events) == 2
 
 
 # The head's part.

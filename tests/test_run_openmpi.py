@@ -92,6 +92,18 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
 
 
+def test_an_impossible_spawn_raises_in_its_rank(launchpad: Launchpad) -> None:
+    (launchpad.folder / "spawns.py").write_text(
+        "from mpi4py import MPI\n"
+        "try:\n    MPI.COMM_SELF.Spawn('true', maxprocs=0)\n"
+        "except MPI.Exception as error:\n    print('raised', error.Get_error_class() == MPI.ERR_SPAWN)\n"
+        "print('sum', MPI.COMM_WORLD.allreduce(1))\n"
+    )
+    done = mpi(launchpad, "-n", 2, "spawns.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (printed(done, "raised"), printed(done, "sum")) == (["True"] * 2, ["2"] * 2)
+
+
 def test_windows_intercommunicators_threads_and_files(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "-n", 3, "mpi_sample.py")
     assert (done.returncode, done.stderr) == (0, "")

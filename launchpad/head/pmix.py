@@ -90,6 +90,8 @@ class PmixExchange:
                 for key in keys:
                     self._published.pop(key, None)
                 return [(node, PmixReply(event.number, _SUCCESS, None))]
+            case "worlds", []:  # what we had to say of them is on its way before this
+                return [(node, PmixReply(event.number, _SUCCESS, None))]
         raise ValueError(event.verb)
 
     def fetched(self, event: PmixFetched) -> Replies:

@@ -336,7 +336,7 @@ class Supervisor:
             case NoMpi() if machine.cause is not None:
                 pass
             case MpiFound() if self._worlds:
-                failed = self._worlds.differs(source, event)
+                failed = self._worlds.differs(source, self.nodes.in_our_time(source, event))
                 if failed:
                     self._pass_on(failed, source, machine)
             case ProfileTaken():
@@ -360,7 +360,8 @@ class Supervisor:
                 try:
                     replies = self._worlds.on(source, event)
                 except ValueError:
-                    self._lose(source, f"its agent sent an invalid message: {event!r:.80}", event.time, machine)
+                    at = self.nodes.in_our_time(source, event).time
+                    self._lose(source, f"its agent sent an invalid message: {event!r:.80}", at, machine)
                     return
                 for node, command in replies:
                     self.nodes.send(node, command)
@@ -440,7 +441,7 @@ class Supervisor:
     def _answer_spawn(self, by: int, request: MpiRequest | PmixRequest, problem: str, world: MpiWorld | None) -> None:
         answer: Command
         if isinstance(request, PmixRequest):
-            answer = PmixReply(request.number, 0 if world else -27, world.number if world else -1)
+            answer = PmixReply(request.number, 0 if world else -27, world.number if world else None)
         elif world:
             answer = MpiReply(by, f"cmd=spawn_result rc=0 errcodes={','.join('0' * world.size)}")
         else:

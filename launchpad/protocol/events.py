@@ -250,7 +250,7 @@ class PmixRequest(NamedTuple):
 
     time: int
     number: int  # the node's own
-    verb: str  # fence, connect, disconnect, modex, publish, lookup, unpublish or spawn
+    verb: str  # fence, connect, disconnect, modex, publish, lookup, unpublish, spawn, or worlds (tell of all of them)
     # [world, MPI rank] each, with rank -1 for a whole world: who takes part, who asks, or (modex) whose data is wanted
     members: list[list[int]]
     given: list[Any]

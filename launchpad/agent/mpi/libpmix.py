@@ -132,7 +132,7 @@ _KEYS = POINTER(c_char_p)
 
 # The members of pmix_server_module_t, in order, with the arguments of those that we implement.
 _UPCALLS: dict[str, tuple[Any, ...] | None] = {
-    "client_connected": None,
+    "client_connected": (_PROC, c_void_p, c_void_p, c_void_p),
     "client_finalized": (_PROC, c_void_p, c_void_p, c_void_p),
     "abort": (_PROC, c_void_p, c_int, c_char_p, _PROC, c_size_t, c_void_p, c_void_p),
     "fence_nb": (_PROC, c_size_t, _INFO, c_size_t, c_void_p, c_size_t, c_void_p, c_void_p),

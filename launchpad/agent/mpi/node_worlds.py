@@ -117,8 +117,11 @@ class NodeWorlds:
         if not libpmix:
             self.why_not = "they use Open MPI, whose libpmix.so.2 was not found" if library else ""
             return
-        from . import pmix_worlds
-
+        try:
+            from . import pmix_worlds
+        except (ImportError, OSError) as error:
+            self.why_not = f"the PMIx server for Open MPI can't be started: {error}"
+            return
         crowded = len(world.ranks) > resources.usable_cores()
         found = pmix_worlds.settings(shm.open_mpis(self._folder), crowded=crowded)
         if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)

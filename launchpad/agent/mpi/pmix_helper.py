@@ -229,6 +229,11 @@ class Helper:
 
     # What libpmix asks. The names are those of its module's members.
 
+    def client_connected(self, one: Any, _object: Any, _call: int, _arg: int) -> int:
+        """A rank has called MPI_Init, and libpmix is of PMIx 3, which has no callback here."""
+        self._say("connected", *_named(one[0]))
+        return SUCCESS
+
     def client_connected2(self, one: Any, _object: Any, _info: Any, _n: int, _call: int, _arg: int) -> int:
         """A rank has called MPI_Init."""
         self._say("connected", *_named(one[0]))
@@ -258,7 +263,8 @@ class Helper:
         return self._ask(self._modex(call, arg), "modex", _named(one[0]))
 
     def _modex(self, call: int, arg: int) -> Callable[..., None]:
-        def answer(status: int, found: bytes) -> None:
+        def answer(status: int, found: bytes | None) -> None:
+            found = found or b""
             self._loans += 1
             loan = self._loaned[self._loans] = ctypes.create_string_buffer(found, len(found))
             address = ctypes.addressof(loan) if found else None
@@ -292,7 +298,8 @@ class Helper:
         """A rank wants published values, and waits for them if it says so."""
         waits = any(entry.key == b"pmix.wait" for entry in _entries(info, count))
 
-        def answer(status: int, found: Sequence[tuple[str, int, str, int, bytes]]) -> None:
+        def answer(status: int, found: Sequence[tuple[str, int, str, int, bytes]] | None) -> None:
+            found = found or ()
             values = (libpmix.Pdata * len(found))()
             for place, (namespace, rank, key, kind, data) in zip(values, found, strict=True):
                 place.proc = proc(namespace, rank)
@@ -309,8 +316,8 @@ class Helper:
     def spawn(self, one: Any, _info: Any, _n: int, apps: Any, napps: int, call: int, arg: int) -> int:
         """A rank has called MPI_Comm_spawn."""
 
-        def answer(status: int, namespace: str) -> None:
-            libpmix.SPAWN(call)(status, namespace.encode(), arg)
+        def answer(status: int, namespace: str | None) -> None:
+            libpmix.SPAWN(call)(status, (namespace or "").encode(), arg)
 
         return self._ask(answer, "spawn", _named(one[0]), [_program(app) for app in apps[:napps]])
 

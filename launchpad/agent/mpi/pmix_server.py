@@ -10,6 +10,7 @@ from typing import Any
 
 from ... import linux
 from ..poll import Poll
+from . import pmix_helper
 from .frames import framed, unframed
 
 
@@ -41,9 +42,10 @@ class PmixServer:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            from . import pmix_helper
-
-            pmix_helper.run(theirs, library, environ, folder, host, parent)
+            try:
+                pmix_helper.run(theirs, library, environ, folder, host, parent)
+            finally:
+                os._exit(1)
         theirs.close()
         ours.setblocking(False)
         self._link: socket.socket | None = ours

@@ -42,6 +42,7 @@ class PmixWorlds:
         self._waiting: dict[int, list[Callable[[], None]]] = {}  # by world
         self.spoken: set[int] = set()  # ranks that have called MPI_Init
         self.inside: set[int] = set()  # … and not MPI_Finalize
+        self._held: dict[int, tuple[str, list[tuple[str, int]], tuple[Any, ...]]] = {}  # requests, by their numbers
         self._gone = False
         self._server = PmixServer(poll, library, environ, folder, host, self._hear, self._lost)
 
@@ -122,12 +123,16 @@ class PmixWorlds:
                 self._ask(number, verb, [member], *given)
 
     def _ask(self, number: int, verb: str, members: list[tuple[str, int]], *given: Any) -> None:
-        numbers = {world.name: world.number for world in self._worlds.values()}
-        if not all(name in numbers for name, _ in members):
-            self._server.send("answer", number, _BAD_PARAM, None)
-            return
-        listed = [[numbers[name], -1 if rank == _ALL else rank] for name, rank in members]
-        self._outbox.say(PmixRequest(time.monotonic_ns(), number, verb, listed, list(given)))
+        if self._are_known(members):
+            numbers = {world.name: world.number for world in self._worlds.values()}
+            listed = [[numbers[name], -1 if rank == _ALL else rank] for name, rank in members]
+            self._outbox.say(PmixRequest(time.monotonic_ns(), number, verb, listed, list(given)))
+        else:  # ranks may have told ours of a world before the head has told us
+            self._held[number] = verb, members, given
+            self._outbox.say(PmixRequest(time.monotonic_ns(), number, "worlds", [[0, self._worlds[0].first]], []))
+
+    def _are_known(self, members: list[tuple[str, int]]) -> bool:
+        return {name for name, _ in members} <= {world.name for world in self._worlds.values()}
 
     def _is_here(self, name: str, rank: int) -> bool:
         for world in self._worlds.values():
@@ -154,6 +159,13 @@ class PmixWorlds:
 
     def reply(self, reply: PmixReply) -> None:
         """The answer to a request."""
+        if reply.number in self._held:  # the head has told us of all worlds now
+            verb, members, given = self._held.pop(reply.number)
+            if self._are_known(members):
+                self._ask(reply.number, verb, members, *given)
+            else:
+                self._server.send("answer", reply.number, _BAD_PARAM, None)
+            return
         found = reply.found
         if isinstance(found, str):
             found = binascii.a2b_base64(found)

@@ -68,6 +68,7 @@ class Starter:
         self._store = 0  # the pid of the store's process
         self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
+        self._spawned: dict[int, dict[str, Any]] = {}  # ranks waiting for MPI to be ready for them
         self._input: rank.StdinFeed | None = None
         self.has_call = False  # the function for the ranks is in the job's folder
         self.call_line = ""  # the name of the socket over which they get further ones
@@ -137,9 +138,11 @@ class Starter:
 
         def begin() -> None:
             for entry in ranks:
-                self._execute(entry)
+                if self._spawned.pop(entry["rank"], None):  # else a signal has ended it
+                    self._execute(entry)
 
         assert self.mpi is not None
+        self._spawned |= {entry["rank"]: entry for entry in ranks}
         self.mpi.when_ready(self.mpi.world_of(ranks[0]["rank"]), begin)
 
     def _allow(self) -> None:
@@ -426,12 +429,15 @@ class Starter:
 
     def signal(self, signum: int, *, stops: bool = False) -> None:
         """Apply a signal to ranks that have no process yet. `stops`: it asks the ranks to stop."""
-        if (stops or signum in _ENDING) and self._waiting:
+        if (stops or signum in _ENDING) and (self._waiting or self._spawned):
             self._cancelled = signum
-            in_flight = self._forkserver.cancel_orders() if self._forkserver else ()
-            for number in [number for number in self._waiting if number not in in_flight]:
+            in_flight = self._forkserver.cancel_orders() if self._forkserver and self._waiting else ()
+            ended = [number for number in self._waiting if number not in in_flight]
+            for number in ended:
                 _close(*self._waiting.pop(number)[1])
+            for number in (*ended, *self._spawned):
                 self._outbox.say(RankExited(time.monotonic_ns(), number, -signum, 0, False))
+            self._spawned.clear()
         elif signum in (signal.SIGSTOP, signal.SIGCONT) and self._forkserver is not None and self._forkserver.pid:
             self._forkserver.process.signal(signum)
 
