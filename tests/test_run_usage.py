@@ -165,3 +165,10 @@ def test_installed_command_is_the_module() -> None:
     assert command, "the console script is not installed beside the interpreter"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == f"launchpad {__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "name"), [("wait", "JOB..."), ("smoke", "FILE"), ("join", "HOST[:PORT],…")])
+def test_a_missing_argument_is_named(launchpad: Launchpad, command: str, name: str) -> None:
+    done = launchpad.run(command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"launchpad: error: missing argument '{name}'; see launchpad {command} --help\n"

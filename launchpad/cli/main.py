@@ -109,7 +109,8 @@ def main(link: Link | None, keeper: KeeperLink | None) -> None:
 
 
 def _in_one_sentence(error: click.ClickException) -> str:
-    if isinstance(error, click.BadParameter) and error.param is not None:
+    missing = isinstance(error, click.MissingParameter)
+    if isinstance(error, click.BadParameter) and error.param is not None and not missing:
         name = next((name for name in error.param.opts if name.startswith("--")), error.param.opts[0])
         return f"{name}: {error.message}"
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "launchpad"
