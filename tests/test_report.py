@@ -316,16 +316,16 @@ def test_the_page_in_a_browser(browser: Chromium, failed: Path) -> None:
     # Filters.
     browser.click("button[data-rank='2']")
     browser.until(f"{COUNT} === '41 of {total} lines'")
-    assert all("of rank 2" in line for line in browser.js(LINES)[:20])
+    browser.until(f"{LINES}.slice(0, 20).every(one => one.includes('of rank 2'))")
     browser.click("#stdout")
     browser.until(f"{COUNT} === '1 of {total} lines'")
-    assert browser.js(LINES) == ["20%"]
+    browser.until(f"{LINES}.join() === '20%'")
     browser.click("#stdout")
     browser.js("document.getElementById('ranks').value = ''")
     browser.click("#text")
     browser.type("STEP 3")
     browser.until(f"{COUNT} === '33 of {total} lines'")  # 3, 30 to 39 of three ranks
-    assert browser.js("document.querySelector('#window mark').textContent") == "step 3"
+    browser.until("document.querySelector('#window mark')?.textContent === 'step 3'")
     browser.js("document.getElementById('text').value = '<b'; filter()")
     browser.until(f"{COUNT} === '0 of {total} lines'")
 
@@ -333,7 +333,7 @@ def test_the_page_in_a_browser(browser: Chromium, failed: Path) -> None:
     width = "document.getElementById('rows').getBoundingClientRect().width"
     whole = browser.js(width)
     browser.click("#in")
-    assert browser.js(width) > 1.8 * whole
+    browser.until(f"{width} > {1.8 * whole}")
     browser.js("document.getElementById('scroller').focus()")
     browser.press("+", "+")
     browser.until(f"{width} > {3 * whole}")
