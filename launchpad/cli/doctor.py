@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import click
 
 from launchpad.cli import run
+from launchpad.cli.options import take_host_options
 from launchpad.console.terminal import can_draw, drawn
 from launchpad.protocol.events import STDOUT
 from launchpad.runner.options import HostOptions
-
-# Options of `launchpad run`.
-_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "python")
 
 _EPILOG = """\b
 Examples:
@@ -102,10 +99,4 @@ def _fields(value: Any) -> Any:
     return value
 
 
-for _option in run.command.params:
-    if _option.name == "hosts":
-        assert isinstance(_option, click.Option)
-        _option = copy.copy(_option)
-        _option.metavar, _option.help = "HOST,…", "Check these hosts, over SSH unless it is localhost."
-    if _option.name in _HOSTS:
-        command.params.append(_option)
+take_host_options(command, run.command, "Check these hosts, over SSH unless it is localhost.", "python")

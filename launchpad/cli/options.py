@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import click
@@ -86,6 +87,21 @@ def _last_short(word: str, by_name: dict[str, click.Option]) -> click.Option | N
 
 def _ends_with(word: str, option: click.Option | None) -> bool:
     return option is not None and f"-{word[-1]}" in option.opts
+
+
+# What says which hosts, and how to reach them.
+_HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_config", "accept_new_host_keys")
+
+
+def take_host_options(command: click.Command, run: click.Command, text: str, *more: str) -> None:
+    """Give a command the host options of `launchpad run`, and `more` of its options; `text` is the help of -H."""
+    for option in run.params:
+        if option.name == "hosts":
+            assert isinstance(option, click.Option)
+            option = copy.copy(option)
+            option.metavar, option.help = "HOST,…", text
+        if option.name in (*_HOST_OPTIONS, *more):
+            command.params.append(option)
 
 
 def rank_count(text: str) -> int | str:

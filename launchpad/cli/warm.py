@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +9,9 @@ from typing import Any
 import click
 
 from launchpad.cli import run
-from launchpad.cli.options import positive_seconds
+from launchpad.cli.options import positive_seconds, take_host_options
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.runner.options import HostOptions
-
-# Options of `launchpad run`.
-_HOSTS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_config", "accept_new_host_keys")
 
 _EPILOG = """\b
 Examples:
@@ -148,10 +144,4 @@ def _end(found: Mapping[str, Any]) -> str:
     return f"in {left / 60:.0f} min without a run" if left >= 120 else f"in {left:.0f} s without a run"
 
 
-for _option in run.command.params:
-    if _option.name == "hosts":
-        assert isinstance(_option, click.Option)
-        _option = copy.copy(_option)
-        _option.metavar, _option.help = "HOST,…", "Keep it on these hosts, over SSH unless it is localhost."
-    if _option.name in _HOSTS:
-        command.params.append(_option)
+take_host_options(command, run.command, "Keep it on these hosts, over SSH unless it is localhost.")
