@@ -49,6 +49,15 @@ def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def text_of(path: str) -> str:
+    """The whole text of a file; "" if it can't be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def boot_id() -> str:
     """The ID of the machine's current boot. Raises OSError if /proc doesn't tell."""
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -9,6 +9,8 @@ import sysconfig
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from .. import linux
+
 # Device, inode, size, times of the last change of content and of attributes (ns); empty: there was no such file.
 Mark = list[int]
 
@@ -76,19 +78,11 @@ def read_at_start(paths: Collection[str]) -> set[str]:
     """
     library = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
     packages = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
-    texts = [_text(path) for folder in sys.path for path in _pth_files(folder)]
+    texts = [linux.text_of(path) for folder in sys.path for path in _pth_files(folder)]
     for path in paths:
         if path.endswith(".py") and (path.startswith(packages) or not path.startswith(library)):
-            texts.append(_text(path))
+            texts.append(linux.text_of(path))
     return {word for text in texts for word in _VARIABLE.findall(text)}
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def shadow(folder: str, asked: Collection[str], found: Collection[str]) -> str:

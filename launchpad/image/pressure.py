@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from .. import linux
+
 # Percent of the last ten seconds in which some process waited for memory.
 STALLED = 10.0
 
@@ -15,7 +17,7 @@ FREE = 0.05
 def found() -> str:
     """Why memory is short; "" if it isn't, or can't be seen."""
     return judge(
-        _read("/proc/pressure/memory"),
+        linux.text_of("/proc/pressure/memory"),
         _number("/proc/meminfo", "MemAvailable"),
         _number("/proc/meminfo", "MemTotal"),
         [(_used(folder), _bytes(f"{folder}/memory.max")) for folder in _cgroups()],
@@ -35,32 +37,24 @@ def judge(stalls: str, available: int, total: int, cgroups: list[tuple[int, int]
 
 
 def _cgroups() -> list[str]:
-    path = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), "")
+    path = next((line[3:] for line in linux.text_of("/proc/self/cgroup").splitlines() if line.startswith("0::")), "")
     parts = [part for part in path.split("/") if part]
     return ["/".join(["/sys/fs/cgroup", *parts[:depth]]) for depth in range(1, len(parts) + 1)]
 
 
 def _used(cgroup: str) -> int:
     """Without files, of which the kernel drops the copies when it needs the memory."""
-    files = re.findall(r"^(?:in)?active_file (\d+)", _read(f"{cgroup}/memory.stat"), re.M)
+    files = re.findall(r"^(?:in)?active_file (\d+)", linux.text_of(f"{cgroup}/memory.stat"), re.M)
     return _bytes(f"{cgroup}/memory.current") - sum(map(int, files))
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def _bytes(path: str) -> int:
-    text = _read(path).strip()
+    text = linux.text_of(path).strip()
     return int(text) if text.isdigit() else 0
 
 
 def _number(path: str, name: str) -> int:
-    match = re.search(rf"^{name}:\s+(\d+)", _read(path), re.M)
+    match = re.search(rf"^{name}:\s+(\d+)", linux.text_of(path), re.M)
     return int(match[1]) if match else 0
 
 

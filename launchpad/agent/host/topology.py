@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 
+from ... import linux
 from ...protocol import cpulist
 from ...protocol.events import TopologyRead
 from ...rank import affinity
@@ -39,7 +40,8 @@ def _numa(folder: str) -> tuple[list[int], dict[int, int], list[list[int]]]:
     if not nodes:
         return [0], {}, [[10]]
     node_of = {cpu: node for node in nodes for cpu in _numbers(f"{folder}/node{node}/cpulist")}
-    return nodes, node_of, [[int(word) for word in _text(f"{folder}/node{node}/distance").split()] for node in nodes]
+    rows = (linux.text_of(f"{folder}/node{node}/distance").split() for node in nodes)
+    return nodes, node_of, [[int(word) for word in row] for row in rows]
 
 
 def _memory(folder: str) -> list[int]:
@@ -73,7 +75,7 @@ def _sharing_last_cache(folder: str) -> list[int]:
     last, sharers = 0, list[int]()
     for name in _listed(folder):
         level = next(iter(_numbers(f"{folder}/{name}/level")), 0)
-        if level > last and _text(f"{folder}/{name}/type").strip() in ("Unified", "Data"):
+        if level > last and linux.text_of(f"{folder}/{name}/type").strip() in ("Unified", "Data"):
             last, sharers = level, _numbers(f"{folder}/{name}/shared_cpu_list")
     return sharers
 
@@ -89,7 +91,7 @@ def _nvidia(root: str) -> Iterator[tuple[str, int]]:
     """CUDA numbers the GPUs of a kind by their PCI addresses. A container may have the devices of only some of them."""
     folder = f"{root}/proc/driver/nvidia/gpus"
     for address in sorted(_listed(folder)):
-        text = _text(f"{folder}/{address}/information")
+        text = linux.text_of(f"{folder}/{address}/information")
         minor = re.search(r"^Device Minor:\s*(\d+)", text, re.M)
         if minor and os.path.exists(f"{root}/dev/nvidia{minor[1]}"):
             uuid = re.search(r"^GPU UUID:\s*(\S+)", text, re.M)
@@ -100,7 +102,7 @@ def _amd(root: str) -> Iterator[tuple[str, int]]:
     """The kernel driver's topology also lists CPUs, with no SIMD units."""
     folder = f"{root}/sys/class/kfd/kfd/topology/nodes"
     for name in sorted(filter(str.isdecimal, _listed(folder)), key=int):
-        words = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{folder}/{name}/properties"), re.M))
+        words = dict(re.findall(r"^(\w+) (\d+)$", linux.text_of(f"{folder}/{name}/properties"), re.M))
         if words.get("simd_count", "0") != "0":
             domain, place = int(words.get("domain", "0")), int(words.get("location_id", "0"))
             address = f"{domain:04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.{place & 7}"
@@ -109,7 +111,7 @@ def _amd(root: str) -> Iterator[tuple[str, int]]:
 
 def _pci_node(root: str, address: str) -> int:
     try:
-        return max(_UNKNOWN, int(_text(f"{root}/sys/bus/pci/devices/{address}/numa_node")))
+        return max(_UNKNOWN, int(linux.text_of(f"{root}/sys/bus/pci/devices/{address}/numa_node")))
     except ValueError:
         return _UNKNOWN
 
@@ -133,17 +135,9 @@ def _visible(installed: list[tuple[str, int]], environ: Mapping[str, str]) -> li
 # Files.
 
 
-def _text(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def _numbers(path: str) -> list[int]:
     try:
-        return cpulist.parse(_text(path))
+        return cpulist.parse(linux.text_of(path))
     except ValueError:
         return []
 
