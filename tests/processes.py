@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterable, Iterator
 
 
 def with_variable(name: str, value: object) -> Iterator[int]:
@@ -19,3 +20,12 @@ def with_variable(name: str, value: object) -> Iterator[int]:
             continue
         if wanted in environ and wanted in environ.split(b"\0"):
             yield int(entry)
+
+
+def stacks(pids: Iterable[int]) -> str:
+    """What these processes do, for a test that waits in vain: what py-spy says of each."""
+    found = []
+    for pid in pids:
+        spied = subprocess.run(["py-spy", "dump", "-p", str(pid)], capture_output=True, text=True, timeout=20)
+        found.append(f"{pid}: {spied.stdout}{spied.stderr}")
+    return "\n".join(found)

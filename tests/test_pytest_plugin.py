@@ -19,7 +19,7 @@ import pytest
 from launchpad.testing import marks, merge, shared, soundness
 from launchpad.testing.outcome import TIMEOUT, WAITED, RankEnd, TestEnd
 from tests.conftest import DEADLINE, needs_torch, wait_until
-from tests.processes import with_variable
+from tests.processes import stacks, with_variable
 
 pytest_plugins = ["pytester"]
 
@@ -40,7 +40,13 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     def run_pytest(code: str, *args: str, **options: object) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + code)
         words = [sys.executable, "-m", "pytest", "-p", "no:randomly", *args]
-        return pytester.run(*words, timeout=DEADLINE, **options)  # type: ignore[arg-type]
+        too_long = threading.Timer(DEADLINE - 10, lambda: print(stacks(with_variable(mark, pytester.path))))
+        too_long.start()
+        try:
+            return pytester.run(*words, timeout=DEADLINE, **options)  # type: ignore[arg-type]
+        finally:
+            too_long.cancel()
+            too_long.join()
 
     yield run_pytest
 
