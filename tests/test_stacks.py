@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -256,6 +257,26 @@ def test_another_terminal_asks_and_the_job_goes_on(launchpad: Launchpad, way: tu
 def test_with_a_watch_kept_the_stacks_come_without_a_signal(launchpad: Launchpad) -> None:
     process = begun(launchpad, "-n", 2, "--stall-timeout", 600, "held_up.py", "go")
     assert re.search(PLACES, launchpad.run("stacks").stdout)
+    ended(launchpad, process)
+
+
+def test_a_stopped_rank_is_not_asked(launchpad: Launchpad) -> None:
+    """It could answer only once it is continued; then it is not to meet old questions."""
+    (launchpad.folder / "wait.py").write_text(
+        "import os, time\nprint('ready', os.getpid(), flush=True)\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.01)\nprint('done')\n"
+    )
+    process = launchpad.start("run", "-n", 2, "wait.py")
+    assert process.stdout is not None
+    ranks = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    wait_until(lambda: list(launchpad.state.glob("launchpad/running/*@*")), "the job to take questions")
+    os.kill(ranks[1], signal.SIGSTOP)
+    wait_until(lambda: procfs.state(ranks[1]) == "T", "the rank to be stopped")
+    done = launchpad.run("stacks")
+    assert "is stopped by a signal in do_signal_stop (it did not answer)" in done.stdout, done.stdout
+    status = procfs.status(ranks[1])
+    os.kill(ranks[1], signal.SIGCONT)
+    assert not procfs.has_signal(status, "ShdPnd", stack_server.signal_number())
     ended(launchpad, process)
 
 

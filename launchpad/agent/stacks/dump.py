@@ -135,6 +135,9 @@ class StackDumper:
         if said and said.get("threads"):
             target.threads = _with_sources(said["threads"], target.pid)
             return True
+        if procfs.state(target.pid) == "T":  # it would answer only once it is continued
+            target.why = SILENT
+            return True
         if said is None and now < self._begun + SOCKET_SECONDS * self._slack:
             return False
         if not self._question.insists:  # a routine check must not interrupt a rank with a signal
