@@ -84,12 +84,13 @@ class Mpirun(Mpi):
 class Forked(Mpi):
     """By launchpad, from an image that has imported torch."""
 
-    def __init__(self, launchpad: Launchpad) -> None:
+    def __init__(self, launchpad: Launchpad, *options: str) -> None:
         super().__init__(launchpad.folder)
         self.launchpad = launchpad
+        self.options = ("--backend", "mpi", *options)
 
     def run(self, ranks: int, *argv: object, timeout: float = DEADLINE) -> subprocess.CompletedProcess[str]:
-        done = self.launchpad.run("run", "--nproc", ranks, "--backend", "mpi", *argv, timeout=timeout)
+        done = self.launchpad.run("run", "--nproc", ranks, *self.options, *argv, timeout=timeout)
         out, err = (re.sub(r"^\[\d+\] ", "", text, flags=re.M) for text in (done.stdout, done.stderr))
         return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
@@ -123,11 +124,11 @@ def mpi(request: pytest.FixtureRequest, launchpad: Launchpad) -> Iterator[Mpi]:
     name = request.param
     if reason := why_not("openmpi" if name == "openmpi" else "mpich"):
         pytest.skip(f"{name} can't form a world: {reason}")
-    if name == "launchpad":
-        request.getfixturevalue("from_image")
-        yield Forked(launchpad)
+    if name == "mpiexec":
+        yield Mpirun(launchpad.folder, HYDRA, {})
     else:
-        yield Mpirun(launchpad.folder, OPEN_MPI, ABI) if name == "openmpi" else Mpirun(launchpad.folder, HYDRA, {})
+        request.getfixturevalue("from_image")
+        yield Forked(launchpad, *(("--mpi", "openmpi") if name == "openmpi" else ()))
     if name == "mpiexec":
         remove_stale_segments()
 
