@@ -180,15 +180,16 @@ def worlds() -> Iterator[tuple[Frontend, int]]:
 
 
 @pytest.mark.parametrize(("frontend", "size"), list(worlds()), ids=str)
-def test_every_operation_is_what_arithmetic_says(frontend: Frontend, size: int, launchpad: Launchpad) -> None:
+def test_every_operation_is_what_arithmetic_says(
+    frontend: Frontend, size: int, launchpad: Launchpad, request: pytest.FixtureRequest
+) -> None:
     launchpad.environ |= frontend.environ
     words = [str(PROGRAMS / "contract.py"), frontend.backend, frontend.device]
     if frontend.mpirun:
         done = alone(launchpad, *frontend.mpirun, "-n", size, sys.executable, *words, timeout=5 * DEADLINE)
     else:
-        # One rank would have a thread on each core, which wait for each other by spinning.
-        options = ("--nproc", size, "--backend", frontend.backend, "--env", "OMP_NUM_THREADS=1")
-        done = launchpad.run("run", *options, *words, timeout=5 * DEADLINE)
+        request.getfixturevalue("from_image")
+        done = launchpad.run("run", "--nproc", size, "--backend", frontend.backend, *words, timeout=5 * DEADLINE)
     assert done.returncode == 0, done.stderr
     check_contract(frontend, size, done.stdout)
 

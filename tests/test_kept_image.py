@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launchpad import linux
-from launchpad.image import Cold, channel, facts, fit, loaded, pressure
+from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
 from launchpad.image.keeper_link import KeeperLink
 from launchpad.image.seen import ALL, Seen
 from launchpad.runner import suggestion
@@ -201,6 +201,37 @@ def test_a_run_uses_an_image(warm: Launchpad, program: str) -> None:
     assert done.stderr == ""
     assert uses(warm) == before + 1
     assert ("True" in done.stdout) == (program == "t.py")
+
+
+def test_an_interpreter_may_be_called_by_any_of_its_names(warm: Launchpad) -> None:
+    """`launchpad` runs .venv/bin/python3, and people type .venv/bin/python."""
+    (warm.folder / "names.py").write_text(
+        "import os, sys\nfrom multiprocessing import spawn\nprint(sys.executable, os.fsdecode(spawn.get_executable()))"
+    )
+    before = uses(warm)
+    names = [path for name in ("python", "python3") if (path := Path(sys.executable).with_name(name)).exists()]
+    for name in names:
+        done = warm.run("run", "-v", "-n", 1, "--python", name, "names.py")
+        assert (done.stdout, done.stderr) == (f"[0] {name} {name}\n", "")
+    assert uses(warm) == before + len(names)
+
+
+def test_interpreters_are_told_apart(tmp_path: Path) -> None:
+    for name, target in (
+        ("python3.12", "/bin/sh"),
+        ("python3", "python3.12"),
+        ("python", "python3"),
+        ("other", "/bin/sh"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "far").symlink_to("/bin/cat")
+    own = str(tmp_path / "own")
+    Path(own).touch()
+    assert place.interpreter(own) == own
+    assert place.interpreter(str(tmp_path / "python")) == str(tmp_path / "python")  # there is no sh here
+    (tmp_path / Path("/bin/sh").resolve().name).symlink_to("/bin/sh")
+    assert len({place.interpreter(str(tmp_path / name)) for name in ("python", "python3", "python3.12", "other")}) == 1
+    assert place.interpreter(str(tmp_path / "far")) == str(tmp_path / "far")
 
 
 def test_a_program_in_another_language_and_its_exit_code(warm: Launchpad) -> None:
@@ -426,8 +457,8 @@ try:
 except ConnectionResetError:
     print(b"")
 """
-    for place in (path, path.parent, runtime, scratch):
-        place.chmod(0o777)
+    for entered in (path, path.parent, runtime, scratch):
+        entered.chmod(0o777)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
     assert done.stdout == "b''\n"
     path.parent.chmod(0o700)

@@ -34,6 +34,8 @@ def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest
     launchpad.use_images(keeper)
     for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
         monkeypatch.setenv(name, launchpad.environ[name])
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:  # the images were made without
+        monkeypatch.delenv(name)
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
     yield
@@ -324,7 +326,10 @@ def test_ctrl_c_stops_the_ranks_and_the_next_call_works(launchpad: Launchpad) ->
     with subprocess.Popen(argv, env=launchpad.environ, cwd=launchpad.folder, **pipes) as process:
         assert sorted(process.stdout.readline() for _ in range(2)) == [b"[0] ready\n", b"[1] ready\n"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=DEADLINE)
+        try:
+            out, err = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
     assert (process.returncode, out) == (0, b"interrupted Results((1, 1))\n"), err
     assert b"sent SIGINT to ranks 0-1" in err
     assert b"Traceback" not in err

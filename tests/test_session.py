@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 import launchpad as lp
+from launchpad.api.screen import SessionScreen
 from tests import called
 from tests.called import (
     barrier_of,
@@ -41,6 +44,8 @@ def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest
     launchpad.use_images(keeper)
     for name in (MARK, "TMPDIR", "XDG_STATE_HOME", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
         monkeypatch.setenv(name, launchpad.environ[name])
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:  # the images were made without
+        monkeypatch.delenv(name)
     before = descriptors()
     handler = signal.getsignal(signal.SIGINT)
     yield
@@ -316,8 +321,30 @@ def test_ctrl_c_ends_the_call_and_not_the_ranks(launchpad: Launchpad) -> None:
     with subprocess.Popen(argv, env=launchpad.environ, cwd=launchpad.folder, **pipes) as process:
         assert sorted(process.stdout.readline() for _ in range(2)) == [b"[0] ready\n", b"[1] ready\n"]
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=DEADLINE)
+        try:
+            out, err = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()
     assert (process.returncode, out, err) == (0, b"interrupted True\n", b"")
+
+
+def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one between the interpreter's last look for signals and its wait."""
+    screen = SessionScreen()
+    calls: list[Future[None]] = [Future(), Future()]
+    before = signal.signal(signal.SIGINT, lambda *_: calls[0].set_result(None))
+    try:
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        screen.show_until(calls[0])
+        signal.signal(signal.SIGINT, lambda *_: calls[1].set_result(None))
+        monkeypatch.setattr(screen, "_caller", SimpleQueue())  # another thread writes
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        screen.show_until(calls[1])
+        monkeypatch.undo()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        screen.close()
+        screen.join()
 
 
 def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

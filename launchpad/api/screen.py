@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Any, TextIO
 
 from launchpad.console.console import labels
@@ -21,6 +21,19 @@ from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Fenced, Out
 
 _Pieces = list[tuple[int, bytes]]
 _Item = tuple[_Pieces, Output | None] | Callable[[], None]
+_Items = queue.SimpleQueue[_Item | None]
+
+# A Ctrl-C between the interpreter's last look for signals and the system call that waits is handled when that returns.
+_SIGNAL_SECONDS = 0.5
+
+
+def _next(items: _Items) -> _Item | None:
+    """Wait for the next item in the main thread."""
+    while True:
+        try:
+            return items.get(timeout=_SIGNAL_SECONDS)
+        except queue.Empty:
+            pass
 
 
 class Screen:
@@ -31,7 +44,7 @@ class Screen:
         self.failure: Exception | None = None  # of the first failed write
         self._files = {STDOUT: stdout, STDERR: stderr}
         self._decoders = {fd: codecs.getincrementaldecoder("utf-8")("replace") for fd in self._files}
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._queue: _Items = queue.SimpleQueue()
         self._devices: dict[int, Device] = {}
         self._streams: dict[tuple[int, int], LineStream] = {}
 
@@ -95,7 +108,7 @@ class Screen:
 
     def show(self) -> None:
         """Write what is queued until `close`."""
-        while (item := self._queue.get()) is not None:
+        while (item := _next(self._queue)) is not None:
             self._take(item, self._files)
 
     def _take(self, item: _Item, files: dict[int, TextIO]) -> None:
@@ -136,7 +149,7 @@ class SessionScreen(Screen):
         super().__init__(sys.stdout, sys.stderr)
         self._lock = threading.Lock()
         self._fences = 0
-        self._caller: queue.SimpleQueue[_Item | None] | None = None
+        self._caller: _Items | None = None
         self._thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
         self._thread.start()
 
@@ -165,20 +178,21 @@ class SessionScreen(Screen):
         while (item := self._queue.get()) is not None:
             self._take(item, _files())
 
-    def show_until(self, call: Future[Any]) -> None:
+    def show_until(self, call: futures.Future[Any]) -> None:
         """Write what comes until the call has ended. Only one thread does; others just wait."""
-        own: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        own: _Items = queue.SimpleQueue()
         with self._lock:
             waits = self._caller is not None
             self._caller = self._caller or own
         if waits:
-            call.exception()
+            while not call.done():
+                futures.wait([call], _SIGNAL_SECONDS)
             return
         files = _files()
         call.add_done_callback(lambda _: own.put(None))
         try:
             while not call.done():
-                if (item := own.get()) is not None:
+                if (item := _next(own)) is not None:
                     self._take(item, files)
         finally:
             with self._lock:

@@ -188,7 +188,7 @@ class Keeper:
         if self._settings.get("brings") and "torch" in request["preload"]:
             bring_launchpad(environ)
         return fit.ColdStart(
-            python=request["python"],
+            python=place.interpreter(request["python"]),
             preload=tuple(request["preload"]),
             environ=environ,
             affinity=seen["Cpus_allowed"],

@@ -228,6 +228,10 @@ def begin(request: dict[str, Any]) -> str:
         return f"{request['cwd']}: {error.strerror}"
     words = request["argv"]
     sys.argv[:] = words[2:]
+    sys.executable = os.path.abspath(words[0])
+    spawn = sys.modules.get("multiprocessing.spawn")
+    if spawn is not None:
+        spawn.set_executable(sys.executable)
     own_process.show_as([os.fsencode(word) for word in words], dict(os.environb))
     program.put_first_on_path(words[3:], request["calls"])
     logging = sys.modules.get("logging")

@@ -1,4 +1,4 @@
-"""Where the keeper of images listens. The command looks here first, so this imports next to nothing."""
+"""Where the keeper of images listens, and where interpreters are. The command looks here first: it imports little."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def is_private(place: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+
+
+def interpreter(path: str) -> str:
+    """The one name for an interpreter that has several in its folder: of python, python3 and python3.12 the last."""
+    name = os.path.join(os.path.dirname(path), os.path.basename(os.path.realpath(path)))
+    return name if os.path.realpath(name) == os.path.realpath(path) else path
 
 
 def exists(environ: Mapping[str, str]) -> bool:

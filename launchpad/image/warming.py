@@ -61,7 +61,7 @@ def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     for name in wanted["never"]:
         if ranks.get(name):
             return f"{name} is set, which takes effect in executed ranks only; unset it"
-    python = wanted["python"] or sys.executable
+    python = place.interpreter(wanted["python"] or sys.executable)
     try:
         done = subprocess.run(
             [python, "-c", _HAS],

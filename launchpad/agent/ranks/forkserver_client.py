@@ -62,11 +62,12 @@ class KeptFork(NamedTuple):
 
     def why_not(self, start: Start, environ: dict[str, str]) -> str:
         """Why it isn't what a new one with these variables would be; "" if it is."""
-        from ...image import fit, loaded
+        from ...image import fit, loaded, place
         from ...rank import program
 
         image = self.image
-        wanted = fit.ColdStart(start.argv[0], tuple(start.preload), environ, image.affinity, image.stack)
+        python = place.interpreter(start.argv[0])
+        wanted = fit.ColdStart(python, tuple(start.preload), environ, image.affinity, image.stack)
         if why := fit.misfit(image, wanted):
             return why
         first = program.first_on_path(start.argv[2:], start.calls, start.cwd)
