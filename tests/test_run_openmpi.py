@@ -158,11 +158,12 @@ def test_a_program_that_calls_no_mpi_is_told(launchpad: Launchpad) -> None:
         assert (done.returncode, f"launchpad: no rank called MPI_Init {words}" in done.stderr) == (0, True), done.stderr
 
 
-def test_mpi4py_uses_the_one_that_is_named(launchpad: Launchpad) -> None:
-    """What mpi4py would load by itself is the MPICH that the tests bring."""
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_mpi4py_uses_the_one_that_is_named(launchpad: Launchpad, library: str) -> None:
+    """What mpi4py would load by itself is the MPICH that the tests bring, which MPI4PY_MPIABI doesn't find."""
     for name in ABI:
         del launchpad.environ[name]
-    done = launchpad.run("run", "--backend", "mpi", "--mpi", "openmpi", "-n", 2, "mpi_does.py", "sum")
+    done = launchpad.run("run", "--backend", "mpi", "--mpi", library, "-n", 2, "mpi_does.py", "sum")
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done, "sum") == sums(2)
 
