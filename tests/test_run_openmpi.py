@@ -104,10 +104,10 @@ def test_an_impossible_spawn_raises_in_its_rank(launchpad: Launchpad) -> None:
     assert (printed(done, "raised"), printed(done, "sum")) == (["True"] * 2, ["2"] * 2)
 
 
-def test_windows_intercommunicators_threads_and_files(launchpad: Launchpad) -> None:
+def test_windows_intercommunicators_files_threads_and_datatypes(launchpad: Launchpad) -> None:
     done = mpi(launchpad, "-n", 3, "mpi_sample.py")
     assert (done.returncode, done.stderr) == (0, "")
-    assert printed(done, "did") == ["window between file threads"] * 3
+    assert printed(done, "did") == ["windows between file threads datatypes"] * 3
 
 
 def test_waiting_ranks_yield_where_they_outnumber_the_cores(launchpad: Launchpad) -> None:
