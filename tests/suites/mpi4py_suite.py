@@ -41,7 +41,7 @@ def _cases(main_py: Path, sizes: list[int], folder: Path) -> Iterator[Case]:
     for np in sizes:
         for module in sorted(main_py.parent.glob("test_*.py")):
             command = [sys.executable, str(main_py), "--no-builddir", module.stem]
-            yield Case(module.stem, np, command, folder, {}, _judge)
+            yield Case(module.stem, np, command, folder, {"TMPDIR": str(folder)}, _judge)
 
 
 def _judge(code: int, output: str) -> Verdict:

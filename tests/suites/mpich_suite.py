@@ -43,6 +43,8 @@ def main() -> int:
     missing = {case.name for case in cases} - {case.name for case in built}
     print(f"{len(missing)} programs can't be built with this MPI: {' '.join(sorted(missing))}")
     mpi = which([str(built[0].folder / built[0].command[0])], os.environ, "")
+    if not mpi.library:
+        made.error(mpi.why)
     return compare(mpi, built, options)
 
 

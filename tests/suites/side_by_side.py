@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -79,39 +79,41 @@ def compare(mpi: Mpi, cases: Iterable[Case], options: argparse.Namespace) -> int
 def launchers(mpi: Mpi) -> tuple[Launcher, Launcher]:
     """Launchpad, and the launcher that belongs to a library: in the bin folder nearest to it."""
     names = ["mpirun.openmpi", "mpirun"] if mpi.library == OPEN_MPI else ["mpiexec.hydra"]
-    places = (
-        [parent / "bin" / name for parent in Path(os.path.realpath(mpi.path)).parents for name in names]
-        if mpi.path
-        else []
-    )
+    places = [parent / "bin" / name for parent in Path(os.path.realpath(mpi.path)).parents for name in names]
     found = next((place for place in places if place.exists()), None)
     if found is None:
         sys.exit(f"no {names[-1]} belongs to the MPI that was found ({mpi.why})")
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"\d+\.\d+\.\d+", said)
     allowed = ["--allow-run-as-root", "--oversubscribe"] if mpi.library == OPEN_MPI else []
-    ours = [sys.executable, "-m", "launchpad", "run", "--backend", "mpi"]
-    return (
-        Launcher("launchpad", ours),
-        Launcher(f"{found.name} {version.group() if version else ''}".strip(), [str(found), *allowed]),
-    )
+    name = f"{found.name} {version.group()}" if version else found.name
+    ours = Launcher("launchpad", [sys.executable, "-m", "launchpad", "run", "--backend", "mpi"])
+    return ours, Launcher(name, [str(found), *allowed])
 
 
 def run(case: Case, launcher: Launcher, limit: float) -> tuple[Verdict, str]:
     """Run a case to its end, or to its time limit; also its output."""
-    process = subprocess.Popen(
-        [*launcher.command, "-n", str(case.np), *case.command],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        cwd=case.folder, env=os.environ | case.environ, start_new_session=True,
-    )  # fmt: skip
+    with tempfile.TemporaryFile() as file:
+        process = subprocess.Popen(
+            [*launcher.command, "-n", str(case.np), *case.command],
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+            cwd=case.folder, env=os.environ | case.environ,
+        )  # fmt: skip
+        code = _wait(process, limit)
+        file.seek(0)
+        output = file.read().decode(errors="replace")
+    return (Verdict(False, f"not over after {limit:g} s") if code is None else case.judge(code, output)), output
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
+    """The exit code of a launcher; None if it had to be ended."""
     try:
-        output, _ = process.communicate(timeout=limit)
+        return process.wait(limit)
     except subprocess.TimeoutExpired:
         process.terminate()
-        try:
-            output, _ = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate(timeout=PATIENCE)
-        return Verdict(False, f"not over after {limit:g} s"), output
-    return case.judge(process.returncode, output), output
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(PATIENCE)
+    return None
