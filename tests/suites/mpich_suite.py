@@ -5,6 +5,10 @@ DIR is a folder in which test/mpi of MPICH's source has been configured for the 
     mkdir DIR && cd DIR && mpich-4.0.2/test/mpi/configure MPICC=mpicc --disable-fortran --disable-cxx
 
 with --enable-strictmpi for an MPI that is not MPICH. The programs are built there, and what `testlist` names is run.
+For an Open MPI without MPI-1, CPPFLAGS has to rename the functions that the suite still calls:
+
+    -DOMPI_OMIT_MPI1_COMPAT_DECLS=1 -DOMPI_REMOVED_USE_STATIC_ASSERT=0 -DMPI_Type_hvector=MPI_Type_create_hvector
+    -DMPI_Type_hindexed=MPI_Type_create_hindexed -DMPI_Type_struct=MPI_Type_create_struct
 """
 
 from __future__ import annotations
