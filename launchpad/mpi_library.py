@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 OPEN_MPI, MPICH, INTEL = "openmpi", "mpich", "intel"
+ABIS = {OPEN_MPI: OPEN_MPI, MPICH: MPICH, INTEL: MPICH}  # as MPI4PY_MPIABI names them
 NAMES = {OPEN_MPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
 
 # The names of an MPI library, as mpi4py looks for it (mpi4py/_mpiabi.py) and as programs are linked with it.

@@ -165,6 +165,10 @@ def status(launchpad: Launchpad) -> dict[str, object]:
     return found
 
 
+def ready_images(launchpad: Launchpad) -> list[dict[str, object]]:
+    return [image for image in status(launchpad)["images"] if image["state"] == "ready"]  # type: ignore[attr-defined]
+
+
 def all_ready(launchpad: Launchpad) -> bool:
     return all(image["state"] == "ready" for image in status(launchpad)["images"])  # type: ignore[attr-defined]
 
@@ -175,8 +179,7 @@ def uses(launchpad: Launchpad) -> int:
 
 def keeps_what_optimizers_import(launchpad: Launchpad) -> bool:
     """Whether there is such an image for ranks of one thread."""
-    images: list[dict[str, object]] = status(launchpad)["images"]  # type: ignore[assignment]
-    of_one = [image for image in images if image["threads"] == "1" and image["state"] == "ready"]
+    of_one = [image for image in ready_images(launchpad) if image["threads"] == "1"]
     return any("torch._dynamo" in image["preload"] for image in of_one)  # type: ignore[operator]
 
 
@@ -580,6 +583,16 @@ def test_what_is_kept_can_be_changed(own: Launchpad, tmp_path: Path) -> None:
     done = own.run("warm", "--preload", "preloaded")
     assert (done.returncode, done.stderr) == (0, "")
     assert ["preloaded"] in [image["preload"] for image in status(own)["images"]]  # type: ignore[attr-defined]
+    assert own.run("run", "-v", "--preload", "preloaded", "w.py").stderr == ""
+
+
+@needs_torch
+def test_a_program_that_preloads_but_has_no_torch(own: Launchpad, tmp_path: Path) -> None:
+    (tmp_path / "path" / "sitecustomize.py").unlink()
+    (tmp_path / "path" / "preloaded.py").touch()
+    assert own.run("warm", "--preload", "preloaded").returncode == 0
+    assert "it has imported torch" in own.run("run", "-v", "--preload", "preloaded", "w.py").stderr
+    wait_until(lambda: ["preloaded"] in [one["preload"] for one in ready_images(own)], "the image")
     assert own.run("run", "-v", "--preload", "preloaded", "w.py").stderr == ""
 
 

@@ -625,3 +625,16 @@ def test_sizes(): assert MPI.COMM_WORLD.size == int(os.environ["WORLD_SIZE"])
     assert "rank 0 waits in barrier at test_it.py:" in text
     assert "rank 1 called MPI_Abort(5)" in text
     assert "test_sizes[nprocs=2] PASSED" in text
+
+
+def test_worlds_of_open_mpi_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    monkeypatch.setenv("MPI4PY_MPIABI", "openmpi")
+    code = "@pytest.mark.parallel\ndef test_world(): ..."
+    words = "tests form worlds of MPICH and Intel MPI only, but here mpi4py uses Open MPI: MPI4PY_MPIABI is openmpi;"
+    done = run(code)
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(f"*@pytest.mark.parallel: {words}*")
+    done = run(code, "--ranks-backend", "mpi")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(f"ERROR: --ranks-backend mpi: {words}*")

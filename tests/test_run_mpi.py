@@ -117,6 +117,12 @@ def test_two_programs_in_a_row(launchpad: Launchpad) -> None:
     assert printed(done, "sum") == sorted(sums(2) * 2)
 
 
+def test_windows_intercommunicators_files_threads_and_datatypes(launchpad: Launchpad) -> None:
+    done = mpi(launchpad, "-n", 3, "mpi_sample.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert printed(done, "did") == ["windows between file threads datatypes"] * 3
+
+
 def test_the_variables_that_scripts_for_other_launchers_read(launchpad: Launchpad) -> None:
     (launchpad.folder / "show.py").write_text(
         "import os\nnames = 'RANK WORLD_SIZE PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS OMPI_COMM_WORLD_RANK "

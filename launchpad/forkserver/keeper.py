@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..agent.host import processes, resources
@@ -228,15 +228,20 @@ class Keeper:
     def _would_help(self, wanted: fit.ColdStart) -> bool:
         """Whether an image like those that the user asked for, but made for this run, could be used."""
         settings = self._settings
-        more = set(settings["preload"]) - set(wanted.preload)
+        named = set(self._named(wanted))
         return (
             wanted.python == settings["python"]
-            and (
-                not wanted.preload
-                or (set(wanted.preload) <= {*settings["preload"], WITH_OPTIMIZERS} and more <= set(settings["extra"]))
-            )
+            and set(wanted.preload) <= {*named, WITH_OPTIMIZERS}
+            and named - set(wanted.preload) <= set(settings["extra"])
             and wanted.stack == str(resource.getrlimit(resource.RLIMIT_STACK))
         )
+
+    def _named(self, wanted: fit.ColdStart) -> Sequence[str]:
+        """Of what the user asked for, what an image for such a run would import: not torch where that doesn't."""
+        extra: list[str] = self._settings["extra"]
+        if not wanted.preload:
+            return ()
+        return extra if set(wanted.preload) <= set(extra) else self._settings["preload"]
 
     def _fork(self, image: _Kept, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
         image.waiting.append(caller)
@@ -255,7 +260,7 @@ class Keeper:
 
     def _start_image(self, wanted: fit.ColdStart) -> _Kept | None:
         """Start one in place of those that are stale or, if there are enough, of the one that was used least."""
-        preload = tuple(self._settings["preload"]) if wanted.preload else ()
+        preload = tuple(self._named(wanted))
         if WITH_OPTIMIZERS in wanted.preload and WITH_OPTIMIZERS not in preload:
             preload += (WITH_OPTIMIZERS,)
         wanted = wanted._replace(preload=preload)

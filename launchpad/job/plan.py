@@ -26,9 +26,6 @@ FILES_PER_RANK = 3
 FILES_OF_AGENT = 32
 FILES_FOR_MPI = 2  # both ends of a rank's PMI connection
 
-# What mpi4py calls the MPIs; Intel MPI has MPICH's ABI.
-_ABIS = {"mpich": "mpich", "intel": "mpich", "openmpi": "openmpi"}
-
 # Addresses at which the agent of a single node reserves the port.
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -316,7 +313,7 @@ def make_plan(
             bindings = binding.bind_ranks(here.bind, topology, len(ranks) or count, place.name)
             threads = min(threads, binding.threads(bindings))
             ranks = tuple(replace(rank, binding=one) for rank, one in zip(ranks, bindings, strict=False))
-        defaults = defaults_for(threads) | ({"MPI4PY_MPIABI": _ABIS[spec.mpi]} if spec.mpi else {})
+        defaults = defaults_for(threads)
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
             _check_limits(node, place.name, count, _files_per_rank(spec, here))
         kind = here.target.kind

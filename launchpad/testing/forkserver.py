@@ -29,7 +29,7 @@ from launchpad import linux
 from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
 from launchpad.rank import stack_server, store
-from launchpad.testing import collected, member, messages, shared, soundness
+from launchpad.testing import collected, member, messages, shared, soundness, worlds
 from launchpad.testing.capturing import Captured
 from launchpad.testing.outcome import TestEnd
 from launchpad.testing.team import Team
@@ -123,6 +123,8 @@ class TestForkserver:
             return TestEnd(before=report)
         if problem := self._prepare(item) or soundness.why_not("the process that ranks are forked from"):
             return TestEnd(error=problem)
+        if mark.mpi and (problem := worlds.why_not()):
+            return TestEnd(error=f"@pytest.mark.parallel: {problem}")
         backend = item.config.getoption("ranks_backend") or ""
         team = Team(item, size, min(limits, default=None), self._folder, self._link, backend, mark.mpi)
         return team.run()

@@ -41,9 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from importlib.util import find_spec
 
         from launchpad.rank import mpi_init
+        from launchpad.testing import worlds
 
         if find_spec("mpi4py") is None:
             raise pytest.UsageError("--ranks-backend mpi: there is no mpi4py here; pip install mpi4py mpich")
+        if problem := worlds.why_not():
+            raise pytest.UsageError(f"--ranks-backend mpi: {problem}")
         mpi_init.hold()  # a test module that imports mpi4py.MPI must not join an MPI world before the fork
 
 

@@ -1,5 +1,7 @@
-"""Do a bit of what MPI has besides collectives: a window, an intercommunicator, a file, and calls from two threads."""
+"""Do a bit of what MPI has besides collectives: windows, an intercommunicator, a file, threads, datatypes."""
+import struct
 import threading
+from array import array
 
 from mpi4py import MPI
 
@@ -14,6 +16,15 @@ for target in range(size):
 window.Fence()
 assert [memory[8 * at] for at in range(size)] == list(range(1, size + 1))
 window.Free()
+
+shared = MPI.Win.Allocate_shared(8 if rank == 0 else 0, 8, comm=world)
+own = bytearray(8)
+shared.Lock_all()
+shared.Fetch_and_op([(1).to_bytes(8, "little"), MPI.INT64_T], [own, MPI.INT64_T], 0)
+shared.Unlock_all()
+world.Barrier()
+assert shared.Shared_query(0)[0].tobytes() == size.to_bytes(8, "little")
+shared.Free()
 
 half = world.Split(rank == 0)
 between = half.Create_intercomm(0, world, 1 if rank == 0 else 0)
@@ -40,4 +51,14 @@ for thread in threads:
     thread.join()
 assert sums == [size, size]
 
-print("did window between file threads")
+grid = array("i", [10 * rank + at for at in range(size * size)])
+column = MPI.INT.Create_vector(size, 1, size).Commit()
+row = array("i", [0] * size)
+world.Sendrecv([grid, 1, column], (rank + 1) % size, recvbuf=[row, size, MPI.INT], source=(rank - 1) % size)
+assert list(row) == [10 * ((rank - 1) % size) + size * at for at in range(size)]
+record = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE]).Create_resized(0, 16).Commit()
+filled = bytearray(struct.pack("i4xdi4xd", 1, 2.5, 3, 4.5) if rank == 0 else 32)
+world.Bcast([filled, 2, record])
+assert struct.unpack("i4xdi4xd", filled) == (1, 2.5, 3, 4.5)
+
+print("did windows between file threads datatypes")

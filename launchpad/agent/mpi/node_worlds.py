@@ -108,6 +108,7 @@ class NodeWorlds:
         library, path, why = mpi_library.which(argv, environ, cwd)
         if world.library and world.library != library:
             library, path, why = world.library, "", f"--mpi {world.library}"
+            environ.setdefault("MPI4PY_MPIABI", mpi_library.ABIS[library])
         self._outbox.say(MpiFound(time.monotonic_ns(), library, why))
         self.library = library
         path = path or mpi_library.open_mpi(environ)
