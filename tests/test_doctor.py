@@ -45,7 +45,7 @@ from launchpad.protocol.health import (
     SshServer,
     facts_of,
 )
-from launchpad.runner.checkup import HostAnswers, _reduce, places_of, rounds
+from launchpad.runner.checkup import HostAnswers, _import, _reduce, places_of, rounds
 from tests.conftest import Launchpad
 
 GIB = 1 << 30
@@ -536,7 +536,7 @@ def test_an_answer_of_another_shape_is_refused(subject: str, fields: list[Any]) 
 
 
 def test_every_subject_is_answered() -> None:
-    assert Checkup()._answers.keys() == health.SUBJECTS.keys()
+    assert Checkup("")._answers.keys() == health.SUBJECTS.keys()
 
 
 def test_this_machine_answers() -> None:
@@ -751,7 +751,7 @@ def test_each_backend_answers_for_itself(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(TORCH)
     (tmp_path / "torch/distributed.py").write_text(DISTRIBUTED)
-    rank = trial_rank.TrialRank()
+    rank = trial_rank.TrialRank("")
     request = {
         "rank": 0,
         "size": 1,
@@ -775,7 +775,7 @@ class ScriptedHost:
 
     def send(self, check: Check) -> None:
         if check.subject == "import":
-            self.said.put(Checked(0, "import", [7], ""))
+            self.said.put(Checked(0, "import", [7, False], ""))
         elif found := next(self.answers, None):
             self.said.put(Checked(0, "all_reduce", list(found), ""))
         else:
@@ -806,13 +806,15 @@ def test_a_failure_is_that_of_the_backend_under_way(
     seen = on_all()(healthy(3))
     for place in links:
         asked.facts[place] = dict(seen.hosts[place].facts)
-    assert _reduce(asked, healthy(2).ways, "/", {}) == (reduced, failed)
+    members, backends = _import(asked, healthy(2).ways, "/", {})
+    asked.wait("import")
+    assert _reduce(asked, members, backends) == (reduced, failed)
     asked.close()
 
 
 def test_a_rank_that_can_not_import_torch_says_so(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    rank = trial_rank.TrialRank()
+    rank = trial_rank.TrialRank("")
     request = {"rank": 0, "size": 1, "address": "127.0.0.1", "interface": "lo", "backends": {"gloo": 30.0}}
     with pytest.raises(OSError, match="libcudart"):
         rank.begin({**request, "cwd": str(tmp_path), "environ": {}})

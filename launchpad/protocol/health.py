@@ -170,6 +170,7 @@ class Imported(NamedTuple):
     """Torch is imported for the all_reduce; the first rank's store listens."""
 
     port: int
+    kept: bool  # a kept image had imported it
 
 
 class Reduced(NamedTuple):

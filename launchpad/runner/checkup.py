@@ -21,13 +21,13 @@ from launchpad.doctor.network import late, slow
 from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
 from launchpad.errors import NodeError
 from launchpad.head import own_signals
-from launchpad.image import warming
+from launchpad.image.place import path as keeper_path
 from launchpad.job.hosts import Host
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import Checked
-from launchpad.protocol.health import KeptImages, Probed, facts_of
+from launchpad.protocol.health import Probed, facts_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
 
@@ -175,9 +175,6 @@ def check_up(
         with status_line(look, quiet=quiet):
             ways, rates, reduced, failed = _examine(answers, folder, variables, quick=quick, code=code)
     failures |= answers.ended
-    for place, host in enumerate(named):
-        if host.here and not options.enter and place in answers.facts:  # they are kept by what is installed here
-            answers.facts[place]["kept"] = KeptImages(warming.ready(os.environ))
     seen = [
         HostSeen(
             host.name if hosts else "",
@@ -234,12 +231,13 @@ def _open(
     from launchpad.transport.ssh.bundle import Startup
 
     found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
-    startup = Startup(found, python is not None, enter_words(options), json.dumps({"checkup": True}))
+    startup = Startup(found, python is not None, enter_words(options))
+    # On this machine, images are kept by the launchpad that is installed here.
+    keepers = [keeper_path(os.environ) if host.here and not startup.enter else "" for host in hosts]
+    startups = [startup._replace(asked=json.dumps({"checkup": keeper})) for keeper in keepers]
     connector = Connector(options)
     closing.callback(connector.abandon)
-    links, failures = reach(
-        connector, dict(enumerate(hosts)), [startup] * len(hosts), quiet=quiet, seconds=CONNECT_SECONDS
-    )
+    links, failures = reach(connector, dict(enumerate(hosts)), startups, quiet=quiet, seconds=CONNECT_SECONDS)
     answers = HostAnswers(links)
     closing.callback(answers.close)
     return answers, failures
@@ -263,9 +261,17 @@ def _examine(
         for subject in subjects:
             answers.ask(place, subject, cwd=cwd, environ=environ)
     ways = _probe(answers, secrets)
-    rates = {} if quick else _streams(answers, secrets, ways)
-    answers.wait("software", "gpus")
-    reduced, failed = ({}, {}) if quick else _reduce(answers, ways, cwd, environ)
+    rates: dict[Pair, float] = {}
+    reduced: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    if not quick:
+        answers.wait("software", "gpus", "limits")
+        members, backends = _import(answers, ways, cwd, environ)
+        if not all(_has_cores(answers, place) for place in answers.present):
+            answers.wait("import")
+        rates = _streams(answers, secrets, ways)
+        answers.wait("import")
+        reduced, failed = _reduce(answers, members, backends)
     answers.wait("lookup", *subjects)
     return ways, rates, reduced, failed
 
@@ -322,6 +328,12 @@ def _is_outward(address: str) -> bool:
     return not address.startswith("127.") and address != "::1"
 
 
+def _has_cores(answers: HostAnswers, place: int) -> bool:
+    """Whether an import does not slow down a stream in and one out."""
+    limits = answers.facts[place].get("limits")
+    return limits is not None and limits.cores >= 3
+
+
 def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pair, Probed]) -> dict[Pair, float]:
     """Measure how fast data flows, each host with one other at a time; then the slow ones again, each alone."""
     open_ways = {pair for pair, way in ways.items() if way.address}
@@ -367,17 +379,20 @@ def rounds(places: Sequence[int], most: int) -> list[list[Pair]]:
     return found
 
 
-def _reduce(
+def _import(
     answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """One all_reduce with each backend over all hosts, if all can reach each other and have the same torch."""
+) -> tuple[list[int], dict[str, float]]:
+    """Have all hosts import torch, if they can reach each other and have the same one.
+
+    Returns the hosts, and the backends that there are then, with the seconds that each may take.
+    """
     members = answers.present
     versions = {answers.facts[place]["software"].torch for place in members if "software" in answers.facts[place]}
     known = all("software" in answers.facts[place] for place in members)
     if not members or not known or len(versions) != 1 or versions == {""}:
-        return {}, {}
+        return [], {}
     if any(not way.address for way in ways.values()):
-        return {}, {}
+        return [], {}
     gpus = all("gpus" in answers.facts[place] and answers.facts[place]["gpus"].gpus for place in members)
     backends = {backend: seconds for backend, seconds in REDUCE_SECONDS.items() if gpus or backend != "nccl"}
     places = places_of(members, ways)
@@ -386,16 +401,21 @@ def _reduce(
         answers.ask(
             place, "import", IMPORT_SECONDS, **request, interface=places[place][1], cwd=cwd, environ=dict(environ)
         )
-    answers.wait("import")
+    return members, backends
+
+
+def _reduce(
+    answers: HostAnswers, members: Sequence[int], backends: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """One all_reduce with each backend over these hosts. Returns how long it took, or why there was none."""
     if late := [place for place in members if "import" not in answers.facts[place]]:
         why = {answers.problems[place].pop("import", "the connection ended") for place in late}
         names = listed([answers.facts[place]["identity"].hostname for place in late])
         return {}, {"gloo": f"{names}, import torch: {' and '.join(sorted(why))}"}
-    port = answers.facts[members[0]]["import"].port
     reduced: dict[str, float] = {}
     for backend, seconds in backends.items():
         for place in members:
-            answers.ask(place, "all_reduce", seconds, port=port)
+            answers.ask(place, "all_reduce", seconds, port=answers.facts[members[0]]["import"].port)
         answers.wait("all_reduce")
         found = [answers.facts[place].pop("all_reduce", None) for place in members]
         problems = [

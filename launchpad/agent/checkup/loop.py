@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ... import linux
+from ...image import warming
 from ...protocol import wire
 from ...protocol.commands import Check
 from ...protocol.events import Checked
@@ -26,10 +27,11 @@ _Request = dict[str, Any]
 class Checkup:
     """One connection: commands come from descriptor 0, answers leave through descriptor 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: str) -> None:
+        """`keeper`: where that of kept images would listen."""
         self._writing = threading.Lock()
         self._listener = EchoServer()
-        self._rank = TrialRank()
+        self._rank = TrialRank(keeper)
         self._answers: dict[str, Callable[[_Request], Any]] = {
             "identity": _identity,
             "network": lambda request: self._listener.listen(request["secret"]),
@@ -46,7 +48,7 @@ class Checkup:
             "software": software.versions,
             "code": software.code_files,
             "sshd": lambda _: host.ssh_server(),
-            "kept": _kept,
+            "kept": lambda _: _kept(keeper),
             "gpus": lambda _: gpus.look(),
             "import": self._rank.begin,
             "all_reduce": self._rank.finish,
@@ -99,7 +101,5 @@ def _addresses_of(name: str) -> list[str]:
     return list(dict.fromkeys(str(place[4][0]) for place in found))
 
 
-def _kept(_: _Request) -> KeptImages:
-    from ...image import warming
-
-    return KeptImages(warming.ready({name: value for name, value in os.environ.items() if name}))
+def _kept(keeper: str) -> KeptImages:
+    return KeptImages([", ".join(image["preload"]) or "plain Python" for image in warming.ready(keeper)])
