@@ -180,6 +180,22 @@ class Reduced(NamedTuple):
     failed: str  # why there was none; ""
 
 
+class MpiThere(NamedTuple):
+    """The MPI that mpi4py loads."""
+
+    library: str  # its name; "": mpi4py is not there, or finds none
+    version: str  # in its own words
+    path: str
+    problem: str  # why it can't be used; ""
+
+
+class MpiReduced(NamedTuple):
+    """One allreduce in an MPI world."""
+
+    seconds: float
+    failed: str  # why there was none; ""
+
+
 SUBJECTS: dict[str, Any] = {
     "identity": Identity,
     "network": Network,
@@ -200,6 +216,8 @@ SUBJECTS: dict[str, Any] = {
     "gpus": Gpus,
     "import": Imported,
     "all_reduce": Reduced,
+    "mpi": MpiThere,
+    "world": MpiReduced,
 }
 
 
