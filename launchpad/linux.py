@@ -58,6 +58,15 @@ def text_of(path: str) -> str:
         return ""
 
 
+def contents(path: str) -> bytes:
+    """A small file of /proc. Faster than `open`, which counts for hundreds of processes. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, 4096)
+    finally:
+        os.close(file)
+
+
 def boot_id() -> str:
     """The ID of the machine's current boot. Raises OSError if /proc doesn't tell."""
     with open("/proc/sys/kernel/random/boot_id") as file:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 OPEN_MPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 ABIS = {OPEN_MPI: OPEN_MPI, MPICH: MPICH, INTEL: MPICH}  # as MPI4PY_MPIABI names them
+NO_MPI4PY = "mpi4py is not installed"
 NAMES = {OPEN_MPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
 
 # The names of an MPI library, as mpi4py looks for it (mpi4py/_mpiabi.py) and as programs are linked with it.
@@ -194,7 +195,7 @@ def of_python(python: str, environ: Mapping[str, str]) -> Mpi:
     prefixes = list(_prefixes(python))
     folder = _mpi4py(prefixes, environ)
     if not folder:
-        return Mpi("", "", "mpi4py is not installed")
+        return Mpi("", "", NO_MPI4PY)
     search = Search(environ)
     modules = sorted(name for name in _listed(folder) if re.fullmatch(r"MPI\..*\.so", name))
     built = [name for name in modules if not re.match(r"MPI\.(openmpi|mpich|mpiabi|impi)\.", name)]

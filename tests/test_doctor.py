@@ -10,22 +10,28 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import pytest
 
-from launchpad.agent.checkup import gpus, host, network, software, trial_rank
+from launchpad.agent.checkup import gpus, host, mpi, network, software, trial_rank
 from launchpad.agent.checkup.loop import Checkup
 from launchpad.console.checkup_table import lines, notes, rows, table
 from launchpad.console.terminal import drawn
 from launchpad.doctor.judge import hidden, judge
 from launchpad.doctor.seen import Examination, Finding, HostSeen, Pair, size
+from launchpad.head.mpi_worlds import MpiWorlds
+from launchpad.job.mpi import MpiSeat
+from launchpad.job.mpi import environ as mpi_environ
+from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol import health
 from launchpad.protocol.commands import Check
-from launchpad.protocol.events import Checked
+from launchpad.protocol.events import BarrierIn, Checked, PmixRequest
 from launchpad.protocol.health import (
     CodeFiles,
     Folder,
@@ -39,17 +45,19 @@ from launchpad.protocol.health import (
     Load,
     LookUp,
     MemoryLeft,
+    MpiThere,
     Network,
     Probed,
     Software,
     SshServer,
     facts_of,
 )
-from launchpad.runner.checkup import HostAnswers, _reduce, places_of, rounds
-from tests.conftest import Launchpad
+from launchpad.runner.checkup import HostAnswers, _import, _reduce, places_of, rounds
+from tests.conftest import DEADLINE, Launchpad
 
 GIB = 1 << 30
 DISK = Folder("/tmp", "", 100 * GIB, 200 * GIB, 10**6, False)
+MPI = MpiThere("MPICH", "MPICH Version:      4.2.3", "/usr/lib/libmpi.so.12", "")
 NO_GPUS = Gpus("", [], [], [], [], False, "", "")
 
 
@@ -77,6 +85,7 @@ def healthy(count: int = 4) -> Examination:
             "software": Software("3.11.7", "2.13.0", "12.6", {"numpy": "2.0", "mpich": "4.2"}),
             "code": CodeFiles("", {"train.py": "1234", "lib/net.py": "5678"}, True),
             "sshd": SshServer(0, 10),
+            "mpi": MPI,
             "kept": KeptImages([]),
             "gpus": NO_GPUS,
         }
@@ -340,6 +349,27 @@ CASES = {
     "dead driver": Case(
         on_all(gpus=[], problem="nvidia-smi: no devices were found"), "bad", "gpus", "no devices were found", ""
     ),
+    "another MPI": Case(
+        fact("mpi", library="Open MPI", version="Open MPI v4.1.4", path="/opt/libmpi.so.40"),
+        *(
+            "bad",
+            "mpi",
+            "its mpi4py uses Open MPI (/opt/libmpi.so.40), that of the others MPICH",
+            "install MPICH there",
+        ),
+    ),
+    "another version of MPI": Case(
+        fact("mpi", version="MPICH Version:      3.4.1"),
+        *("warn", "mpi", "uses MPICH 3.4.1 (/usr/lib/libmpi.so.12), that of the others MPICH 4.2.3", "MPI4PY_LIBMPI"),
+    ),
+    "an MPI that can't be loaded": Case(
+        fact("mpi", library="", version="", problem="libucp.so.0: cannot open shared object file"),
+        *("warn", "mpi", "its mpi4py can't be used: libucp.so.0", "/usr/bin/python3 -m pip install --force-reinstall"),
+    ),
+    "no mpi4py": Case(
+        lambda seen: changed(fact("software", packages={"numpy": "2.0"})(seen), 2, mpi=MpiThere("", "", "", "")),
+        *("warn", "software", "its mpich is missing, that of the others 4.2", "pip install mpich==4.2"),
+    ),
     "all_reduce": Case(
         lambda seen: seen._replace(not_reduced={"gloo": "timed out"}),
         *("bad", "gloo", "an all_reduce with gloo over the hosts failed: timed out", "bench", (0, 1, 2, 3)),
@@ -536,7 +566,7 @@ def test_an_answer_of_another_shape_is_refused(subject: str, fields: list[Any]) 
 
 
 def test_every_subject_is_answered() -> None:
-    assert Checkup()._answers.keys() == health.SUBJECTS.keys()
+    assert Checkup("")._answers.keys() == health.SUBJECTS.keys()
 
 
 def test_this_machine_answers() -> None:
@@ -674,6 +704,9 @@ def test_where_the_ranks_meet() -> None:
     seen = healthy(3)
     assert places_of([0, 1, 2], seen.ways) == {place: (address(place), "eth0") for place in range(3)}
     assert places_of([0], {}) == {0: ("127.0.0.1", "lo")}
+    neighbours = {pair: way for pair, way in seen.ways.items() if pair != (2, 0)}
+    assert places_of([0, 1, 2], neighbours) == places_of([0, 1, 2], seen.ways)
+    assert places_of([0, 1, 2], {(1, 0): seen.ways[1, 0]}).keys() == {0, 1}  # the third has said nothing
 
 
 def test_two_listeners_find_each_other() -> None:
@@ -751,7 +784,7 @@ def test_each_backend_answers_for_itself(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(TORCH)
     (tmp_path / "torch/distributed.py").write_text(DISTRIBUTED)
-    rank = trial_rank.TrialRank()
+    rank = trial_rank.TrialRank("")
     request = {
         "rank": 0,
         "size": 1,
@@ -775,7 +808,7 @@ class ScriptedHost:
 
     def send(self, check: Check) -> None:
         if check.subject == "import":
-            self.said.put(Checked(0, "import", [7], ""))
+            self.said.put(Checked(0, "import", [7, False], ""))
         elif found := next(self.answers, None):
             self.said.put(Checked(0, "all_reduce", list(found), ""))
         else:
@@ -806,17 +839,40 @@ def test_a_failure_is_that_of_the_backend_under_way(
     seen = on_all()(healthy(3))
     for place in links:
         asked.facts[place] = dict(seen.hosts[place].facts)
-    assert _reduce(asked, healthy(2).ways, "/", {}) == (reduced, failed)
+    members, backends = _import(asked, healthy(2).ways, "/", {})
+    asked.wait("import")
+    assert _reduce(asked, members, backends) == (reduced, failed)
     asked.close()
 
 
 def test_a_rank_that_can_not_import_torch_says_so(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
-    rank = trial_rank.TrialRank()
+    rank = trial_rank.TrialRank("")
     request = {"rank": 0, "size": 1, "address": "127.0.0.1", "interface": "lo", "backends": {"gloo": 30.0}}
     with pytest.raises(OSError, match="libcudart"):
         rank.begin({**request, "cwd": str(tmp_path), "environ": {}})
     rank.kill()
+
+
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+def test_a_world_that_never_forms_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host does not come to the first barrier, until the head gives up."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    said: SimpleQueue[Any] = SimpleQueue()
+    nodes = [NodePlan(rank, f"n{rank}", "/", {}, (RankPlan(rank, 0, (), {}),), {}) for rank in (0, 1)]
+    world = list(MpiWorlds(Plan("", tuple(nodes), mpi=True), f"launchpad-{os.getpid()}-doctor").begin(0))
+    trial = mpi.TrialWorld(said.put)
+    request = {"world": world, "seat": mpi_environ(MpiSeat(0, 2, 0, 1, "n0")), "cwd": "/", "environ": {}}
+    found: list[health.MpiReduced] = []
+    running = threading.Thread(target=lambda: found.append(trial.run(request)))
+    running.start()
+    while not isinstance(said.get(timeout=DEADLINE), BarrierIn | PmixRequest):
+        pass
+    assert len(list(tmp_path.iterdir())) == 1
+    trial.hear(None)
+    running.join(DEADLINE)
+    assert found[0].seconds < 0
+    assert list(tmp_path.iterdir()) == []
 
 
 # The command, on this machine.

@@ -22,6 +22,7 @@ from tests.sshd import SSHD
 pytestmark = needs_namespaces
 
 HOSTS = 8
+HAS_MPI = importlib.util.find_spec("mpi4py") is not None
 
 # All hosts share this machine: where it is busy, they may not answer in time, and what is measured may look bad.
 TRIES = 5
@@ -153,7 +154,7 @@ def test_healthy_hosts(doctor: Doctor) -> None:
     result = json.loads(done.stdout)
     assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
     assert (done.returncode, done.stderr) == (0, "")
-    assert result["all_reduce"]["seconds"].keys() == {"gloo"}
+    assert result["all_reduce"]["seconds"].keys() == ({"gloo", "mpi"} if HAS_MPI else {"gloo"})
     assert len(result["ways"]) == 6
     assert all(way["interface"] == "eth0" and way["rate"] > 0 for way in result["ways"])
 
@@ -238,6 +239,8 @@ def test_faults_of_hosts(doctor: Doctor) -> None:
 
     others = "".join(names)
     over("/etc/hosts", others.replace("10.77.0.2 ", "127.0.1.1 "), "h2")
+    without = f'#!/bin/sh\nexport MPI4PY_LIBMPI=/nonexistent\nexec {sys.executable} "$@"\n'
+    over(doctor.python, without, "h2", 0o755)
     network.exec("h2", "mount", "-o", "remount,size=16m", "/dev/shm")
     over("/etc/hosts", others.replace("10.77.0.3 ", "10.77.0.99 ").replace("10.77.0.1 ", "10.77.0.98 "), "h3")
     tmpfs(tmps["h3"], "size=1m", "h3")
@@ -264,6 +267,7 @@ def test_faults_of_hosts(doctor: Doctor) -> None:
     assert found.keys() == {
         Found(("h2",), "warn", "names"),
         Found(("h2",), "bad", "shm"),
+        *([Found(("h2",), "warn", "mpi")] if HAS_MPI else []),
         Found(("h3",), "warn", "names"),
         Found(("h3",), "bad", "tmp"),
         Found(("h4",), "warn", "names"),

@@ -237,6 +237,15 @@ def test_interpreters_are_told_apart(tmp_path: Path) -> None:
     assert place.interpreter(str(tmp_path / "far")) == str(tmp_path / "far")
 
 
+@needs_torch
+def test_doctor_uses_an_image(warm: Launchpad) -> None:
+    before = uses(warm)
+    (found,) = json.loads(warm.run("doctor", "--json").stdout)["hosts"]
+    assert found["facts"]["import"]["kept"]
+    assert "torch, torch.distributed" in found["facts"]["kept"]["images"]
+    assert uses(warm) == before + 1
+
+
 def test_a_program_in_another_language_and_its_exit_code(warm: Launchpad) -> None:
     before = uses(warm)
     done = warm.run("run", "-v", "-n", 2, "sh", "-c", "echo $RANK; exit $((RANK * 3))")

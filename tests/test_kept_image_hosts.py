@@ -135,6 +135,21 @@ def test_with_torch(launchpad: Launchpad, with_torch: WarmHosts) -> None:
 
 
 @needs_torch
+def test_doctor_uses_the_image_of_each_host_and_has_no_other_one_made(
+    launchpad: Launchpad, with_torch: WarmHosts
+) -> None:
+    assert with_torch.warm().returncode == 0
+    for threads, kept in (("1", True), ("7", False)):
+        launchpad.environ["OMP_NUM_THREADS"] = threads
+        done = launchpad.run("doctor", "--ssh-config", with_torch.ssh_config, "-H", "n1,n2", "--json")
+        result = json.loads(done.stdout)
+        assert [one["facts"]["import"]["kept"] for one in result["hosts"]] == [kept] * 2, done.stderr
+        assert result["all_reduce"]["seconds"].keys() == {"gloo"}
+        assert with_torch.uses() == [1, 1]
+    assert [len(found["images"]) for found in with_torch.status().values()] == [2, 2]
+
+
+@needs_torch
 def test_where_no_launchpad_is_installed(launchpad: Launchpad, with_torch: WarmHosts) -> None:
     """Ranks find the one that was sent, so their PYTHONPATH is another one than that of the session."""
     site = Path(str(importlib.util.find_spec("torch").origin)).parents[1]  # type: ignore[union-attr]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from launchpad.agent.host import hindrances
+from launchpad.agent.host.hindrances import HindranceReader, of_host
 from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.top_screen import job_lines
 from launchpad.diagnosis.activity import look_at
@@ -219,7 +222,8 @@ def test_a_host_that_is_far_away_is_named() -> None:
     assert found is not None
     assert found.ranks == [2, 3]
     assert found.sentence == (
-        "hold up the others at least 38% of the time: a message to them and back takes 20 ms, to the others 100 µs"
+        "seem far away: a message from launchpad to them and back takes 20 ms, to the others 100 µs; if one between "
+        "the ranks takes as long, they hold up the others at least 38% of the time"
     )
     assert job(4 * MS, [0, 0, 1, 1]).slow == []
     assert job(20 * MS, [0, 0, 0, 0]).slow == []
@@ -270,49 +274,52 @@ def test_what_makes_no_sense_is_ignored(groups: list[Any]) -> None:
 
 
 def went_through(*rows: Sequence[float], node: int = 0, **host: float) -> dict[int, tuple[Hindrances, Hindrances]]:
-    """The figures of a node's ranks over 10 s: [rank, CPU, queued, blocked, faults, throttled, GPU throttled] each."""
-    usual = {"cores": 2.0, "busy": 0.0, "stolen": 0.0, "swapped": 0.0, "retransmitted": 0.0, "mhz": 2600.0} | host
-    before = Hindrances(0, [[row[0], 0, 0, 0, 0, 0, row[-1]] for row in rows], dict.fromkeys(usual, 0.0))
+    """The figures of a node's ranks over 10 s: [rank, CPU, queued, blocked, faults, throttled, MHz, GPU throttled]."""
+    usual = {"cores": 2.0, "busy": 0.0, "stolen": 0.0, "swapped": 0.0, "retransmitted": 0.0} | host
+    before = Hindrances(0, [[row[0], 0, 0, 0, 0, 0, *row[-2:]] for row in rows], dict.fromkeys(usual, 0.0))
     return {node: (before, Hindrances(10**10, [list(row) for row in rows], usual))}
 
 
-WELL = (2.0, 0.1, 0.0, 0.0, 0.0, 0.0)
+WELL = (2.0, 0.1, 0.0, 0.0, 0.0, 2600.0, 0.0)
 
 REASONS: dict[str, tuple[dict[int, tuple[Hindrances, Hindrances]], str]] = {
     "quota": (
-        went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 6.0, 0]),
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 6.0, 2600, 0]),
         "its cgroup has used up its CPU quota 60% of the time",
     ),
     "swap": (
-        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 0, 0], swapped=9000),
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 0, 2600, 0], swapped=9000),
         "its memory has to be read from swap, 90 page faults per second",
     ),
     "faults": (
-        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 0, 0]),
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 900, 0, 2600, 0]),
         "its memory has to be read from a disk, 90 page faults per second",
     ),
-    "disk": (went_through([0, *WELL], [1, 2.0, 0.1, 4.0, 0, 0, 0]), "it waits for a disk 40% of the time"),
-    "heat": (went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 0, 1]), "its GPU is throttled, because of heat or power"),
+    "disk": (went_through([0, *WELL], [1, 2.0, 0.1, 4.0, 0, 0, 2600, 0]), "it waits for a disk 40% of the time"),
+    "heat": (
+        went_through([0, *WELL], [1, 2.0, 0.1, 0, 0, 0, 2600, 1]),
+        "its GPU is throttled, because of heat or power",
+    ),
     "stolen": (went_through([0, *WELL], [1, *WELL], stolen=8.0), "the hypervisor takes 0.8 of its host's 2 cores"),
     "queued": (
-        went_through([0, *WELL], [1, 2.0, 5.0, 0, 0, 0, 0], busy=14.0),
+        went_through([0, *WELL], [1, 2.0, 5.0, 0, 0, 0, 2600, 0], busy=14.0),
         "its threads wait for a core 50% of the time; other programs use 1.0 of its host's 2 cores",
     ),
     "clock": (
-        went_through([0, *WELL]) | went_through([1, *WELL], node=1, mhz=800.0),
-        "its host's cores run at 800 MHz, those of the others at 2600",
+        went_through([0, *WELL], [2, *WELL]) | went_through([1, *WELL[:-2], 800.0, 0.0], node=1),
+        "the cores on which it may run are clocked at 800 MHz, those of the others at 2600",
     ),
     "network": (
         went_through([0, *WELL]) | went_through([1, *WELL], node=1, retransmitted=300),
         "its host sends 30 TCP segments per second again",
     ),
     "work": (
-        went_through([0, *WELL], [1, 6.0, 0.1, 0, 0, 0, 0]),
+        went_through([0, *WELL], [1, 6.0, 0.1, 0, 0, 0, 2600, 0]),
         "it computes more: it uses 0.60 cores, the others 0.20",
     ),
     "unclear": (went_through([0, *WELL], [1, *WELL]), ""),
-    "all alike": (went_through([0, 2.0, 5.0, 0, 0, 0, 0], [1, 2.0, 6.0, 0, 0, 0, 0]), ""),
-    "unknown": (went_through([0, -1, -1, -1, -1, -1, -1], [1, -1, -1, -1, -1, -1, -1], busy=-1, mhz=-1), ""),
+    "all alike": (went_through([0, 2.0, 5.0, 0, 0, 0, 2600, 0], [1, 2.0, 6.0, 0, 0, 0, 2600, 0]), ""),
+    "unknown": (went_through([0, -1, -1, -1, -1, -1, -1, -1], [1, -1, -1, -1, -1, -1, -1, -1], busy=-1), ""),
     "not sampled": ({}, ""),
 }
 
@@ -325,16 +332,48 @@ def test_the_reason_is_what_only_the_slow_rank_went_through(name: str) -> None:
 
 def test_the_figures_of_a_process() -> None:
     """It is read without complaint; what this kernel does not tell is -1."""
+    reader = HindranceReader()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        figures = hindrances.of_tree(process.pid, [process.pid])
+        figures = reader.read({process.pid: [process.pid]})[process.pid]
         process.communicate(b"\n")
-    assert len(figures) == 4
+    assert len(figures) == 5
     assert all(figure >= -1 for figure in figures)
     assert figures[2] >= 0
-    host = hindrances.of_host()
+    host = of_host()
     assert host["cores"] >= 1
     assert host["busy"] > 0
-    assert hindrances.of_tree(process.pid, [process.pid]) == [-1, -1, -1, -1]  # it is gone
+    assert reader.read({process.pid: [process.pid]}) == {process.pid: [0, -1, -1, -1, -1]}  # it is gone
+
+
+THREADS = """
+import threading
+end = threading.Event()
+for _ in range(30):
+    threading.Thread(target=end.wait).start()
+print("ready", flush=True)
+input()
+end.set()
+"""
+
+
+def test_the_threads_that_are_looked_at_are_limited_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has its share of them, the oldest. How long one has waited counts only from when it is seen."""
+    reader = HindranceReader()
+    with contextlib.ExitStack() as stack:
+        popen = functools.partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        processes = [stack.enter_context(popen([sys.executable, "-c", THREADS])) for _ in range(3)]
+        for process in processes:
+            assert process.stdout.readline() == b"ready\n"
+        trees = {process.pid: [process.pid] for process in processes}
+        for limit, each in ((12, 4), (1000, 31), (2, 1)):
+            monkeypatch.setattr(hindrances, "_MOST_THREADS", limit)
+            figures = reader.read(trees)
+            assert [len([one for one in reader._threads if one[0] == pid]) for pid in trees] == [each] * 3
+            assert all((pid, str(pid)) in reader._threads for pid in trees)
+            if limit == 12:
+                assert [figure[0] for figure in figures.values()] == [0.0] * 3
+        for process in processes:
+            process.communicate(b"\n")
 
 
 def test_the_quota_is_that_of_the_process_or_one_above(tmp_path: Path) -> None:
@@ -346,7 +385,7 @@ def test_the_quota_is_that_of_the_process_or_one_above(tmp_path: Path) -> None:
         if not controllers or "cpu" in controllers.split(","):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "cpu.stat").write_text("nr_periods 1\nthrottled_usec 1500000\n")
-    assert hindrances.of_tree(pid, [pid], str(tmp_path))[-1] == 1.5
+    assert HindranceReader(str(tmp_path)).read({pid: [pid]})[pid][3] == 1.5
 
 
 # The sink, and what shows it.

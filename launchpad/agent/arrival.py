@@ -19,12 +19,15 @@ Asked = dict[str, Any]
 
 
 def main(asked: Asked) -> NoReturn:
-    """Do what the head asks for (transport/ssh/bundle.py): {"warm"}, {"checkup"}, {"image": what ranks need}, or {}."""
+    """Do what the head asks for (transport/ssh/bundle.py): {"warm"}, {"checkup"}, {"image": what ranks need}, or {}.
+
+    "checkup" has the path at which the keeper of images would listen, if the head knows that: on its own machine.
+    """
     environ = {name: value for name, value in os.environ.items() if name}
     if "checkup" in asked:
         from .checkup.loop import Checkup
 
-        Checkup().run()
+        Checkup(asked["checkup"] or place.path(environ)).run()
     if "warm" in asked:
         _warm(environ)
     why_cold, held = "", None

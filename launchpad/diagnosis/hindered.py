@@ -16,19 +16,20 @@ _FAULTS = 20.0  # per second
 _FAULT_SECONDS = 0.005  # what one takes, on a slow disk
 _SWAPPED = 50.0  # pages per second
 _RETRANSMITTED = 10.0  # segments per second
-_SLOW_CLOCK = 0.8  # of the other hosts'
+_SLOW_CLOCK = 0.8  # of the others'
 _MORE_CPU = 1.3
 _FOREIGN_LOAD = 0.3  # cores
 
 
 class _Rates(NamedTuple):
-    """What a rank went through, per second; 0 if unknown."""
+    """What a rank went through, per second; 0 if unknown. And its cores' clock."""
 
     cpu: float
     queued: float
     blocked: float
     faults: float
     throttled: float
+    mhz: float
     gpu_throttled: float
 
 
@@ -53,7 +54,6 @@ def reason(rank: int, taken: Mapping[int, tuple[Hindrances, Hindrances]], lost: 
         hosts[node] = {
             **{name: _rate(before.host.get(name, -1), value, seconds) for name, value in after.host.items()},
             "cores": after.host.get("cores", -1),
-            "mhz": after.host.get("mhz", -1),
         }
     if rank not in rates or len(rates) < 2:
         return ""
@@ -62,6 +62,9 @@ def reason(rank: int, taken: Mapping[int, tuple[Hindrances, Hindrances]], lost: 
     its_ranks = {int(row[0]) for row in taken[own_node][1].ranks}
     foreign = hosts[own_node].get("busy", 0.0) - own.cpu - sum(rates[one].cpu for one in its_ranks & rates.keys())
     others = [host for node, host in hosts.items() if node != own_node]
+    # Ranks of a host share its cores, unless they are bound.
+    away = [one.mhz for number, one in rates.items() if number not in its_ranks and one.mhz > 0]
+    usual = usual._replace(mhz=_median(away or [one.mhz for one in rates.values()]))
     return _reason(own, usual, hosts[own_node], others, foreign, max(_LEAST, lost * _OF_THE_LOSS))
 
 
@@ -91,9 +94,8 @@ def _reason(
     if clear(own.queued, usual.queued):
         load = f"; other programs use {foreign:.1f} of its host's {cores:.0f} cores" if foreign >= _FOREIGN_LOAD else ""
         return f"its threads wait for a core {_percent(own.queued)} of the time{load}"
-    clocks = [other["mhz"] for other in others if other["mhz"] > 0]
-    if clocks and 0 < host["mhz"] <= _SLOW_CLOCK * _median(clocks):
-        return f"its host's cores run at {host['mhz']:.0f} MHz, those of the others at {_median(clocks):.0f}"
+    if 0 < own.mhz <= _SLOW_CLOCK * usual.mhz:
+        return f"the cores on which it may run are clocked at {own.mhz:.0f} MHz, those of the others at {usual.mhz:.0f}"
     resent = [other.get("retransmitted", 0.0) for other in others]
     if resent and host.get("retransmitted", 0.0) >= max(_RETRANSMITTED, _TWICE * _median(resent)):
         return f"its host sends {host['retransmitted']:.0f} TCP segments per second again"
@@ -103,8 +105,8 @@ def _reason(
 
 
 def _rates(before: list[float], after: list[float], seconds: float) -> _Rates:
-    rates = [_rate(old, new, seconds) for old, new in zip(before[1:-1], after[1:-1], strict=True)]
-    return _Rates._make([*rates, min(before[-1], after[-1])])
+    rates = [_rate(old, new, seconds) for old, new in zip(before[1:-2], after[1:-2], strict=True)]
+    return _Rates._make([*rates, after[-2], min(before[-1], after[-1])])
 
 
 def _rate(old: float, new: float, seconds: float) -> float:

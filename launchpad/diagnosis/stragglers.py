@@ -59,7 +59,10 @@ class Straggler(NamedTuple):
         what = f"{self.operation or 'collective'}s"
         one = len(self.ranks) == 1
         if not self.last:
-            return f"hold{'s' * one} up the others at least {self.share:.0%} of the time: {self.because}"
+            return (
+                f"seem{'s' * one} far away: {self.because}; if one between the ranks takes as long, "
+                f"{'it holds' if one else 'they hold'} up the others at least {self.share:.0%} of the time"
+            )
         text = (
             f"come{'s' * one} last to {self.last:.0%} of the {what}, by {_in_words(self.late)} in the median; the "
             f"others wait {self.share:.0%} of their time for {'it' if one else 'them'}"
@@ -112,11 +115,14 @@ class Tally:
         return self._far_away()
 
     def _far_away(self) -> Straggler | None:
-        """The ranks of a host for whose messages the others wait."""
+        """The ranks of a host for whose messages the others wait, if these take as long as ours do.
+
+        Ours may make a detour, through a bastion.
+        """
         for ranks, (trip, usual, waited, watched) in self._far.items():
             if waited >= LEAST_SHARE * watched > 0:
                 times = _in_words(trip) + (f", to the others {_in_words(usual)}" if usual else "")
-                because = f"a message to {'it' if len(ranks) == 1 else 'them'} and back takes {times}"
+                because = f"a message from launchpad to {'it' if len(ranks) == 1 else 'them'} and back takes {times}"
                 return Straggler(list(ranks), 0.0, trip, waited / watched, "", because)
         return None
 

@@ -87,6 +87,7 @@ _NAMES = {
     "probes": "its ways to the others",
     "software": "what its Python has installed",
     "gpus": "the GPUs",
+    "mpi": "which MPI its Python would use",
     "code": "the code in the working folder",
     "kept": "the images that are kept",
 }

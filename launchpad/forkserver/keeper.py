@@ -204,16 +204,19 @@ class Keeper:
             for image in sorted(same, key=lambda one: (-len(one.preload), -one.used)):
                 reason = image.why_not(wanted)
                 if not reason:
-                    if not set(wanted.preload) <= set(image.preload):
+                    if not set(wanted.preload) <= set(image.preload) and not request["program"]:
                         caller.lacked = wanted
                     self._fork(image, caller, request, fds)
                     return
                 far = image.image is None or bool(fit.misfit(image.image, wanted))
                 reasons.append((far, len(reasons), reason))
             why = min(reasons)[2] if reasons else "there is none yet"
-            if self._would_help(wanted):
+            if self._would_help(wanted) and not request["program"]:
                 caller.lacked = wanted
-        self._say_cold(caller, why)
+        if request["program"]:  # it is no run
+            caller.say({"cold": why})
+        else:
+            self._say_cold(caller, why)
 
     def _lack(self, caller: _Caller, request: dict[str, Any], _: list[int]) -> None:
         self._last_cold = request["why"]

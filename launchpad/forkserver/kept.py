@@ -1,5 +1,7 @@
 """The kept image: a forkserver that has imported what ranks need, and forks guard, agent and forkserver of a job.
 
+It also forks single programs, for `launchpad doctor`.
+
 The keeper (keeper.py) starts it, and asks it for a job over the socket that is descriptor 3 with the descriptors in
 ORDER. Guard and agent import nothing either: their code is loaded too, after the imports, and taken out of the job's
 forkserver again.
@@ -16,7 +18,7 @@ TYPE_CHECKING = False  # typing is not loaded yet
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection
-    from typing import Any
+    from typing import Any, NoReturn
 
 # The descriptors of a request: the caller's connection, the agent's two ends of the link, the caller's standard error,
 # its working folder, and its standard input, if rank 0 gets that.
@@ -127,6 +129,8 @@ class _JobFork:
         own_process.show_as([os.fsencode(word) for word in request["shown"]], dict(os.environb))
         stdin = self._fds.get("stdin")
         self._link.detach()
+        if request["program"]:
+            _run(*request["program"])
         folder = guard.prepare(stdin)
         agent = os.fork()
         if agent:
@@ -192,6 +196,22 @@ class _JobFork:
             channel.send(self._link, message)
         except OSError:  # the keeper has ended
             pass
+
+
+def _run(code: str, *arguments: str) -> NoReturn:
+    """Run a program like python -c, and end without tearing down what was imported."""
+    from ..agent.host import processes
+
+    processes.close_inherited(keep=())
+    sys.argv[:] = ["-c", *arguments]
+    try:
+        exec(code, {"__name__": "__main__"})  # noqa: S102
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _only(link: socket.socket) -> socket.socket:

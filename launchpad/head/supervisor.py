@@ -102,7 +102,7 @@ if TYPE_CHECKING:
     from launchpad.head.mpi_worlds import MpiWorlds
 
 # The figures of a rank in Hindrances.
-_HINDRANCES = 7
+_HINDRANCES = 8
 
 
 class Supervisor:

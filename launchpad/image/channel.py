@@ -27,7 +27,7 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
         pass
     if not place.is_private(folder):
         raise PermissionError(1, "not a folder that only you can enter", folder)
-    if connect(environ) is not None:
+    if connect(place.path(environ)) is not None:
         raise FileExistsError(17, "another one listens", place.path(environ))
     try:
         os.unlink(place.path(environ))
@@ -39,13 +39,13 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
     return listener
 
 
-def connect(environ: Mapping[str, str]) -> socket.socket | None:
-    """A connection to the keeper of this installation, if one runs as this user."""
-    if not place.is_private(place.folder(environ)):
+def connect(path: str) -> socket.socket | None:
+    """A connection to the keeper that listens there, if one runs as this user."""
+    if not place.is_private(os.path.dirname(path)):
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        linux.by_short_path(place.path(environ), connection.connect)
+        linux.by_short_path(path, connection.connect)
         if peer(connection)[1] != os.geteuid():
             raise PermissionError
     except OSError:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .. import linux
-from . import Cold, channel
+from . import Cold, channel, place
 
 # A keeper or an image that doesn't answer for this long is stuck.
 ANSWER_SECONDS = 5.0
@@ -24,6 +24,7 @@ class ForkRequest(NamedTuple):
     environ: Mapping[str, str]  # the user's own variables, on top of the guard's
     defaults: Mapping[str, str]  # where those are unset
     forks: bool  # whether ranks are forked at all
+    program: Sequence[str] = ()  # what runs in place of a guard, in the ranks' environment: Python code, its arguments
 
 
 class KeeperLink:
@@ -55,12 +56,13 @@ class KeeperLink:
         stdin_fd: int | None,
         shown: Sequence[str],
         environ: Mapping[str, str],
+        folder: str = ".",
     ) -> int:
-        """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
+        """Fork a guard with these ends of the link, in this folder; returns a pidfd of it. Raises Cold."""
         request = self._request
         if request is None:
             raise Cold("such a job starts cold")
-        here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        here = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         try:
             fds = [commands, events, stderr, here, *([] if stdin_fd is None else [stdin_fd])]
             self.ask({"run": self._message(request, shown, environ)}, fds)
@@ -84,7 +86,8 @@ class KeeperLink:
             "preload": request.preload,
             "ranks": ranks,
             "forks": request.forks,
-            "environ": dict(environ),
+            "environ": ranks if request.program else dict(environ),
+            "program": list(request.program),
             "shown": list(shown),
             "thread": threading.get_native_id(),
             "personality": personality,
@@ -132,7 +135,12 @@ class KeeperLink:
 
 def connect(environ: Mapping[str, str]) -> KeeperLink | None:
     """A connection to the keeper of this installation, if the user has typed `launchpad warm`."""
-    connection = channel.connect(environ)
+    return connect_at(place.path(environ))
+
+
+def connect_at(path: str) -> KeeperLink | None:
+    """A connection to the keeper that listens there, which may be that of another installation."""
+    connection = channel.connect(path)
     return None if connection is None else KeeperLink(connection)
 
 
@@ -141,7 +149,7 @@ def tell_lack(python: str, preload: Sequence[str], environ: Mapping[str, str], w
 
     `environ`: of the ranks' forkserver; `why`: what was wrong with the image that was there.
     """
-    connection = channel.connect(os.environ)
+    connection = channel.connect(place.path(os.environ))
     if connection is not None:
         lack = {"python": python, "preload": list(preload), "ranks": dict(environ)}
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import Cold, place
 from .channel import Message
-from .keeper_link import KeeperLink, connect
+from .keeper_link import KeeperLink, connect, connect_at
 
 # An import of torch from a slow network file system.
 IMPORT_SECONDS = 600.0
@@ -48,11 +48,16 @@ def ask(request: Message, environ: Mapping[str, str]) -> Message:
         return {"failed": str(error)}
 
 
-def ready(environ: Mapping[str, str]) -> list[str]:
-    """The images that are kept here, by what they have imported."""
-    found = ask({"status": True}, environ).get("found") if place.exists(environ) else None
-    images = found["images"] if found else []
-    return [", ".join(image["preload"]) or "plain Python" for image in images if image["state"] == "ready"]
+def ready(path: str) -> list[Message]:
+    """The images of the keeper that listens there, as `launchpad warm --status` describes them. Raises Cold."""
+    keeper = connect_at(path)
+    if keeper is None:
+        return []
+    try:
+        keeper.ask({"status": True})
+        return [image for image in keeper.answer()["images"] if image["state"] == "ready"]
+    finally:
+        keeper.close()
 
 
 def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:

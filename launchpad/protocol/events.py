@@ -431,10 +431,11 @@ class Hindrances(NamedTuple):
 
     time: int
     # [rank, CPU seconds, seconds that its threads waited for a core, seconds for disks, page faults that read from a
-    # disk, seconds that its cgroup had no CPU quota left, whether one of its GPUs is throttled] each, with descendants
+    # disk, seconds that its cgroup had no CPU quota left, the mean clock now in MHz of the cores on which it may run,
+    # whether one of its GPUs is throttled] each, with descendants
     ranks: list[list[float]]
     # Since the node was booted: "busy", "stolen" (CPU seconds), "swapped" (pages), "retransmitted" (TCP segments); and
-    # "cores" and "mhz"
+    # "cores"
     host: dict[str, float]
 
 

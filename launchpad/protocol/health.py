@@ -170,10 +170,27 @@ class Imported(NamedTuple):
     """Torch is imported for the all_reduce; the first rank's store listens."""
 
     port: int
+    kept: bool  # a kept image had imported it
 
 
 class Reduced(NamedTuple):
     """One all_reduce with one backend."""
+
+    seconds: float
+    failed: str  # why there was none; ""
+
+
+class MpiThere(NamedTuple):
+    """The MPI that mpi4py loads."""
+
+    library: str  # its name; "": mpi4py is not there, or finds none
+    version: str  # in its own words
+    path: str
+    problem: str  # why it can't be used; ""
+
+
+class MpiReduced(NamedTuple):
+    """One allreduce in an MPI world."""
 
     seconds: float
     failed: str  # why there was none; ""
@@ -199,6 +216,8 @@ SUBJECTS: dict[str, Any] = {
     "gpus": Gpus,
     "import": Imported,
     "all_reduce": Reduced,
+    "mpi": MpiThere,
+    "world": MpiReduced,
 }
 
 

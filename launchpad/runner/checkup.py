@@ -21,13 +21,17 @@ from launchpad.doctor.network import late, slow
 from launchpad.doctor.seen import Examination, HostSeen, Pair, listed
 from launchpad.errors import NodeError
 from launchpad.head import own_signals
-from launchpad.image import warming
+from launchpad.head.mpi_worlds import MpiWorlds
+from launchpad.image.place import path as keeper_path
 from launchpad.job.hosts import Host
+from launchpad.job.mpi import MpiSeat
+from launchpad.job.mpi import environ as mpi_environ
+from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
-from launchpad.protocol.events import Checked
-from launchpad.protocol.health import KeptImages, Probed, facts_of
+from launchpad.protocol.events import BarrierIn, Checked, PmixFetched, PmixRequest
+from launchpad.protocol.health import Probed, facts_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
 
@@ -42,7 +46,7 @@ PROBE_SECONDS = 8.0
 # An import of torch is no check: it may take longer, from a network file system or on a busy host.
 IMPORT_SECONDS = 20.0
 # By backend. NCCL has to start CUDA, and to try every network and GPU.
-REDUCE_SECONDS = {"gloo": 6.0, "nccl": 20.0}
+REDUCE_SECONDS = {"gloo": 6.0, "nccl": 20.0, "mpi": 10.0}
 LEAVE_SECONDS = 1.0
 
 STREAM_SECONDS = 0.1
@@ -52,8 +56,12 @@ MOST_CALLS = 32
 # So many pairs that seem slow get a second chance, with nobody else on the network.
 AGAIN = 6
 
-_SUBJECTS = ("limits", "tmp", "cache", "shm", "memory", "load", "software", "code", "sshd", "kept", "gpus")
+_SUBJECTS = ("limits", "tmp", "cache", "shm", "memory", "load", "software", "mpi", "code", "sshd", "kept", "gpus")
 _CLOCK_READS = 3
+
+
+# Events of MPI libraries that concern the other hosts.
+ForWorlds = BarrierIn | PmixRequest | PmixFetched
 
 
 class HostAnswers:
@@ -69,7 +77,9 @@ class HostAnswers:
         self._due: dict[tuple[int, str], float] = {}
         self._limits: dict[str, float] = {}
         self._asked_at: dict[int, float] = {}  # time of day
-        self._inbox: queue.SimpleQueue[tuple[int, Checked | str, float]] = queue.SimpleQueue()
+        self.worlds: MpiWorlds | None = None  # joins the MPI libraries of these:
+        self.members: list[int] = []
+        self._inbox: queue.SimpleQueue[tuple[int, Checked | ForWorlds | str, float]] = queue.SimpleQueue()
         for place, link in links.items():
             threading.Thread(target=self._read, args=(place, link), name=f"checkup-{place}", daemon=True).start()
 
@@ -77,7 +87,7 @@ class HostAnswers:
         why = "the connection ended during the check"
         try:
             for message in link.messages():
-                if isinstance(message, Checked):
+                if isinstance(message, Checked | ForWorlds):
                     self._inbox.put((place, message, time.time()))
         except (OSError, EOFError, wire.WireError) as error:
             why = f"{why}: {error}" if str(error) else why
@@ -109,7 +119,10 @@ class HostAnswers:
                     self.awaited.discard((place, subject))
                     self.problems[place][subject] = f"no answer within {self._limits[subject]:g} s"
 
-    def _take(self, place: int, message: Checked | str, at: float) -> None:
+    def _take(self, place: int, message: Checked | ForWorlds | str, at: float) -> None:
+        if isinstance(message, ForWorlds):
+            self._relay(place, message)
+            return
         if isinstance(message, str):
             self.ended[place] = message
             self.awaited = {one for one in self.awaited if one[0] != place}
@@ -130,6 +143,15 @@ class HostAnswers:
             uncertain = (at - asked) / 2
             if place not in self.skews or uncertain < self.skews[place][1]:
                 self.skews[place] = self.facts[place]["identity"].wall - (at + asked) / 2, uncertain
+
+    def _relay(self, place: int, event: ForWorlds) -> None:
+        """Pass on what a rank's MPI library says to those of the other hosts."""
+        if self.worlds is None or place not in self.members:
+            return
+        node = self.members.index(place)
+        if isinstance(event, PmixFetched) or self.worlds.makes_sense(node, event):
+            for to, command in self.worlds.on(node, event):
+                self.links[self.members[to]].send(command)
 
     def close(self) -> None:
         """Hang up on all, and wait a moment for them to leave."""
@@ -152,6 +174,7 @@ def check_up(
     quick: bool = False,
     code: bool = True,
     torch: bool = True,
+    mpi: bool = True,
     cwd: str | None = None,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
@@ -159,7 +182,7 @@ def check_up(
     """Check these hosts, or this machine. Raises UsageError.
 
     `quick`: without the speed of the network, and without an all_reduce. `code`: compare that in the working folder.
-    `torch`: the ranks need it.
+    `torch`, `mpi`: the ranks need it.
     """
     began = time.monotonic()
     named = hosts or (Host("localhost", here=True),)
@@ -173,11 +196,9 @@ def check_up(
             return HowFar(waiting("checking", left), len(named) - len(left), len(named))
 
         with status_line(look, quiet=quiet):
-            ways, rates, reduced, failed = _examine(answers, folder, variables, quick=quick, code=code)
+            subjects = [one for one in _SUBJECTS if (code or one != "code") and (mpi or one != "mpi")]
+            ways, rates, reduced, failed = _examine(answers, folder, variables, subjects, quick=quick)
     failures |= answers.ended
-    for place, host in enumerate(named):
-        if host.here and not options.enter and place in answers.facts:  # they are kept by what is installed here
-            answers.facts[place]["kept"] = KeptImages(warming.ready(os.environ))
     seen = [
         HostSeen(
             host.name if hosts else "",
@@ -203,7 +224,13 @@ def check_up(
 
 
 def refuse_unfit(
-    hosts: Sequence[Host], options: RunOptions, cwd: str, *, torch: bool, environ: Mapping[str, str] | None = None
+    hosts: Sequence[Host],
+    options: RunOptions,
+    cwd: str,
+    *,
+    torch: bool,
+    mpi: bool,
+    environ: Mapping[str, str] | None = None,
 ) -> None:
     """Check the hosts of a job quickly (--check), and show what is not well. Raises NodeError if it can't run there."""
     seen = check_up(
@@ -211,6 +238,7 @@ def refuse_unfit(
         quick=True,
         code=not options.hosts.sync,
         torch=torch,
+        mpi=mpi,
         cwd=cwd,
         environ={**forwarded(os.environ), **(environ or {})},
         quiet=options.reports.quiet,
@@ -234,22 +262,22 @@ def _open(
     from launchpad.transport.ssh.bundle import Startup
 
     found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
-    startup = Startup(found, python is not None, enter_words(options), json.dumps({"checkup": True}))
+    startup = Startup(found, python is not None, enter_words(options))
+    # On this machine, images are kept by the launchpad that is installed here.
+    keepers = [keeper_path(os.environ) if host.here and not startup.enter else "" for host in hosts]
+    startups = [startup._replace(asked=json.dumps({"checkup": keeper})) for keeper in keepers]
     connector = Connector(options)
     closing.callback(connector.abandon)
-    links, failures = reach(
-        connector, dict(enumerate(hosts)), [startup] * len(hosts), quiet=quiet, seconds=CONNECT_SECONDS
-    )
+    links, failures = reach(connector, dict(enumerate(hosts)), startups, quiet=quiet, seconds=CONNECT_SECONDS)
     answers = HostAnswers(links)
     closing.callback(answers.close)
     return answers, failures
 
 
 def _examine(
-    answers: HostAnswers, cwd: str, environ: Mapping[str, str], *, quick: bool, code: bool
+    answers: HostAnswers, cwd: str, environ: Mapping[str, str], subjects: Sequence[str], *, quick: bool
 ) -> tuple[dict[Pair, Probed], dict[Pair, float], dict[str, float], dict[str, str]]:
     secrets = {place: os.urandom(16).hex() for place in answers.present}
-    subjects = [subject for subject in _SUBJECTS if code or subject != "code"]
     for place in answers.present:
         answers.ask(place, "identity")
         answers.ask(place, "network", secret=secrets[place])
@@ -263,9 +291,19 @@ def _examine(
         for subject in subjects:
             answers.ask(place, subject, cwd=cwd, environ=environ)
     ways = _probe(answers, secrets)
-    rates = {} if quick else _streams(answers, secrets, ways)
-    answers.wait("software", "gpus")
-    reduced, failed = ({}, {}) if quick else _reduce(answers, ways, cwd, environ)
+    rates: dict[Pair, float] = {}
+    reduced: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    if not quick:
+        answers.wait("software", "gpus", "limits")
+        members, backends = _import(answers, ways, cwd, environ)
+        if not all(_has_cores(answers, place) for place in answers.present):
+            answers.wait("import")
+        rates = _streams(answers, secrets, ways)
+        answers.wait("import")
+        reduced, failed = _reduce(answers, members, backends)
+        in_world, no_world = _form_world(answers, ways, cwd, environ)
+        reduced, failed = reduced | in_world, failed | no_world
     answers.wait("lookup", *subjects)
     return ways, rates, reduced, failed
 
@@ -322,6 +360,12 @@ def _is_outward(address: str) -> bool:
     return not address.startswith("127.") and address != "::1"
 
 
+def _has_cores(answers: HostAnswers, place: int) -> bool:
+    """Whether an import does not slow down a stream in and one out."""
+    limits = answers.facts[place].get("limits")
+    return limits is not None and limits.cores >= 3
+
+
 def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pair, Probed]) -> dict[Pair, float]:
     """Measure how fast data flows, each host with one other at a time; then the slow ones again, each alone."""
     open_ways = {pair for pair, way in ways.items() if way.address}
@@ -367,35 +411,45 @@ def rounds(places: Sequence[int], most: int) -> list[list[Pair]]:
     return found
 
 
-def _reduce(
+def _import(
     answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """One all_reduce with each backend over all hosts, if all can reach each other and have the same torch."""
+) -> tuple[list[int], dict[str, float]]:
+    """Have all hosts import torch, if they can reach each other and have the same one.
+
+    Returns the hosts, and the backends that there are then, with the seconds that each may take.
+    """
     members = answers.present
     versions = {answers.facts[place]["software"].torch for place in members if "software" in answers.facts[place]}
     known = all("software" in answers.facts[place] for place in members)
     if not members or not known or len(versions) != 1 or versions == {""}:
-        return {}, {}
+        return [], {}
     if any(not way.address for way in ways.values()):
-        return {}, {}
+        return [], {}
     gpus = all("gpus" in answers.facts[place] and answers.facts[place]["gpus"].gpus for place in members)
-    backends = {backend: seconds for backend, seconds in REDUCE_SECONDS.items() if gpus or backend != "nccl"}
+    backends = {backend: REDUCE_SECONDS[backend] for backend in (("gloo", "nccl") if gpus else ("gloo",))}
     places = places_of(members, ways)
+    if len(places) < len(members):
+        return [], {}
     for rank, place in enumerate(members):
         request = {"rank": rank, "size": len(members), "address": places[members[0]][0], "backends": backends}
         answers.ask(
             place, "import", IMPORT_SECONDS, **request, interface=places[place][1], cwd=cwd, environ=dict(environ)
         )
-    answers.wait("import")
+    return members, backends
+
+
+def _reduce(
+    answers: HostAnswers, members: Sequence[int], backends: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """One all_reduce with each backend over these hosts. Returns how long it took, or why there was none."""
     if late := [place for place in members if "import" not in answers.facts[place]]:
         why = {answers.problems[place].pop("import", "the connection ended") for place in late}
         names = listed([answers.facts[place]["identity"].hostname for place in late])
         return {}, {"gloo": f"{names}, import torch: {' and '.join(sorted(why))}"}
-    port = answers.facts[members[0]]["import"].port
     reduced: dict[str, float] = {}
     for backend, seconds in backends.items():
         for place in members:
-            answers.ask(place, "all_reduce", seconds, port=port)
+            answers.ask(place, "all_reduce", seconds, port=answers.facts[members[0]]["import"].port)
         answers.wait("all_reduce")
         found = [answers.facts[place].pop("all_reduce", None) for place in members]
         problems = [
@@ -408,6 +462,45 @@ def _reduce(
     return reduced, {}
 
 
+def _form_world(
+    answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """One allreduce in an MPI world of all hosts, if all can reach each other and have the same MPI.
+
+    Returns how long it took, or why there was none.
+    """
+    answers.wait("mpi")
+    members = answers.present
+    found = [answers.facts[place].get("mpi") for place in members]
+    if not members or len({one and one.library for one in found}) != 1 or any(not way.address for way in ways.values()):
+        return {}, {}
+    if not all(one and one.library and not one.problem for one in found):
+        return {}, {}
+    places = places_of(members, ways)
+    if len(places) < len(members):
+        return {}, {}
+    nodes = []
+    for rank, place in enumerate(members):
+        address, interface = places[place] if len(members) > 1 else ("", "")
+        seat = MpiSeat(rank, len(members), 0, 1, f"{rank}-{address}" if address else "")
+        rank_plan = RankPlan(rank, 0, (), mpi_environ(seat))
+        nodes.append(NodePlan(rank, seat.host, cwd, {}, (rank_plan,), {}, interface=interface))
+    answers.members = members
+    answers.worlds = MpiWorlds(Plan("", tuple(nodes), mpi=True), f"launchpad-{os.urandom(8).hex()}-doctor")
+    for node, place in zip(nodes, members, strict=True):
+        request = {"world": list(answers.worlds.begin(node.index)), "seat": dict(node.ranks[0].environ)}
+        answers.ask(place, "world", REDUCE_SECONDS["mpi"], **request, cwd=cwd, environ=dict(environ))
+    answers.wait("world")
+    results = [answers.facts[place].get("world") for place in members]
+    gave_up = [answers.problems[place].pop("world", "the connection ended") for place in members]
+    # Those that wait for one that has failed give up later.
+    problems = [one.failed for one in results if one and one.failed]
+    problems += [why for why, one in zip(gave_up, results, strict=True) if one is None]
+    if problems:
+        return {}, {"mpi": problems[0]}
+    return {"mpi": max(one.seconds for one in results if one)}, {}
+
+
 def places_of(members: Sequence[int], ways: Mapping[Pair, Probed]) -> dict[int, tuple[str, str]]:
     """Each host's own address and interface where they meet: the first host's way to the others, and theirs to it."""
     first = members[0]
@@ -416,5 +509,9 @@ def places_of(members: Sequence[int], ways: Mapping[Pair, Probed]) -> dict[int, 
     reached = Counter(ways[pair].address for pair in ways if pair[1] == first)
     address = max(reached, key=lambda one: reached[one], default="127.0.0.1")
     interface = next((name for source, name in own if source == address), own[0][1] if own else "lo")
-    others = {place: ways[place, first] for place in members[1:] if (place, first) in ways}
-    return {first: (address, interface), **{place: (way.source, way.interface) for place, way in others.items()}}
+    found = {first: (address, interface)}
+    for place in members[1:]:  # among very many hosts, one that is not a neighbour of the first has not called it
+        way = ways.get((place, first)) or next((way for pair, way in ways.items() if pair[0] == place), None)
+        if way:
+            found[place] = way.source, way.interface
+    return found

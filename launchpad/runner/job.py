@@ -67,7 +67,7 @@ def run_job(
         if world.meeting is not None:
             from launchpad.runner.checkup import refuse_unfit
 
-            refuse_unfit((), options, os.getcwd(), torch=True)
+            refuse_unfit((), options, os.getcwd(), torch=True, mpi=options.backend == "mpi")
     if world.meeting is not None and show is None:
         from launchpad.runner.joined import run_joined
 
@@ -76,7 +76,7 @@ def run_job(
     if options.check and world.meeting is None:
         from launchpad.runner.checkup import refuse_unfit
 
-        refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, environ=spec.environ)
+        refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, mpi=spec.backend == "mpi", environ=spec.environ)
     files = files_to_sync(options.hosts, spec)
     quiet = options.reports.quiet
     links: Sequence[Link]

@@ -60,7 +60,7 @@ CASES = (
     Case("second_host", (2, 3), options=("hosts",)),
     Case("double", (1,), options=("hosts",)),
     Case("even", options=("namespaces",)),
-    Case("even", (2, 3), "a message to them and back", options=("namespaces", "delay")),
+    Case("even", (2, 3), "a message from launchpad to them and back", options=("namespaces", "delay")),
 )
 
 

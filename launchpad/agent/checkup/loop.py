@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ... import linux
+from ...image import warming
 from ...protocol import wire
 from ...protocol.commands import Check
-from ...protocol.events import Checked
+from ...protocol.events import Checked, Event
 from ...protocol.health import Identity, KeptImages, LookUp
 from ..host.probe import machine
-from . import gpus, host, software
+from . import gpus, host, mpi, software
 from .network import EchoServer, probe, stream
 from .trial_rank import TrialRank
 
@@ -26,10 +27,12 @@ _Request = dict[str, Any]
 class Checkup:
     """One connection: commands come from descriptor 0, answers leave through descriptor 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeper: str) -> None:
+        """`keeper`: where that of kept images would listen."""
         self._writing = threading.Lock()
         self._listener = EchoServer()
-        self._rank = TrialRank()
+        self._rank = TrialRank(keeper)
+        self._world = mpi.TrialWorld(self._say)
         self._answers: dict[str, Callable[[_Request], Any]] = {
             "identity": _identity,
             "network": lambda request: self._listener.listen(request["secret"]),
@@ -46,10 +49,12 @@ class Checkup:
             "software": software.versions,
             "code": software.code_files,
             "sshd": lambda _: host.ssh_server(),
-            "kept": _kept,
+            "kept": lambda _: _kept(keeper),
             "gpus": lambda _: gpus.look(),
             "import": self._rank.begin,
             "all_reduce": self._rank.finish,
+            "mpi": mpi.look,
+            "world": self._world.run,
         }
 
     def run(self) -> NoReturn:
@@ -59,7 +64,10 @@ class Checkup:
             for command in decoder.feed(data):
                 if isinstance(command, Check):
                     threading.Thread(target=self._answer, args=[command], daemon=True).start()
+                else:
+                    self._world.hear(command)
         self._rank.kill()
+        self._world.kill()
         os._exit(0)  # whatever still hangs
 
     def _answer(self, command: Check) -> None:
@@ -68,7 +76,10 @@ class Checkup:
             facts = list(self._answers[command.subject](command.request))
         except Exception as error:  # the other subjects are not concerned
             problem = f"{type(error).__name__}: {error}"
-        frame = wire.encode(Checked(time.monotonic_ns(), command.subject, facts, problem))
+        self._say(Checked(time.monotonic_ns(), command.subject, facts, problem))
+
+    def _say(self, event: Event) -> None:
+        frame = wire.encode(event)
         with self._writing:
             try:
                 linux.write_all(1, frame)
@@ -99,7 +110,5 @@ def _addresses_of(name: str) -> list[str]:
     return list(dict.fromkeys(str(place[4][0]) for place in found))
 
 
-def _kept(_: _Request) -> KeptImages:
-    from ...image import warming
-
-    return KeptImages(warming.ready({name: value for name, value in os.environ.items() if name}))
+def _kept(keeper: str) -> KeptImages:
+    return KeptImages([", ".join(image["preload"]) or "plain Python" for image in warming.ready(keeper)])

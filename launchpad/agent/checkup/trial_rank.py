@@ -1,14 +1,20 @@
-"""One rank of a small all_reduce over all hosts, in the ranks' interpreter."""
+"""One rank of a small all_reduce over all hosts, in the ranks' interpreter: a fork of a kept image where one fits."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from ...image import Cold, warming
+from ...image.keeper_link import ForkRequest, connect_at
+from ...protocol.defaults import defaults_for
 from ...protocol.health import Imported, Reduced
 from .software import environment, where
 
@@ -17,13 +23,15 @@ IMPORT_SECONDS = 20
 
 # It has a line from us: the port of the store. It prints the port of its own one, or 0, then a line for each backend.
 _RANK = """
-import json, signal, sys, time
+import json, os, signal, sys, time
 from datetime import timedelta
-rank, size, address, alarm, limits = sys.argv[1:]
+rank, size, address, interface, alarm, limits = sys.argv[1:]
 signal.alarm(int(alarm))  # leave nothing behind even if nobody is left to kill us
 rank, size = int(rank), int(size)
 limits = {backend: timedelta(seconds=seconds) for backend, seconds in json.loads(limits).items()}
 limit = next(iter(limits.values()))
+os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 import torch
 import torch.distributed as dist
 store = dist.TCPStore(address, 0, size, True, timeout=limit, wait_for_workers=False) if rank == 0 else None
@@ -56,8 +64,11 @@ if store and rank == 0:
 class TrialRank:
     """The rank of this host."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, keeper: str) -> None:
+        """`keeper`: where the keeper of images would listen."""
+        self._keeper = keeper
+        self._process: subprocess.Popen[bytes] | None = None  # unless it is the fork of an image
+        self._pidfd = -1
         self._begun = False
 
     def begin(self, request: dict[str, Any]) -> Imported:
@@ -65,57 +76,83 @@ class TrialRank:
 
         "backends" has the seconds within which each has to answer.
         """
-        environ = environment(request)
-        environ.setdefault("GLOO_SOCKET_IFNAME", request["interface"])
-        environ.setdefault("NCCL_SOCKET_IFNAME", f"={request['interface']}")
-        environ["OMP_NUM_THREADS"] = "1"
         # It gives up a little sooner, and says why.
         limits = {backend: seconds - 1 for backend, seconds in request["backends"].items()}
         alarm = IMPORT_SECONDS + int(sum(request["backends"].values()))
-        words = [request["rank"], request["size"], request["address"], alarm, json.dumps(limits)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-B", "-c", _RANK, *map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=where(request),
-            env=environ,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        words = [*(request[name] for name in ("rank", "size", "address", "interface")), alarm, json.dumps(limits)]
+        program = [_RANK, *map(str, words)]
+        pipes = [os.pipe() for _ in range(3)]
+        ends = pipes[0][0], pipes[1][1], pipes[2][1]
+        self._stdin = open(pipes[0][1], "w")  # noqa: SIM115
+        self._stdout, self._stderr = (open(pipe[0]) for pipe in pipes[1:])  # noqa: SIM115
+        try:
+            kept = self._forked(program, request, ends)
+            self._pidfd = self._executed(program, request, ends) if kept is None else kept
+        finally:
+            for fd in ends:
+                os.close(fd)
+        for line in self._stdout:
             word, _, rest = line.partition(" ")
             if word == "port":
-                return Imported(int(rest))
+                return Imported(int(rest), kept is not None)
         raise OSError(self._last_words())
+
+    def _forked(self, program: Sequence[str], request: dict[str, Any], ends: tuple[int, int, int]) -> int | None:
+        """Have a kept image run the program. As it is short, any number of threads will do."""
+        environ = {name: value for name, value in os.environ.items() if name}
+        with suppress(Cold):
+            for image in warming.ready(self._keeper):
+                keeper = connect_at(self._keeper) if "torch" in image["preload"] else None
+                if keeper is None:
+                    continue
+                preload, threads = tuple(image["preload"]), {**defaults_for(1), "OMP_NUM_THREADS": image["threads"]}
+                keeper.want(ForkRequest(sys.executable, preload, request["environ"], threads, False, program))
+                try:
+                    return keeper.fork(*ends, None, [sys.executable, "-c", *program], environ, where(request))
+                except Cold:
+                    continue
+                finally:
+                    keeper.close()
+        return None
+
+    def _executed(self, program: Sequence[str], request: dict[str, Any], ends: tuple[int, int, int]) -> int:
+        self._process = subprocess.Popen(
+            [sys.executable, "-B", "-c", *program],
+            stdin=ends[0],
+            stdout=ends[1],
+            stderr=ends[2],
+            cwd=where(request),
+            env={**environment(request), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        return os.pidfd_open(self._process.pid)
 
     def finish(self, request: dict[str, Any]) -> Reduced:
         """Do it with the next backend: {"port": the store's}."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
         if not self._begun:
             self._begun = True
-            process.stdin.write(f"{request['port']}\n")
-            process.stdin.flush()
-        word, _, text = process.stdout.readline().strip().partition(" ")
+            self._stdin.write(f"{request['port']}\n")
+            self._stdin.flush()
+        word, _, text = self._stdout.readline().strip().partition(" ")
         if word == "done":
             return Reduced(float(text), "")
         return Reduced(-1.0, text or self._last_words())
 
     def _last_words(self) -> str:
-        assert self._process is not None
-        assert self._process.stderr is not None
-        lines = self._process.stderr.read().strip().splitlines()
+        lines = self._stderr.read().strip().splitlines()
         return lines[-1][:200] if lines else "its process ended without a word"
 
     def kill(self) -> None:
         """End it, whatever it does."""
-        if self._process is not None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.communicate(timeout=1)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
+        if self._pidfd < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if ended.poll(1000):
+            if self._process is not None:
+                self._process.wait()
+            for stream in (self._stdin, self._stdout, self._stderr):
+                stream.close()
+            os.close(self._pidfd)

@@ -15,8 +15,8 @@ from typing import Any
 from ...protocol.commands import Sample
 from ...protocol.events import ArrivalTimes, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
-from ..host import hindrances
 from ..host.gpus import Gpu, GpuReader
+from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
 from ..outbox import Listener
 from ..poll import Poll
@@ -38,6 +38,7 @@ class Sampler:
         self._outbox = outbox
         self._channel = channel
         self._trees = ProcessTrees()
+        self._hindrances = HindranceReader()
         wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poll.watch(wake, lambda _: _drain(wake))
         self._gpus = GpuReader(wake)
@@ -108,18 +109,16 @@ class Sampler:
         figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
         if self._compares:
-            self._outbox.say(Hindrances(time.monotonic_ns(), self._hindrances(trees), hindrances.of_host()))
+            self._outbox.say(Hindrances(time.monotonic_ns(), self._hindered(trees), of_host()))
 
-    def _hindrances(self, trees: dict[int, TreeUse]) -> list[list[float]]:
+    def _hindered(self, trees: dict[int, TreeUse]) -> list[list[float]]:
         members: dict[int, list[int]] = {root: [] for root in trees}
         for pid, root in self._trees.root_of.items():
             members[root].append(pid)
         slowed = {rank for gpu in self._gpus.gpus if gpu.slowed for rank in self._users_of(gpu)}
-        return [
-            [rank, use.cpu, *hindrances.of_tree(root, members[root]), int(rank in slowed)]
-            for root, use in trees.items()
-            for rank in (self._ranks[root],)
-        ]
+        found = self._hindrances.read(members)
+        ranks = {root: self._ranks[root] for root in trees}
+        return [[ranks[root], use.cpu, *found[root], int(ranks[root] in slowed)] for root, use in trees.items()]
 
     def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
