@@ -109,8 +109,9 @@ def _more(name: str, cause: str = "", ranks: tuple[int, ...] = (CULPRIT,), needs
 
 MORE = [
     # the loss of another rank in the program's own words
-    *(_more(f"wrapped_{how}", ABORTED) for how in ("from_none", "from", "plainly", "exit")),
+    *(_more(f"wrapped_{how}", ABORTED) for how in ("from_none", "from", "plainly", "exit", "later")),
     _more("slow_handler", ABORTED),
+    _more("overcome", ABORTED),
     # words that only look like a lost rank
     _more("ssh_words", NOTHING_LOST + r"exit code 255.*closed by remote host"),
     _more("database", r"OperationalError: connection to server"),
@@ -138,7 +139,15 @@ MORE = [
     *(_more(name) for name in ("retries", "other_port", "leaves_with_0", "failing_child", "destroyed_late", "alarm")),
 ]
 
-QUICK = ("wrapped_from_none", "port_taken_file", "handled_os_exit", "launchpad_inside", "slow_socket", "sleeps_alone")
+QUICK = (
+    "wrapped_later",
+    "overcome",
+    "port_taken_file",
+    "handled_os_exit",
+    "launchpad_inside",
+    "slow_socket",
+    "sleeps_alone",
+)
 """Those of MORE that the tests run: the others are tested by events and by numbers."""
 
 

@@ -471,6 +471,41 @@ def test_a_program_that_says_in_its_own_words_that_it_lost_a_rank_is_a_victim(li
     assert more[-4:-2] == ["where the ranks were then:", "    rank 1 is in upload at train.py:17"]
 
 
+def later(ms: float, rank: int, kind: str = "TrainingAborted") -> list[Any]:
+    """An exception that a rank raises when it has caught the loss of another one and gone on."""
+    traceback = recorded(kind, "step 20 failed", kept=[recorded("RuntimeError", GLOO)])
+    return [ExceptionRaised(at(ms), rank, 100 + rank, "", traceback), exits(ms + 1, rank, 1)]
+
+
+def test_a_rank_that_caught_the_loss_of_another_and_fails_later_is_a_victim_if_there_is_a_cause() -> None:
+    held = RanksHeld(at(8), "failure", [1], ["rank 1 is in upload at train.py:17"], recorded("ValueError", "bad batch"))
+    events = [*job(3), *later(5, 0), *later(6, 2), stopping(9, [1]), held, exits(10, 1, -15), over(11)]
+    verdict = judge(events)
+    assert blamed(verdict) == ("failure", 1, "exception")
+    assert [one.why[:40] for one in verdict.victims] == ["RuntimeError: Connection closed by peer "] * 2
+    killed = [*job(3), *later(5, 0), exits(7, 1, -9), stopping(9, [2]), exits(10, 2, -15), over(11)]
+    assert blamed(judge(killed)) == ("failure", 1, "signal")
+    early = [*job(3), exits(4, 2, 0), *later(5, 0), *later(6, 1), stopping(9, []), over(11)]
+    assert (judge(early).kind, judge(early).early) == ("early", (2,))
+    mixed = [*job(3), *raises(5, 0, "RuntimeError", GLOO), *later(5.5, 2), stopping(9, [1]), held, over(11)]
+    assert blamed(judge(mixed)) == ("failure", 1, "exception")
+
+
+def test_a_rank_that_fails_later_by_itself_is_blamed_although_it_had_caught_the_loss_of_another() -> None:
+    own = later(5, 1, "ValueError")
+    waits = RanksHeld(at(8), "failure", [2], ["rank 2 is in compute at train.py:17"])
+    events = [*job(3), *own, waits, stopping(9, [2]), *raises(9, 0, "RuntimeError", GLOO), exits(10, 2, -15), over(11)]
+    verdict = judge(events)
+    assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 1, "exception"), [0])
+    text = describe(History(events), verdict)
+    assert text[0].startswith("rank 1 failed first: ValueError: step 20 failed (exit code 1, ")
+    assert any(
+        line.startswith("    It had caught this before: RuntimeError: Connection closed by peer") for line in text
+    )
+    much_later = [*job(3), *own, *raises(1600, 2, "KeyError", "'x'"), stopping(1700, [0]), over(1800)]
+    assert blamed(judge(much_later)) == ("failure", 1, "exception")
+
+
 def test_a_failure_that_the_program_hid_does_not_make_its_own_one_a_victims() -> None:
     """It gave up a database, and said so in its own words."""
     wrapped = recorded("ConfigError", "no database", hidden=recorded("ConnectionRefusedError", "[Errno 111] refused"))
@@ -606,7 +641,7 @@ def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:
     assert verdict.cause.traceback.title == "exit code 7, in rank 1 of the torchrun that it ran"
 
 
-def test_who_has_a_port_is_told() -> None:
+def test_who_has_a_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as mine:
         mine.bind(("127.0.0.1", 0))
         mine.listen()
@@ -616,10 +651,21 @@ def test_who_has_a_port_is_told() -> None:
             ports.explain({"message": "can't serve", "cause": cause})
             name = procfs.status(os.getpid())["Name"]
             assert cause["why"] == f"the port {port} is taken (by pid {os.getpid()}, {name})"
+    monkeypatch.setattr(ports, "_found", {})
     assert ports.taken(port) == f"the port {port} is taken"
     other = {"message": "port: 80: permission denied"}
     ports.explain(other)
     assert other == {"message": "port: 80: permission denied"}
+
+
+def test_who_has_a_port_is_looked_up_once_for_all_ranks_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(ports, "_found", {})
+    monkeypatch.setattr(ports, "_look_up", lambda port: looked.append(port) or f"{len(looked)}")
+    assert [ports.taken(port) for port in (29500, 29500, 29501, 29500)] == ["1", "1", "2", "1"]
+    monkeypatch.setattr(ports, "FOUND_HOLDS", 0.0)
+    monkeypatch.setattr(ports, "_found", {})
+    assert [ports.taken(29500), ports.taken(29500)] == ["3", "4"]
 
 
 # Real jobs.

@@ -81,6 +81,7 @@ class Traceback(NamedTuple):
     inside: str = ""  # the child process that `before` was forwarded from
     hidden: Traceback | None = None  # its context, if the program suppressed it (`raise … from None`)
     why: str = ""  # in plain words, if more is known than the message says
+    kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
 
     @property
     def kind(self) -> str:
@@ -177,6 +178,7 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         tuple(str(note) for note in recorded.get("notes", ())),
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
+        kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
     )
 
 

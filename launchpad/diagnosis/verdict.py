@@ -5,6 +5,8 @@ candidates.py classifies the failures. This module finds the first one:
 - A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
 - A rank that was still handling an exception of its own when the first victim was known has failed before it.
+- A rank that had caught the loss of another, and raised an exception of its own later, is a victim if there is another
+  cause of these kinds, or if a rank exited with 0 while others still needed it. Otherwise its own exception counts.
 - If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
   a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
   which a thread had died. Otherwise the first victim is reported, as a victim.
@@ -41,6 +43,9 @@ Kind = Literal[
 
 # We may notice an exit this much later (ns) than its peers do.
 LATE_NS = 1_000_000_000
+
+# Secondary failures that may be the ranks' own ones after all.
+_DOUBTFUL = ("weak", "kept")
 
 
 class Victim(NamedTuple):
@@ -105,16 +110,16 @@ def _failure(history: History, found: Candidates) -> Verdict:
     own, secondary_failures, threads = found.own, found.secondary_failures, found.threads
     first_secondary = min((one.time for one in secondary_failures), default=None)
     if own and first_secondary is not None:
-        strong = [one for one in secondary_failures if one.secondary != "weak"]
+        strong = [one for one in secondary_failures if one.secondary not in _DOUBTFUL]
         # A broken pipe with no failure before it may well be a failure of its own.
         if not strong and min(one.time for one in own) > first_secondary + LATE_NS:
             own, secondary_failures = [*own, *secondary_failures], []
-    weak = [one for one in secondary_failures if one.secondary == "weak"]
-    if not own and 0 < len(weak) < len(secondary_failures):
-        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
     holder = _holder(history)
     if holder is not None and holder.under_way and holder.rank not in {one.rank for one in own + secondary_failures}:
         own = [*own, holder]
+    weak = [one for one in secondary_failures if one.secondary == "weak"]
+    if not own and 0 < len(weak) < len(secondary_failures):
+        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
     own = sorted(own, key=lambda one: one.time)
     early: tuple[int, ...] = ()
     if own:
@@ -127,12 +132,16 @@ def _failure(history: History, found: Candidates) -> Verdict:
         exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
         if exited_before and cause.secondary != "weak":
             kind, early = "early", tuple(exited_before)
-        elif holder is not None and holder.rank not in {one.rank for one in secondary_failures}:
+        elif (
+            holder is not None
+            and cause.secondary != "kept"
+            and holder.rank not in {one.rank for one in secondary_failures}
+        ):
             kind, cause = "held", holder
         elif before and cause.secondary != "weak":
             kind, cause = "failure", before[0]
         else:
-            kind = "failure" if cause.secondary == "weak" else "waited"
+            kind = "failure" if cause.secondary in _DOUBTFUL else "waited"
     else:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
     close, apart, doubt = _too_close(history, own)
@@ -140,7 +149,7 @@ def _failure(history: History, found: Candidates) -> Verdict:
     gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
     known = {cause.rank, *close, *alike, *early}
     victims = tuple(
-        Victim(one.rank, one.short)
+        Victim(one.rank, one.loss)
         for one in sorted(secondary_failures, key=lambda one: one.rank)
         if one.rank not in known
     )

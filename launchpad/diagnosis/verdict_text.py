@@ -56,19 +56,20 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
 def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:
     """What the report, `lines`, adds to the exception of the rank that failed, which is raised to the user.
 
-    Where the ranks were and who left early or held up the others, and why they were not started again.
+    Where the ranks were and in what they waited, who left early or held up the others, and why they were not started
+    again.
     """
     cause = verdict.cause
+    known = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
     if verdict.kind == "failure" and history.held is None:
-        return [history.not_restarted] if history.not_restarted else []
-    evidence = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
-    return [line for line in lines if line not in evidence]
+        known.append(lines[0])
+    return [line for line in lines if line not in known]
 
 
 def last_output(history: History, verdict: Verdict) -> list[str]:
-    """The last that a rank wrote which held up the others: it has no failure that would be shown with its output."""
+    """The last that the blamed rank wrote, if the report shows nothing of it."""
     cause = verdict.cause
-    if cause is None or cause.kind != "hang":
+    if cause is None or cause.rank < 0 or (cause.kind != "hang" and _evidence(history, cause)):
         return []
     one = history.of(cause.rank)
     lines = _last_lines((one.tail or one.said).decode(errors="replace"))
@@ -243,6 +244,8 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
             lines += ["It exited here:", *place.lines]
     elif traceback is not None:
         lines += traceback.lines
+        if cause.secondary == "kept":
+            lines.append(f"It had caught this before: {cause.symptom}")
     else:
         lines += _last_lines(tracebacks.after_handled(output, killed=cause.code < 0 and cause.code != -signal.SIGABRT))
     if len(lines) > MOST_LINES:

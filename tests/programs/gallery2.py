@@ -105,6 +105,43 @@ def wrapped_exit():
     _train(abort)
 
 
+def wrapped_later():
+    """The victims keep the exception, and raise one of their own when they have left the loop."""
+    dist = join()
+    lost = None
+    try:
+        for step in range(50):
+            if step == 20 and RANK == CULPRIT:
+                raise ValueError("bad batch in shard 7")
+            try:
+                add(dist)
+            except RuntimeError as error:
+                lost = error
+                break
+        if lost is not None:
+            raise TrainingAborted(f"step {step} failed")
+    finally:
+        if RANK == CULPRIT:
+            dist.destroy_process_group()
+            upload()
+
+
+def overcome():
+    """A group timed out, which the culprit has noted; what it fails of has nothing to do with that."""
+    dist = join()
+    pair = dist.new_group([0, CULPRIT], timeout=timedelta(seconds=0.5))
+    if RANK == CULPRIT:
+        try:
+            dist.barrier(group=pair)
+        except RuntimeError as error:
+            missed = error
+            print(f"going on without rank 0: {missed}", file=sys.stderr)
+    for step in range(50):
+        if step == 20 and RANK == CULPRIT:
+            raise ValueError("bad batch in shard 7")
+        add(dist)
+
+
 def slow_handler():
     """The culprit writes a report about its error before it raises it again."""
     dist = join()
