@@ -419,6 +419,8 @@ def test_a_malformed_traceback_is_ignored(traceback: dict[str, Any]) -> None:
         ("recvValue failed on SocketImpl(fd=3): Connection was likely closed. Did the remote server shutdown", "peer"),
         ("Fatal error in internal_Allreduce: Other MPI error, communication error with rank 2", "peer"),
         ("[Errno 104] Connection reset by peer", "weak"),
+        ("Operation timed out!", "late"),
+        ("the operation timed out! after 3 s", ""),
         ("batch 17 is empty", ""),
         ("CUDA out of memory. Tried to allocate 2 GiB", ""),
         ("connection to the database refused", ""),
@@ -504,6 +506,81 @@ def test_a_rank_that_fails_later_by_itself_is_blamed_although_it_had_caught_the_
     )
     much_later = [*job(3), *own, *raises(1600, 2, "KeyError", "'x'"), stopping(1700, [0]), over(1800)]
     assert blamed(judge(much_later)) == ("failure", 1, "exception")
+
+
+def test_a_rank_that_logged_the_loss_of_another_and_exits_is_a_victim() -> None:
+    """`sys.exit(main())`: the exception is gone, and more was logged after it."""
+    log = 'Traceback (most recent call last):\n  File "a.py", line 9, in f\n{}\nINFO: cleaning up\n'
+    lost, bad = log.format(f"RuntimeError: {GLOO}"), log.format("ValueError: bad label")
+    events = job(3)
+    for ms, rank, said in ((5, 2, bad), (7, 0, lost), (8, 1, f"ERROR: training failed: {GLOO}\n")):
+        events += [Output(at(ms), rank, STDERR, said.encode()), *raises(ms, rank, "SystemExit", "1")]
+    events = [*events, stopping(20, []), over(21)]
+    verdict = judge(events)
+    assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 2, "exception"), [0, 1])
+    text = describe(History(events), verdict)
+    assert text[0].startswith("rank 2 failed first: exit code 1 (pid 102")
+    assert "    ValueError: bad label" in text
+    assert "    INFO: cleaning up" in text
+
+
+def test_what_a_rank_failed_of_before_it_lost_another_is_told_first() -> None:
+    """A collective in a `finally`."""
+    own = recorded("SystemExit", "no more data")
+    events = [*job(2), ExceptionRaised(at(5), 0, 100, "", recorded("RuntimeError", LATE, context=own)), exits(6, 0, 1)]
+    events = [*events, stopping(9, [1]), over(11)]
+    first = describe(History(events), judge(events))[0]
+    assert first.startswith("rank 0 failed first: SystemExit: no more data; then RuntimeError: Timed out waiting")
+
+
+def test_a_thread_that_died_is_the_cause_if_the_others_waited_for_its_rank() -> None:
+    died = ExceptionRaised(at(3), 1, 101, "prefetch", recorded("OSError", "checksum mismatch"))
+    held = RanksHeld(at(8), "failure", [1], ["rank 1 is in next_batch at train.py:17"])
+    events = [
+        *job(3),
+        died,
+        *raises(5, 0, "RuntimeError", LATE),
+        held,
+        stopping(9, [1, 2]),
+        exits(10, 1, -15),
+        over(11),
+    ]
+    verdict = judge(events)
+    assert (blamed(verdict), verdict.exit_code, verdict.threads) == (("failure", 1, "thread"), 1, ())
+    text = describe(History(events), verdict)
+    assert "its thread 'prefetch' died, and the rank went on without it: OSError: checksum mismatch" in text[0]
+    assert "    rank 1 is in next_batch at train.py:17" in text
+
+
+@pytest.mark.parametrize(("lines", "odd"), [((7, 7, 9, 7), 2), ((7, 9, 7, 9), -1), ((7, 7, 7, 7), -1)])
+def test_of_ranks_that_only_waited_the_one_that_waited_elsewhere_is_told(lines: tuple[int, ...], odd: int) -> None:
+    events = job(4)
+    for rank, line in enumerate(lines):
+        events += raises(10 + rank, rank, "RuntimeError", LATE, line)
+    events = [*events, stopping(20, []), over(21)]
+    verdict = judge(events)
+    assert (verdict.kind, verdict.elsewhere, blamed(verdict)[1]) == ("waited", odd >= 0, max(odd, 0))
+    hint = "it waited elsewhere than the others: did all ranks call the same collectives?"
+    assert (hint in describe(History(events), verdict)) == (odd >= 0)
+
+
+def test_what_a_worker_or_a_command_said_is_told() -> None:
+    """A pool forwards the traceback as text; what a command wrote may have been captured."""
+    text = 'Traceback (most recent call last):\n  File "/w/text.py", line 3, in tokenize\nValueError: empty document\n'
+    remote = {"type": "multiprocessing.pool.RemoteTraceback", "message": f'\n"""\n{text}"""', "frames": []}
+    raised = ExceptionRaised(at(5), 0, 100, "", recorded("ValueError", "empty document", cause=remote))
+    pool = [*job(1), raised, exits(6, 0, 1), stopping(7, []), over(8)]
+    assert '      File "/w/text.py", line 3, in tokenize' in describe(History(pool), judge(pool))
+    kind = "subprocess.CalledProcessError"
+    for printed, title in (
+        (text.replace("tokenize", "<module>"), "ValueError: empty document, in the command that it ran"),
+        ("cc: no such file\n", f"{kind}: returned 1"),
+    ):
+        ran = ExceptionRaised(at(5), 0, 100, "", recorded(kind, "returned 1", printed=printed))
+        events = [*job(1), ran, exits(6, 0, 1), stopping(7, []), over(8)]
+        lines = describe(History(events), judge(events))
+        assert lines[0].startswith(f"rank 0 failed first: {title} (")
+        assert printed.splitlines()[-1] in "\n".join(lines)
 
 
 def test_a_failure_that_the_program_hid_does_not_make_its_own_one_a_victims() -> None:

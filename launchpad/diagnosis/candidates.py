@@ -197,7 +197,12 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
     if traceback.kind == "SystemExit" and traceback.before is None:
         last = tracebacks.ending(errors, 0)
         lost = secondary.secondary_kind(last) if last is not None else ""
-        return candidate._replace(secondary=lost, symptom=last.roots[0].title) if last and lost else candidate
+        if last and lost:
+            return candidate._replace(secondary=lost, symptom=last.roots[0].title)
+        said = secondary.symptom_in(tracebacks.without_prefixes(errors[-LAST_BYTES:]))
+        if secondary.secondary_in(said) in ("peer", "late"):  # it went on, but not for long
+            return candidate._replace(secondary="kept", symptom=said)
+        return candidate
     return candidate._replace(text=reasons.plain_reason(traceback, errors))
 
 

@@ -44,7 +44,7 @@ _LATE = (
     r"|watchdog caught collective operation timeout|collective operation timeout|wait timeout after \d+ ?ms"
     r"|timed out after \d+ seconds waiting for (clients|workers)|timed out in .*barrier"
     r"|failed to pass monitoredbarrier|monitoredbarrier.*timed? ?out|connectfullmesh failed.*timed? ?out"
-    r"|waited \d+.* s(econds)? for .*rank"
+    r"|waited \d+.* s(econds)? for .*rank|^operation timed out!$"
 )
 _LATE_THERE = r"socket timeout|timed out.*(store|rendezvous)|distributed.*timed out"
 

@@ -82,6 +82,7 @@ class Traceback(NamedTuple):
     hidden: Traceback | None = None  # its context, if the program suppressed it (`raise … from None`)
     why: str = ""  # in plain words, if more is known than the message says
     kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
+    printed: str = ""  # the last that a command wrote to stderr, of the exception that it failed
 
     @property
     def kind(self) -> str:
@@ -139,6 +140,8 @@ class Traceback(NamedTuple):
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
         found += [*text[1:], *self.notes[:SHOWN_MESSAGE]]
+        if self.printed and self.before is None:
+            found += ["It wrote to stderr:", *map(_cut, self.printed.rstrip().splitlines()[-SHOWN_MESSAGE:])]
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
             found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
         return found
@@ -167,6 +170,10 @@ def from_event(recorded: dict[str, Any]) -> Traceback | None:
 
 
 def _from_event(recorded: dict[str, Any]) -> Traceback:
+    if str(recorded["type"]).endswith("RemoteTraceback"):  # how a pool forwards that of a worker
+        forwarded = from_text(str(recorded["message"]).strip('\n"'))
+        if forwarded is not None:
+            return forwarded
     before = recorded.get("cause") or recorded.get("context")
     return Traceback(
         str(recorded["type"]),
@@ -179,6 +186,7 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
         kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
+        printed=str(recorded.get("printed", "")),
     )
 
 

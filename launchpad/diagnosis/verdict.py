@@ -15,6 +15,7 @@ candidates.py classifies the failures. This module finds the first one:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +73,7 @@ class Verdict(NamedTuple):
     threads: tuple[Candidate, ...] = ()  # threads that had died earlier, in ranks that went on
     lost: tuple[int, ...] = ()  # nodes, besides the cause
     running: tuple[int, ...] = ()  # ranks that are still running
+    elsewhere: bool = False  # of ranks that only waited, the cause waited at another line than most
 
 
 def judge(events: Iterable[Any]) -> Verdict:
@@ -122,16 +124,20 @@ def _failure(history: History, found: Candidates) -> Verdict:
         own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
     own = sorted(own, key=lambda one: one.time)
     early: tuple[int, ...] = ()
+    odd = None
     if own:
         kind: Kind = {"start": "start", "lost": "lost"}.get(own[0].kind, "failure")  # type: ignore[assignment]
         cause = own[0]
     elif secondary_failures:
         cause = min(secondary_failures, key=lambda one: one.time)
         before = [one for one in threads if one.time < cause.time]
+        died = next((one for one in before if holder is not None and one.rank == holder.rank), None)
         # We see a process exit a little after its connections close.
         exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
         if exited_before and cause.secondary != "weak":
             kind, early = "early", tuple(exited_before)
+        elif died is not None and cause.secondary not in _DOUBTFUL:
+            kind, cause = "failure", died
         elif (
             holder is not None
             and cause.secondary != "kept"
@@ -140,8 +146,11 @@ def _failure(history: History, found: Candidates) -> Verdict:
             kind, cause = "held", holder
         elif before and cause.secondary != "weak":
             kind, cause = "failure", before[0]
+        elif cause.secondary in _DOUBTFUL:
+            kind = "failure"
         else:
-            kind = "failure" if cause.secondary in _DOUBTFUL else "waited"
+            kind, odd = "waited", _elsewhere(secondary_failures)
+            cause = odd or cause
     else:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
     close, apart, doubt = _too_close(history, own)
@@ -171,7 +180,18 @@ def _failure(history: History, found: Candidates) -> Verdict:
         tuple(rank for rank in failed_too if rank not in known | gone and rank >= 0),
         tuple(one for one in threads if one is not cause),
         tuple(node for node in history.lost if not (kind == "lost" and node == cause.node)),
+        elsewhere=odd is not None,
     )
+
+
+def _elsewhere(waited: list[Candidate]) -> Candidate | None:
+    """The first rank that waited at another line than most."""
+    places = [place and (place.file, place.line) for place in (one.traceback and one.traceback.place for one in waited)]
+    usual, count = Counter(places).most_common(1)[0]
+    if usual is None or 2 * count <= len(waited):
+        return None
+    others = [one for one, place in zip(waited, places, strict=True) if place not in (usual, None)]
+    return min(others, key=lambda one: one.time, default=None)
 
 
 def _holder(history: History) -> Candidate | None:
@@ -208,7 +228,8 @@ def _exit_code(history: History, cause: Candidate, secondary_failures: list[Cand
         return NODE_LOST
     if cause.kind == "start":
         return NOT_STARTED
-    code = cause.code
+    stopped = history.stop is not None and cause.rank in history.stop.ranks
+    code = 0 if cause.kind == "thread" and stopped else cause.code
     if code == 0 and secondary_failures:
         code = min(secondary_failures, key=lambda one: one.time).code
     if code == 0 and history.over:

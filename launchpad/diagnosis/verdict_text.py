@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from launchpad.diagnosis import apart, tracebacks
 from launchpad.diagnosis.candidates import Candidate
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.secondary import secondary_kind
+from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
 
@@ -125,7 +127,10 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             assert cause is not None
             what = "lost its connection to" if cause.secondary == "peer" else "timed out waiting for"
             first = f"{history.name(cause.rank)} {what} another rank, and no rank had failed before: "
-            return [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
+            lines = [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
+            if verdict.elsewhere:
+                lines.append("it waited elsewhere than the others: did all ranks call the same collectives?")
+            return lines
         case "held":
             assert cause is not None
             assert history.held is not None
@@ -194,7 +199,7 @@ def _how(history: History, cause: Candidate) -> str:
     elif cause.kind == "thread" and traceback is not None:
         how, end = f"its thread {cause.thread!r} died, and the rank went on without it: {traceback.title}", ""
     elif cause.kind == "exception" and traceback is not None and traceback.kind != "SystemExit":
-        how = ": ".join(filter(None, (cause.text, traceback.title)))
+        how = ": ".join(filter(None, (cause.text, _title(traceback))))
     else:
         how, end = end, ""
     if cause.kind == "exception" and cause.under_way:
@@ -212,6 +217,15 @@ def _how(history: History, cause: Candidate) -> str:
     pid = history.of(cause.rank).pid
     after = f"{(cause.time - history.started) / 1e9:.2f} s after the start"
     return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, _date(history, cause.time))))})"
+
+
+def _title(traceback: Traceback) -> str:
+    """The exception; if the program was about to fail of its own when it lost another rank, that first."""
+    root = traceback.roots[0]
+    if root is traceback or traceback.inside or secondary_kind(root):
+        return traceback.title
+    lost = secondary_kind(traceback._replace(before=None, group=(), kept=()))
+    return f"{root.title}; then {traceback.title}" if lost else traceback.title
 
 
 def _date(history: History, at: int) -> str:
@@ -238,7 +252,8 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
     if traceback is not None and traceback.kind == "SystemExit":
         if traceback.before is not None:
             lines += traceback.before.lines
-        lines = [*_last_lines(tracebacks.after_handled(output)), *lines]
+        # With 1 programs exit that have logged the exception which they give up for.
+        lines = [*_last_lines(output if cause.code == 1 else tracebacks.after_handled(output)), *lines]
         place = traceback.place
         if place is not None and traceback.frames and not traceback.before:
             lines += ["It exited here:", *place.lines]

@@ -179,6 +179,9 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         "message": _text(error),
         "frames": _frames(error, ours),
     }
+    if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
+        text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
+        found["printed"] = text[-MOST_TEXT:]
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         found["notes"] = [str(note)[:MOST_TEXT] for note in notes[:MOST_MEMBERS]]
