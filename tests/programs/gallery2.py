@@ -266,7 +266,8 @@ INNER = "import os\nif os.environ.get('RANK', '1') == '1': raise ValueError('the
 
 def _without_ours():
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "LAUNCHPAD_"))}
-    return kept | {"XDG_STATE_HOME": os.path.join(tempfile.gettempdir(), "inner")}
+    # Those that number no ranks pass ours on: RANK=1 is the one that fails.
+    return kept | {"XDG_STATE_HOME": os.path.join(tempfile.gettempdir(), "inner"), "RANK": "1"}
 
 
 def _inside(*words):
