@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     def short(self) -> str:
         """The reason, in a few words."""
         if self.symptom or self.traceback is None:
-            return self.symptom or self.text or exit_in_words(self.code)
+            return tracebacks.plain(self.symptom) or self.text or exit_in_words(self.code)
         return self.traceback.roots[0].title
 
     @property

@@ -116,7 +116,7 @@ class Traceback(NamedTuple):
         """`Type: message`, with the first line of the message."""
         if self.inside and self.before is not None:
             return f"{self.before.title}, in {self.inside}"
-        first = next((line.strip() for line in _plain(self.message).splitlines() if line.strip()), "")
+        first = next((line.strip() for line in plain(self.message).splitlines() if line.strip()), "")
         return _cut(": ".join(filter(None, (self.type, first))))
 
     @property
@@ -135,7 +135,7 @@ class Traceback(NamedTuple):
             inside = self.frames[-1]
             if inside is not shown[-1] and not inside.file.startswith("<"):
                 found.append(f'  … and from there into "{inside.file}", line {inside.line}, in {inside.function}')
-        text = [line for line in _plain(self.message).rstrip().splitlines() if line.strip()] or [""]
+        text = [line for line in plain(self.message).rstrip().splitlines() if line.strip()] or [""]
         more = [f"… ({len(text) - SHOWN_MESSAGE} more lines)"] if len(text) > SHOWN_MESSAGE else []
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
@@ -147,7 +147,7 @@ class Traceback(NamedTuple):
         return found
 
 
-def _plain(message: str) -> str:
+def plain(message: str) -> str:
     """A message of torch's C++ code without its location and without the advice to look elsewhere."""
     return _ADVICE.sub("", _C_PLACE.sub("", message))
 

@@ -114,7 +114,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
         case "failure":
             assert cause is not None
             lines = [f"{history.name(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
-            who = "ranks" if cause.under_way else "other ranks"
+            who = "ranks" if history.held and cause.rank in history.held.ranks else "other ranks"
             return [*lines, f"where the {who} were then:", *held] if (held := _held(history)) else lines
         case "early":
             assert cause is not None
