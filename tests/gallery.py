@@ -124,6 +124,14 @@ MORE = [
     _more("handled_signal", HANDLED + r"killed by SIGKILL"),
     _more("handled_other", HANDLED + r"OSError: the shard is gone"),
     _more("handled_reset", r"exit code 9(.|\n)*out of quota"),
+    # what the program logged, captured, forwarded or left to a thread
+    _more("logged_exit", r"(?s)exit code 1 .*ValueError: bad batch in shard 7.*failed because of it: "),
+    _more("finally_collective", r"SystemExit: no more data; then RuntimeError"),
+    _more("prefetch_thread", r"thread 'prefetch' died, .*OSError: shard 10: checksum mismatch"),
+    _more("own_timeout", LATE),
+    _more("other_size", r"waited elsewhere than the others"),
+    _more("captured", r"ValueError: bad shard, in the command that it ran"),
+    _more("forwarded", r"(?s)ValueError: document 17 is empty .*in tokenize"),
     # a launcher inside the rank
     _more("torchrun_inside", INSIDE + r"rank 1 of the torchrun"),
     _more("torchrun_instead", INSIDE + r"rank 1 of the torchrun"),

@@ -259,6 +259,97 @@ def handled_reset():
     only_the_culprit(run)
 
 
+# What the program logged, captured, forwarded or left to a thread
+
+
+def logged_exit():
+    """`sys.exit(main())`: the exception is logged, more comes after it, and no rank raises any."""
+
+    def main():
+        try:
+            dist = join()
+            for step in range(50):
+                if step == 20 and RANK == CULPRIT:
+                    raise ValueError("bad batch in shard 7")
+                add(dist)
+        except Exception:
+            traceback.print_exc()
+        print("cleaning up", file=sys.stderr)
+        return 1
+
+    sys.exit(main())
+
+
+def finally_collective():
+    dist = join(timeout=timedelta(seconds=4))
+    try:
+        for step in range(50):
+            if step == 20 and RANK == CULPRIT:
+                sys.exit("no more data")
+            add(dist)
+    finally:
+        dist.barrier()
+
+
+def prefetch_thread():
+    """The main thread waits for what the thread that died was to bring, and the others for that rank."""
+    import queue
+
+    dist = join(timeout=timedelta(seconds=4))
+    batches = queue.Queue()
+
+    def prefetch():
+        for batch in range(50):
+            if batch == 10 and RANK == CULPRIT:
+                raise OSError("shard 10: checksum mismatch")
+            batches.put(batch)
+
+    threading.Thread(target=prefetch, name="prefetch", daemon=True).start()
+    for _ in range(50):
+        batches.get()
+        add(dist)
+
+
+def own_timeout():
+    """The program says how long it waits for a collective."""
+    import torch
+
+    dist = join()
+    if RANK == CULPRIT:
+        forever()
+    dist.all_reduce(torch.ones(4), async_op=True).wait(timedelta(seconds=3))
+
+
+def other_size():
+    """The others get through a collective that is larger on one rank."""
+    import torch
+
+    dist = join(timeout=timedelta(seconds=4))
+    dist.all_reduce(torch.ones(8 if RANK == CULPRIT else 4))
+    dist.barrier()
+
+
+def captured():
+    def run():
+        subprocess.run([sys.executable, "-c", "raise ValueError('bad shard')"], check=True, capture_output=True)
+
+    only_the_culprit(run)
+
+
+def forwarded():
+    import multiprocessing
+
+    def run():
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            workers.map(tokenize, [17])
+
+    only_the_culprit(run)
+
+
+def tokenize(document):
+    raise ValueError(f"document {document} is empty")
+
+
 # A launcher inside the rank
 
 INNER = "import os\nif os.environ.get('RANK', '1') == '1': raise ValueError('the inner cause')\nimport time; time.sleep(60)\n"
