@@ -165,8 +165,11 @@ def _kept(error: BaseException) -> list[dict[str, Any]]:
         if one is not None and id(one) not in chain:
             chain[id(one)] = one
             links += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
-    # Not isinstance, which would run the code of objects that stand for others.
-    alive = [one for one in gc.get_objects() if issubclass(type(one), RuntimeError) and id(one) not in chain]
+    try:
+        # Not isinstance, which would run the code of objects that stand for others.
+        alive = [one for one in gc.get_objects() if issubclass(type(one), RuntimeError) and id(one) not in chain]
+    except MemoryError:
+        return []
     return [_traceback(one, (), 1) for one in alive if one.__traceback__ is not None][:MOST_KEPT]
 
 
