@@ -164,13 +164,19 @@ def _kept(error: BaseException) -> list[dict[str, Any]]:
         one = links.pop()
         if one is not None and id(one) not in chain:
             chain[id(one)] = one
-            links += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+            links += [one.__cause__, one.__context__, *_members(one)]
     try:
         # Not isinstance, which would run the code of objects that stand for others.
         alive = [one for one in gc.get_objects() if issubclass(type(one), RuntimeError) and id(one) not in chain]
     except MemoryError:
         return []
-    return [_traceback(one, (), 1) for one in alive if one.__traceback__ is not None][:MOST_KEPT]
+    return [_traceback(one, (), 1) for one in [one for one in alive if one.__traceback__][:MOST_KEPT]]
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    """Those of a group."""
+    members = getattr(error, "exceptions", None)
+    return members if isinstance(members, tuple) and hasattr(error, "derive") else ()
 
 
 def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:
@@ -188,8 +194,8 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         found["notes"] = [str(note)[:MOST_TEXT] for note in notes[:MOST_MEMBERS]]
-    members = getattr(error, "exceptions", None)
-    if links and isinstance(members, tuple) and hasattr(error, "derive"):
+    members = _members(error)
+    if links and members:
         found["group"] = [_traceback(one, ours, links - 1) for one in members[:MOST_MEMBERS]]
         found["members"] = len(members)
     cause, context = error.__cause__, error.__context__
