@@ -90,7 +90,7 @@ CASES = [
     Case("other_shape", r"1048576|collective mismatch", ALL, STALL),
     Case("missing", MISSING, options=STALL),
     Case("lock", r"lock", options=STALL),
-    Case("endless_loop", r"endless_loop", options=("--timeout", "8")),  # torch may have to be imported
+    Case("endless_loop", r"endless_loop", options=("--timeout", "15")),  # torch may have to be imported
     Case("late", LATE),
     Case("missing", MISSING, options=STALL, backend="mpi"),
     # nothing is wrong
