@@ -64,7 +64,7 @@ def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str
     cause = verdict.cause
     known = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
     if verdict.kind == "failure" and history.held is None:
-        known.append(lines[0])
+        known += [line for line in lines if line is lines[0] or line.startswith("stopped because of it: ")]
     return [line for line in lines if line not in known]
 
 
