@@ -90,7 +90,7 @@ CASES = [
     Case("other_shape", r"1048576|collective mismatch", ALL, STALL),
     Case("missing", MISSING, options=STALL),
     Case("lock", r"lock", options=STALL),
-    Case("endless_loop", r"endless_loop", options=("--timeout", "8")),  # torch may have to be imported
+    Case("endless_loop", r"endless_loop", options=("--timeout", "15")),  # torch may have to be imported
     Case("late", LATE),
     Case("missing", MISSING, options=STALL, backend="mpi"),
     # nothing is wrong
@@ -109,8 +109,9 @@ def _more(name: str, cause: str = "", ranks: tuple[int, ...] = (CULPRIT,), needs
 
 MORE = [
     # the loss of another rank in the program's own words
-    *(_more(f"wrapped_{how}", ABORTED) for how in ("from_none", "from", "plainly", "exit")),
+    *(_more(f"wrapped_{how}", ABORTED) for how in ("from_none", "from", "plainly", "exit", "later")),
     _more("slow_handler", ABORTED),
+    _more("overcome", ABORTED),
     # words that only look like a lost rank
     _more("ssh_words", NOTHING_LOST + r"exit code 255.*closed by remote host"),
     _more("database", r"OperationalError: connection to server"),
@@ -123,6 +124,14 @@ MORE = [
     _more("handled_signal", HANDLED + r"killed by SIGKILL"),
     _more("handled_other", HANDLED + r"OSError: the shard is gone"),
     _more("handled_reset", r"exit code 9(.|\n)*out of quota"),
+    # what the program logged, captured, forwarded or left to a thread
+    _more("logged_exit", r"(?s)exit code 1 .*ValueError: bad batch in shard 7.*failed because of it: "),
+    _more("finally_collective", r"SystemExit: no more data; then RuntimeError"),
+    _more("prefetch_thread", r"thread 'prefetch' died, .*OSError: shard 10: checksum mismatch"),
+    _more("own_timeout", LATE),
+    _more("other_size", r"waited elsewhere than the others"),
+    _more("captured", r"ValueError: bad shard, in the command that it ran"),
+    _more("forwarded", r"(?s)ValueError: document 17 is empty .*in tokenize"),
     # a launcher inside the rank
     _more("torchrun_inside", INSIDE + r"rank 1 of the torchrun"),
     _more("torchrun_instead", INSIDE + r"rank 1 of the torchrun"),
@@ -138,7 +147,15 @@ MORE = [
     *(_more(name) for name in ("retries", "other_port", "leaves_with_0", "failing_child", "destroyed_late", "alarm")),
 ]
 
-QUICK = ("wrapped_from_none", "port_taken_file", "handled_os_exit", "launchpad_inside", "slow_socket", "sleeps_alone")
+QUICK = (
+    "wrapped_later",
+    "overcome",
+    "port_taken_file",
+    "handled_os_exit",
+    "launchpad_inside",
+    "slow_socket",
+    "sleeps_alone",
+)
 """Those of MORE that the tests run: the others are tested by events and by numbers."""
 
 

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launchpad.head.machine import (
+    ASK_EARLIER_SECONDS,
+    ASK_EARLIER_SHARE,
     GRACE_AFTER_FAILURE,
     GRACE_AFTER_REQUEST,
     HURRY_SECONDS,
@@ -259,6 +261,16 @@ def test_a_timeout_ends_the_job_with_124() -> None:
     assert step(machine) == (START + 60.5 + GRACE_AFTER_REQUEST, [KILL], False)  # it was planned: there is time to save
     assert step(machine) == (START + 100.5, [], True)
     assert machine.exit_code == 124
+
+
+def test_the_stacks_that_a_timeout_will_need_are_asked_for_earlier() -> None:
+    for timeout, before in ((600, ASK_EARLIER_SECONDS), (20, ASK_EARLIER_SHARE * 20)):
+        machine = job(timeout=timeout)
+        assert machine.deadline == START + timeout - before
+        assert machine.tick(START + timeout - before) == [TakeStacks("soon")]
+        assert machine.tick(START + timeout - before) == []
+        assert (machine.deadline, machine.phase) == (START + timeout, "running")
+        assert machine.tick(START + timeout) == [TakeStacks("timeout")]
 
 
 def with_stop_signal(signum: int = USR1, timeout: float | None = None) -> Machine:
@@ -604,7 +616,7 @@ def test_the_timeout_covers_all_attempts_together() -> None:
     machine = restarting(timeout=60)
     assert machine.deadline == START + 60
     started(machine, machine.on(Drained(0), START + 50), START + 50)
-    assert machine.deadline == START + 60
+    assert machine.deadline == START + 60 - ASK_EARLIER_SECONDS
     assert machine.tick(START + 60) == [TakeStacks("timeout")]
     assert step(machine)[1] == [TERM]
     assert machine.exit_code == 124

@@ -127,6 +127,27 @@ def test_what_a_rank_is_handling_is_reported() -> None:
     assert exceptions.under_way(threading.get_ident()) == {}
 
 
+@needs_torch
+def test_what_a_program_has_caught_and_kept_is_reported() -> None:
+    import torch.distributed  # noqa: F401
+
+    kept: list[RuntimeError] = []
+    try:
+        raise RuntimeError("Connection closed by peer")
+    except RuntimeError as error:
+        kept.append(error)
+    try:
+        try:
+            raise RuntimeError("in its chain")
+        except RuntimeError:
+            raise ValueError("step 20 failed")  # noqa: B904
+    except ValueError:
+        found = exceptions.under_way(threading.get_ident())
+    messages = [one["message"] for one in found["kept"]]
+    assert "Connection closed by peer" in messages
+    assert "in its chain" not in messages
+
+
 def test_a_process_that_ends_or_is_gone_is_told_from_one_that_runs() -> None:
     process = subprocess.Popen(["sleep", "600"])
     wait_until(lambda: procfs.state(process.pid) == "S", "sleep to sleep")

@@ -26,7 +26,7 @@ from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.protocol.commands import Listen, Reach
-from launchpad.protocol.events import Listening, RankStarted, Reached, StackDump
+from launchpad.protocol.events import Listening, Output, RankStarted, Reached, StackDump
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -221,6 +221,7 @@ def test_who_sleeps_for_a_given_time_is_known(words: tuple[str, ...]) -> None:
         try:
             wait_until(lambda: bool(procfs.sleep(process.pid)), "it to sleep")
             assert procfs.sleep(process.pid) == procfs.sleep(process.pid)
+            assert procfs.system_call(process.pid) in ("clock_nanosleep", "wait4", "")  # "": not shown, or not known
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as waits:
@@ -261,6 +262,55 @@ def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
     assert requests.deadline == 10.0 + ANSWER_SECONDS
     requests.tick(10.0 + ANSWER_SECONDS, [1, 2], watching=False)  # rank 0 has left meanwhile
     assert (posted[1].ranks, posted[1].dumps, posted[1].starting) == ([1, 2], [], [2])
+
+
+def test_the_stacks_that_were_taken_shortly_before_the_timeout_are_used() -> None:
+    agents = Agents()
+    posted: list[Any] = []
+    requests = StackRequests(agents, posted.append, None, 0.0, {})  # type: ignore[arg-type]
+
+    def answer(rank: int, why: str = "") -> None:
+        found = look([] if why else SLEEPS, rank=rank, why=why)
+        requests.on(found._replace(number=agents.sent[-1].number), 0.0)
+
+    def when_time_is_up() -> list[int]:
+        requests.ask("timeout")
+        asked = len(agents.sent)
+        requests.tick(5.0, [0, 1], watching=False)
+        return [one.number for one in agents.sent[asked:]]
+
+    for rank in (0, 1):
+        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
+    requests.ask("soon")
+    requests.tick(0.0, [0, 1], watching=False)
+    assert not agents.sent[-1].insists
+    answer(0)
+    answer(1)
+    requests.tick(0.1, [0, 1], watching=False)
+    assert (posted, when_time_is_up()) == ([], [])  # nothing is said, nor asked again
+    requests.tick(5.0, [0, 1], watching=False)
+    assert [one.rank for one in posted.pop().dumps] == [0, 1]
+    requests.ask("soon")
+    requests.tick(1.0, [0, 1], watching=False)
+    answer(1)
+    answer(0, "it did not answer")
+    requests.tick(1.0, [0, 1], watching=False)
+    assert when_time_is_up()  # one is missing
+    answer(1, "it did not answer")  # it did before
+    answer(0)
+    requests.tick(5.0, [0, 1], watching=False)
+    assert [(one.rank, bool(one.threads)) for one in posted.pop().dumps] == [(0, True), (1, True)]
+    requests.ask("soon")
+    requests.tick(1.0, [0, 1], watching=False)
+    answer(0)
+    answer(1)
+    requests.tick(1.0, [0, 1], watching=False)
+    requests.on(Output(0, 0, 1, b"step 7\n"), 2.0)  # by now they may be elsewhere
+    assert when_time_is_up()
+    requests.tick(5.0 + ANSWER_SECONDS, [0, 1], watching=False)
+    requests.ask("soon")
+    requests.tick(1.0, [0, 1], watching=False)
+    assert when_time_is_up()  # although that request is still under way
 
 
 def test_when_it_looks_and_when_it_tells() -> None:

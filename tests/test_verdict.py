@@ -419,6 +419,8 @@ def test_a_malformed_traceback_is_ignored(traceback: dict[str, Any]) -> None:
         ("recvValue failed on SocketImpl(fd=3): Connection was likely closed. Did the remote server shutdown", "peer"),
         ("Fatal error in internal_Allreduce: Other MPI error, communication error with rank 2", "peer"),
         ("[Errno 104] Connection reset by peer", "weak"),
+        ("Operation timed out!", "late"),
+        ("the operation timed out! after 3 s", ""),
         ("batch 17 is empty", ""),
         ("CUDA out of memory. Tried to allocate 2 GiB", ""),
         ("connection to the database refused", ""),
@@ -469,6 +471,116 @@ def test_a_program_that_says_in_its_own_words_that_it_lost_a_rank_is_a_victim(li
         "rank 1 failed first: ValueError: bad batch in shard 7 (stopped while it was handling that,"
     )
     assert more[-4:-2] == ["where the ranks were then:", "    rank 1 is in upload at train.py:17"]
+
+
+def later(ms: float, rank: int, kind: str = "TrainingAborted") -> list[Any]:
+    """An exception that a rank raises when it has caught the loss of another one and gone on."""
+    traceback = recorded(kind, "step 20 failed", kept=[recorded("RuntimeError", GLOO)])
+    return [ExceptionRaised(at(ms), rank, 100 + rank, "", traceback), exits(ms + 1, rank, 1)]
+
+
+def test_a_rank_that_caught_the_loss_of_another_and_fails_later_is_a_victim_if_there_is_a_cause() -> None:
+    held = RanksHeld(at(8), "failure", [1], ["rank 1 is in upload at train.py:17"], recorded("ValueError", "bad batch"))
+    events = [*job(3), *later(5, 0), *later(6, 2), stopping(9, [1]), held, exits(10, 1, -15), over(11)]
+    verdict = judge(events)
+    assert blamed(verdict) == ("failure", 1, "exception")
+    assert [one.why[:40] for one in verdict.victims] == ["RuntimeError: Connection closed by peer "] * 2
+    killed = [*job(3), *later(5, 0), exits(7, 1, -9), stopping(9, [2]), exits(10, 2, -15), over(11)]
+    assert blamed(judge(killed)) == ("failure", 1, "signal")
+    early = [*job(3), exits(4, 2, 0), *later(5, 0), *later(6, 1), stopping(9, []), over(11)]
+    assert (judge(early).kind, judge(early).early) == ("early", (2,))
+    mixed = [*job(3), *raises(5, 0, "RuntimeError", GLOO), *later(5.5, 2), stopping(9, [1]), held, over(11)]
+    assert blamed(judge(mixed)) == ("failure", 1, "exception")
+
+
+def test_a_rank_that_fails_later_by_itself_is_blamed_although_it_had_caught_the_loss_of_another() -> None:
+    own = later(5, 1, "ValueError")
+    waits = RanksHeld(at(8), "failure", [2], ["rank 2 is in compute at train.py:17"])
+    events = [*job(3), *own, waits, stopping(9, [2]), *raises(9, 0, "RuntimeError", GLOO), exits(10, 2, -15), over(11)]
+    verdict = judge(events)
+    assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 1, "exception"), [0])
+    text = describe(History(events), verdict)
+    assert text[0].startswith("rank 1 failed first: ValueError: step 20 failed (exit code 1, ")
+    assert any(
+        line.startswith("    It had caught this before: RuntimeError: Connection closed by peer") for line in text
+    )
+    much_later = [*job(3), *own, *raises(1600, 2, "KeyError", "'x'"), stopping(1700, [0]), over(1800)]
+    assert blamed(judge(much_later)) == ("failure", 1, "exception")
+
+
+def test_a_rank_that_logged_the_loss_of_another_and_exits_is_a_victim() -> None:
+    """`sys.exit(main())`: the exception is gone, and more was logged after it."""
+    log = 'Traceback (most recent call last):\n  File "a.py", line 9, in f\n{}\nINFO: cleaning up\n'
+    lost, bad = log.format(f"RuntimeError: {GLOO}"), log.format("ValueError: bad label")
+    events = job(3)
+    for ms, rank, said in ((5, 2, bad), (7, 0, lost), (8, 1, f"ERROR: training failed: {GLOO}\n")):
+        events += [Output(at(ms), rank, STDERR, said.encode()), *raises(ms, rank, "SystemExit", "1")]
+    events = [*events, stopping(20, []), over(21)]
+    verdict = judge(events)
+    assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 2, "exception"), [0, 1])
+    text = describe(History(events), verdict)
+    assert text[0].startswith("rank 2 failed first: exit code 1 (pid 102")
+    assert "    ValueError: bad label" in text
+    assert "    INFO: cleaning up" in text
+
+
+def test_what_a_rank_failed_of_before_it_lost_another_is_told_first() -> None:
+    """A collective in a `finally`."""
+    own = recorded("SystemExit", "no more data")
+    events = [*job(2), ExceptionRaised(at(5), 0, 100, "", recorded("RuntimeError", LATE, context=own)), exits(6, 0, 1)]
+    events = [*events, stopping(9, [1]), over(11)]
+    first = describe(History(events), judge(events))[0]
+    assert first.startswith("rank 0 failed first: SystemExit: no more data; then RuntimeError: Timed out waiting")
+
+
+def test_a_thread_that_died_is_the_cause_if_the_others_waited_for_its_rank() -> None:
+    died = ExceptionRaised(at(3), 1, 101, "prefetch", recorded("OSError", "checksum mismatch"))
+    held = RanksHeld(at(8), "failure", [1], ["rank 1 is in next_batch at train.py:17"])
+    events = [
+        *job(3),
+        died,
+        *raises(5, 0, "RuntimeError", LATE),
+        held,
+        stopping(9, [1, 2]),
+        exits(10, 1, -15),
+        over(11),
+    ]
+    verdict = judge(events)
+    assert (blamed(verdict), verdict.exit_code, verdict.threads) == (("failure", 1, "thread"), 1, ())
+    text = describe(History(events), verdict)
+    assert "its thread 'prefetch' died, and the rank went on without it: OSError: checksum mismatch" in text[0]
+    assert text[-4:-2] == ["where the ranks were then:", "    rank 1 is in next_batch at train.py:17"]
+
+
+@pytest.mark.parametrize(("lines", "odd"), [((7, 7, 9, 7), 2), ((7, 9, 7, 9), -1), ((7, 7, 7, 7), -1)])
+def test_of_ranks_that_only_waited_the_one_that_waited_elsewhere_is_told(lines: tuple[int, ...], odd: int) -> None:
+    events = job(4)
+    for rank, line in enumerate(lines):
+        events += raises(10 + rank, rank, "RuntimeError", LATE, line)
+    events = [*events, stopping(20, []), over(21)]
+    verdict = judge(events)
+    assert (verdict.kind, verdict.elsewhere, blamed(verdict)[1]) == ("waited", odd >= 0, max(odd, 0))
+    hint = "it waited elsewhere than the others: did all ranks call the same collectives?"
+    assert (hint in describe(History(events), verdict)) == (odd >= 0)
+
+
+def test_what_a_worker_or_a_command_said_is_told() -> None:
+    """A pool forwards the traceback as text; what a command wrote may have been captured."""
+    text = 'Traceback (most recent call last):\n  File "/w/text.py", line 3, in tokenize\nValueError: empty document\n'
+    remote = {"type": "multiprocessing.pool.RemoteTraceback", "message": f'\n"""\n{text}"""', "frames": []}
+    raised = ExceptionRaised(at(5), 0, 100, "", recorded("ValueError", "empty document", cause=remote))
+    pool = [*job(1), raised, exits(6, 0, 1), stopping(7, []), over(8)]
+    assert '      File "/w/text.py", line 3, in tokenize' in describe(History(pool), judge(pool))
+    kind = "subprocess.CalledProcessError"
+    for printed, title in (
+        (text.replace("tokenize", "<module>"), "ValueError: empty document, in the command that it ran"),
+        ("cc: no such file\n", f"{kind}: returned 1"),
+    ):
+        ran = ExceptionRaised(at(5), 0, 100, "", recorded(kind, "returned 1", printed=printed))
+        events = [*job(1), ran, exits(6, 0, 1), stopping(7, []), over(8)]
+        lines = describe(History(events), judge(events))
+        assert lines[0].startswith(f"rank 0 failed first: {title} (")
+        assert printed.splitlines()[-1] in "\n".join(lines)
 
 
 def test_a_failure_that_the_program_hid_does_not_make_its_own_one_a_victims() -> None:
@@ -606,7 +718,7 @@ def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:
     assert verdict.cause.traceback.title == "exit code 7, in rank 1 of the torchrun that it ran"
 
 
-def test_who_has_a_port_is_told() -> None:
+def test_who_has_a_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as mine:
         mine.bind(("127.0.0.1", 0))
         mine.listen()
@@ -616,10 +728,21 @@ def test_who_has_a_port_is_told() -> None:
             ports.explain({"message": "can't serve", "cause": cause})
             name = procfs.status(os.getpid())["Name"]
             assert cause["why"] == f"the port {port} is taken (by pid {os.getpid()}, {name})"
+    monkeypatch.setattr(ports, "_found", {})
     assert ports.taken(port) == f"the port {port} is taken"
     other = {"message": "port: 80: permission denied"}
     ports.explain(other)
     assert other == {"message": "port: 80: permission denied"}
+
+
+def test_who_has_a_port_is_looked_up_once_for_all_ranks_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(ports, "_found", {})
+    monkeypatch.setattr(ports, "_look_up", lambda port: looked.append(port) or f"{len(looked)}")
+    assert [ports.taken(port) for port in (29500, 29500, 29501, 29500)] == ["1", "1", "2", "1"]
+    monkeypatch.setattr(ports, "FOUND_HOLDS", 0.0)
+    monkeypatch.setattr(ports, "_found", {})
+    assert [ports.taken(29500), ports.taken(29500)] == ["3", "4"]
 
 
 # Real jobs.

@@ -198,7 +198,7 @@ class Summary:
         return around(self.history, verdict, lines)
 
     def last_output(self, verdict: Verdict) -> list[str]:
-        """The last that a rank wrote which held up the others."""
+        """The last that the blamed rank wrote, if the report shows nothing of it."""
         from launchpad.diagnosis.verdict_text import last_output
 
         return last_output(self.history, verdict)

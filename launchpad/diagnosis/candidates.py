@@ -12,6 +12,7 @@ from launchpad.diagnosis.secondary import Strength
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.job.outcome import exit_in_words
 from launchpad.protocol.events import RankExited
+from launchpad.protocol.stacks import where
 
 What = Literal["exception", "exit", "signal", "memory", "mpi", "thread", "start", "lost", "hang"]
 
@@ -42,14 +43,23 @@ class Candidate(NamedTuple):
     finished: bool = False  # its program had already finished
     under_way: bool = False  # it was still handling the exception
     secondary: Strength = ""
-    symptom: str = ""  # the line of its last output that makes it a secondary failure
+    symptom: str = ""  # what makes it a secondary failure: a line of its last output, or what it had caught before
 
     @property
     def short(self) -> str:
         """The reason, in a few words."""
         if self.symptom or self.traceback is None:
-            return self.symptom or self.text or exit_in_words(self.code)
+            return tracebacks.plain(self.symptom) or self.text or exit_in_words(self.code)
         return self.traceback.roots[0].title
+
+    @property
+    def loss(self) -> str:
+        """How it lost another rank, or timed out, in a few words: with the operation, if the exception shows it."""
+        if self.traceback is None:
+            return self.short
+        frames = (secondary.lost_before(self.traceback) or self.traceback).roots[0].frames
+        operation = where(frames[::-1], False).waits_in
+        return f"in {operation}: {self.short}" if operation else self.short
 
     def is_like(self, other: Candidate) -> bool:
         """Whether both failed in the same way: at the same place, with the same exception type, signal or exit code."""
@@ -187,7 +197,12 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
     if traceback.kind == "SystemExit" and traceback.before is None:
         last = tracebacks.ending(errors, 0)
         lost = secondary.secondary_kind(last) if last is not None else ""
-        return candidate._replace(secondary=lost, symptom=last.roots[0].title) if last and lost else candidate
+        if last and lost:
+            return candidate._replace(secondary=lost, symptom=last.roots[0].title)
+        said = secondary.symptom_in(tracebacks.without_prefixes(errors[-LAST_BYTES:]))
+        if secondary.secondary_in(said) in ("peer", "late"):  # it went on, but not for long
+            return candidate._replace(secondary="kept", symptom=said)
+        return candidate
     return candidate._replace(text=reasons.plain_reason(traceback, errors))
 
 
@@ -206,6 +221,8 @@ def _add(candidate: Candidate, found: Candidates) -> None:
     strength = candidate.secondary
     if candidate.traceback and not candidate.text:
         strength = strength or secondary.secondary_kind(candidate.traceback)
+    if strength == "kept" and candidate.traceback and (lost := secondary.lost_before(candidate.traceback)):
+        candidate = candidate._replace(symptom=lost.roots[0].title)
     if strength:
         found.secondary_failures.append(candidate._replace(secondary=strength))
     else:

@@ -32,10 +32,12 @@ def cause_inside(ended: Traceback | None, errors: str, output: str) -> Traceback
         return _of_torchrun(root, errors)
     if root is not None and root.kind == "CalledProcessError":
         before, _, last = errors.rpartition(_HEADER)
-        said = before if root.kind in last else errors  # without the rank's own traceback
+        # If it was not captured, it is in the rank's output, before the rank's own traceback.
+        said = root.printed or (before if root.kind in last else errors)
         child = tracebacks.ending(said, 1)
         found = cause_inside(child, said, output) or next(reversed(_own(said)), None)
-        return _with_cause(root, found) if found is None or found.inside or _is_of_child(found, root) else None
+        known = found is None or found.inside or root.printed or _is_of_child(found, root)
+        return _with_cause(root, found) if known else None
     if root is not None and root.kind != "SystemExit":
         return None
     return _of_launchpad(errors) or _of_pytest(output)

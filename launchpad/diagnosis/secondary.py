@@ -13,7 +13,8 @@ from typing import Literal
 from launchpad.diagnosis.tracebacks import Frame, Traceback, from_event
 from launchpad.protocol.events import ExceptionRaised
 
-Strength = Literal["", "weak", "peer", "late"]
+# kept: it caught a loss of its peer or a time-out before, and still held that exception when it failed.
+Strength = Literal["", "weak", "kept", "peer", "late"]
 
 # The patterns are compiled on first use, because that takes milliseconds.
 
@@ -43,7 +44,7 @@ _LATE = (
     r"|watchdog caught collective operation timeout|collective operation timeout|wait timeout after \d+ ?ms"
     r"|timed out after \d+ seconds waiting for (clients|workers)|timed out in .*barrier"
     r"|failed to pass monitoredbarrier|monitoredbarrier.*timed? ?out|connectfullmesh failed.*timed? ?out"
-    r"|waited \d+.* s(econds)? for .*rank"
+    r"|waited \d+.* s(econds)? for .*rank|^operation timed out!$"
 )
 _LATE_THERE = r"socket timeout|timed out.*(store|rendezvous)|distributed.*timed out"
 
@@ -88,7 +89,12 @@ def secondary_kind(traceback: Traceback) -> Strength:
         if link.hidden is not None and (found := secondary_kind(link.hidden)) in ("peer", "late"):
             return found
         link = link.before
-    return ""
+    return "kept" if lost_before(traceback) else ""
+
+
+def lost_before(traceback: Traceback) -> Traceback | None:
+    """The exception that the program had caught before, and still held, by which it lost another rank."""
+    return next((one for one in traceback.kept if secondary_kind(one) in ("peer", "late")), None)
 
 
 def _of_root(traceback: Traceback) -> Strength:
@@ -113,7 +119,11 @@ def _below_own(traceback: Traceback) -> Sequence[Frame]:
 
 def waited(event: ExceptionRaised) -> bool:
     """Whether the exception says that its rank lost other ranks, or timed out waiting for them."""
-    return (traceback := from_event(event.traceback)) is not None and secondary_kind(traceback) in ("late", "peer")
+    return (traceback := from_event(event.traceback)) is not None and secondary_kind(traceback) in (
+        "late",
+        "peer",
+        "kept",
+    )
 
 
 def secondary_in(text: str, *, there: bool = False) -> Strength:

@@ -81,6 +81,8 @@ class Traceback(NamedTuple):
     inside: str = ""  # the child process that `before` was forwarded from
     hidden: Traceback | None = None  # its context, if the program suppressed it (`raise … from None`)
     why: str = ""  # in plain words, if more is known than the message says
+    kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
+    printed: str = ""  # the last that a command wrote to stderr, of the exception that it failed
 
     @property
     def kind(self) -> str:
@@ -114,7 +116,7 @@ class Traceback(NamedTuple):
         """`Type: message`, with the first line of the message."""
         if self.inside and self.before is not None:
             return f"{self.before.title}, in {self.inside}"
-        first = next((line.strip() for line in _plain(self.message).splitlines() if line.strip()), "")
+        first = next((line.strip() for line in plain(self.message).splitlines() if line.strip()), "")
         return _cut(": ".join(filter(None, (self.type, first))))
 
     @property
@@ -133,17 +135,19 @@ class Traceback(NamedTuple):
             inside = self.frames[-1]
             if inside is not shown[-1] and not inside.file.startswith("<"):
                 found.append(f'  … and from there into "{inside.file}", line {inside.line}, in {inside.function}')
-        text = [line for line in _plain(self.message).rstrip().splitlines() if line.strip()] or [""]
+        text = [line for line in plain(self.message).rstrip().splitlines() if line.strip()] or [""]
         more = [f"… ({len(text) - SHOWN_MESSAGE} more lines)"] if len(text) > SHOWN_MESSAGE else []
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
         found += [*text[1:], *self.notes[:SHOWN_MESSAGE]]
+        if self.printed and self.before is None:
+            found += ["It wrote to stderr:", *map(_cut, self.printed.rstrip().splitlines()[-SHOWN_MESSAGE:])]
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
             found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
         return found
 
 
-def _plain(message: str) -> str:
+def plain(message: str) -> str:
     """A message of torch's C++ code without its location and without the advice to look elsewhere."""
     return _ADVICE.sub("", _C_PLACE.sub("", message))
 
@@ -166,6 +170,10 @@ def from_event(recorded: dict[str, Any]) -> Traceback | None:
 
 
 def _from_event(recorded: dict[str, Any]) -> Traceback:
+    if str(recorded["type"]).endswith("RemoteTraceback"):  # how a pool forwards that of a worker
+        forwarded = from_text(str(recorded["message"]).strip('\n"'))
+        if forwarded is not None:
+            return forwarded
     before = recorded.get("cause") or recorded.get("context")
     return Traceback(
         str(recorded["type"]),
@@ -177,6 +185,8 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         tuple(str(note) for note in recorded.get("notes", ())),
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
+        kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
+        printed=str(recorded.get("printed", "")),
     )
 
 

@@ -5,6 +5,8 @@ candidates.py classifies the failures. This module finds the first one:
 - A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
   it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
 - A rank that was still handling an exception of its own when the first victim was known has failed before it.
+- A rank that had caught the loss of another, and raised an exception of its own later, is a victim if there is another
+  cause of these kinds, or if a rank exited with 0 while others still needed it. Otherwise its own exception counts.
 - If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
   a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
   which a thread had died. Otherwise the first victim is reported, as a victim.
@@ -13,6 +15,7 @@ candidates.py classifies the failures. This module finds the first one:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -42,6 +45,9 @@ Kind = Literal[
 # We may notice an exit this much later (ns) than its peers do.
 LATE_NS = 1_000_000_000
 
+# Secondary failures that may be the ranks' own ones after all.
+_DOUBTFUL = ("weak", "kept")
+
 
 class Victim(NamedTuple):
     """A rank that died because another did."""
@@ -67,6 +73,7 @@ class Verdict(NamedTuple):
     threads: tuple[Candidate, ...] = ()  # threads that had died earlier, in ranks that went on
     lost: tuple[int, ...] = ()  # nodes, besides the cause
     running: tuple[int, ...] = ()  # ranks that are still running
+    elsewhere: bool = False  # of ranks that only waited, the cause waited at another line than most
 
 
 def judge(events: Iterable[Any]) -> Verdict:
@@ -105,34 +112,45 @@ def _failure(history: History, found: Candidates) -> Verdict:
     own, secondary_failures, threads = found.own, found.secondary_failures, found.threads
     first_secondary = min((one.time for one in secondary_failures), default=None)
     if own and first_secondary is not None:
-        strong = [one for one in secondary_failures if one.secondary != "weak"]
+        strong = [one for one in secondary_failures if one.secondary not in _DOUBTFUL]
         # A broken pipe with no failure before it may well be a failure of its own.
         if not strong and min(one.time for one in own) > first_secondary + LATE_NS:
             own, secondary_failures = [*own, *secondary_failures], []
-    weak = [one for one in secondary_failures if one.secondary == "weak"]
-    if not own and 0 < len(weak) < len(secondary_failures):
-        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
     holder = _holder(history)
     if holder is not None and holder.under_way and holder.rank not in {one.rank for one in own + secondary_failures}:
         own = [*own, holder]
+    weak = [one for one in secondary_failures if one.secondary == "weak"]
+    if not own and 0 < len(weak) < len(secondary_failures):
+        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
     own = sorted(own, key=lambda one: one.time)
     early: tuple[int, ...] = ()
+    odd = None
     if own:
         kind: Kind = {"start": "start", "lost": "lost"}.get(own[0].kind, "failure")  # type: ignore[assignment]
         cause = own[0]
     elif secondary_failures:
         cause = min(secondary_failures, key=lambda one: one.time)
         before = [one for one in threads if one.time < cause.time]
+        died = next((one for one in before if holder is not None and one.rank == holder.rank), None)
         # We see a process exit a little after its connections close.
         exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
         if exited_before and cause.secondary != "weak":
             kind, early = "early", tuple(exited_before)
-        elif holder is not None and holder.rank not in {one.rank for one in secondary_failures}:
+        elif died is not None and cause.secondary not in _DOUBTFUL:
+            kind, cause = "failure", died
+        elif (
+            holder is not None
+            and cause.secondary != "kept"
+            and holder.rank not in {one.rank for one in secondary_failures}
+        ):
             kind, cause = "held", holder
         elif before and cause.secondary != "weak":
             kind, cause = "failure", before[0]
+        elif cause.secondary in _DOUBTFUL:
+            kind = "failure"
         else:
-            kind = "failure" if cause.secondary == "weak" else "waited"
+            kind, odd = "waited", _elsewhere(secondary_failures)
+            cause = odd or cause
     else:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
     close, apart, doubt = _too_close(history, own)
@@ -140,7 +158,7 @@ def _failure(history: History, found: Candidates) -> Verdict:
     gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
     known = {cause.rank, *close, *alike, *early}
     victims = tuple(
-        Victim(one.rank, one.short)
+        Victim(one.rank, one.loss)
         for one in sorted(secondary_failures, key=lambda one: one.rank)
         if one.rank not in known
     )
@@ -162,7 +180,18 @@ def _failure(history: History, found: Candidates) -> Verdict:
         tuple(rank for rank in failed_too if rank not in known | gone and rank >= 0),
         tuple(one for one in threads if one is not cause),
         tuple(node for node in history.lost if not (kind == "lost" and node == cause.node)),
+        elsewhere=odd is not None,
     )
+
+
+def _elsewhere(waited: list[Candidate]) -> Candidate | None:
+    """The first rank that waited at another line than most."""
+    places = [place and (place.file, place.line) for place in (one.traceback and one.traceback.place for one in waited)]
+    usual, count = Counter(places).most_common(1)[0]
+    if usual is None or 2 * count <= len(waited):
+        return None
+    others = [one for one, place in zip(waited, places, strict=True) if place not in (usual, None)]
+    return min(others, key=lambda one: one.time, default=None)
 
 
 def _holder(history: History) -> Candidate | None:
@@ -199,7 +228,8 @@ def _exit_code(history: History, cause: Candidate, secondary_failures: list[Cand
         return NODE_LOST
     if cause.kind == "start":
         return NOT_STARTED
-    code = cause.code
+    stopped = history.stop is not None and cause.rank in history.stop.ranks
+    code = 0 if cause.kind == "thread" and stopped else cause.code
     if code == 0 and secondary_failures:
         code = min(secondary_failures, key=lambda one: one.time).code
     if code == 0 and history.over:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from launchpad.diagnosis import apart, tracebacks
 from launchpad.diagnosis.candidates import Candidate
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.secondary import secondary_kind
+from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
 
@@ -56,19 +58,20 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
 def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:
     """What the report, `lines`, adds to the exception of the rank that failed, which is raised to the user.
 
-    Where the ranks were and who left early or held up the others, and why they were not started again.
+    Where the ranks were and in what they waited, who left early or held up the others, and why they were not started
+    again.
     """
     cause = verdict.cause
+    known = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
     if verdict.kind == "failure" and history.held is None:
-        return [history.not_restarted] if history.not_restarted else []
-    evidence = _evidence(history, cause) if cause is not None and cause.kind != "hang" else []
-    return [line for line in lines if line not in evidence]
+        known += [line for line in lines if line is lines[0] or line.startswith("stopped because of it: ")]
+    return [line for line in lines if line not in known]
 
 
 def last_output(history: History, verdict: Verdict) -> list[str]:
-    """The last that a rank wrote which held up the others: it has no failure that would be shown with its output."""
+    """The last that the blamed rank wrote, if the report shows nothing of it."""
     cause = verdict.cause
-    if cause is None or cause.kind != "hang":
+    if cause is None or cause.rank < 0 or (cause.kind != "hang" and _evidence(history, cause)):
         return []
     one = history.of(cause.rank)
     lines = _last_lines((one.tail or one.said).decode(errors="replace"))
@@ -111,7 +114,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
         case "failure":
             assert cause is not None
             lines = [f"{history.name(cause.rank)} failed first: {_how(history, cause)}", *_evidence(history, cause)]
-            who = "ranks" if cause.under_way else "other ranks"
+            who = "ranks" if history.held and cause.rank in history.held.ranks else "other ranks"
             return [*lines, f"where the {who} were then:", *held] if (held := _held(history)) else lines
         case "early":
             assert cause is not None
@@ -124,7 +127,10 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             assert cause is not None
             what = "lost its connection to" if cause.secondary == "peer" else "timed out waiting for"
             first = f"{history.name(cause.rank)} {what} another rank, and no rank had failed before: "
-            return [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
+            lines = [f"{first}{_how(history, cause)}", *_evidence(history, cause)]
+            if verdict.elsewhere:
+                lines.append("it waited elsewhere than the others: did all ranks call the same collectives?")
+            return lines
         case "held":
             assert cause is not None
             assert history.held is not None
@@ -193,7 +199,7 @@ def _how(history: History, cause: Candidate) -> str:
     elif cause.kind == "thread" and traceback is not None:
         how, end = f"its thread {cause.thread!r} died, and the rank went on without it: {traceback.title}", ""
     elif cause.kind == "exception" and traceback is not None and traceback.kind != "SystemExit":
-        how = ": ".join(filter(None, (cause.text, traceback.title)))
+        how = ": ".join(filter(None, (cause.text, _title(traceback))))
     else:
         how, end = end, ""
     if cause.kind == "exception" and cause.under_way:
@@ -211,6 +217,15 @@ def _how(history: History, cause: Candidate) -> str:
     pid = history.of(cause.rank).pid
     after = f"{(cause.time - history.started) / 1e9:.2f} s after the start"
     return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, _date(history, cause.time))))})"
+
+
+def _title(traceback: Traceback) -> str:
+    """The exception; if the program was about to fail of its own when it lost another rank, that first."""
+    root = traceback.roots[0]
+    if root is traceback or traceback.inside or secondary_kind(root):
+        return traceback.title
+    lost = secondary_kind(traceback._replace(before=None, group=(), kept=()))
+    return f"{root.title}; then {traceback.title}" if lost else traceback.title
 
 
 def _date(history: History, at: int) -> str:
@@ -237,12 +252,15 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
     if traceback is not None and traceback.kind == "SystemExit":
         if traceback.before is not None:
             lines += traceback.before.lines
-        lines = [*_last_lines(tracebacks.after_handled(output)), *lines]
+        # With 1 programs exit that have logged the exception which they give up for.
+        lines = [*_last_lines(output if cause.code == 1 else tracebacks.after_handled(output)), *lines]
         place = traceback.place
         if place is not None and traceback.frames and not traceback.before:
             lines += ["It exited here:", *place.lines]
     elif traceback is not None:
         lines += traceback.lines
+        if cause.secondary == "kept":
+            lines.append(f"It had caught this before: {cause.symptom}")
     else:
         lines += _last_lines(tracebacks.after_handled(output, killed=cause.code < 0 and cause.code != -signal.SIGABRT))
     if len(lines) > MOST_LINES:

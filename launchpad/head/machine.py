@@ -54,6 +54,11 @@ TIMEOUT_DRAIN_SECONDS = 10.0
 # (head/stack_requests.py).
 STACKS_SECONDS = 11.0
 
+# How long before the timeout the ranks are asked for their stacks, so that these are there in time: so many seconds,
+# and no more than this part of the timeout.
+ASK_EARLIER_SECONDS = 5.0
+ASK_EARLIER_SHARE = 0.1
+
 # How long to wait for enough nodes: a lost host may be rebooting.
 NODES_SECONDS = 120.0
 
@@ -110,9 +115,12 @@ class Release(NamedTuple):
 
 
 class TakeStacks(NamedTuple):
-    """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long."""
+    """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long.
 
-    why: str  # "timeout", "failure"
+    Unless they are wanted only soon, when the job's time is up.
+    """
+
+    why: str  # "soon", "timeout", "failure"
 
 
 class Leave(NamedTuple):
@@ -171,7 +179,7 @@ class Machine:
         self.cause: Cause | None = None
         self.attempt = 0
         self.running = set(ranks)
-        self.deadline: float | None = None if timeout is None else now + timeout
+        self.deadline: float | None = None
         self._ranks = tuple(ranks)
         self._seats = tuple(seats)
         self._taking_part = {seat.node for seat in seats}
@@ -189,7 +197,10 @@ class Machine:
         self._awaited_until: float | None = None  # when to give up waiting for nodes
         self._counted = False  # the coming attempt is a restart that the user must have allowed
         self._left_well = False  # a rank of this attempt has exited with 0 by itself
-        self._timeout_at = self.deadline
+        self._timeout_at = None if timeout is None else now + timeout
+        self._ask_at: float | None = None  # when to ask for the stacks that the timeout will need; None: not any more
+        if timeout is not None:
+            self.deadline = self._ask_at = now + timeout - min(ASK_EARLIER_SECONDS, ASK_EARLIER_SHARE * timeout)
         self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
         self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
         self._stop_signal = stop_signal
@@ -252,6 +263,9 @@ class Machine:
         match self.phase:
             case "running" if self.cause:
                 return self._stop(self.cause, self._after_failure(), now)
+            case "running" if self._timeout_at is not None and now < self._timeout_at:
+                self.deadline, self._ask_at = self._timeout_at, None
+                return [TakeStacks("soon")]
             case "running" if not self._timed_out:
                 self._timed_out = True
                 self.deadline = now + STACKS_SECONDS
@@ -469,6 +483,7 @@ class Machine:
         self._in_vain.clear()
         self._left_well = False
         self._enter("running")
+        self.deadline = self._ask_at or self._timeout_at
         self.attempt += 1
         self._restarted += [now] * self._counted
         self.running = set(self._ranks)

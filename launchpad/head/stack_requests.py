@@ -40,6 +40,9 @@ NATIVE_SECONDS_PER_RANK = 6.0
 
 SAMPLE = "sample"
 
+# To have them when the job's time is up. Like a sample, it must not interrupt a rank.
+SOON = "soon"
+
 
 class _StackRequest(NamedTuple):
     why: str
@@ -82,6 +85,7 @@ class StackRequests:
         self._ranks: Collection[int] = ()  # those that the current request asks
         self._started: set[int] = set()  # ranks that have a process
         self._answers: dict[int, StackDump] = {}
+        self._early: dict[int, StackDump] = {}  # the answers with stacks to the request SOON, if nothing came since
         self._until = 0.0
 
     @property
@@ -99,7 +103,8 @@ class StackRequests:
         """Take an event of the job."""
         match event:
             case StackDump() if self._current is not None and event.number == self._number:
-                self._answers[event.rank] = event
+                if event.threads or event.rank not in self._answers:
+                    self._answers[event.rank] = event
             case StacksRequested(_, asker, native, full, rank):
                 self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
             case RankStarted():
@@ -108,15 +113,16 @@ class StackRequests:
             case Restarted():  # what was found about the last attempt says nothing of this one
                 self._started.clear()
                 self._pairs = None
-                if self._current is not None and self._current.why in (SAMPLE, "stall"):
+                if self._current is not None and self._current.why in (SAMPLE, SOON, "stall"):
                     self._current = None
-                self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, "stall"))
+                self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, SOON, "stall"))
                 self.look_afresh(now)
             case Output() | RankExited():
                 self.look_afresh(now)
 
     def look_afresh(self, now: float) -> None:
-        """Whatever was seen until now says nothing about a stall."""
+        """Whatever was seen until now says nothing about a stall, or about where the ranks are."""
+        self._early = {}
         if self._watch:
             self._watch.moved(now)
 
@@ -127,8 +133,10 @@ class StackRequests:
         return self._checked
 
     def ask(self, why: str) -> None:
-        """Request the stacks for everybody. `why`: "asked", "timeout" …"""
-        self._waiting.append(_StackRequest(why))
+        """Request the stacks for everybody. `why`: "soon", "timeout", "failure"."""
+        self._waiting.append(_StackRequest(why, insists=why != SOON))
+        if self._current is not None and self._current.why == SOON:
+            self._until = 0.0
 
     def tick(self, now: float, running: Collection[int], *, watching: bool) -> None:
         """Finish the current request if it is complete, and begin the next. `running`: ranks that have not exited.
@@ -157,6 +165,11 @@ class StackRequests:
         self._number += 1
         self._ranks = tuple(running)
         self._answers = {}
+        if request.why == "timeout":
+            self._answers = {rank: self._early[rank] for rank in running if rank in self._early}
+            if self._answers and self._has_all(running):
+                self._until = now
+                return
         extra = NATIVE_SECONDS + NATIVE_SECONDS_PER_RANK * len(running) if request.native else 0.0
         self._until = now + (ANSWER_SECONDS + extra if running else 0.0)
         self._nodes.send_all(DumpStacks(self._number, request.why != SAMPLE, request.insists, request.native))
@@ -168,6 +181,9 @@ class StackRequests:
                 self._waiting.appendleft(_StackRequest(SAMPLE))
             elif self._watch.sampled(now, self._answers, running):
                 self._waiting.appendleft(_StackRequest("stall"))
+            return
+        if request.why == SOON:
+            self._early = {rank: one for rank, one in self._answers.items() if one.threads}
             return
         asked = [rank for rank in sorted(self._ranks) if rank in running or rank in self._answers]
         ranks = [rank for rank in asked if request.rank in (-1, rank)]

@@ -373,7 +373,7 @@ class StackDump(NamedTuple):
     why: str  # the reason why there are no stacks; "" if there are
     threads: list[Any]
     state: str  # the main thread's, a letter as in proc(5); "" if unknown
-    wchan: str  # the kernel function that the main thread sleeps in; "" if unknown
+    wchan: str  # the kernel function, or else the system call, that the main thread sleeps in; "" if unknown
     cpu: float  # CPU seconds that the rank and its descendants have used; -1 if unknown
     busy: bool  # one of their threads was runnable
     moved: int  # bytes that they have read and written, also over TCP; -1 if unknown

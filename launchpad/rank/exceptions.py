@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MOST_FRAMES = 40
 MOST_LINKS = 8
 MOST_MEMBERS = 8
+MOST_KEPT = 4
 MOST_TEXT = 4096
 MOST_SOURCE = 200
 
@@ -112,8 +113,10 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
         import time
 
         now = time.monotonic_ns()
-        said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": _traceback(error, ours, MOST_LINKS)}
+        traceback = _traceback(error, ours, MOST_LINKS)
+        said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": traceback}
         if not thread and os.getpid() == _pid and "torch.distributed" in sys.modules:
+            traceback["kept"] = _kept(error)
             said |= _collectives(now)
         line = json.dumps(said).encode() + b"\n"
         fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -142,7 +145,38 @@ def under_way(thread: int) -> dict[str, Any]:
     """The exception that this thread is handling, or is on its way out with; {} if there is none."""
     active: Any = sys._current_exceptions().get(thread)
     error = active[1] if isinstance(active, tuple) else active  # a tuple before Python 3.12
-    return {} if error is None else _traceback(error, (), MOST_LINKS)
+    if error is None:
+        return {}
+    return _traceback(error, (), MOST_LINKS) | ({"kept": _kept(error)} if "torch.distributed" in sys.modules else {})
+
+
+def _kept(error: BaseException) -> list[dict[str, Any]]:
+    """The exceptions that the program caught and still holds, outside of this one's chain.
+
+    A program that lost another rank may note that, and raise its own exception later. Torch and mpi4py raise
+    RuntimeErrors.
+    """
+    import gc
+
+    chain: dict[int, BaseException] = {}
+    links: list[BaseException | None] = [error]
+    while links:
+        one = links.pop()
+        if one is not None and id(one) not in chain:
+            chain[id(one)] = one
+            links += [one.__cause__, one.__context__, *_members(one)]
+    try:
+        # Not isinstance, which would run the code of objects that stand for others.
+        alive = [one for one in gc.get_objects() if issubclass(type(one), RuntimeError) and id(one) not in chain]
+    except MemoryError:
+        return []
+    return [_traceback(one, (), 1) for one in [one for one in alive if one.__traceback__][:MOST_KEPT]]
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    """Those of a group."""
+    members = getattr(error, "exceptions", None)
+    return members if isinstance(members, tuple) and hasattr(error, "derive") else ()
 
 
 def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[str, Any]:
@@ -154,11 +188,14 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         "message": _text(error),
         "frames": _frames(error, ours),
     }
+    if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
+        text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
+        found["printed"] = text[-MOST_TEXT:]
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         found["notes"] = [str(note)[:MOST_TEXT] for note in notes[:MOST_MEMBERS]]
-    members = getattr(error, "exceptions", None)
-    if links and isinstance(members, tuple) and hasattr(error, "derive"):
+    members = _members(error)
+    if links and members:
         found["group"] = [_traceback(one, ours, links - 1) for one in members[:MOST_MEMBERS]]
         found["members"] = len(members)
     cause, context = error.__cause__, error.__context__

@@ -105,6 +105,43 @@ def wrapped_exit():
     _train(abort)
 
 
+def wrapped_later():
+    """The victims keep the exception, and raise one of their own when they have left the loop."""
+    dist = join()
+    lost = None
+    try:
+        for step in range(50):
+            if step == 20 and RANK == CULPRIT:
+                raise ValueError("bad batch in shard 7")
+            try:
+                add(dist)
+            except RuntimeError as error:
+                lost = error
+                break
+        if lost is not None:
+            raise TrainingAborted(f"step {step} failed")
+    finally:
+        if RANK == CULPRIT:
+            dist.destroy_process_group()
+            upload()
+
+
+def overcome():
+    """A group timed out, which the culprit has noted; what it fails of has nothing to do with that."""
+    dist = join()
+    pair = dist.new_group([0, CULPRIT], timeout=timedelta(seconds=0.5))
+    if RANK == CULPRIT:
+        try:
+            dist.barrier(group=pair)
+        except RuntimeError as error:
+            missed = error
+            print(f"going on without rank 0: {missed}", file=sys.stderr)
+    for step in range(50):
+        if step == 20 and RANK == CULPRIT:
+            raise ValueError("bad batch in shard 7")
+        add(dist)
+
+
 def slow_handler():
     """The culprit writes a report about its error before it raises it again."""
     dist = join()
@@ -222,6 +259,97 @@ def handled_reset():
     only_the_culprit(run)
 
 
+# What the program logged, captured, forwarded or left to a thread
+
+
+def logged_exit():
+    """`sys.exit(main())`: the exception is logged, more comes after it, and no rank raises any."""
+
+    def main():
+        try:
+            dist = join()
+            for step in range(50):
+                if step == 20 and RANK == CULPRIT:
+                    raise ValueError("bad batch in shard 7")
+                add(dist)
+        except Exception:
+            traceback.print_exc()
+        print("cleaning up", file=sys.stderr)
+        return 1
+
+    sys.exit(main())
+
+
+def finally_collective():
+    dist = join(timeout=timedelta(seconds=4))
+    try:
+        for step in range(50):
+            if step == 20 and RANK == CULPRIT:
+                sys.exit("no more data")
+            add(dist)
+    finally:
+        dist.barrier()
+
+
+def prefetch_thread():
+    """The main thread waits for what the thread that died was to bring, and the others for that rank."""
+    import queue
+
+    dist = join(timeout=timedelta(seconds=4))
+    batches = queue.Queue()
+
+    def prefetch():
+        for batch in range(50):
+            if batch == 10 and RANK == CULPRIT:
+                raise OSError("shard 10: checksum mismatch")
+            batches.put(batch)
+
+    threading.Thread(target=prefetch, name="prefetch", daemon=True).start()
+    for _ in range(50):
+        batches.get()
+        add(dist)
+
+
+def own_timeout():
+    """The program says how long it waits for a collective."""
+    import torch
+
+    dist = join()
+    if RANK == CULPRIT:
+        forever()
+    dist.all_reduce(torch.ones(4), async_op=True).wait(timedelta(seconds=3))
+
+
+def other_size():
+    """The others get through a collective that is larger on one rank."""
+    import torch
+
+    dist = join(timeout=timedelta(seconds=4))
+    dist.all_reduce(torch.ones(8 if RANK == CULPRIT else 4))
+    dist.barrier()
+
+
+def captured():
+    def run():
+        subprocess.run([sys.executable, "-c", "raise ValueError('bad shard')"], check=True, capture_output=True)
+
+    only_the_culprit(run)
+
+
+def forwarded():
+    import multiprocessing
+
+    def run():
+        with multiprocessing.get_context("fork").Pool(2) as workers:
+            workers.map(tokenize, [17])
+
+    only_the_culprit(run)
+
+
+def tokenize(document):
+    raise ValueError(f"document {document} is empty")
+
+
 # A launcher inside the rank
 
 INNER = "import os\nif os.environ.get('RANK', '1') == '1': raise ValueError('the inner cause')\nimport time; time.sleep(60)\n"
@@ -229,7 +357,8 @@ INNER = "import os\nif os.environ.get('RANK', '1') == '1': raise ValueError('the
 
 def _without_ours():
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "LAUNCHPAD_"))}
-    return kept | {"XDG_STATE_HOME": os.path.join(tempfile.gettempdir(), "inner")}
+    # Those that number no ranks pass ours on: RANK=1 is the one that fails.
+    return kept | {"XDG_STATE_HOME": os.path.join(tempfile.gettempdir(), "inner"), "RANK": "1"}
 
 
 def _inside(*words):

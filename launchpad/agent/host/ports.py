@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from typing import Any
 
 from . import procfs
@@ -13,6 +14,11 @@ _IN_USE = r"EADDRINUSE|[Aa]ddress already in use"
 # As torch, asyncio and others name the port.
 _PORT = r"\bport[:= ]+(\d+)|\('[^']*', (\d+)[,)]|:(\d{2,5})\b"
 _LISTENS = "0A"
+
+# All ranks may fail on the same port, one soon after the other: what was found holds for so many seconds.
+FOUND_HOLDS = 2.0
+
+_found: dict[int, tuple[float, str]] = {}  # by port: until when it holds
 
 
 def explain(traceback: dict[str, Any]) -> None:
@@ -27,6 +33,14 @@ def explain(traceback: dict[str, Any]) -> None:
 
 def taken(port: int) -> str:
     """That the port is taken, and by whom as far as we may know."""
+    until, text = _found.get(port, (0.0, ""))
+    if time.monotonic() >= until:
+        text = _look_up(port)
+        _found[port] = time.monotonic() + FOUND_HOLDS, text
+    return text
+
+
+def _look_up(port: int) -> str:
     sockets = _listening(port)
     for pid in _pids():
         if any(procfs.descriptor(pid, link) for link in sockets):

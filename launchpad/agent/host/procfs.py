@@ -19,6 +19,18 @@ _PF_EXITING = 0x4
 # Kernel functions in which a process waits for a child's end, or for what it writes.
 _WAITS_FOR_CHILDREN = ("do_wait", "poll_schedule", "do_poll", "do_select", "ep_poll", "pipe_read", "anon_pipe_read")
 
+# By processor: the numbers and names of the system calls in which a process sleeps for long.
+_CALLS = {
+    "x86_64": """
+        0 read 1 write 7 poll 23 select 34 pause 35 nanosleep 42 connect 43 accept 44 sendto 45 recvfrom 46 sendmsg
+        47 recvmsg 61 wait4 72 fcntl 73 flock 74 fsync 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid
+        257 openat 270 pselect6 271 ppoll 281 epoll_pwait""",
+    "aarch64": """
+        22 epoll_pwait 25 fcntl 32 flock 56 openat 63 read 64 write 72 pselect6 73 ppoll 82 fsync 95 waitid 98 futex
+        101 nanosleep 115 clock_nanosleep 202 accept 203 connect 206 sendto 207 recvfrom 211 sendmsg 212 recvmsg
+        260 wait4""",
+}
+
 # `use` looks at no more than this many processes.
 _MAX_PROCESSES = 200
 
@@ -83,6 +95,17 @@ def wchan(pid: int) -> str:
     except OSError:
         return ""
     return "" if name == "0" else name
+
+
+def system_call(pid: int) -> str:
+    """The system call that the main thread sleeps in; "" if it doesn't sleep, or the call isn't known."""
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            number = file.read().split()[0]
+    except (OSError, IndexError):
+        return ""
+    known = _CALLS.get(os.uname().machine, "").split()
+    return dict(zip(known[::2], known[1::2], strict=True)).get(number, "")
 
 
 def maps(pid: int, name: str) -> bool:

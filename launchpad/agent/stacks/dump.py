@@ -193,11 +193,12 @@ class StackDumper:
         if target.why == NO_PYTHON and (spins := spinning.look(pid)):
             known["spins"] = spins
         state = procfs.state(pid)
+        sleeps_in = procfs.wchan(pid) or procfs.system_call(pid)
         beats = said.get("beats", -1)
         self._outbox.say(
             StackDump(
                 *(time.monotonic_ns(), target.rank, self._question.number, pid, target.why, target.threads, state),
-                *(procfs.wchan(pid), seconds, busy, moved, beats if type(beats) is int else -1, known, target.native),
+                *(sleeps_in, seconds, busy, moved, beats if type(beats) is int else -1, known, target.native),
             )
         )
 
