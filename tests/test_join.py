@@ -616,7 +616,7 @@ for stranger in strangers:
     stranger.close()
 node = door.join()
 assert len(door.joining.wait()) == 1
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
 node.close()
 os._exit(0)
 """

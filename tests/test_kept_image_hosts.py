@@ -144,7 +144,7 @@ def test_doctor_uses_the_image_of_each_host_and_has_no_other_one_made(
         done = launchpad.run("doctor", "--ssh-config", with_torch.ssh_config, "-H", "n1,n2", "--json")
         result = json.loads(done.stdout)
         assert [one["facts"]["import"]["kept"] for one in result["hosts"]] == [kept] * 2, done.stderr
-        assert result["all_reduce"]["seconds"].keys() == {"gloo"}
+        assert "gloo" in result["all_reduce"]["seconds"]
         assert with_torch.uses() == [1, 1]
     assert [len(found["images"]) for found in with_torch.status().values()] == [2, 2]
 

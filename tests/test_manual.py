@@ -64,7 +64,8 @@ PYTESTS = ("--ranks-backend", "--pdb", "--lf", "--durations", "--junitxml")
 
 # Commands that are not run here: a pattern, and why.
 NOT_RUN = {
-    r"^python3 -m venv|^pip install|^source ": "installs, from the network",
+    r"^python3 -m venv|^pip (install|download)|^source ": "installs, from the network",
+    r"tests/suites/|^mkdir built": "needs somebody else's suite; tests/test_suites.py has a small one",
     r"-H |--hosts |--hostfile ": "needs other hosts; tests/test_run_hosts.py has real ones",
     r"--nnodes [24]|^launchpad join": "needs another node; tests/test_join.py starts several",
     r"^kubectl": "needs a cluster; tests/test_kubernetes.py reads the file",

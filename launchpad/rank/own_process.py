@@ -55,7 +55,7 @@ class _MmMap(ctypes.Structure):
 
 
 def show_as(argv: list[bytes], environ: dict[bytes, bytes]) -> None:
-    """Have /proc, and so ps and pkill, show this command line and environment for this process.
+    """Have /proc, and so ps and pkill, show this command line, its name and environment for this process.
 
     If the kernel can't do it (no CONFIG_CHECKPOINT_RESTORE), the command line overwrites the present one, as far as it
     fits. Without /proc this is a no-op.
@@ -63,6 +63,8 @@ def show_as(argv: list[bytes], environ: dict[bytes, bytes]) -> None:
     words = b"".join(word + b"\0" for word in argv)
     variables = b"".join(name + b"=" + value + b"\0" for name, value in environ.items())
     try:
+        with open("/proc/self/comm", "wb") as file:
+            file.write(os.path.basename(argv[0]))
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         # proc(5) counts from 1, and the first two fields are cut off.
