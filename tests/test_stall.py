@@ -26,7 +26,7 @@ from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.protocol.commands import Listen, Reach
-from launchpad.protocol.events import Listening, Output, RankStarted, Reached, StackDump
+from launchpad.protocol.events import Listening, Output, RankExited, RankStarted, Reached, StackDump
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -240,6 +240,9 @@ class Agents:
     def send_all(self, command: Any) -> None:
         self.sent.append(command)
 
+    def send(self, _: int, command: Any) -> None:
+        self.sent.append(command)
+
 
 def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
     agents = Agents()
@@ -262,6 +265,32 @@ def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
     assert requests.deadline == 10.0 + ANSWER_SECONDS
     requests.tick(10.0 + ANSWER_SECONDS, [1, 2], watching=False)  # rank 0 has left meanwhile
     assert (posted[1].ranks, posted[1].dumps, posted[1].starting) == ([1, 2], [], [2])
+
+
+@pytest.mark.parametrize("left", [[], [0], [0, 1]])
+def test_a_job_whose_ranks_end_while_their_stacks_are_taken_does_not_hang(left: list[int]) -> None:
+    agents = Agents()
+    posted: list[Any] = []
+    requests = StackRequests(agents, posted.append, 1.0, 0.0, {})  # type: ignore[arg-type]
+    for rank in (0, 1):
+        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
+
+    def tick(now: float, running: list[int]) -> None:
+        requests.tick(now, running, watching=True)
+
+    for now in (1.0, 2.0):
+        tick(now, [0, 1])
+        for rank in (0, 1):
+            requests.on(look(GLOO, rank=rank)._replace(number=agents.sent[-1].number), now)
+        tick(now, [0, 1])
+    assert agents.sent[-1].number == 3  # for the message
+    for rank in (0, 1):
+        if rank in left:
+            requests.on(look(GLOO, rank=rank)._replace(number=3), 2.0)
+        else:
+            requests.on(RankExited(0, rank, 0, 0, False), 2.0)
+    tick(2.1, left)
+    assert bool(posted) == (left == [0, 1])
 
 
 def test_the_stacks_that_were_taken_shortly_before_the_timeout_are_used() -> None:

@@ -182,6 +182,8 @@ class StackRequests:
             elif self._watch.sampled(now, self._answers, running):
                 self._waiting.appendleft(_StackRequest("stall"))
             return
+        if request.why == "stall" and set(running) != set(self._ranks):  # it went on at the last moment
+            return
         if request.why == SOON:
             self._early = {rank: one for rank, one in self._answers.items() if one.threads}
             return
