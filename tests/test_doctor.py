@@ -863,7 +863,7 @@ def test_a_world_that_never_forms_leaves_nothing(tmp_path: Path, monkeypatch: py
     world = list(MpiWorlds(Plan("", tuple(nodes), mpi=True), f"launchpad-{os.getpid()}-doctor").begin(0))
     trial = mpi.TrialWorld(said.put)
     request = {"world": world, "seat": mpi_environ(MpiSeat(0, 2, 0, 1, "n0")), "cwd": "/", "environ": {}}
-    found: list[health.MpiReduced] = []
+    found: list[health.Reduced] = []
     running = threading.Thread(target=lambda: found.append(trial.run(request)))
     running.start()
     while not isinstance(said.get(timeout=DEADLINE), BarrierIn | PmixRequest):

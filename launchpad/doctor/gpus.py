@@ -14,9 +14,7 @@ USED = 0.1
 
 def judge_gpus(seen: Examination) -> Iterator[Finding]:
     """What is wrong with the GPUs, and how the hosts differ in them."""
-    found: dict[int, Gpus] = {
-        place: seen.hosts[place].facts["gpus"] for place in seen.present if "gpus" in seen.hosts[place].facts
-    }
+    found: dict[int, Gpus] = seen.facts("gpus")
     for place, one in found.items():
         if one.problem:
             text = f"its GPUs can't be asked: {one.problem}"

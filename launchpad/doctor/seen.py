@@ -55,6 +55,10 @@ class Examination(NamedTuple):
         """The hosts that were checked."""
         return [place for place, host in enumerate(self.hosts) if not host.failure]
 
+    def facts(self, subject: str) -> dict[int, Any]:
+        """What those of them have answered on a subject that have."""
+        return {place: facts[subject] for place in self.present if subject in (facts := self.hosts[place].facts)}
+
 
 class Finding(NamedTuple):
     """Something that is not as it should be."""

@@ -18,9 +18,7 @@ _NAMED = 3
 
 def judge_software(seen: Examination) -> Iterator[Finding]:
     """What is wrong with the versions, and with the code."""
-    found: dict[int, Software] = {
-        place: seen.hosts[place].facts["software"] for place in seen.present if "software" in seen.hosts[place].facts
-    }
+    found: dict[int, Software] = seen.facts("software")
     pip = {place: f"{_python(seen, place)} -m pip install" for place in found}
     yield from _odd(
         {place: ".".join(one.python.split(".")[:2]) for place, one in found.items()},
@@ -62,9 +60,7 @@ def mpi_in_words(one: MpiThere) -> str:
 
 def _mpi(seen: Examination) -> Iterator[Finding]:
     """Ranks with two MPI libraries form no world; two versions of one may."""
-    found: dict[int, MpiThere] = {
-        place: seen.hosts[place].facts["mpi"] for place in seen.present if "mpi" in seen.hosts[place].facts
-    }
+    found: dict[int, MpiThere] = seen.facts("mpi")
     for place, one in found.items():
         if one.problem:
             remedy = f"{_python(seen, place)} -m pip install --force-reinstall mpich, or export MPI4PY_LIBMPI=PATH"
@@ -110,9 +106,7 @@ def _python(seen: Examination, place: int) -> str:
 
 
 def _code(seen: Examination) -> Iterator[Finding]:
-    found: dict[int, CodeFiles] = {
-        place: seen.hosts[place].facts["code"] for place in seen.present if "code" in seen.hosts[place].facts
-    }
+    found: dict[int, CodeFiles] = seen.facts("code")
     there = {place: one for place, one in found.items() if not one.problem}
     for place, one in found.items():
         if one.problem:

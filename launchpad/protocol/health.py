@@ -174,7 +174,7 @@ class Imported(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """One all_reduce with one backend."""
+    """One all_reduce with one backend, or in an MPI world."""
 
     seconds: float
     failed: str  # why there was none; ""
@@ -187,13 +187,6 @@ class MpiThere(NamedTuple):
     version: str  # in its own words
     path: str
     problem: str  # why it can't be used; ""
-
-
-class MpiReduced(NamedTuple):
-    """One allreduce in an MPI world."""
-
-    seconds: float
-    failed: str  # why there was none; ""
 
 
 SUBJECTS: dict[str, Any] = {
@@ -217,7 +210,7 @@ SUBJECTS: dict[str, Any] = {
     "import": Imported,
     "all_reduce": Reduced,
     "mpi": MpiThere,
-    "world": MpiReduced,
+    "world": Reduced,
 }
 
 

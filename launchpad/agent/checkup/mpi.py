@@ -16,7 +16,7 @@ from typing import Any
 from ... import mpi_library
 from ...protocol.commands import BarrierOut, Command, MpiWorld, PmixFetch, PmixReply
 from ...protocol.events import Event
-from ...protocol.health import MpiReduced, MpiThere
+from ...protocol.health import MpiThere, Reduced
 from ..mpi.node_worlds import NodeWorlds
 from ..poll import Poll
 from ..ranks import rundir
@@ -118,7 +118,7 @@ class TrialWorld:
         self.hear(None)
         self._running.acquire(timeout=1)
 
-    def run(self, request: dict[str, Any]) -> MpiReduced:
+    def run(self, request: dict[str, Any]) -> Reduced:
         """Form the world and add up: {"world": fields of MpiWorld, "seat": the rank's variables, "cwd", "environ"}."""
         with self._running:
             folder = rundir.create()
@@ -131,7 +131,7 @@ class TrialWorld:
                 poll.close()
                 rundir.remove(folder)
 
-    def _run(self, request: dict[str, Any], poll: Poll, worlds: NodeWorlds) -> MpiReduced:
+    def _run(self, request: dict[str, Any], poll: Poll, worlds: NodeWorlds) -> Reduced:
         world, cwd = MpiWorld(*request["world"]), where(request)
         argv = [sys.executable, "-B", "-c", _RANK, str(world.size)]
         environ = environment(request)
@@ -139,7 +139,7 @@ class TrialWorld:
         worlds.prepare(environ)
         worlds.serve(environ, argv, cwd)
         if worlds.why_not:
-            return MpiReduced(-1.0, worlds.why_not)
+            return Reduced(-1.0, worlds.why_not)
         poll.watch(self._wake, lambda _: self._obey(worlds))
         worlds.when_ready(
             0, lambda: self._begin(argv, {**environ, **request["seat"]}, cwd, poll, worlds, world.ranks[0])
@@ -147,12 +147,12 @@ class TrialWorld:
         while not self._over:
             poll.wait(-1)
         if self._process is None:
-            return MpiReduced(-1.0, "given up")
+            return Reduced(-1.0, "given up")
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         said, problem = self._process.communicate()
         word, _, text = said.strip().partition(" ")
-        return MpiReduced(float(text), "") if word == "done" else MpiReduced(-1.0, _last_line(problem))
+        return Reduced(float(text), "") if word == "done" else Reduced(-1.0, _last_line(problem))
 
     def _obey(self, worlds: NodeWorlds) -> None:
         with suppress(BlockingIOError):
