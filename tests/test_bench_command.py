@@ -230,6 +230,7 @@ def measure(launchpad: Launchpad, *args: object, **options: object) -> dict[str,
 @needs_mpi
 @needs_matplotlib
 @pytest.mark.parametrize(("dtype", "backends"), [("float32", "gloo,mpi"), ("bfloat16", "mpi"), ("int64", "gloo")])
+@pytest.mark.usefixtures("from_image")
 def test_every_operation_is_right(launchpad: Launchpad, dtype: str, backends: str) -> None:
     """Three ranks: no power of two, and more than some machines have cores."""
     chosen = THERE if dtype == "float32" else ["all_reduce", "reduce_scatter"]
@@ -270,6 +271,7 @@ def test_every_operation_is_right(launchpad: Launchpad, dtype: str, backends: st
 
 @needs_torch
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+@pytest.mark.usefixtures("from_image")
 def test_a_backend_that_can_not_be_had_leaves_the_others(launchpad: Launchpad) -> None:
     done = launchpad.run(
         "bench", "-n", 2, "--backend", "nccl,gloo", "--op", "all_reduce,barrier", "--sizes", "4,8", "--seconds", 0.1
@@ -328,6 +330,7 @@ def test_a_rank_that_fails_ends_its_job_and_is_told(launchpad: Launchpad) -> Non
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_a_reader_that_leaves_ends_it(launchpad: Launchpad) -> None:
     """As with | head: nothing goes on being measured, and nothing is left."""
     process = launchpad.start("bench", "-n", 2, "--backend", "gloo", "--seconds", 10)
@@ -338,6 +341,7 @@ def test_a_reader_that_leaves_ends_it(launchpad: Launchpad) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_an_interrupt_starts_no_other_backend(launchpad: Launchpad) -> None:
     process = launchpad.start("bench", "-n", 2, "--seconds", 300)
     assert process.stdout is not None

@@ -81,6 +81,7 @@ def folder(launchpad: Launchpad) -> Path:
 
 @needs_torch
 @pytest.mark.parametrize("words", [("train.py:run",), ("--start-method", "exec", "train.py:run"), ("train:run",)])
+@pytest.mark.usefixtures("from_image")
 def test_a_function_finds_the_group_and_its_rank(launchpad: Launchpad, words: tuple[str, ...]) -> None:
     done = launchpad.run("run", "-n", "2", *words, "--lr", "1")
     name = words[-1].partition(":")[0]

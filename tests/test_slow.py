@@ -468,6 +468,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("from_image")
 def test_a_slow_rank_is_named_at_the_end_and_by_why(launchpad: Launchpad, way: list[str]) -> None:
     done = launchpad.run("run", "-n", 2, *way, "slowed.py", "double", 5, LONG_STEP)
     assert done.returncode == 0, done.stderr
@@ -482,6 +483,7 @@ def test_a_slow_rank_is_named_at_the_end_and_by_why(launchpad: Launchpad, way: l
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_no_advice_is_given_where_none_is_wanted(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-n", 2, "--no-advice", "slowed.py", "double", 5, LONG_STEP)
     assert (done.returncode, done.stderr) == (0, "")

@@ -411,6 +411,7 @@ def ended(launchpad: Launchpad, process: subprocess.Popen[bytes]) -> None:
 
 
 @needs_torch
+@pytest.mark.usefixtures("from_image")
 def test_the_figures_tell_ranks_apart(launchpad: Launchpad) -> None:
     process = begun(launchpad, "-n", 4, "uneven.py", "go", ready=4)
     found: dict[str, Any] = {}
