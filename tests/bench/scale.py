@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launchpad.cli.entry import collect_rarely
 from launchpad.console.console import Console, StandardStreams
 from launchpad.console.summary import Summary
 from launchpad.head.bringup import BringUp
@@ -486,6 +487,7 @@ def main() -> None:
     parser.add_argument("--play", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--agents", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    collect_rarely()
     if options.one:
         os.write(3, PARTS[options.one[0]][0](int(options.one[1])).encode())
         return
