@@ -11,7 +11,8 @@ then they are led through the same job, of which none is lost. They are played b
 --lose: over one connection again. When all ranks run, 1 % of the nodes are lost at once; the others' ranks are
 stopped, spare nodes take the places of the lost ones, and all ranks are started again. Times count from when the head
 sees the first loss: until it has decided to restart, and until the process that plays the nodes has decoded the last
-Start. The head's CPU time is what it has used between the first loss and the first rank that has started again.
+Start. The head's CPU time is what it has used between the first loss and the first rank that has started again. Only a
+clock listens: no console, no record.
 
 CPU and memory are the head's alone. Each number of nodes has a process of its own.
 """
