@@ -21,7 +21,7 @@ from launchpad.diagnosis.verdict_text import describe, summarize
 from launchpad.protocol.events import (
     STDERR,
     STDOUT,
-    ClockSeen,
+    ClocksSeen,
     Crashed,
     ExceptionRaised,
     JobPlanned,
@@ -249,7 +249,7 @@ def test_an_exception_in_a_child_process_is_not_the_ranks() -> None:
 
 def test_two_failures_that_the_clocks_cannot_order_are_both_named() -> None:
     def failing(doubt: int, apart: float) -> tuple[Verdict, list[str]]:
-        clocks = [ClockSeen(at(9), 1, doubt)]
+        clocks = [ClocksSeen(at(9), [[1, doubt]])]
         first, second = raises(5, 0, "ValueError", "one"), raises(5 + apart, 2, "TypeError", "two", line=9)
         history = History([*job(2, 2), *first, *second, *clocks, stopping(20, [1, 3]), over(30)])
         verdict = verdict_on(history)
@@ -288,7 +288,7 @@ def test_a_lost_node_comes_before_the_failures_that_it_caused() -> None:
 
 
 def test_a_rank_that_we_stopped_is_not_blamed_where_clocks_are_bad() -> None:
-    events = [*job(1, 2), NodeLost(at(5), 1, "its agent hung up", [1, 2]), ClockSeen(at(6), 0, 50_000_000)]
+    events = [*job(1, 2), NodeLost(at(5), 1, "its agent hung up", [1, 2]), ClocksSeen(at(6), [[0, 50_000_000]])]
     verdict = judge([*events, stopping(6, [0], "lost"), exits(4, 0, -15), over(10, "lost")])
     assert (verdict.kind, verdict.exit_code, verdict.stopped) == ("lost", 4, (0,))
 

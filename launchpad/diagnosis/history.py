@@ -11,7 +11,7 @@ from launchpad.protocol.events import (
     STDERR,
     STDOUT,
     ArrivalsCompared,
-    ClockSeen,
+    ClocksSeen,
     ConsoleClosed,
     Crashed,
     ExceptionRaised,
@@ -188,8 +188,8 @@ class History:
             case NodeJoined(_, node, name):
                 if node >= len(self.planned.nodes):
                     self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
-            case ClockSeen(_, node, doubt):
-                self.doubts[node] = doubt
+            case ClocksSeen(_, doubts):
+                self.doubts.update((node, doubt) for node, doubt in doubts)
             case StopRequested(_, signum, reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
             case ConsoleClosed(_, reason):

@@ -10,7 +10,7 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.head.arrivals import Arrivals, Arrived, Dialled, Door, JoinFailed
@@ -43,7 +43,7 @@ from launchpad.protocol.events import (
     AtPrompt,
     BarrierIn,
     ChunksTaken,
-    ClockSeen,
+    ClocksSeen,
     Crashed,
     DebuggerReady,
     DebugRequested,
@@ -208,10 +208,11 @@ class Supervisor:
     def _supervise(self, machine: Machine) -> None:
         """The loop."""
         self._start(attempt=0, restarts=0)
-        while (self.nodes.open or machine.phase == "clearing") and not self.leaving:
-            item = self._next(machine)
-            if item is not None:
-                self._take(*item, machine)
+        while self._goes_on(machine):
+            for source, event in self._news(machine):
+                self._take(source, event, machine)
+                if not self._goes_on(machine):
+                    break
             now = time.monotonic()
             if self.nodes.deadline is not None and self.nodes.deadline <= now:
                 for silent, since in self.nodes.tick(now):
@@ -590,7 +591,20 @@ class Supervisor:
                 self._input.reset()
             self._stdin_node = reader
 
-    def _next(self, machine: Machine) -> tuple[int, Any] | None:
+    def _goes_on(self, machine: Machine) -> bool:
+        return bool(self.nodes.open or machine.phase == "clearing") and not self.leaving
+
+    def _news(self, machine: Machine) -> Iterator[tuple[int, Any]]:
+        """What is in the inbox, once there is something; nothing at the next deadline."""
+        try:
+            yield self._inbox.get(timeout=None if self._inbox.qsize() else self._patience(machine))
+        except queue.Empty:
+            return
+        for _ in range(self._inbox.qsize()):  # what comes meanwhile has to wait for the deadlines
+            yield self._inbox.get()
+
+    def _patience(self, machine: Machine) -> float | None:
+        """Seconds until the next deadline; None if there is none."""
         waits = [sink.deadline - time.monotonic() for sink in self._sinks if sink.deadline is not None]
         if self._samples.deadline is not None:
             waits.append(self._samples.deadline - time.monotonic())
@@ -604,10 +618,7 @@ class Supervisor:
             waits.append(machine.deadline - self._limits_clock())
         if self.nodes.deadline is not None:
             waits.append(self.nodes.deadline - time.monotonic())
-        try:
-            return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
-        except queue.Empty:
-            return None
+        return max(0.0, min(waits)) if waits else None
 
     def _dispatch(self, event: Any) -> None:
         if type(event) is Written:
@@ -631,8 +642,8 @@ class Supervisor:
                     self.nodes.send_all(action)
                 case PhaseChanged():
                     now = time.monotonic_ns()  # the state machine's clock stops while we are suspended
-                    for node in self.nodes.remote if action.phase == "stopping" else ():
-                        self._dispatch(ClockSeen(now, node, self.nodes.doubt(node)))
+                    if action.phase == "stopping" and self.nodes.remote:
+                        self._dispatch(ClocksSeen(now, [[node, self.nodes.doubt(node)] for node in self.nodes.remote]))
                     self._dispatch(action._replace(time=now))
                 case NotRestarted() | NodesAwaited():
                     self._dispatch(action._replace(time=time.monotonic_ns()))

@@ -38,6 +38,8 @@ def seated(membership: Membership, before: Sequence[Seat], here: Mapping[int, in
     A node that stays keeps its place. Into the place of one that is gone comes a node that had none; a job of a fixed
     size keeps the number of ranks there, and so the numbers of all others. Where nobody comes, the others move up.
     """
+    if len(here) < membership.least:
+        return ()
     seated_before = {seat.node for seat in before}
     spares = [node for node in here if node not in seated_before]
     seats = []

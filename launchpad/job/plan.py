@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # few jobs bind their ranks
 
 # How ranks that call functions of ours get them: by name, one that is sent to them, or one after the other.
 Calls = Literal["", "function", "pickled", "session"]
+_CALLS = get_args(Calls)
 
 # Descriptors of an agent: three per rank (stdout, stderr, exec status), and some of its own. A rank that waits to be
 # forked needs four (both ends of stdout and stderr).
@@ -118,12 +120,12 @@ class Plan:
         """The number of ranks."""
         return len(self.ranks)
 
-    @property
+    @functools.cached_property
     def taking_part(self) -> list[NodePlan]:
         """The nodes with ranks, in the order of these."""
         return sorted((node for node in self.nodes if node.ranks), key=lambda node: node.ranks[0].rank)
 
-    @property
+    @functools.cached_property
     def ranks(self) -> list[RankPlan]:
         """All ranks, in order."""
         return [rank for node in self.taking_part for rank in node.ranks]
@@ -141,7 +143,7 @@ class Plan:
             [rank.rank, node.name, *binding.written(rank.binding)] for node in self.taking_part for rank in node.ranks
         ]
 
-    @property
+    @functools.cached_property
     def seats(self) -> tuple[Seat, ...]:
         """Which nodes take part, with how many ranks each."""
         return tuple(Seat(node.index, len(node.ranks)) for node in self.taking_part)
@@ -324,13 +326,13 @@ def make_plan(
                 place.cwd,
                 {name: value for name, value in defaults.items() if name not in here.environ},
                 ranks,
-                dict(here.environ),
+                here.environ,
                 store=stores.get(index, ""),
                 interface=place.interface,
                 address=place.address,
                 preload=here.preload,
                 python=kind != "program",
-                calls=kind if kind in get_args(Calls) else "",  # type: ignore[arg-type]
+                calls=kind if kind in _CALLS else "",  # type: ignore[arg-type]
                 hooks=here.hooks,
                 shown_there=place.own is not None,
                 argv=here.target.argv(place.python, 0),

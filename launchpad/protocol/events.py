@@ -623,12 +623,13 @@ class JobPlanned(NamedTuple):
     born: float = 0.0
 
 
-class ClockSeen(NamedTuple):
-    """How accurately a node's clock is known now."""
+class ClocksSeen(NamedTuple):
+    """How accurately the clocks of other machines are known now."""
 
     time: int
-    node: int
-    doubt: int  # ns by which its events may have happened earlier or later than their times say
+    doubts: list[
+        list[int]
+    ]  # [node, ns by which its events may have happened earlier or later than their times say] each
 
 
 class RanksHeld(NamedTuple):
@@ -832,7 +833,7 @@ Event = (
     | Hindrances
     | StackDump
     | JobPlanned
-    | ClockSeen
+    | ClocksSeen
     | RanksHeld
     | JobOver
     | StacksRequested

@@ -131,7 +131,7 @@ TABLE = (
     MessageType(events.RanksSpawned, "", recorded=True),
     MessageType(events.PhaseChanged, "", recorded=True),
     MessageType(events.JobPlanned, "", recorded=True),
-    MessageType(events.ClockSeen, "", recorded=True),
+    MessageType(events.ClocksSeen, "", recorded=True),
     MessageType(events.RanksHeld, "", recorded=True),
     MessageType(events.ArrivalsCompared, "", recorded=True),
     MessageType(events.JobOver, "", recorded=True),
@@ -238,8 +238,9 @@ class Decoder:
             checks = _checks(cls)
             if not (isinstance(fields, list) and len(fields) == len(checks)):
                 raise TypeError("wrong number of fields")
-            if not all(check(value) for check, value in zip(checks, fields, strict=True)):
-                raise TypeError("wrong types of fields")
+            for check, value in zip(checks, fields, strict=True):
+                if not check(value):
+                    raise TypeError("wrong types of fields")
             return cls(*fields)
         except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"malformed {cls.__name__} frame: {error}") from error

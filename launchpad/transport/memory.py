@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from launchpad.protocol import wire
@@ -47,21 +47,3 @@ class MemoryLink:
     def abandon(self) -> None:
         """Same as `close`."""
         self.hang_up()
-
-
-class DirectLink(MemoryLink):
-    """A MemoryLink without a reader thread, for thousands of agents. Nothing may be said before the Hello."""
-
-    def deliver(self, take: Callable[[Any], None]) -> None:
-        """Pass each event to `take`, in the thread that says it; None at the end."""
-        self._take = take
-        self._said = wire.Decoder()
-
-    def say(self, event: Event) -> None:
-        """Report an event to the head."""
-        for message in self._said.feed(wire.encode(event)):
-            self._take(message)
-
-    def hang_up(self) -> None:
-        """End the link, from either side."""
-        self._take(None)

@@ -4,6 +4,10 @@ The same training loop (programs/trains.py: 4 ranks, gloo, a checkpoint a second
 undisturbed, then with a rank killed (SIGKILL) once in each interval. Rank and moment are random, and the same for all
 launchers. Goodput: the steps that the last checkpoint holds at the end, over those of the undisturbed run. Both runs
 count from their first step, so what it takes to start the first time is left out, and what recovery takes is not.
+
+torchrun 2.13 keeps one store for all attempts, with the same keys: gloo's ranks find the addresses of dead ones there
+and dial them, so that the next attempt fails, or stands still in init_process_group. (Attempts that don't get beyond
+that are not counted as restarts.) In its second turn, a variable has rank 0 of each attempt make a store of its own.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ BESIDE = Path(sys.executable).parent
 
 # As many restarts as there may be.
 RESTARTS = ["--max-restarts", "1000"]
-COMMANDS = {
+TORCHRUN = [str(BESIDE / "torchrun"), "--nproc-per-node", str(RANKS), *RESTARTS]
+COMMANDS = {  # the first word of the name is the program
     "launchpad": [str(BESIDE / "launchpad"), "run", "-q", "--nproc", str(RANKS), *RESTARTS, "--restart", "always"],
-    "torchrun": [str(BESIDE / "torchrun"), "--nproc-per-node", str(RANKS), *RESTARTS],
+    "torchrun": TORCHRUN,
+    "torchrun, stores not shared": ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *TORCHRUN],
 }
 
 # For the first step, and for a launcher that has not come back when its time is up.
@@ -136,7 +142,7 @@ def main() -> None:
     print("| launcher | possible steps | useful steps | goodput | kills | restarts | at the end |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name, command in COMMANDS.items():
-        if not Path(command[0]).exists():
+        if not (BESIDE / name.split(",")[0]).exists():
             continue
         possible = train(command, options.seconds, [])
         useful = train(command, options.seconds, kills)

@@ -1,17 +1,20 @@
 """The head alone, leading many simulated nodes: python tests/bench/scale.py [--nodes N,…] [--join N,…] [--lose N,…]
 
---nodes: on the in-memory transport. Frames are encoded and decoded as on a real link, and go through the supervisor's
-own loop with the console and the summary behind it. A node has one rank, which starts and prints, ending in the midst
-of a line; then one rank fails, the others are sent TERM, obey and leave, but for the nodes that are lost meanwhile.
+--nodes: another process plays the nodes; frames go to and from all of them over one connection. They go through the
+supervisor's own loop with the console and the summary behind it. A node has one rank, which starts and prints, ending
+in the midst of a line; then one rank fails, the others are sent TERM, obey and leave, but for the nodes that are lost
+meanwhile.
 
 --join: over TLS. All nodes dial in at the same moment, prove the secret and make their offer, as `launchpad join` does;
 then they are led through the same job, of which none is lost. They are played by PLAYERS other processes.
 
---lose: in memory again, with --max-restarts. When all ranks run, 1 % of the nodes are lost at once; the others' ranks
-are stopped, the lost nodes get new links, and all ranks are started again.
+--lose: over one connection again. When all ranks run, 1 % of the nodes are lost at once; the others' ranks are
+stopped, spare nodes take the places of the lost ones, and all ranks are started again. Times count from when the head
+sees the first loss: until it has decided to restart, and until the process that plays the nodes has decoded the last
+Start. The head's CPU time is what it has used between the first loss and the first rank that has started again. Only a
+clock listens: no console, no record.
 
-CPU and memory are of the whole process, which for nodes in memory includes their part (one thread): what matters is how
-the figures for a node grow with their number. Each number of nodes has a process of its own.
+CPU and memory are the head's alone. Each number of nodes has a process of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ import os
 import queue
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from launchpad.cli.entry import collect_rarely
 from launchpad.console.console import Console, StandardStreams
 from launchpad.console.summary import Summary
 from launchpad.head.bringup import BringUp
@@ -40,12 +45,14 @@ from launchpad.job.outcome import Cause
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.world import Meeting
-from launchpad.protocol.commands import Finish, Hello, JobEnded, Ping, Signal, Start
+from launchpad.protocol import wire
+from launchpad.protocol.commands import Command, Finish, Hello, JobEnded, Ping, Signal, Start
 from launchpad.protocol.events import (
     STDOUT,
     AgentLeft,
     AgentReady,
     Drained,
+    Event,
     NodeLost,
     Output,
     Pong,
@@ -59,125 +66,210 @@ from launchpad.runner.observers import planned
 from launchpad.runner.relay import RETRY_SECONDS
 from launchpad.transport import Link
 from launchpad.transport.join.client import HeadConnection
-from launchpad.transport.memory import DirectLink
 
 FAILED = 1  # this rank fails
 READY = AgentReady(0, 0.0, 1, "", 8, 0, None, 1 << 20, 1 << 20, 29500)
 LOST = 10  # of so many nodes one is lost while the ranks are stopped
 LOST_AT_ONCE = 100  # of so many nodes one is lost with --lose
 PLAYERS = 4  # processes that play nodes which join
+TAG = struct.Struct("!II")  # before each frame, where nodes share a connection: the node, and the frame's length
+READ_BYTES = 1 << 20
 SECRET = b"of the bench"
 SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, grace=30.0)
 
 
-class Heard:
-    """Stands in for a link's own queue: what all nodes are asked comes to one thread."""
+def batches(connection: socket.socket) -> Iterator[list[tuple[int, bytes]]]:
+    """What comes over it, as it comes: nodes, and their frames; b"" for one that hangs up."""
+    buffer = b""
+    while data := connection.recv(READ_BYTES):
+        buffer += data
+        start, found = 0, []
+        while len(buffer) - start >= TAG.size:
+            node, size = TAG.unpack_from(buffer, start)
+            end = start + TAG.size + size
+            if end > len(buffer):
+                break
+            found.append((node, buffer[start + TAG.size : end]))
+            start = end
+        buffer = buffer[start:]
+        yield found
 
-    def __init__(self, node: int, queue: queue.SimpleQueue[tuple[int, Any]]) -> None:
-        self._node = node
-        self._queue = queue
 
-    def put(self, command: Any) -> None:
-        """The head asks this of the node."""
-        self._queue.put((self._node, command))
+class PlayedLink:
+    """A Link to a node that another process plays."""
+
+    remote = True
+
+    def __init__(self, number: int, outbox: queue.SimpleQueue[bytes]) -> None:
+        self.name = f"n{number}"
+        self._number = number
+        self._outbox = outbox
+        self._decoder = wire.Decoder()
+
+    def send(self, command: Command) -> None:
+        """Queue a command."""
+        frame = wire.encode(command)
+        self._outbox.put(TAG.pack(self._number, len(frame)) + frame)
+
+    def deliver(self, take: Callable[[Any], None]) -> None:
+        """Pass each event to `take`; None at the end."""
+        self._take = take
+
+    def received(self, frame: bytes) -> None:
+        """The node has sent this."""
+        if not frame:
+            self._take(None)
+        for event in self._decoder.feed(frame):
+            self._take(event)
+
+    def messages(self) -> Iterator[Any]:
+        """Unused: `deliver` is what links like this one have instead."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing: the node hangs up."""
+
+    def abandon(self) -> None:
+        """Nothing: the node has hung up."""
+
+
+class Played:
+    """Nodes that another process plays: a thread writes to all of them, and another one reads."""
+
+    def __init__(self, part: str, count: int) -> None:
+        self._connection, other = socket.socketpair()
+        argv = [sys.executable, __file__, "--agents", part, str(count), str(other.fileno())]
+        self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=[other.fileno()])
+        other.close()
+        assert self._process.stdout is not None
+        self._said = self._process.stdout
+        self._said.readline()  # it is ready
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.links = [PlayedLink(node, self._outbox) for node in range(count)]
+        for work in (self._write, self._read):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _write(self) -> None:
+        while True:
+            waiting = [self._outbox.get()]
+            while not self._outbox.empty():
+                waiting.append(self._outbox.get())
+            self._connection.sendall(b"".join(waiting))
+
+    def _read(self) -> None:
+        for batch in batches(self._connection):
+            for node, frame in batch:
+                self.links[node].received(frame)
+
+    def end(self) -> list[float]:
+        """Wait until all nodes have left. Returns when the last one had its Start, for each attempt."""
+        with self._process:
+            return [float(line) for line in self._said]
 
 
 class Agents:
-    """Plays all agents, in one thread."""
+    """Plays all agents, in a process of its own."""
 
-    def __init__(self, count: int) -> None:
-        self._heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.links = [self.link(node) for node in range(count)]
+    def __init__(self, count: int, connection: socket.socket) -> None:
         self.taking_part = count
-        self._ranks: dict[int, int] = {}  # of each node that runs one
-        self.thread = threading.Thread(target=self._play, name="agents", daemon=True)
+        self.ranks: dict[int, int] = {}  # of each node that runs one
+        self._connection = connection
+        self._decoders = {node: wire.Decoder() for node in range(count)}  # of those that have not hung up
+        self._said: list[bytes] = []  # but not sent yet
 
-    def link(self, node: int) -> DirectLink:
-        """A new link to this node."""
-        link = DirectLink(f"n{node}", remote=True)
-        link.heard = Heard(node, self._heard)
-        return link
+    def play(self) -> None:
+        """Obey until all have hung up."""
+        print("ready", flush=True)
+        for batch in batches(self._connection):
+            for node, frame in batch:
+                if node in self._decoders:
+                    for command in self._decoders[node].feed(frame):
+                        self._obey(node, command)
+            self._connection.sendall(b"".join(self._said))
+            self._said.clear()
+            if not self._decoders:
+                return
 
-    def _play(self) -> None:
-        left = len(self.links)
-        while left:
-            node, command = self._heard.get()
-            left -= not self._obey(node, self.links[node], command)
+    def say(self, node: int, event: Event) -> None:
+        """Send the head an event."""
+        frame = wire.encode(event)
+        self._said += (TAG.pack(node, len(frame)), frame)
 
-    def _obey(self, node: int, link: DirectLink, command: Any) -> bool:
+    def hang_up(self, node: int) -> None:
+        """The node is gone."""
+        self._said.append(TAG.pack(node, 0))
+        del self._decoders[node]
+
+    def _obey(self, node: int, command: Any) -> None:
         now = time.monotonic_ns()
         match command:
             case Hello():
-                link.say(READY._replace(time=now, wall=time.time(), hostname=link.name))
+                self.say(node, READY._replace(time=now, wall=time.time(), hostname=f"n{node}"))
             case Ping(at):
-                link.say(Pong(now, at))
+                self.say(node, Pong(now, at))
             case Start(ranks=[]):
-                link.say(SpareReady(now))
+                self.say(node, SpareReady(now))
             case Start():
-                rank = self._ranks[node] = command.ranks[0]["rank"]
-                link.say(RankStarted(now, rank, 1000 + node))
-                link.say(Output(now, rank, STDOUT, b"a line of rank %d\n" % rank))
-                link.say(Output(now, rank, STDOUT, b"an unfinished line"))
-                if len(self._ranks) == self.taking_part:
-                    self._all_started()
-            case Signal():
-                if self._hangs_up(node):
-                    link.hang_up()
-                    return False
-                if node != FAILED and node in self._ranks:
-                    link.say(RankExited(now, self._ranks.pop(node), -15, 1 << 20, False))
+                rank = self.ranks[node] = command.ranks[0]["rank"]
+                self.say(node, RankStarted(now, rank, 1000 + node))
+                self.say(node, Output(now, rank, STDOUT, b"a line of rank %d\n" % rank))
+                self.say(node, Output(now, rank, STDOUT, b"an unfinished line"))
+                if len(self.ranks) == self.taking_part:
+                    print(time.monotonic())
+                    self.all_started()
+            case Signal() if self.hangs_up(node):
+                self.hang_up(node)
+            case Signal() if node in self.ranks and node != FAILED:
+                self.say(node, RankExited(now, self.ranks.pop(node), -15, 1 << 20, False))
             case Finish(leave) if leave:
-                link.hang_up()
-                return False
+                self.hang_up(node)
             case Finish():
-                link.say(Drained(now))
-        return True
+                self.say(node, Drained(now))
 
-    def _hangs_up(self, node: int) -> bool:
+    def hangs_up(self, node: int) -> bool:
+        """Whether the node is lost when its rank is to stop."""
         return node % LOST == LOST - 1
 
-    def _all_started(self) -> None:
-        self.links[FAILED].say(RankExited(time.monotonic_ns(), FAILED, 7, 1 << 20, False))
+    def all_started(self) -> None:
+        """All ranks run."""
+        self.say(FAILED, RankExited(time.monotonic_ns(), FAILED, 7, 1 << 20, False))
 
 
 class Losing(Agents):
     """Loses nodes when all ranks run, and has all ranks exit when they run again, with spares."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.taking_part = count - count // LOST_AT_ONCE
-        self.lost = range(1, self.taking_part, self.taking_part // (count // LOST_AT_ONCE) + 1)
-        self.attempts = 0
-        self.started_at = 0.0  # when the last node got its Start of the last attempt
+    def __init__(self, count: int, connection: socket.socket) -> None:
+        super().__init__(count, connection)
+        self.taking_part = taking_part(count)
+        self._lost = range(1, self.taking_part, self.taking_part // (count // LOST_AT_ONCE) + 1)
+        self._again = False
 
-    def _hangs_up(self, node: int) -> bool:  # noqa: ARG002
+    def hangs_up(self, node: int) -> bool:  # noqa: ARG002
+        """None is."""
         return False
 
-    def _play(self) -> None:
-        left = len(self.links) - len(self.lost)
-        while left:
-            node, command = self._heard.get()
-            left -= not self._obey(node, self.links[node], command)
-
-    def _all_started(self) -> None:
-        self.started_at = time.monotonic()
-        self.attempts += 1
-        for node, rank in list(self._ranks.items()):
-            if self.attempts > 1:
-                self.links[node].say(RankExited(time.monotonic_ns(), rank, 0, 1 << 20, False))
-            elif node in self.lost:
-                del self._ranks[node]
-                self.links[node].hang_up()
+    def all_started(self) -> None:
+        """Lose nodes the first time, and end the second time."""
+        if self._again:
+            for node, rank in self.ranks.items():
+                self.say(node, RankExited(time.monotonic_ns(), rank, 0, 1 << 20, False))
+        else:
+            self._again = True
+            for node in self._lost:
+                del self.ranks[node]
+                self.hang_up(node)
 
 
 class Own(Agents):
     """Plays the node that the head of nodes that join is on."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def _all_started(self) -> None:
+    def all_started(self) -> None:
         """Nothing: one of the others fails."""
+
+
+def taking_part(count: int) -> int:
+    """How many of these nodes are no spares with --lose."""
+    return count - count // LOST_AT_ONCE
 
 
 class Clock:
@@ -187,13 +279,16 @@ class Clock:
 
     def __init__(self) -> None:
         self.lost_at = self.restarted_at = 0.0
+        self.cpu = 0.0  # what the head has used from then to then
 
     def on(self, event: object) -> bool:
         """Note the time."""
-        if isinstance(event, NodeLost):
-            self.lost_at = self.lost_at or time.monotonic()
+        if isinstance(event, NodeLost) and not self.lost_at:
+            self.lost_at, self.cpu = time.monotonic(), -time.process_time()
         elif isinstance(event, Restarted):
             self.restarted_at = time.monotonic()
+        elif isinstance(event, RankStarted) and self.restarted_at and self.cpu < 0:
+            self.cpu += time.process_time()
         return False
 
     def tick(self, now: float) -> None:
@@ -243,12 +338,11 @@ def _greet(
 
 
 def measure(count: int) -> str:
-    """Lead so many nodes in memory; returns a table's row."""
-    base, cpu, start = _memory(), time.process_time(), time.monotonic()
-    agents = Agents(count)
-    agents.thread.start()
-    code, cause = lead(agents.links, _say)
-    agents.thread.join()
+    """Lead so many nodes; returns a table's row."""
+    base, played = _memory(), Played("nodes", count)
+    cpu, start = time.process_time(), time.monotonic()
+    code, cause = lead(played.links, _say)
+    played.end()
     assert (code, cause and cause.rank) == (7, FAILED), (code, cause)
     return _row(count, [time.monotonic() - start], time.process_time() - cpu, base)
 
@@ -277,10 +371,10 @@ def measure_joins(count: int) -> str:
     nodes = joining.wait()
     joined = time.monotonic() - start
     _say(f"join: {joined:.3f} s, CPU {time.process_time() - cpu:.3f} s")
-    own = Own()
-    own.thread.start()
+    own = Played("own", 1)
     code, cause = lead([*own.links, *(link for link, _ in nodes)], _say)
     row = _row(count, [joined, time.monotonic() - start], time.process_time() - cpu, base)
+    own.end()
     joining.tell(["over"], code)
     joining.leave()
     assert code != 0
@@ -340,18 +434,17 @@ def _play_node(port: int, place: int) -> None:
 
 
 def measure_losses(count: int) -> str:
-    """Lead so many nodes in memory, and lose some; returns a table's row."""
-    base, cpu, start = _memory(), time.process_time(), time.monotonic()
-    agents = Losing(count)
-    agents.thread.start()
+    """Lead so many nodes, and lose some; returns a table's row."""
+    base, played = _memory(), Played("lose", count)
+    cpu, start = time.process_time(), time.monotonic()
     head = BringUp()
-    membership = Membership(agents.taking_part, agents.taking_part, changes=True)
-    cluster = _greet(head, agents.links, lambda _: None, membership)
+    most = taking_part(count)
+    cluster = _greet(head, played.links, lambda _: None, Membership(most, most, changes=True))
     clock = Clock()
     code, cause = Supervisor(head).run(cluster, [clock], reopen=lambda _: None)
-    agents.thread.join()
-    assert (code, cause, agents.attempts) == (0, None, 2), (code, cause, agents.attempts)
-    until = [clock.restarted_at - clock.lost_at, agents.started_at - clock.lost_at]
+    _, started_at = played.end()
+    assert (code, cause) == (0, None), (code, cause)
+    until = [clock.restarted_at - clock.lost_at, started_at - clock.lost_at, clock.cpu]
     _say(f"all: {time.monotonic() - start:.3f} s")
     return _row(count, until, time.process_time() - cpu, base)
 
@@ -373,10 +466,16 @@ def _memory() -> int:
     return 0
 
 
+AGENTS = {"nodes": Agents, "lose": Losing, "own": Own}
+
 PARTS = {
     "nodes": (measure, "10,100,1000,10000", ["start, run, fail, stop"]),
     "join": (measure_joins, "100,500,2000", ["all have joined", "and run, fail, stop"]),
-    "lose": (measure_losses, "100,1000,10000", ["1 % lost: decided to restart", "all have their Start"]),
+    "lose": (
+        measure_losses,
+        "100,1000,10000",
+        ["1 % lost: decided to restart", "all have their Start", "head's CPU time for that"],
+    ),
 }
 
 
@@ -387,12 +486,18 @@ def main() -> None:
         parser.add_argument(f"--{part}", help=f"how many, separated by commas; {counts} if no part is given")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--play", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--agents", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    collect_rarely()
     if options.one:
         os.write(3, PARTS[options.one[0]][0](int(options.one[1])).encode())
         return
     if options.play:
         play(*options.play)
+        return
+    if options.agents:
+        part, count, connection = options.agents
+        AGENTS[part](int(count), socket.socket(fileno=int(connection))).play()
         return
     wanted = {part: getattr(options, part) for part in PARTS}
     for part, (_, counts, columns) in PARTS.items():
