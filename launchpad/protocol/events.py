@@ -627,9 +627,7 @@ class ClocksSeen(NamedTuple):
     """How accurately the clocks of other machines are known now."""
 
     time: int
-    doubts: list[
-        list[int]
-    ]  # [node, ns by which its events may have happened earlier or later than their times say] each
+    doubts: list[list[int]]  # [node, ns by which its events may have happened earlier or later than they say] each
 
 
 class RanksHeld(NamedTuple):
