@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
 _NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")
 
+# After so many more objects Python looks for garbage. Its own 700 has it look 50 times among what a run imports.
+_GARBAGE = 50_000
 
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
 
@@ -22,6 +25,7 @@ def main() -> None:
     if sys.platform != "linux":
         sys.stderr.write(f"launchpad: error: {_NEEDS_LINUX.format(sys.platform)}\n")
         raise SystemExit(2)
+    gc.set_threshold(_GARBAGE)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, children can't be waited for
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
