@@ -274,6 +274,6 @@ class FunctionJob:
             ranks = []
             for rank in node.ranks:
                 own = {"LAUNCHPAD_CALL": call, **self._collector.environ(rank.rank)}
-                ranks.append(dataclasses.replace(rank, environ={**rank.environ, **own}))
+                ranks.append(rank._replace(environ={**rank.environ, **own}))
             nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
-        return dataclasses.replace(plan, nodes=tuple(nodes))
+        return plan._replace(nodes=tuple(nodes))

@@ -106,7 +106,7 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
     """Tell the head, if it is there, that this node can't take part: it would wait for it."""
-    short = dataclasses.replace(meeting, join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
+    short = meeting._replace(join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
     with contextlib.suppress(LaunchpadError):
         Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -58,7 +57,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         here=here,
     )
     if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
-        target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
+        target = target._replace(name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
     if options.debug is not None and target.kind == "program":
         raise UsageError(
             f"--debug is for Python programs, and {options.target[0]} is not one; debug it with its own tools"
