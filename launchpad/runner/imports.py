@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launchpad.console.console import say_on_stderr
-from launchpad.console.summary import not_forked
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.spec import Bind, Target
@@ -90,6 +89,8 @@ def what_to_preload(
     why_not = found.why_not or why_not_forked(environ, options.binds)
     if why_not and (found.torch or names):
         if not options.reports.quiet:
+            from launchpad.console.summary import not_forked
+
             say_on_stderr(not_forked(why_not))
         return ()
     torch = (*TORCH, WITH_OPTIMIZERS) if found.optimizes else TORCH

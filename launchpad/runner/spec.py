@@ -16,9 +16,10 @@ from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
-from launchpad.runner.options import RunOptions
+from launchpad.runner.options import HostOptions, RunOptions
 
 if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
     from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
@@ -162,6 +163,15 @@ def working_folder(requested: str | None, *, here: bool = True) -> str:
         return os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
+
+
+def files_to_sync(options: HostOptions, spec: JobSpec) -> Sequence[SyncedFile]:
+    """The files of the working folder, with --sync. Raises UsageError if they can't be copied."""
+    if not options.sync:
+        return ()
+    from launchpad.head.sync import list_files
+
+    return list_files(spec.cwd, spec.log_dir)
 
 
 def find_target(
