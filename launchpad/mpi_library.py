@@ -1,7 +1,5 @@
 """Finds which MPI a program uses, and the libpmix that belongs to it, without running it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

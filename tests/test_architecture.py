@@ -200,16 +200,28 @@ def loaded(code: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+# What a run imports before it asks for an agent that is forked from a kept image, and then.
+BEFORE = "import launchpad.cli.entry, launchpad.cli.main, launchpad.cli.run"
+AFTER = "import launchpad.head.bringup, launchpad.runner.nodes, launchpad.runner.supervise"
+
+
 def test_a_plain_run_loads_only_what_it_needs() -> None:
     """Each of these costs milliseconds before the first rank starts."""
     heavy = {"torch", "paramiko", "rich", "psutil", "numpy", "subprocess", "asyncio", "logging", "tempfile", "socket"}
-    head = loaded("import launchpad.cli.entry, launchpad.cli.main, launchpad.cli.run, launchpad.transport.local")
-    assert not head & heavy
+    head = loaded(f"{BEFORE}\n{AFTER}")
+    assert not head & {*heavy, "ipaddress"}
     # What only some jobs need: MPI worlds, a watch for stalls, a batch allocation, a verdict, stacks.
     late = {"head.mpi_worlds", "head.stall", "job.mpi", "job.allocation", "job.binding", "job.slurm"}
     late |= {"runner.allocation", "runner.slurm"}
     late |= {f"diagnosis.{name}" for name in ("verdict", "verdict_text", "stack_summary")}
     assert not head & {f"launchpad.{name}" for name in late}
+
+
+def test_a_run_asks_for_its_agent_before_it_loads_the_rest() -> None:
+    """An agent that is forked from a kept image comes up while the head imports what only the ranks need."""
+    rest = {"launchpad.console.console", "launchpad.job.plan", "launchpad.runner.nodes", "launchpad.runner.supervise"}
+    rest |= {"launchpad.head.cluster", "launchpad.head.supervisor", "dataclasses"}
+    assert not loaded(BEFORE) & rest
 
 
 def test_a_job_that_goes_well_loads_neither_psutil_nor_rich(launchpad: Launchpad) -> None:
@@ -252,10 +264,14 @@ def test_an_executed_rank_loads_only_what_it_needs(tmp_path: Path) -> None:
     assert rank - plain <= own | {"__future__", "_ctypes", "faulthandler", "fcntl"}
 
 
-@pytest.mark.parametrize("name", ["commands", "events", "stacks"])
-def test_a_vocabulary_has_its_annotations_as_types(name: str) -> None:
+def test_what_every_job_loads_has_its_annotations_as_types() -> None:
     """A NamedTuple compiles each annotation that is a string, in head and agent, before the first rank starts."""
-    assert "from __future__ import annotations" not in (ROOT / "protocol" / f"{name}.py").read_text()
+    more = "import launchpad.image.keeper_link, launchpad.head.mpi_worlds, launchpad.job.mpi, launchpad.protocol.stacks"
+    agent = "import launchpad.agent.guard, launchpad.agent.loop, launchpad.agent.mpi.pmi"
+    for name in loaded("\n".join([BEFORE, AFTER, more, agent])):
+        path = ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        if name.startswith("launchpad.") and path.exists() and "(NamedTuple):" in (text := path.read_text()):
+            assert "from __future__ import annotations" not in text, name
 
 
 def test_the_public_surface_is_exact() -> None:

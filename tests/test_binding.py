@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -307,7 +306,7 @@ def test_threads_of_ranks_do_not_share_cpus(sets: list[tuple[int, ...]], each: i
 
 
 def plan_of(topology: TopologyRead, *, cores: int = 64, **changes: Any) -> Plan:
-    spec = dataclasses.replace(JobSpec(Target("script", "t.py")), **{"nproc": 4, "bind": "exclusive", **changes})
+    spec = JobSpec(Target("script", "t.py"))._replace(**{"nproc": 4, "bind": "exclusive", **changes})
     return make_plan(spec, [NODE._replace(cores=cores)], "abc", topologies=[topology])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 
@@ -34,7 +33,7 @@ SPEC = JobSpec(Target("script", "train.py", ("--lr", "0.1")), python="/venv/bin/
 
 
 def spec(**changes: object) -> JobSpec:
-    return dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
+    return SPEC._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_ranks_get_torchruns_variables_and_no_others() -> None:

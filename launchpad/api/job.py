@@ -29,9 +29,11 @@ from launchpad.protocol.events import JobOver, StopRequested
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH, why_not_forked
 from launchpad.runner.kept import asked_of_hosts, look_for_image
-from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
+from launchpad.runner.links import LocalAgent, open_links
+from launchpad.runner.nodes import bring_up, members_of
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
+from launchpad.runner.spec import files_to_sync
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -274,6 +276,6 @@ class FunctionJob:
             ranks = []
             for rank in node.ranks:
                 own = {"LAUNCHPAD_CALL": call, **self._collector.environ(rank.rank)}
-                ranks.append(dataclasses.replace(rank, environ={**rank.environ, **own}))
+                ranks.append(rank._replace(environ={**rank.environ, **own}))
             nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))
         return dataclasses.replace(plan, nodes=tuple(nodes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -69,8 +68,7 @@ def run(
     request = prepare(
         Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind
     )
-    spec = dataclasses.replace(
-        request.spec,
+    spec = request.spec._replace(
         timeout=timeout,
         max_restarts=limit,
         restart=restart,

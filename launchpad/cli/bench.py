@@ -22,14 +22,14 @@ from launchpad.bench.messages import BenchRequest, Unavailable, to_line
 from launchpad.bench.operations import ALGORITHMS, OPERATIONS
 from launchpad.cli import run
 from launchpad.cli.options import GroupedCommand, GroupedOption, seconds
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.job.outcome import INTERRUPTED
 from launchpad.job.spec import Backend
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH
 from launchpad.runner.job import run_job
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
 from launchpad.runner.spec import find_python
 

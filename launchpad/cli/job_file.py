@@ -26,7 +26,7 @@ import click
 from click.core import ParameterSource
 
 from launchpad.cli.options import GroupedOption
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import can_draw, drawn, plain_table
 from launchpad.errors import UsageError
 from launchpad.job.outcome import INTERRUPTED
@@ -254,6 +254,6 @@ def _name(parameter: click.Parameter) -> str:
 
 
 def _in_words(value: Any) -> str:
-    if isinstance(value, frozenset | tuple):
+    if type(value) in (frozenset, tuple):
         return ",".join(str(item) for item in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@ import click
 
 from launchpad.cli.options import GroupedCommand, rank_count
 from launchpad.runner.joined import offer_machine
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import NodeOptions
 
 _EPILOG = """\b

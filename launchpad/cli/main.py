@@ -11,7 +11,7 @@ import click
 
 from launchpad._version import __version__
 from launchpad.errors import LaunchpadError
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _in_one_sentence(error: click.ClickException) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from launchpad.console.console import message_line, wants_colour
+    from launchpad.console.message import message_line, wants_colour
 
     print(message_line(f"error: {message}", wants_colour(2, os.environ), bad=True), file=sys.stderr)
     return code

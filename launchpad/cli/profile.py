@@ -11,8 +11,8 @@ import click
 
 from launchpad.cli.options import positive_seconds
 from launchpad.cli.stacks import elsewhere
-from launchpad.console.console import say_on_stderr
 from launchpad.console.debugger_sink import REFUSED
+from launchpad.console.message import say_on_stderr
 from launchpad.diagnosis.speedscope import merge
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.hosts import ALLOCATION_VARIABLES
-from launchpad.job.plan import Plan
 from launchpad.runner.job import run_job
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import HostOptions, NodeOptions, ReportOptions, RunOptions
+
+if TYPE_CHECKING:
+    from launchpad.job.plan import Plan
 
 Part = TypeVar("Part", HostOptions, NodeOptions, ReportOptions)
 

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.diagnosis.verdict_text import CUT_OFF
 from launchpad.errors import UsageError
 from launchpad.job.outcome import NODE_LOST

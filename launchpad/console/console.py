@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launchpad.console import live
 from launchpad.console.lines import Device, LineStream
+from launchpad.console.message import message_line, wants_colour
 from launchpad.console.writer import Target, Writer
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
@@ -269,27 +269,9 @@ def _encoded(text: str) -> bytes:
         return text.encode(errors="backslashreplace")
 
 
-def say_on_stderr(text: str, *, bad: bool = False) -> None:
-    """Show a message of the launcher's own before there is a console, or without one."""
-    with live.aside:
-        os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
-
-
-def message_line(line: str, colour: bool, bad: bool) -> str:
-    """A line of the launcher's own, as it appears on stderr."""
-    if not colour:
-        return f"launchpad: {line}"
-    return f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m {line}"
-
-
 def wants_fold(choice: FoldChoice | None, ranks: int, fd: int) -> bool:
     """Whether to fold equal lines: as chosen, else of several ranks on a terminal."""
     return choice != "never" if choice is not None else ranks >= FOLD_FROM and os.isatty(fd)
-
-
-def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
-    """Whether to use colour: only on a terminal that is not dumb, and unless NO_COLOR is set (https://no-color.org)."""
-    return os.isatty(fd) and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
 
 
 def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[int]:

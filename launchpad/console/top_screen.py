@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console, Group
 from rich.text import Text
 
-from launchpad.console.console import wants_colour
+from launchpad.console.message import wants_colour
 from launchpad.diagnosis.activity import (
     ENDED,
     LOST,

@@ -1,7 +1,5 @@
 """Nodes that come while the job runs: lost hosts that are reached again, and machines that join late."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """The job's nodes as a plan needs them: what is known of each, and where they meet. Brings up those that come later."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +69,7 @@ class Cluster:
         *,
         ports: Sequence[Sequence[int]] = (),
         membership: Membership | None = None,
-        files: Sequence[SyncedFile] | None = None,
+        files: "Sequence[SyncedFile] | None" = None,
         silence: float = 0.0,
         topologies: Sequence[TopologyRead | None] = (),
     ) -> None:

@@ -10,8 +10,6 @@ Clearing waits until the last attempt's output is here, enough nodes are connect
 While stopping, the ladder lists the signals that the ranks get next, and how long they have to obey each.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple

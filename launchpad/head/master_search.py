@@ -1,7 +1,5 @@
 """Has the nodes of the next attempt find an address at which they can meet, in a thread beside the head's loop."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,7 @@ from launchpad.protocol.events import LinkClosed
 class Met(NamedTuple):
     """The search has ended."""
 
-    search: MasterSearch
+    search: "MasterSearch"
     rendezvous: Rendezvous | None  # None: the nodes can't meet, for these reasons
     reasons: Mapping[int, str]
 

@@ -1,7 +1,5 @@
 """What a session of calls has the loop do: send commands to nodes, and calls to the nodes that are other machines."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence

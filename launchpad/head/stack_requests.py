@@ -3,8 +3,6 @@
 If a job of several nodes has stalled, it also finds out which of them can't reach each other.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -71,14 +69,10 @@ class StackRequests:
         self._nodes = nodes
         self._post = post
         self._addresses = addresses
-        self._watch: StallWatch | None = None
+        self._watch = None if stall_timeout is None else _watch_for_stalls(stall_timeout, now)
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
         self._checked = False  # they have been asked to
         self._quiet = 0.0  # how long the stalled job had been quiet
-        if stall_timeout is not None:
-            from launchpad.head.stall import StallWatch
-
-            self._watch = StallWatch(stall_timeout, now)
         self._waiting: deque[_StackRequest] = deque()
         self._current: _StackRequest | None = None
         self._number = 0
@@ -202,7 +196,7 @@ class StackRequests:
             self._pairs = PairCheck(here, self._nodes.send, now)
             self._check(self._pairs, now)
 
-    def _check(self, pairs: PairCheck, now: float) -> None:
+    def _check(self, pairs: "PairCheck", now: float) -> None:
         """Report the stall, once it is known which nodes can't reach each other."""
         pairs.tick(now)
         if pairs.over or now >= pairs.deadline:
@@ -211,3 +205,9 @@ class StackRequests:
             if apart := pairs.apart:
                 self._post(NodesApart(at, apart))
             self._post(Stalled(at, self._quiet))
+
+
+def _watch_for_stalls(stall_timeout: float, now: float) -> "StallWatch":
+    from launchpad.head.stall import StallWatch
+
+    return StallWatch(stall_timeout, now)

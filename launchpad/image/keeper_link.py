@@ -1,7 +1,5 @@
 """A connection to the keeper of images (`launchpad warm`), to ask it for a guard that is the fork of one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Chooses the CPUs of each rank of a node, and the memory that it prefers (--bind). Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby, pairwise

@@ -18,14 +18,9 @@ Where these launchers disagree:
 - DeepSpeed's slot lists (`worker-1:0,2`) are refused: they select GPUs, not just a number of ranks.
 """
 
-from __future__ import annotations
-
-import dataclasses
-import fnmatch
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from launchpad.errors import UsageError
@@ -55,12 +50,12 @@ _KEYS = {
     "port": "port",
 }
 
-_COMMENT = re.compile(r"/\*.*?(\*/|\Z)|(?:#|//)[^\n]*", re.DOTALL)
-_WORD = re.compile(r"""=|"[^"]*"|'[^']*'|[^\s="']+|["']""")
+# Most jobs have no hostfile, and compile none of these.
+_COMMENT = r"(?s)/\*.*?(\*/|\Z)|(?:#|//)[^\n]*"
+_WORD = r"""=|"[^"]*"|'[^']*'|[^\s="']+|["']"""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """One host, listed once or several times."""
 
     name: str  # as given: an ssh alias, a host name or an address (IPv6 without brackets)
@@ -122,7 +117,7 @@ def hosts_of_slots(listed: Iterable[tuple[str, int, str]]) -> tuple[Host, ...]:
         host = _host(name, where)
         if host.user or host.slots is not None:
             raise UsageError(f"{where}: {_show(name)} is not a host name; use letters, digits, '.', '_' and '-' only")
-        mentions.append(_Mention(dataclasses.replace(host, mentions=slots)))
+        mentions.append(_Mention(host._replace(mentions=slots)))
     return _merge(mentions)
 
 
@@ -167,8 +162,8 @@ def _lines(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
 
     if "\0" in text:
         raise UsageError(f"{path}, line {number_at(text.index(chr(0)))}: NUL byte; a hostfile must be plain text")
-    for number, line in enumerate(_COMMENT.sub(blank, text).split("\n"), start=1):
-        words = _WORD.findall(line)
+    for number, line in enumerate(re.sub(_COMMENT, blank, text).split("\n"), start=1):
+        words = re.findall(_WORD, line)
         if words:
             yield number, words
 
@@ -204,7 +199,7 @@ def _mention(words: Sequence[str], where: str) -> _Mention:
                 _number(found[key], MOST_SLOTS, f"{word}={found[key]}", where)
     most = int(found["slots-max"]) if "slots-max" in found else None
     slots = int(found["slots"]) if "slots" in found else most
-    changed = dataclasses.replace(host, user=found.get("user", ""), port=int(found.get("port", 0)), slots=slots)
+    changed = host._replace(user=found.get("user", ""), port=int(found.get("port", 0)), slots=slots)
     return _Mention(changed, most)
 
 
@@ -274,9 +269,7 @@ def _sum(first: _Mention, again: _Mention) -> _Mention:
     counted = old.slots is not None or new.slots is not None
     slots = (old.slots or old.mentions) + (new.slots or new.mentions) if counted else None
     limits = [most for most in (first.most, again.most) if most is not None]
-    return _Mention(
-        dataclasses.replace(old, slots=slots, mentions=old.mentions + new.mentions), min(limits, default=None)
-    )
+    return _Mention(old._replace(slots=slots, mentions=old.mentions + new.mentions), min(limits, default=None))
 
 
 def _filtered(hosts: Sequence[Host], text: str, option: str) -> set[str]:
@@ -305,7 +298,7 @@ def _matching(hosts: Sequence[Host], pattern: str) -> set[str]:
     if lower.startswith("[") and lower.endswith("]") and _is_ipv6(lower[1:-1]):
         lower = lower[1:-1]
     exact = {host.name for host in hosts if host.name.lower() == lower}
-    return exact or {host.name for host in hosts if fnmatch.fnmatchcase(host.name.lower(), lower)}
+    return exact or {host.name for host in hosts if fnmatchcase(host.name.lower(), lower)}
 
 
 def _number(text: str, most: int, shown: str, where: str) -> int:
@@ -334,8 +327,10 @@ def _made_of(text: str, punctuation: str) -> bool:
 
 
 def _is_ipv6(text: str) -> bool:
+    from ipaddress import IPv6Address  # which takes a millisecond to import
+
     try:
-        ipaddress.IPv6Address(text)
+        IPv6Address(text)
     except ValueError:
         return False
     return _made_of(text, "._-:%")  # Python accepts any characters in a zone (fe80::1%eth0)

@@ -1,9 +1,6 @@
 """Decides which nodes take part in the next attempt, and which ranks each of them gets. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -14,8 +11,7 @@ class Seat(NamedTuple):
     ranks: int
 
 
-@dataclass(frozen=True)
-class Membership:
+class Membership(NamedTuple):
     """On how many nodes a job runs, and what a change of its nodes means."""
 
     least: int

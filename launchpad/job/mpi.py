@@ -1,7 +1,5 @@
 """The environment that MPI programs expect, PMI's process mapping, and spawn requests. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

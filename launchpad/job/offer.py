@@ -80,7 +80,7 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
     own = {name: getattr(spec, name) for name in _OWN}
     target = [spec.target.kind, spec.target.name, list(spec.target.args)]
     own["environ"] = dict(spec.environ)
-    of_job["max_restarts"] = dataclasses.astuple(spec.max_restarts)
+    of_job["max_restarts"] = spec.max_restarts
     return {"target": target, "nproc": spec.nproc, "preload": list(spec.preload), **own, **of_job}
 
 
@@ -114,6 +114,6 @@ def _of(kind: type, value: Any, *others: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return ", ".join(map(str, value)) or "not given"
     return f"{value:g}" if isinstance(value, float) else str(value) if value not in (None, "") else "not given"

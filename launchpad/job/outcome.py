@@ -1,11 +1,8 @@
 """How a job ended, and the exit code that says so."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from launchpad.errors import UsageError
 
@@ -24,8 +21,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, OUTPUT_CLOSED)
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """Why a job was stopped before all of its ranks had exited with 0."""
 
     kind: CauseKind

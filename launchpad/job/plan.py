@@ -1,11 +1,9 @@
 """Turns the job's spec and the nodes' resources into a plan: every rank's node, command line and environment."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from launchpad.errors import UsageError
@@ -69,15 +67,14 @@ class Master(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(NamedTuple):
     """One rank."""
 
     rank: int
     local_rank: int
     argv: tuple[str, ...]
     environ: Mapping[str, str]  # its variables of the contract
-    binding: Binding | None = None  # None: it may run on any CPU
+    binding: "Binding | None" = None  # None: it may run on any CPU
 
 
 @dataclass(frozen=True)
@@ -292,12 +289,12 @@ def make_plan(
             host = place.name if place.interface else ""
             mpi_seats = [mpi.MpiSeat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
             ranks = tuple(
-                replace(rank, environ={**rank.environ, **mpi.environ(seat)})
+                rank._replace(environ={**rank.environ, **mpi.environ(seat)})
                 for rank, seat in zip(ranks, mpi_seats, strict=True)
             )
         if spec.tf_config:
             ranks = tuple(
-                replace(rank, environ={**rank.environ, "TF_CONFIG": _tf_config(workers, rank.rank)}) for rank in ranks
+                rank._replace(environ={**rank.environ, "TF_CONFIG": _tf_config(workers, rank.rank)}) for rank in ranks
             )
         planned[index] = ranks
         if reserved and spec.preload and here.preload:
@@ -314,7 +311,7 @@ def make_plan(
 
             bindings = binding.bind_ranks(here.bind, topology, len(ranks) or count, place.name)
             threads = min(threads, binding.threads(bindings))
-            ranks = tuple(replace(rank, binding=one) for rank, one in zip(ranks, bindings, strict=False))
+            ranks = tuple(rank._replace(binding=one) for rank, one in zip(ranks, bindings, strict=False))
         defaults = defaults_for(threads)
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
             _check_limits(node, place.name, count, _files_per_rank(spec, here))

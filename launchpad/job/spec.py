@@ -1,10 +1,7 @@
 """What the user asked for, as frozen values. Creating one probes nothing and starts nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from launchpad.errors import UsageError
 from launchpad.job.duration import duration
@@ -22,8 +19,7 @@ Restarts = Literal["judged", "always"]
 FoldChoice = Literal["equal", "numbers", "never"]
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The program that every rank runs."""
 
     kind: Kind
@@ -47,15 +43,14 @@ class Target:
                 return (self.name, *args)
 
 
-@dataclass(frozen=True)
-class StreamMap:
+class StreamMap(NamedTuple):
     """A choice of streams by local rank: torchrun's `3` (both streams of all ranks) or `0:3,1:2`.
 
     0 means neither, 1 stdout, 2 stderr, 3 both.
     """
 
     everywhere: int = 0
-    by_local_rank: Mapping[int, int] = field(default_factory=dict)
+    by_local_rank: Mapping[int, int] = {}
 
     def has(self, local_rank: int, stream: int) -> bool:
         """Whether the stream (1 stdout, 2 stderr) of this local rank is chosen."""
@@ -65,7 +60,7 @@ class StreamMap:
         return bool(self.everywhere) or any(self.by_local_rank.values())
 
     @classmethod
-    def parse(cls, text: str, option: str) -> StreamMap:
+    def parse(cls, text: str, option: str) -> Self:
         """Parse an option's value. Raises UsageError that names the option and the wrong part."""
         if text in ("0", "1", "2", "3"):
             return cls(everywhere=int(text))
@@ -88,8 +83,7 @@ def split_filters(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
-@dataclass(frozen=True)
-class RestartLimit:
+class RestartLimit(NamedTuple):
     """How often all ranks may be restarted: `most` times in all, or in any `period`."""
 
     most: int = 0
@@ -99,21 +93,19 @@ class RestartLimit:
         return str(self.most) if self.period is None else f"{self.most}/{duration(self.period)}"
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(NamedTuple):
     """One `launchpad run`."""
 
     target: Target
     nproc: Nproc = 1
     python: str = "python3"
     cwd: str = "."
-    environ: Mapping[str, str] = field(default_factory=dict)  # from --env and --env-file
+    environ: Mapping[str, str] = {}  # from --env and --env-file
     log_dir: str | None = None
-    redirects: StreamMap = field(default_factory=StreamMap)  # to files only
-    tee: StreamMap = field(default_factory=StreamMap)  # to files and the console
-    filters: Mapping[int, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # by stream: lines that contain one of these are also written to a filtered file
+    redirects: StreamMap = StreamMap()  # to files only
+    tee: StreamMap = StreamMap()  # to files and the console
+    # By stream: lines that contain one of these are also written to a filtered file.
+    filters: Mapping[int, tuple[str, ...]] = {}
     shown_local_ranks: frozenset[int] | None = None  # None: all
     input_rank: int = 0  # the rank that has our standard input, and the terminal if that is one
     debug: tuple[int, int] | None = None  # the rank that waits for a debugger, and the port for that; 0: any free one
@@ -123,7 +115,7 @@ class JobSpec:
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     stall_timeout: float | None = None  # seconds without output or progress of any rank
     sample: float = 0.0  # seconds between two samples of what the ranks use, for the record; 0: none
-    faults: Faults | None = None  # those to inject, to try how the job recovers
+    faults: "Faults | None" = None  # those to inject, to try how the job recovers
     max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
     restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job
     progress: tuple[str, ...] = ()  # patterns of files, relative to cwd: a new one means progress

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from launchpad.errors import UsageError
 
-_PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PATTERN = "[A-Za-z0-9_*?]+"
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
 
 
 # Forwarded to other machines by default: settings of communication libraries, and Python's. Variables that name paths
@@ -28,12 +28,12 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 def parse_option(text: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Parse `VAR=VALUE`, `VAR` to pass on its value here, or `VAR*` to pass on several. Raises UsageError."""
     name, given, _ = text.partition("=")
-    if not given and _PATTERN.fullmatch(name) and not _NAME.fullmatch(name):
+    if not given and re.fullmatch(_PATTERN, name) and not re.fullmatch(_NAME, name):
         found = {one: value for one, value in environ.items() if fnmatchcase(one, name)}
         if not found:
             raise UsageError(f"--env {name}: no variable that is set here matches; correct the pattern or leave it out")
         return found
-    return dict([_parse(text, environ, f"--env {name}" if _NAME.fullmatch(name) else "--env")])
+    return dict([_parse(text, environ, f"--env {name}" if re.fullmatch(_NAME, name) else "--env")])
 
 
 def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -58,7 +58,7 @@ def parse_file(text: str, path: str, environ: Mapping[str, str]) -> dict[str, st
 def _parse(text: str, environ: Mapping[str, str], where: str) -> tuple[str, str]:
     name, given, value = text.partition("=")
     name = name.rstrip()
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         # The text may be a secret pasted in the wrong place, so the message doesn't repeat it.
         raise UsageError(f"{where}: the part before '=' is not a variable name; write VAR=VALUE")
     if "\0" in value:

@@ -1,9 +1,7 @@
 """Where the ranks meet, and the nodes: from torchrun's --nnodes, --node-rank, --master-* and --rdzv-*."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from launchpad.errors import UsageError
 
@@ -19,8 +17,7 @@ _YES = {"1": True, "true": True, "yes": True, "t": True, "y": True}
 _NO = {"0": False, "false": False, "no": False, "f": False, "n": False}
 
 
-@dataclass(frozen=True)
-class Meeting:
+class Meeting(NamedTuple):
     """Where the launchpads of a job's nodes meet, each of which was started on its own."""
 
     host: str
@@ -46,8 +43,7 @@ class Meeting:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class WorldSpec:
+class WorldSpec(NamedTuple):
     """Where torch's store is, and how launchpads that were started on each node find each other."""
 
     master_addr: str = "127.0.0.1"  # "": an address of the first node that all others reach

@@ -4,8 +4,6 @@ A frame is the length of the rest (4 bytes, big-endian), a type (1 byte, the ind
 message's fields as a JSON list or, for messages that carry raw bytes, a fixed header and the bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import struct

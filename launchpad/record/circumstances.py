@@ -42,7 +42,7 @@ def circumstances(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _masked(plan: Plan) -> Plan:
     nodes = [
-        replace(node, ranks=tuple(replace(rank, argv=tuple(masked_words(rank.argv))) for rank in node.ranks))
+        replace(node, ranks=tuple(rank._replace(argv=tuple(masked_words(rank.argv))) for rank in node.ranks))
         for node in plan.nodes
     ]
     return replace(plan, nodes=tuple(nodes))

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
-from launchpad.console.console import LAST_WORDS_SECONDS, say_on_stderr
+from launchpad.console.console import LAST_WORDS_SECONDS
+from launchpad.console.message import say_on_stderr
 from launchpad.console.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
 from launchpad.record import job_store

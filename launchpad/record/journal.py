@@ -7,8 +7,6 @@ marked, and so is the middle of a long stream. If a stream's file can't be writt
 events.jsonl can't be written, the record ends. Each is reported once.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -85,7 +83,7 @@ class Journal:
         self,
         job: str,
         plan: Plan,
-        files: Files | None,
+        files: "Files | None",
         say: Callable[[str], None],
         post: Callable[[Any], None],
         environ: Mapping[str, str],
@@ -220,7 +218,7 @@ class Journal:
         """Write the ends of streams."""
         self._flush()
 
-    def conclude(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
+    def conclude(self, history: "History", verdict: "Verdict", lines: list[str], earlier: Sequence[str]) -> None:
         """Record the verdict on a failed job."""
         from launchpad.diagnosis.verdict_json import as_json
 

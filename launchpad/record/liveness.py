@@ -4,8 +4,6 @@ A running launchpad holds a lock on its job's events.jsonl. Some file systems ha
 locks for each host separately. So the first event also identifies launchpad's process, even if its pid is reused.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.allocation import INSTEAD, Source, find_source, parse_nodes
 from launchpad.job.hosts import Host, Nproc, choose_hosts, some_of

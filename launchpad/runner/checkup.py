@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.checkup_table import notes
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.doctor.judge import judge
 from launchpad.doctor.network import late, slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import termios
 import threading
@@ -12,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from launchpad.console.console import say_on_stderr
 from launchpad.console.live import StatusLine
+from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
@@ -67,7 +66,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     hosts = choose_hosts(hosts, options.include, options.exclude)
     if options.by_srun:
         return hosts
-    hosts = tuple(dataclasses.replace(host, here=is_this_machine(host, options.ssh_config)) for host in hosts)
+    hosts = tuple(host._replace(here=is_this_machine(host, options.ssh_config)) for host in hosts)
     slots_of(hosts, nproc)  # reports errors before any host is contacted
     here = [host.name for host in hosts if host.here]
     if len(here) > 1:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launchpad.console.console import say_on_stderr
 from launchpad.console.live import aside
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import ConnectError
 from launchpad.job.hosts import Host
 from launchpad.runner.options import HostOptions

@@ -4,15 +4,12 @@ Missing an import costs only time, because then each rank imports torch itself. 
 can't tell the difference: one that sets variables for torch before importing it has to be executed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from launchpad.console.console import say_on_stderr
-from launchpad.console.summary import not_forked
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.image import WITH_OPTIMIZERS
 from launchpad.job.spec import Bind, Target
@@ -45,7 +42,7 @@ _IMPORTS_TORCH = frozenset(
 )
 
 # Variables that torch, or a library in it, reads at import.
-_READ_AT_IMPORT = re.compile(r"(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|DNNL|ONEDNN|NPY|PYTHON)_?[A-Z0-9_]*")
+_READ_AT_IMPORT = "(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|DNNL|ONEDNN|NPY|PYTHON)_?[A-Z0-9_]*"
 
 # Limits on what is read: files of a program, and bytes of a file.
 _FILES = 300
@@ -92,6 +89,8 @@ def what_to_preload(
     why_not = found.why_not or why_not_forked(environ, options.binds)
     if why_not and (found.torch or names):
         if not options.reports.quiet:
+            from launchpad.console.summary import not_forked
+
             say_on_stderr(not_forked(why_not))
         return ()
     torch = (*TORCH, WITH_OPTIMIZERS) if found.optimizes else TORCH
@@ -302,7 +301,7 @@ def _call(node: Any) -> Iterator[tuple[int, str, str]]:
             for key in keys:
                 yield from _setting(key, node.lineno)
         for keyword in node.keywords:
-            if keyword.arg and _READ_AT_IMPORT.fullmatch(keyword.arg):
+            if keyword.arg and re.fullmatch(_READ_AT_IMPORT, keyword.arg):
                 yield node.lineno, "sets", keyword.arg
 
 
@@ -315,5 +314,5 @@ def _setting(key: Any, line: int) -> Iterator[tuple[int, str, str]]:
     name = getattr(key, "value", None) if type(key).__name__ == "Constant" else None
     if name is None:
         yield line, "sets", "a variable whose name is computed"
-    elif isinstance(name, str) and _READ_AT_IMPORT.fullmatch(name):
+    elif isinstance(name, str) and re.fullmatch(_READ_AT_IMPORT, name):
         yield line, "sets", name

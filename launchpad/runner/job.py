@@ -8,25 +8,24 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launchpad.console.console import say_on_stderr
-from launchpad.console.summary import no_kept_image
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
-from launchpad.head.arrivals import Reopen
-from launchpad.head.bringup import BringUp
 from launchpad.job.hosts import slots_of
 from launchpad.job.membership import Membership
-from launchpad.job.plan import Plan
 from launchpad.job.world import parse_nnodes
 from launchpad.runner.kept import asked_of_hosts, look_for_image
-from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync, members_of, open_links
+from launchpad.runner.links import open_links
 from launchpad.runner.options import RunOptions
-from launchpad.runner.spec import make_spec, make_world_spec
-from launchpad.runner.supervise import Taker, Tell, supervise
+from launchpad.runner.spec import files_to_sync, make_spec, make_world_spec
 
 if TYPE_CHECKING:
+    from launchpad.head.arrivals import Reopen
     from launchpad.job.hosts import Host
+    from launchpad.job.plan import Plan
     from launchpad.runner.departure import Departure
+    from launchpad.runner.links import LocalAgent
+    from launchpad.runner.supervise import Taker, Tell
     from launchpad.transport import Link
 
 
@@ -103,9 +102,16 @@ def run_job(
                 quiet=quiet,
                 asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
             )
+        # An agent that is forked from a kept image comes up while these are imported.
+        from launchpad.head.bringup import BringUp
+        from launchpad.runner.nodes import bring_up, members_of
+        from launchpad.runner.supervise import supervise
+
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
     if options.reports.verbose and local.why_cold:
+        from launchpad.console.summary import no_kept_image
+
         say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from launchpad import linux
-from launchpad.console.console import say_on_stderr
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
@@ -25,10 +25,11 @@ from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
 from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
-from launchpad.runner.nodes import LocalAgent, bring_up, files_to_sync
+from launchpad.runner.links import LocalAgent
+from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
-from launchpad.runner.spec import make_spec
+from launchpad.runner.spec import files_to_sync, make_spec
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
 
@@ -106,7 +107,7 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
     """Tell the head, if it is there, that this node can't take part: it would wait for it."""
-    short = dataclasses.replace(meeting, join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
+    short = meeting._replace(join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
     with contextlib.suppress(LaunchpadError):
         Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
 

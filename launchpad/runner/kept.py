@@ -10,7 +10,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.defaults import defaults_for
 from launchpad.runner.imports import NOT_FORKED
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 
 
 def look_for_image(local: LocalAgent, spec: JobSpec, environ: Mapping[str, str], *, executes: bool) -> None:

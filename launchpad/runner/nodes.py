@@ -1,16 +1,13 @@
-"""Brings up the job's nodes: links to their agents, facts about them, and the rendezvous address."""
+"""Brings up the job's nodes: facts about them, the files of --sync, and the rendezvous address."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launchpad.console.console import say_on_stderr
-from launchpad.errors import NodeError
-from launchpad.head.arrivals import Reopen
+from launchpad.console.message import say_on_stderr
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster, hold_ports, read_topologies
 from launchpad.job.hosts import Nproc
@@ -19,116 +16,10 @@ from launchpad.job.plan import Member, rank_count
 from launchpad.job.spec import JobSpec
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
-from launchpad.transport.local import LocalLink
 
 if TYPE_CHECKING:
     from launchpad.head.sync import SyncedFile
-    from launchpad.image.keeper_link import KeeperLink
     from launchpad.job.hosts import Host
-
-
-class LocalAgent:
-    """The agent of the machine that the head runs on, started when its link is first needed."""
-
-    def __init__(self, link: Link | None = None, keeper: KeeperLink | None = None, *, leaves: bool = False) -> None:
-        """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead.
-
-        `leaves`: the head is about to leave the terminal.
-        """
-        self._leaves = leaves
-        self._link = link
-        self.keeper = keeper
-        self._before: list[Link] = []
-
-    def link(self) -> Link:
-        """The link to the agent. Raises NodeError if the agent can't be started."""
-        if self._link is None:
-            try:
-                self._link = LocalLink(self.keeper, leaves=self._leaves)
-            except (OSError, RuntimeError) as error:
-                raise NodeError(f"this node's agent can't be started: {error}") from None
-        return self._link
-
-    def reopen(self) -> Link:
-        """The link to a new agent, after the last one was lost. Raises NodeError likewise."""
-        if self._link is not None:
-            self._before.append(self._link)
-            before, self._link = self._link, None
-            self.link().name = before.name
-        return self.link()
-
-    def close(self) -> None:
-        """Close the links, if there are any."""
-        for link in (self._link, *self._before):
-            if link is not None:
-                link.close()
-        if self.keeper is not None:
-            self.keeper.close()
-            self.keeper = None
-
-    @property
-    def started(self) -> bool:
-        """Whether there is an agent already."""
-        return self._link is not None
-
-    @property
-    def why_cold(self) -> str:
-        """Why the agent was not forked from a kept image, though there is one."""
-        return getattr(self._link, "why_cold", "")
-
-
-def open_links(
-    hosts: Sequence[Host],
-    local: LocalAgent,
-    closing: ExitStack,
-    options: HostOptions,
-    python: str,
-    *,
-    exact: bool,
-    quiet: bool,
-    asked: Sequence[str] = (),
-    dialling: Callable[[Callable[[], None]], None] = lambda _: None,
-) -> tuple[list[Link], Reopen]:
-    """The links to the hosts' agents (without hosts: to this machine's), and a function that reopens one of them.
-
-    `python` is looked up on each host, with python3 as the fallback unless `exact`. `asked`: of each host's Startup.
-    `dialling` is called with a function that aborts the connections in progress.
-    """
-    if not hosts:
-        return [local.link()], lambda _: local.reopen()
-    from launchpad.runner.connect import connect_all
-
-    if options.enter or not any(host.here for host in hosts):
-        local.close()
-
-    def at_end(abandon: Callable[[], None]) -> None:
-        closing.callback(abandon)
-        dialling(abandon)
-
-    links, connect_again = connect_all(
-        hosts, local.link, at_end, options, python, exact=exact, quiet=quiet, asked=asked
-    )
-
-    def reopen(node: int) -> Link:
-        if not links[node].remote:
-            return local.reopen()
-        link = connect_again(node)
-        closing.callback(link.close)
-        return link
-
-    for link in links:
-        if link.remote:  # `local` closes the other one
-            closing.callback(link.close)
-    return links, reopen
-
-
-def files_to_sync(options: HostOptions, spec: JobSpec) -> Sequence[SyncedFile]:
-    """The files of the working folder, with --sync. Raises UsageError if they can't be copied."""
-    if not options.sync:
-        return ()
-    from launchpad.head.sync import list_files
-
-    return list_files(spec.cwd, spec.log_dir)
 
 
 def members_of(

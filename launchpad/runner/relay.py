@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launchpad.console.console import Console, StandardStreams, say_on_stderr, terminal_size
+from launchpad.console.console import Console, StandardStreams, terminal_size
+from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
 from launchpad.head.flow import Flow
@@ -36,7 +37,7 @@ from launchpad.protocol.events import (
     StopRequested,
     Written,
 )
-from launchpad.runner.nodes import LocalAgent
+from launchpad.runner.links import LocalAgent
 from launchpad.transport.join.client import HeadConnection, JoinRefused, resolve
 
 # How often to look for the head while it is not there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -17,9 +16,10 @@ from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
-from launchpad.runner.options import RunOptions
+from launchpad.runner.options import HostOptions, RunOptions
 
 if TYPE_CHECKING:
+    from launchpad.head.sync import SyncedFile
     from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
@@ -58,7 +58,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         here=here,
     )
     if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
-        target = dataclasses.replace(target, name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
+        target = target._replace(name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
     if options.debug is not None and target.kind == "program":
         raise UsageError(
             f"--debug is for Python programs, and {options.target[0]} is not one; debug it with its own tools"
@@ -163,6 +163,15 @@ def working_folder(requested: str | None, *, here: bool = True) -> str:
         return os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
+
+
+def files_to_sync(options: HostOptions, spec: JobSpec) -> Sequence[SyncedFile]:
+    """The files of the working folder, with --sync. Raises UsageError if they can't be copied."""
+    if not options.sync:
+        return ()
+    from launchpad.head.sync import list_files
+
+    return list_files(spec.cwd, spec.log_dir)
 
 
 def find_target(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import time
@@ -84,7 +83,7 @@ def supervise(
     shown = spec
     if taker is not None:
         shows.append(taker(bringup.post))
-        shown = dataclasses.replace(spec, redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
+        shown = spec._replace(redirects=StreamMap(everywhere=STDOUT), tee=StreamMap())
     record: ConsoleRecord | None = None
     if departure is not None:
         from launchpad.record.console_record import ConsoleRecord

@@ -1,7 +1,5 @@
 """Process control on Linux: subreaper, parent-death signal, children, and the sweep that kills all descendants."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

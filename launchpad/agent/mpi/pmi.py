@@ -4,8 +4,6 @@ Pure. The protocol is in MPICH's `src/pmi/maint/pmi-1.2.txt`; where that is sile
 `proxy/pmip_pmi.c`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -84,7 +82,7 @@ class PmiSession:
         """Whether the rank has sent any command."""
         return bool(self._last)
 
-    def is_inside(self, others: Iterable[PmiSession]) -> bool:
+    def is_inside(self, others: "Iterable[PmiSession]") -> bool:
         """Whether the rank is between MPI_Init and MPI_Finalize; `others` are the sessions of its world.
 
         MPICH sends finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c), so a rank that

@@ -1,7 +1,5 @@
 """The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
 
-from __future__ import annotations
-
 import array
 import json
 import os
@@ -55,12 +53,12 @@ class KeptFork(NamedTuple):
 
     pid: int
     link: socket.socket
-    image: Image
+    image: "Image"
     asked: Collection[str]  # the modules that its imports asked for
     found: Collection[str]  # those of them that are regular ones
     printed: tuple[bytes, bytes]  # by the imports, on standard output and error
 
-    def why_not(self, start: Start, environ: dict[str, str]) -> str:
+    def why_not(self, start: "Start", environ: dict[str, str]) -> str:
         """Why it isn't what a new one with these variables would be; "" if it is."""
         from ...image import fit, loaded, place
         from ...rank import program
@@ -93,7 +91,7 @@ class Forkserver:
         self._in_flight: set[int] = set()  # numbers of requested processes
 
     @classmethod
-    def started(cls, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> Forkserver:
+    def started(cls, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> "Forkserver":
         """A new one. `argv` is a rank's whole command line; it uses the same interpreter. Raises OSError."""
         link, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Pipes, like those of the ranks: what Python detects about its standard streams at startup stays valid.
@@ -110,7 +108,7 @@ class Forkserver:
         return cls(process, link, (outlets.stdout, outlets.stderr), {})
 
     @classmethod
-    def kept(cls, fork: KeptFork, argv: Sequence[str], environ: dict[str, str], cwd: str) -> Forkserver:
+    def kept(cls, fork: KeptFork, argv: Sequence[str], environ: dict[str, str], cwd: str) -> "Forkserver":
         """One that is the fork of a kept image, and takes over this command line, environment and folder."""
         terms = {"argv": command_line(argv), "environ": environ, "cwd": cwd}
         made = cls(rank.Rank(-1, fork.pid, None), fork.link, (), terms)

@@ -1,7 +1,5 @@
 """One rank's process: starts it with pipes for input and output, and signals its process group."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource
