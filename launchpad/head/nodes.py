@@ -104,7 +104,7 @@ class Node:
 
     def in_our_time(self, event: Any) -> Any:
         """The event, with its time converted to our clock."""
-        return event._replace(time=event.time - self._offset) if self._offset else event
+        return event._make((event.time - self._offset, *event[1:])) if self._offset else event
 
 
 class Nodes:
