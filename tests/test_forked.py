@@ -81,7 +81,8 @@ ENDS = {
     "thread_raises": HERE + "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='worker')\n"
     "t.start(); t.join(); print('on')\n",
     "unflushed": HERE + "f = open('unflushed.' + sys.argv[1], 'w')\nf.write('all of it')\ndef g():\n    return f\n",
-    "unflushed_in_module": HERE + "import keeps\nkeeps.keep('kept.' + sys.argv[1])\n",
+    "unflushed_in_module": HERE + "import json\ndel sys.modules['json']\nimport json, keeps\n"
+    "keeps.keep('kept.' + sys.argv[1])\ndel sys.modules['json']\nimport json\n",
     "del_": HERE + "class D:\n    def __init__(self, name): self.name = name\n"
     "    def __del__(self): print('del', self.name, sys is not None, __name__)\n"
     "a = D('a')\nb = [D('b')]\nb.append(b)\ndef f(x=D('c')): return a\n_under = D('under')\n",

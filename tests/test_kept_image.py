@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import resource
@@ -110,6 +111,27 @@ def test_a_change_of_a_file_is_seen(tmp_path: Path) -> None:
     file.write_text("a = 2\n")
     os.utime(file, ns=(facts_before.st_atime_ns, facts_before.st_mtime_ns))
     assert loaded.changed(marks) == str(file)
+
+
+def test_an_image_moves_to_huge_pages() -> None:
+    with mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as region:
+        region.write(b"x" * len(region))
+        try:
+            region.madvise(25)  # MADV_COLLAPSE
+        except OSError as error:
+            pytest.skip(f"the kernel gives no huge pages on request ({error.strerror})")
+    if "[never]" in linux.text_of("/sys/kernel/mm/transparent_hugepage/enabled"):
+        pytest.skip("huge pages are turned off")
+    program = (
+        "from launchpad.image import huge_pages\nkept = bytearray(b'x') * (16 << 20)\nhuge_pages.use()\n"
+        "print(open('/proc/self/smaps_rollup').read())\nassert kept.count(b'x') == 16 << 20\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=DEADLINE, check=True
+    )
+    found = re.search(r"AnonHugePages: +(\d+) kB", done.stdout)
+    assert found
+    assert int(found[1]) >= 8 << 10
 
 
 def test_memory_is_short_when() -> None:

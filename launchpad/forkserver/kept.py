@@ -29,6 +29,8 @@ _LINK = 3
 # What was loaded before the imports, only to watch them.
 _NOT_IN_RANKS = (Seen.__module__, Seen.__module__.rpartition(".")[0])
 
+_held: list[object] = []  # modules that are not in ranks
+
 
 def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> tuple[socket.socket, set[Any]]:
     """Import, and fork for each request. Returns only in a job's forkserver: the link to its agent, and its mask."""
@@ -41,10 +43,11 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
         seen.end()
     loaded_by_imports = set(sys.modules)
     import gc
+    import importlib
     import select
 
     from ..agent import loop
-    from ..image import channel, loaded, place
+    from ..image import channel, huge_pages, loaded, place
 
     if why_not:
         channel.send(link, {"off": why_not})
@@ -60,8 +63,10 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
         "found": loaded.regular({name: sys.modules[name] for name in loaded_by_imports if name in sys.modules}),
         "files": loaded.files(),
     }
+    importlib.invalidate_caches()
     gc.collect()
     gc.freeze()
+    huge_pages.use()
     channel.send(link, {"kept": {name: found[name] for name in ("reads", "files")}})
     modules = found["asked"], found["found"]
     del found
@@ -89,7 +94,7 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
                 continue
             if pid == 0:
                 _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-                return _own.run(loaded_by_imports, modules)
+                return _own.run(modules)
             jobs[guard := os.pidfd_open(pid)] = pid
             waiting.register(guard, select.POLLIN)
             channel.close(fds)
@@ -107,9 +112,7 @@ class _JobFork:
         self._fds = fds
         self._link = link
 
-    def run(
-        self, loaded_by_imports: set[str], modules: tuple[Collection[str], Collection[str]]
-    ) -> tuple[socket.socket, set[Any]]:
+    def run(self, modules: tuple[Collection[str], Collection[str]]) -> tuple[socket.socket, set[Any]]:
         """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
         import signal
         import socket
@@ -117,7 +120,7 @@ class _JobFork:
         from ..agent import guard
         from ..agent.ranks.forkserver_client import KeptFork
         from ..image import facts, fit
-        from ..rank import own_process
+        from ..rank import exit, own_process
 
         request = self._request
         wanted = self._take_over()
@@ -147,8 +150,8 @@ class _JobFork:
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
                 ours.detach()
                 link = _only(theirs)
-                for name in [name for name in sys.modules if name not in loaded_by_imports or name in _NOT_IN_RANKS]:
-                    del sys.modules[name]
+                # Held, as freeing them would write to many pages, of which each rank then has copies.
+                _held.extend(map(sys.modules.pop, [*_NOT_IN_RANKS, *exit.imported_since()]))
                 return link, mask
             theirs.close()
             image = request["image"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -18,10 +19,10 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..rank import become, mpi_init, own_process, program, stack_server, store
+from ..rank import become, exit, mpi_init, own_process, program, stack_server, store
 
 LINK = 3
 MOST_DESCRIPTORS = 253  # SCM_MAX_FD
@@ -35,7 +36,17 @@ _HARMLESS = ("libjemalloc", "libtcmalloc", "libmimalloc", "libiomp5", "libomp", 
 # Schedulers send these to every process of a job. Blocked, so that a rank gets those that are sent to it meanwhile.
 _OUTLIVED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
+# What each rank imports.
+_IN_EACH_RANK = (
+    "faulthandler",
+    "fcntl",
+    *(f"{become.__package__}.{name}" for name in ("collective_times", "milestones")),
+)
+
 Request = dict[str, Any]
+
+_request: Request = {}  # the last one that was forked for
+_libraries: list[weakref.ref[Any]] = []
 
 
 def main() -> None:
@@ -92,6 +103,11 @@ def preload(names: list[str]) -> str:
             store.install()
             stack_server.install()
             _keep_library()
+        for name in _IN_EACH_RANK:
+            importlib.import_module(name)
+        # Here and not in each rank, where both would write to hundreds of pages, and so copy them.
+        importlib.invalidate_caches()
+        exit.remember()
     if why_not := _watched_by():  # an import may have started it
         return why_not
     try:
@@ -162,11 +178,19 @@ def _preloaded(libraries: str) -> str:
 
 
 def _keep_library() -> None:
-    """Keep torch from unregistering its operators when a rank exits, which would unshare 6,800 pages."""
+    """Keep torch from unregistering its operators when a rank exits, which would unshare 6,800 pages.
+
+    A finalizer that only stayed registered would be looked at then: 200 pages.
+    """
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         alive = finalizer.peek()
         if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
-            finalizer.atexit = False
+            library, unregister, arguments, _ = finalizer.detach()
+            _libraries.append(weakref.ref(library, functools.partial(_call, unregister, arguments)))
+
+
+def _call(function: Callable[..., object], arguments: tuple[Any, ...], _: object) -> None:
+    function(*arguments)
 
 
 def _serve(link: socket.socket) -> tuple[Request, list[int]]:
@@ -182,6 +206,9 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
             _close(born, go, *fds)
             continue
         if middle == 0:
+            global _request
+            _request = request  # kept: a rank that freed what is of the others would write to it, and copy its pages
+            gc.freeze()
             os.close(go)
             middle = os.getpid()
             for place, wanted in enumerate(request["processes"]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
@@ -32,13 +31,12 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     store.hold(request["store"])
     stack_server.prepare(*request["stacks"])
     import_watch.watch()
-    importlib.invalidate_caches()
     if request["debug"]:
         from . import debugger
 
         debugger.wait(stack_server.start)
+        exit.remember()
     exceptions.begin()
-    exit.remember()
 
 
 def _bind(cpus: list[int], nodes: list[int]) -> None:

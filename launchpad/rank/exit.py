@@ -37,8 +37,20 @@ _FLUSH_FAILED = 120
 
 
 def remember() -> None:
-    """Note which modules were imported before the fork."""
+    """Note which modules are imported before the program is run."""
     _imported_before.update(sys.modules)
+    sys.modules[__name__] = sys.modules.pop(__name__)  # from here on, newer ones follow
+
+
+def imported_since() -> list[str]:
+    """The names of the modules imported since. To look at all would write to each name, and so copy its page."""
+    names: list[str] = []
+    for name in reversed(sys.modules):
+        if name == __name__:
+            break
+        if name not in _imported_before:
+            names.insert(0, name)
+    return names
 
 
 def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
@@ -197,7 +209,7 @@ def _clear_modules() -> None:
     # then the buffer into the descriptor.
     gc.collect()
     main = ("__main__", "__mp_main__")  # multiprocessing's name for it is the second
-    names = [name for name in sys.modules if name not in _imported_before or name in main]
+    names = [name for name in main if name in _imported_before and name in sys.modules] + imported_since()
     # cffi puts libraries there as modules, which can't be weakly referenced.
     left = [ref(one) for one in map(sys.modules.pop, names) if isinstance(one, types.ModuleType) and _weak(one)]
     gc.collect()
