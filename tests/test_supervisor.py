@@ -245,6 +245,31 @@ def test_a_sink_is_called_at_its_deadline(play: Play) -> None:
     assert sink.ticks == 1
 
 
+def test_a_flood_of_output_delays_no_deadline(play: Play) -> None:
+    said = threading.Event()
+    ticks: list[int] = []  # how many there had been, at each output
+
+    def on(event: Any) -> bool:
+        if type(event) is Output:
+            assert said.wait(DEADLINE)
+            ticks.append(sink.ticks)
+            sink.deadline = 0.0
+        return False
+
+    sink = Sink(on)
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for _ in range(1000):
+            agent.say(Output(0, 0, 1, b"x"))
+        said.set()
+        agent.leave()
+
+    play(script, sink)
+    assert len(ticks) == 1000
+    assert ticks[-1] - ticks[0] >= 5
+
+
 # Credit.
 
 

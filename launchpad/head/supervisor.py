@@ -104,6 +104,10 @@ if TYPE_CHECKING:
 # The figures of a rank in Hindrances.
 _HINDRANCES = 8
 
+# So many events are taken before the deadlines are looked at again. To look takes as long as an event does, but must not
+# wait for the end of a flood of output.
+_BETWEEN_DEADLINES = 100
+
 
 class Supervisor:
     """One job, from the first frame to the exit code."""
@@ -600,7 +604,7 @@ class Supervisor:
             yield self._inbox.get(timeout=None if self._inbox.qsize() else self._patience(machine))
         except queue.Empty:
             return
-        for _ in range(self._inbox.qsize()):  # what comes meanwhile has to wait for the deadlines
+        for _ in range(min(self._inbox.qsize(), _BETWEEN_DEADLINES)):
             yield self._inbox.get()
 
     def _patience(self, machine: Machine) -> float | None:
