@@ -104,7 +104,7 @@ if TYPE_CHECKING:
 # The figures of a rank in Hindrances.
 _HINDRANCES = 8
 
-# So many events are taken before the deadlines are looked at again. To look takes as long as an event does, but must not
+# So many events are taken before the deadlines are looked at again. To look takes as long as an event, but must not
 # wait for the end of a flood of output.
 _BETWEEN_DEADLINES = 100
 
