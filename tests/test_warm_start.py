@@ -429,7 +429,9 @@ def test_ranks_share_the_imported_image(launchpad: Launchpad) -> None:
         process = launchpad.start("run", "-n", 2, *options, "image.py")
         pids = []
         while len(pids) < 2:
-            found = re.search(rb"up (\d+)", process.stdout.readline())
+            line = process.stdout.readline()
+            assert line, process.communicate()
+            found = re.search(rb"up (\d+)", line)
             pids += [int(found[1])] if found else []
         sizes.append(sum(psutil.Process(pid).memory_full_info().pss for pid in pids))
         process.send_signal(signal.SIGINT)
