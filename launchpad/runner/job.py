@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.message import say_on_stderr
@@ -116,6 +115,8 @@ def run_job(
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:
+        from dataclasses import replace
+
         show(replace(cluster.plan, mpi_why=_why_mpi(cluster.plan)) if cluster.plan.mpi else cluster.plan)
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
