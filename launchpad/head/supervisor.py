@@ -104,9 +104,9 @@ if TYPE_CHECKING:
 # The figures of a rank in Hindrances.
 _HINDRANCES = 8
 
-# So many events are taken before the deadlines are looked at again. To look takes as long as an event, but must not
-# wait for the end of a flood of output.
-_BETWEEN_DEADLINES = 100
+# For so many seconds events are taken before the deadlines are looked at again. To look takes as long as most events, but
+# must not wait for the end of a flood of output.
+_BETWEEN_DEADLINES = 0.01
 
 
 class Supervisor:
@@ -604,7 +604,8 @@ class Supervisor:
             yield self._inbox.get(timeout=None if self._inbox.qsize() else self._patience(machine))
         except queue.Empty:
             return
-        for _ in range(min(self._inbox.qsize(), _BETWEEN_DEADLINES)):
+        until = time.monotonic() + _BETWEEN_DEADLINES
+        while self._inbox.qsize() and time.monotonic() < until:
             yield self._inbox.get()
 
     def _patience(self, machine: Machine) -> float | None:
