@@ -104,8 +104,8 @@ if TYPE_CHECKING:
 # The figures of a rank in Hindrances.
 _HINDRANCES = 8
 
-# For so many seconds events are taken before the deadlines are looked at again. To look takes as long as most events, but
-# must not wait for the end of a flood of output.
+# For so many seconds events are taken before the deadlines are looked at again. To look takes as long as most events do;
+# it must not wait for the end of a flood of output.
 _BETWEEN_DEADLINES = 0.01
 
 
