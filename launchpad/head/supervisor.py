@@ -104,7 +104,7 @@ if TYPE_CHECKING:
 # The figures of a rank in Hindrances.
 _HINDRANCES = 8
 
-# For so many seconds events are taken before the deadlines are looked at again. To look takes as long as most events do;
+# For so many seconds events are taken before the deadlines are looked at again. To look takes as long as most events;
 # it must not wait for the end of a flood of output.
 _BETWEEN_DEADLINES = 0.01
 
