@@ -119,6 +119,17 @@ def test_waiting_ranks_yield_where_they_outnumber_the_cores(launchpad: Launchpad
     assert printed(done, "has") == ["1"] * (cores + 1)
 
 
+def test_spawned_ranks_yield_where_all_outnumber_the_cores(launchpad: Launchpad) -> None:
+    show = "import os; from mpi4py import MPI; print('has', os.environ.get('OMPI_MCA_mpi_yield_when_idle'))"
+    cores = len(os.sched_getaffinity(0))
+    (launchpad.folder / "spawns.py").write_text(
+        f"{show}\nimport sys\nMPI.COMM_SELF.Spawn(sys.executable, ['show.py'], maxprocs={cores}).Disconnect()\n"
+    )
+    (launchpad.folder / "show.py").write_text(f"{show}\nMPI.Comm.Get_parent().Disconnect()\n")
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert printed(done, "has") == ["1"] * cores + ["None"], done.stderr
+
+
 def test_a_dead_server_ends_the_ranks(launchpad: Launchpad) -> None:
     (launchpad.folder / "waits.py").write_text(
         "import os, signal, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.barrier()\n"

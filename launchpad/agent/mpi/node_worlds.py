@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _NOT_OURS = ("PMI_", "PMIX_", "HYDI_", "MPI_LOCAL", "OMPI_MCA_orte_", "OMPI_MCA_ess")
 _USERS = ("PMIX_MCA_", "PMIX_PREFIX", "PMIX_INSTALL_PREFIX")  # settings of PMIx
 
+# Where ranks, spawned ones too, share a core, those that wait would otherwise take the time of those that work.
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+
 NO_FINALIZE = "exited with code 0 after MPI_Init, without calling MPI_Finalize"
 
 
@@ -123,8 +126,7 @@ class NodeWorlds:
         except (ImportError, OSError) as error:
             self.why_not = f"the PMIx server for Open MPI can't be started: {error}"
             return
-        crowded = len(world.ranks) > resources.usable_cores()
-        found = pmix_worlds.settings(shm.open_mpis(self._folder), crowded=crowded)
+        found = {**pmix_worlds.settings(shm.open_mpis(self._folder)), YIELD: "1"}
         if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
             found["MPIR_CVAR_PMI_VERSION"] = "1"
         self._settings = {name: value for name, value in found.items() if name not in environ}
@@ -161,6 +163,8 @@ class NodeWorlds:
     def environ(self, rank: int) -> Mapping[str, str]:
         """The variables with which a rank finds us."""
         found = {**self._settings, **self.pmix.environ(rank)} if self.pmix else {}
+        if len(self._members) <= resources.usable_cores():
+            found.pop(YIELD, None)
         return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}
 
     @property

@@ -185,14 +185,11 @@ class PmixWorlds:
         self._server.send("fetch", fetch.number, self._worlds[fetch.world].name, fetch.rank)
 
 
-def settings(memory: str, *, crowded: bool) -> dict[str, str]:
-    """Variables for the ranks of Open MPI. `memory`: a folder in shared memory; `crowded`: some ranks share a core."""
+def settings(memory: str) -> dict[str, str]:
+    """Variables for the ranks of Open MPI. `memory`: a folder in shared memory."""
     # Without a launcher that it knows, Open MPI 4 starts each rank on its own. JSM is one that uses PMIx (schizo/jsm).
     found = {"JSM_JSRUN_PORT": "1", "OMPI_MCA_shmem_mmap_backing_file_base_dir": memory}
-    found |= {f"OMPI_MCA_{part}_backing_directory": memory for part in ("btl_vader", "btl_sm", "osc_sm")}
-    if crowded:  # ranks that wait would otherwise take the time of those that work
-        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    return found
+    return found | {f"OMPI_MCA_{part}_backing_directory": memory for part in ("btl_vader", "btl_sm", "osc_sm")}
 
 
 def _text(data: bytes) -> str:
