@@ -719,9 +719,10 @@ def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:
 
 
 def test_who_has_a_port_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as mine:
-        mine.bind(("127.0.0.1", 0))
-        mine.listen()
+    # At all addresses: at another one, a process beside us could have the same port.
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both) as mine:
         port = mine.getsockname()[1]
         for words in (f"port: {port}, name: EADDRINUSE", f"binding ('::1', {port}, 0, 0): address already in use"):
             cause = {"message": words}
