@@ -44,13 +44,13 @@ def remember() -> None:
 
 def imported_since() -> list[str]:
     """The names of the modules imported since. To look at all would write to each name, and so copy its page."""
-    names: list[str] = []
+    newest_first: list[str] = []
     for name in reversed(sys.modules):
         if name == __name__:
             break
         if name not in _imported_before:
-            names.insert(0, name)
-    return names
+            newest_first.append(name)
+    return newest_first[::-1]
 
 
 def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
