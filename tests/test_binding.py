@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -38,8 +39,14 @@ Read = Callable[..., TopologyRead]
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A machine's files, 5,000 for the largest, made once."""
+    return functools.cache(lambda machine: build(machine, tmp_path_factory.mktemp("machine")))
+
+
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+def read(root: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Read:
     """Read the topology of a machine, in a cgroup with these CPUs and memory nodes; "": with all."""
 
     def read(
@@ -49,7 +56,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpulist.parse(cpus or online)))
         monkeypatch.setattr(procfs, "status", lambda _: {"Mems_allowed_list": memory})
         monkeypatch.setattr(affinity, "may_prefer_memory", lambda: True)
-        return read_topology(environ or {}, str(build(machine, tmp_path)))
+        return read_topology(environ or {}, str(root(machine)))
 
     return read
 
@@ -114,8 +121,9 @@ def test_the_gpus_that_ranks_see(read: Read, environ: dict[str, str], nodes: lis
     assert read(EPYC, environ).gpus == nodes
 
 
-def test_a_container_has_only_the_gpus_whose_devices_it_has(read: Read, tmp_path: Path) -> None:
-    assert len(read(EPYC).gpus) == 8
+def test_a_container_has_only_the_gpus_whose_devices_it_has(tmp_path: Path) -> None:
+    build(EPYC, tmp_path)
+    assert len(read_topology({}, str(tmp_path)).gpus) == 8
     for number in range(6):
         (tmp_path / f"dev/nvidia{number}").unlink()
     assert read_topology({}, str(tmp_path)).gpus == [5, 5]
@@ -208,10 +216,12 @@ def test_this_machine_is_read_whole() -> None:
     assert set(topology.memory) <= set(topology.nodes)
 
 
-def test_memory_policies_may_not_be_permitted(read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_policies_may_not_be_permitted(
+    read: Read, root: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     read(XEON)
     monkeypatch.setattr(affinity, "may_prefer_memory", lambda: False)
-    assert bound(read_topology({}, str(tmp_path)), "numa", 1) == ["0-15,32-47 "]
+    assert bound(read_topology({}, str(root(XEON))), "numa", 1) == ["0-15,32-47 "]
 
 
 def test_a_system_that_does_not_show_its_cores_is_named(capfd: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,7 @@ def into(seen: Examination, place: int) -> list[Pair]:
     return [pair for pair in seen.ways if pair[1] == place]
 
 
+OF_CUDA = "torch==2.13.0+cu130 --index-url URL (pytorch.org/get-started has the one for cu130)"
 CUT: dict[str, Any] = {"address": "", "failed": [["10.0.0.9", "no answer"]], "latency": -1.0, "sent": 0, "answered": 0}
 CUT["passes"] = -1
 
@@ -413,8 +414,8 @@ def test_of_two_torches_the_first_hosts_is_the_right_one() -> None:
     [
         ("2.12.1+cpu", "pip install torch==2.13.0"),
         ("", "pip install torch==2.13.0"),
-        ("2.13.0", "pip install torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"),
-        ("2.13.0+cpu", "pip install torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"),
+        ("2.13.0", f"pip install {OF_CUDA}"),
+        ("2.13.0+cpu", f"pip install {OF_CUDA}"),
     ],
 )
 def test_pip_can_install_the_others_torch(mine: str, remedy: str) -> None:

@@ -91,12 +91,12 @@ def _odd(values: dict[int, str], make: Callable[[int, str, str], Finding]) -> It
 
 
 def _torch(mine: str, usual: str) -> str:
-    """What pip has to install. A build for some CUDA (+cu130) is only in an index of its own."""
+    """What pip has to install. A build for some CUDA (+cu130) is only in PyTorch's own index."""
     version, _, build = usual.partition("+")
     if mine.partition("+")[0] != version:
         return f"torch=={version}"
     if build:
-        return f"torch=={usual} --index-url https://download.pytorch.org/whl/{build}"
+        return f"torch=={usual} --index-url URL (pytorch.org/get-started has the one for {build})"
     return f"--force-reinstall torch=={version}"
 
 
