@@ -1,6 +1,7 @@
 """The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
 
 import array
+import itertools
 import json
 import os
 import socket
@@ -24,8 +25,9 @@ PRINTED_BYTES = 3000
 
 STORE = -1  # stands in for a rank number
 
-# Descriptors per request: the kernel allows 253 (SCM_MAX_FD), one of which carries the request itself.
-_MAX_DESCRIPTORS = 240
+# Ranks per request. They start when all of them have been forked, on other cores while the next ones are; but each
+# request costs one extra process.
+_AT_ONCE = 8
 
 
 def command_line(argv: Sequence[str]) -> list[str]:
@@ -88,7 +90,8 @@ class Forkserver:
         self.printed = [b"", b""]  # on standard output and error
         self._terms = terms
         self._orders: list[ForkOrder] = []
-        self._in_flight: set[int] = set()  # numbers of requested processes
+        self._asked = False  # a request is in flight
+        self._in_flight: set[int] = set()  # numbers of its processes that have not been forked yet
 
     @classmethod
     def started(cls, argv: Sequence[str], environ: dict[str, str], cwd: str, files: tuple[int, int]) -> "Forkserver":
@@ -123,15 +126,15 @@ class Forkserver:
     @property
     def is_forking(self) -> bool:
         """Whether a request is in flight."""
-        return bool(self._in_flight)
+        return self._asked
 
     def prepare(self, modules: Sequence[str], calls: str) -> None:
         """Have it import the modules. It replies when it has. `calls`: as in Start's ranks."""
         self._send({"preload": list(modules), "calls": calls, **self._terms}, ())
 
     def order(self, orders: Sequence[ForkOrder]) -> None:
-        """Queue processes to be forked."""
-        self._orders += orders
+        """Queue processes to be forked. The store goes first: ranks that run already wait for it."""
+        self._orders = sorted([*self._orders, *orders], key=lambda order: order.number != STORE)
         self._next()
 
     def cancel_orders(self) -> Collection[int]:
@@ -175,7 +178,7 @@ class Forkserver:
                 self._in_flight.discard(words[0])
                 forked(*words)
                 continue
-            unforked, self._in_flight = self._in_flight, set()
+            unforked, self._in_flight, self._asked = self._in_flight, set(), False
             for number in sorted(unforked):
                 failed(number, words[0])
             self._next()
@@ -192,13 +195,13 @@ class Forkserver:
         self._next()
 
     def _next(self) -> None:
-        """Send the queue in as few requests as possible: each request costs one extra process."""
-        if self.state != "ready" or self._in_flight or not self._orders:
+        """Send the head of the queue, unless a request is in flight."""
+        if self.state != "ready" or self._asked or not self._orders:
             return
         share = len(self._orders[0].fds)
-        batch = [order for order in self._orders[: _MAX_DESCRIPTORS // share] if len(order.fds) == share]
+        batch = list(itertools.takewhile(lambda order: len(order.fds) == share, self._orders[:_AT_ONCE]))
         self._orders = self._orders[len(batch) :]
-        self._in_flight = {order.number for order in batch}
+        self._in_flight, self._asked = {order.number for order in batch}, True
         processes = [{"number": order.number, **order.request} for order in batch]
         self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
 

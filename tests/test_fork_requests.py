@@ -1,0 +1,107 @@
+"""The order in which the agent asks its forkserver for processes."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from launchpad.agent.ranks import rank
+from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver
+
+
+class Played:
+    """A forkserver that the test plays, and what the agent heard from it."""
+
+    def __init__(self, client: Forkserver, link: socket.socket) -> None:
+        self.client = client
+        self.forked: list[int] = []
+        self.failed: list[int] = []
+        self._link = link
+
+    def asked(self) -> list[int]:
+        """The numbers of the processes in the next request; none if there is none."""
+        fds = array.array("i")
+        try:
+            _, ancillary, _, _ = self._link.recvmsg(1, socket.CMSG_SPACE(1024), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        for _, _, payload in ancillary:
+            fds.frombytes(payload)
+        with open(fds[0]) as file:
+            request: dict[str, Any] = json.load(file)
+        for fd in fds[1:]:
+            os.close(fd)
+        return [one["number"] for one in request["processes"]]
+
+    def says(self, *messages: tuple[object, ...]) -> None:
+        """Have the agent hear these."""
+        for message in messages:
+            self._link.send(json.dumps(message).encode())
+        assert self.client.hear(
+            lambda number, _: self.forked.append(number), lambda number, _: self.failed.append(number)
+        )
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    """One that has imported all."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(near), closing(far):
+        server = Played(Forkserver(rank.Rank(-1, 0, None), near, (), {}), far)
+        server.says(("ready", ""))
+        yield server
+
+
+def order(*numbers: int) -> list[ForkOrder]:
+    """The store gets one descriptor, a rank three."""
+    return [ForkOrder(number, {}, (0,) if number == STORE else (0, 1, 2)) for number in numbers]
+
+
+def test_ranks_are_forked_a_few_at_a_time(played: Played) -> None:
+    played.client.order(order(*range(20)))
+    found = []
+    while numbers := played.asked():
+        assert played.asked() == []
+        found.append(numbers)
+        played.says(*(("forked", number, 1) for number in numbers), ("done", ""))
+    assert [*itertools.chain(*found)] == played.forked == list(range(20))
+    assert len(found) > 1
+    assert not played.client.is_forking
+
+
+def test_a_request_is_under_way_until_its_end(played: Played) -> None:
+    """A rank asks for the store while later ranks wait: the end of the first request is not that of the next one."""
+    played.client.order(order(*range(20)))
+    first = played.asked()
+    played.says(*(("forked", number, 1) for number in first))
+    assert played.client.is_forking
+    played.client.order(order(STORE))
+    assert played.asked() == []
+    played.says(("done", ""))
+    assert played.asked() == [STORE]
+    played.says(("forked", STORE, 2), ("done", ""))
+    assert played.asked()[0] == len(first)
+    assert not played.failed
+
+
+def test_what_can_not_be_forked_has_failed(played: Played) -> None:
+    played.client.order(order(0, 1, 2))
+    assert played.asked() == [0, 1, 2]
+    played.says(("forked", 0, 1), ("done", "its process can't be created"))
+    assert (played.forked, played.failed) == ([0], [1, 2])
+
+
+def test_cancelled_ranks_are_not_asked_for(played: Played) -> None:
+    played.client.order(order(*range(20)))
+    first = played.asked()
+    assert sorted(played.client.cancel_orders()) == first
+    played.says(*(("forked", number, 1) for number in first), ("done", ""))
+    assert played.asked() == []
