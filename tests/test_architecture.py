@@ -46,7 +46,7 @@ STAIRCASE: dict[str, set[str]] = {
     "forkserver": {"agent", "image", "linux", "rank"},
     "collectives": {"errors"},
     "bench": {"_version", "collectives", "console", "errors", "protocol"},
-    "testing": {"agent", "collectives", "diagnosis", "job", "linux", "mpi_library", "protocol", "rank"},
+    "testing": {"agent", "collectives", "diagnosis", "forkserver", "job", "linux", "mpi_library", "protocol", "rank"},
     "api": {"console", "errors", "head", "job", "linux", "protocol", "rank", "runner", "transport"},
     "cli": {
         *("_version", "bench", "console", "diagnosis", "doctor", "errors", "head", "image", "job", "protocol"),

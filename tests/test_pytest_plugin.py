@@ -589,10 +589,12 @@ def test_hangs(process_group, rank):
 
 
 @needs_torch
-def test_mpi_worlds(run: Run) -> None:
+def test_mpi_worlds(run: Run, pytester: pytest.Pytester) -> None:
     pytest.importorskip("mpi4py")
     code = """
 from mpi4py import MPI
+
+with open("pid", "w") as file: print(os.getpid(), file=file)
 
 @pytest.mark.parallel
 def test_world(rank):
@@ -620,6 +622,8 @@ def test_sizes(): assert MPI.COMM_WORLD.size == int(os.environ["WORLD_SIZE"])
 """
     done = run(code, "--ranks-backend", "mpi", "-v")
     done.assert_outcomes(passed=4, failed=2)
+    pid = int((pytester.path / "pid").read_text())
+    assert not os.path.exists(f"/dev/shm/mpich_shm_{pid:x}_0")  # of pytest's own world
     text = done.stdout.str()
     assert "rank 1: assert 1 == 0; rank 0 was ended while it waited" in text
     assert "rank 0 waits in barrier at test_it.py:" in text

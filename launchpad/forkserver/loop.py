@@ -89,7 +89,7 @@ def preload(names: list[str]) -> str:
     if not all(name.startswith("torch") for name in names):
         mpi_init.hold()
     begun_by: dict[str, str] = {}  # the module whose import started a thread, by the thread's number; or "gpu"
-    with _frozen():
+    with frozen():
         for name in names:
             try:
                 importlib.import_module(name)
@@ -129,7 +129,7 @@ def preload(names: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _frozen() -> Iterator[None]:
+def frozen() -> Iterator[None]:
     """What is created meanwhile is left alone by garbage collection, here and in the ranks."""
     enabled = gc.isenabled()
     gc.disable()  # an import leaves little garbage, and looking for it takes a sixth of torch's

@@ -22,16 +22,17 @@ def hold() -> None:
         rc.initialize = _HELD
 
 
-def release() -> None:
-    """In a rank: initialize MPI if an import before the fork would have done so."""
+def release() -> bool:
+    """In a rank: initialize MPI if an import before the fork would have done so. Returns whether that was done."""
     rc: Any = getattr(sys.modules.get("mpi4py"), "rc", None)
     if getattr(rc, "initialize", None) is not _HELD:
-        return
+        return False
     rc.initialize = True
     module: Any = sys.modules.get("mpi4py.MPI")
     if module is None or module.Is_initialized():
-        return
+        return False
     if rc.threads:
         module.Init_thread(getattr(module, f"THREAD_{rc.thread_level.upper()}"))
     else:
         module.Init()
+    return True

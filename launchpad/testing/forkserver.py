@@ -28,6 +28,7 @@ from _pytest.tmpdir import tmppath_result_key
 from launchpad import linux
 from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
+from launchpad.forkserver.loop import frozen
 from launchpad.rank import stack_server, store
 from launchpad.testing import collected, member, messages, shared, soundness, worlds
 from launchpad.testing.capturing import Captured
@@ -135,19 +136,20 @@ class TestForkserver:
         if names and _has_group(item):
             names.append("launchpad.collectives.start")
         new = [name for name in names if name not in self._prepared]
-        for name in new:
-            try:
-                importlib.import_module(name)
-            except Exception as error:
-                return f"can't import {name}, which a process group needs: {type(error).__name__}: {error}"
-        self._prepared.update(new)
-        if new:
-            store.install()
-            stack_server.install()
-        if new or not self._frozen:
-            self._frozen = True
-            gc.collect()
-            gc.freeze()  # a collection in a rank would write to every page, and unshare it
+        if not new and self._frozen:
+            return ""
+        self._frozen = True
+        gc.collect()  # what pytest has dropped
+        with frozen():
+            for name in new:
+                try:
+                    importlib.import_module(name)
+                except Exception as error:
+                    return f"can't import {name}, which a process group needs: {type(error).__name__}: {error}"
+            self._prepared.update(new)
+            if new:
+                store.install()
+                stack_server.install()
         return ""
 
     def _tear_down(self, item: pytest.Item, following: pytest.Item | None, passed: dict[str, bool]) -> TestEnd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -41,7 +42,8 @@ class TestRunner:
                 self._problem = f"the process that ranks are forked from can't be created: {error.strerror}"
         from launchpad.rank import mpi_init
 
-        mpi_init.release()
+        if mpi_init.release():
+            atexit.register(_finalize_mpi)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, limit: float | None) -> bool | None:
         """Run a test on its ranks. Returns None if pytest is to do it: it will skip it, or not run it at all."""
@@ -172,3 +174,10 @@ def _expected(item: pytest.Item) -> str | None:
 def _template(item: pytest.Item) -> pytest.TestReport:
     keywords = dict.fromkeys(item.keywords, 1)
     return pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, "setup")  # type: ignore[arg-type]
+
+
+def _finalize_mpi() -> None:
+    """In pytest's own process, which is an MPI world of one: mpi4py does this only if it has begun MPI itself."""
+    mpi = sys.modules["mpi4py.MPI"]
+    if not mpi.Is_finalized():
+        mpi.Finalize()

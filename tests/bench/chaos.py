@@ -1,4 +1,4 @@
-"""Random faults on several hosts: python tests/bench/chaos.py [--rounds N] [--hosts N] [--seed N] [--restarts N]
+"""Random faults on several hosts: python tests/bench/chaos.py [--rounds N] [--hosts N] [--seed N] [--restarts N] …
 
 The hosts are those of tests/netns.py; it needs root. Each round runs a job with two ranks on each host, lets one or two
 faults happen, at any moment from the first second on, and checks that
@@ -8,7 +8,9 @@ faults happen, at any moment from the first second on, and checks that
 - each line that it prints is whole, but for the last one of a rank that was lost with its host;
 - afterwards there is no process of the job on any host or here, and no file, at the latest after the next visit.
 
-Prints a row for each round. A round is repeated by its seed: --seed SEED --rounds 1 and the same other options.
+On a busy machine a host may be silent for two seconds though it is well: give the hosts more time with
+--heartbeat-timeout. Prints a row for each round. A round is repeated by its seed: --seed SEED --rounds 1 and the same
+other options.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from tests.netns import Network, Process
-from tests.test_node_faults import RANKS, Head, Job
+from tests.test_node_faults import RANKS, SILENCE, Head, Job
 
 PROGRAMS = Path(__file__).parent / "programs"
 RUN_SECONDS = 6.0  # how long the ranks run
@@ -72,6 +74,7 @@ class Round:
         self.delay = self.random.random() * (1.0 if self.early else 3.0)
         self.wrong: list[str] = []
         self.spoiling: list[threading.Thread] = []
+        self.silence = SILENCE
         self.seconds = 0.0
         self.code: int | None = None
         self._out: list[bytes] = []
@@ -87,7 +90,7 @@ class Round:
     def run(self) -> None:
         """Run the job; what is wrong is in `wrong` then."""
         head = Head(self.network, self.folder, self.folder / "tmp")
-        limits = ("--stall-timeout", STALL, "--max-restarts", self.restarts)
+        limits = ("--stall-timeout", STALL, "--max-restarts", self.restarts, "--heartbeat-timeout", self.silence)
         program = (PROGRAMS / f"chaos_{self.kind}.py", RUN_SECONDS)
         start = time.monotonic()
         self.job = Job(head, list(self.network.hosts), *limits, *program)
@@ -304,6 +307,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next one has the next number")
     parser.add_argument("--restarts", type=int, default=0, help="--max-restarts of the jobs")
+    parser.add_argument("--heartbeat-timeout", type=float, default=SILENCE, help="of the jobs, in seconds")
     parser.add_argument("--only", default="", help="faults whose names contain this")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only in fault.name]
@@ -313,6 +317,7 @@ def main() -> int:
         for seed in range(options.seed, options.seed + options.rounds):
             with _folder() as own:
                 one = Round(seed, network, options.restarts, faults, own / "work")
+                one.silence = options.heartbeat_timeout
                 try:
                     one.run()
                 except Exception as error:
