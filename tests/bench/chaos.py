@@ -60,10 +60,14 @@ class Fault(NamedTuple):
 class Round:
     """One job and its faults, all of which follow from the seed."""
 
-    def __init__(self, seed: int, network: Network, restarts: int, faults: Sequence[Fault], folder: Path) -> None:
+    def __init__(
+        self, seed: int, network: Network, restarts: int, silence: float, faults: Sequence[Fault], folder: Path
+    ) -> None:
+        """`restarts`, `silence`: --max-restarts and --heartbeat-timeout of the job."""
         self.random = random.Random(seed)
         self.network = network
         self.restarts = restarts
+        self.silence = silence
         self.folder = folder
         names = list(network.hosts)
         both = self.random.random() < 0.25
@@ -74,7 +78,6 @@ class Round:
         self.delay = self.random.random() * (1.0 if self.early else 3.0)
         self.wrong: list[str] = []
         self.spoiling: list[threading.Thread] = []
-        self.silence = SILENCE
         self.seconds = 0.0
         self.code: int | None = None
         self._out: list[bytes] = []
@@ -316,8 +319,7 @@ def main() -> int:
     with _folder() as folder, Network(folder / "network", options.hosts) as network:
         for seed in range(options.seed, options.seed + options.rounds):
             with _folder() as own:
-                one = Round(seed, network, options.restarts, faults, own / "work")
-                one.silence = options.heartbeat_timeout
+                one = Round(seed, network, options.restarts, options.heartbeat_timeout, faults, own / "work")
                 try:
                     one.run()
                 except Exception as error:
