@@ -76,6 +76,7 @@ class Round:
         self.kind = kinds[0] if kinds else self.random.choice(("lines", "lines", "torch"))
         self.early = self.random.random() < 0.25  # in the first second
         self.delay = self.random.random() * (1.0 if self.early else 3.0)
+        self.cut_off: set[str] = set()  # from a host that was struck
         self.wrong: list[str] = []
         self.spoiling: list[threading.Thread] = []
         self.seconds = 0.0
@@ -163,7 +164,7 @@ class Round:
             self.wrong.append(f"exit code {self.code} instead of {' or '.join(map(str, sorted(allowed)))}")
 
     def _check_words(self) -> None:
-        said, struck = self.output(), {name for _, name in self.faults}
+        said, struck = self.output(), {name for _, name in self.faults} | self.cut_off
         if others := set(re.findall(r"(h\d+) was lost", said)) - struck:
             self.wrong.append(f"it says that {' and '.join(sorted(others))} was lost")
         if self.code == STALLED and {fault.name for fault, _ in self.faults} == {"pair cut"} and not self.early:
@@ -255,7 +256,9 @@ def _kill_forkserver(this: Round, name: str) -> None:
 
 
 def _cut_pair(this: Round, name: str) -> None:
-    this.network.cut(name, this.random.choice([other for other in this.network.hosts if other != name]))
+    other = this.random.choice([other for other in this.network.hosts if other != name])
+    this.network.cut(name, other)
+    this.cut_off.add(other)  # a restart finds that the two can't reach each other, and may name either
 
 
 def _spoil(this: Round, name: str) -> None:
