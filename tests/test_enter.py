@@ -107,7 +107,7 @@ def test_rank_0_inside_reads_our_standard_input(launchpad: Launchpad, box: Box) 
 
 @needs_unshare
 def test_a_rank_that_fails_inside_is_named(launchpad: Launchpad, box: Box) -> None:
-    done = launchpad.run("run", "-n", 3, "--enter", box.words, "sh", "-c", "[ $RANK = 1 ] && exit 7; sleep 600")
+    done = launchpad.run("run", "-n", 3, "--enter", box.words, "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 600")
     assert done.returncode == 7
     assert done.stderr.startswith("launchpad: rank 1 failed first: exit code 7 ")
     assert not launchpad.survivors()
