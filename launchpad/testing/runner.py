@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -43,7 +42,7 @@ class TestRunner:
         from launchpad.rank import mpi_init
 
         if mpi_init.release():
-            atexit.register(_finalize_mpi)
+            session.config.add_cleanup(_finalize_mpi)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, limit: float | None) -> bool | None:
         """Run a test on its ranks. Returns None if pytest is to do it: it will skip it, or not run it at all."""
