@@ -23,7 +23,7 @@ def hold() -> None:
 
 
 def release() -> bool:
-    """In a rank: initialize MPI if an import before the fork would have done so. Returns whether that was done."""
+    """After the fork: initialize MPI if an import before it would have done so. Returns whether that was done."""
     rc: Any = getattr(sys.modules.get("mpi4py"), "rc", None)
     if getattr(rc, "initialize", None) is not _HELD:
         return False
@@ -36,3 +36,10 @@ def release() -> bool:
     else:
         module.Init()
     return True
+
+
+def finalize() -> None:
+    """Finalize MPI if it was initialized. mpi4py does so only if it began MPI itself, at a full interpreter exit."""
+    module: Any = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        module.Finalize()

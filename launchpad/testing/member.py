@@ -235,10 +235,8 @@ def _finish(code: int) -> None:
     gc.collect()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    mpi: Any = sys.modules.get("mpi4py.MPI")
-    # A rank that has failed would wait in MPI_Finalize for others, while they wait for it elsewhere.
-    if code == 0 and mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
+    if code == 0:  # a rank that has failed would wait in MPI_Finalize for others, while they wait for it elsewhere
+        mpi_init.finalize()
 
 
 def save_coverage() -> None:

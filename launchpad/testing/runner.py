@@ -42,7 +42,7 @@ class TestRunner:
         from launchpad.rank import mpi_init
 
         if mpi_init.release():
-            session.config.add_cleanup(_finalize_mpi)
+            session.config.add_cleanup(mpi_init.finalize)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, limit: float | None) -> bool | None:
         """Run a test on its ranks. Returns None if pytest is to do it: it will skip it, or not run it at all."""
@@ -173,10 +173,3 @@ def _expected(item: pytest.Item) -> str | None:
 def _template(item: pytest.Item) -> pytest.TestReport:
     keywords = dict.fromkeys(item.keywords, 1)
     return pytest.TestReport(item.nodeid, item.location, keywords, "passed", None, "setup")  # type: ignore[arg-type]
-
-
-def _finalize_mpi() -> None:
-    """In pytest's own process, which is an MPI world of one: mpi4py does this only if it has begun MPI itself."""
-    mpi = sys.modules["mpi4py.MPI"]
-    if not mpi.Is_finalized():
-        mpi.Finalize()
