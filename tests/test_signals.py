@@ -7,11 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 
 import pytest
 
+from launchpad.agent.host import processes
 from launchpad.agent.host.processes import CLEANER, OTHER, PYTHON, SHELL, Process
-from launchpad.agent.ranks.signals import receivers
+from launchpad.agent.ranks.rank import Rank
+from launchpad.agent.ranks.signals import Signals, receivers
+from launchpad.protocol.events import RankExited
 from tests.conftest import DEADLINE, PROGRAMS, Launchpad, wait_until
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -73,6 +77,43 @@ def test_who_gets_it_when_the_main_process_is_gone(
     given: dict[int, tuple], gone: tuple[int, ...], got_by: set[int]
 ) -> None:
     assert receivers(None, group(given, *gone), TERM) == got_by
+
+
+def test_a_process_that_becomes_deaf_meanwhile_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ignored the signal, though it did not yet when the group was read: its rank counts as exited."""
+    deaf = (
+        "import signal, sys; sys.stdin.readline(); signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('deaf', flush=True); sys.stdin.readline()"
+    )
+    script = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {deaf!r}]); time.sleep(600)"
+    main = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+    )
+    assert main.stdin
+    assert main.stdout
+
+    read = processes.groups
+
+    def groups(leaders: Collection[int]) -> Mapping[int, Mapping[int, Process]]:
+        found = read(leaders)
+        main.stdin.write(b"\n")
+        main.stdin.flush()
+        assert main.stdout.readline() == b"deaf\n"
+        return found
+
+    exits: list[RankExited] = []
+    ranks = {main.pid: Rank(0, main.pid, None)}
+    signals = Signals(ranks, exits.append)
+    wait_until(lambda: len(read([main.pid])[main.pid]) == 2, "the child")
+    signals.send(TERM)
+    main.wait(timeout=DEADLINE)
+    del ranks[main.pid]
+    signals.exited(main.pid, RankExited(0, 0, -TERM, 0, False))
+    assert exits == []
+    monkeypatch.setattr(processes, "groups", groups)
+    signals.recheck()
+    assert [one.rank for one in exits] == [0]
+    main.communicate(timeout=DEADLINE)  # the end of its input ends it
 
 
 # Real programs.

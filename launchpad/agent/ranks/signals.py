@@ -19,7 +19,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 
 from ...protocol.events import RankExited
-from ..host import processes
+from ..host import processes, procfs
 from ..host.processes import CLEANER, OTHER, SHELL, Process
 from .rank import Rank
 
@@ -122,7 +122,9 @@ class Signals:
     def _request(self, rank: int, pids: Collection[int], group: Mapping[int, Process], signum: int) -> None:
         request = self._requests.get(rank)
         for pid in pids:
-            if request and request.signum == signum and pid in group and not group[pid].ignores(signum):
+            # Looked up again: reading the group takes a while, in which a new process may have begun to ignore it.
+            ignored = procfs.has_signal(procfs.status(pid), "SigIgn", signum)
+            if request and request.signum == signum and pid in group and not ignored:
                 request.delivered_to.add(pid)
             _kill(pid, signum)
 
