@@ -43,6 +43,7 @@ from launchpad.protocol.events import (
     NotRestarted,
     PhaseChanged,
     RankExited,
+    RankFailed,
     SeatsReady,
     StacksTaken,
     Stalled,
@@ -531,6 +532,48 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
     assert finished == (machine.phase == "over")
     assert causes <= 1
     assert (machine.cause is None) == (machine.exit_code == 0)
+
+
+@UNHURRIED
+@given(
+    events=st.lists(
+        st.one_of(
+            EVENTS, st.just(Drained(0)), st.builds(RankFailed, st.just(0), st.integers(0, 3), st.just(1), st.just("no"))
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_happens_a_job_that_may_restart_runs_on_or_ends(events: list[Any]) -> None:
+    machine = Machine(range(4), None, None, START, max_restarts=2)
+    finished = 0
+    for now, event in enumerate(events, start=int(START)):
+        actions = [*machine.on(event, now), *machine.tick(now)]
+        finished += ends([action for action in actions if not isinstance(action, Leave)])
+        for meet in [action for action in actions if isinstance(action, Meet)]:
+            assert [type(one) for one in machine.on(SeatsReady(0, meet.seats), now)] == [Restart]
+            assert (machine.phase, machine.running) == ("running", {0, 1, 2, 3})
+    for _ in range(4):
+        if machine.phase == "stopping":
+            finished += step(machine)[2]
+    assert machine.attempt <= 2
+    assert finished == (machine.phase == "over")
+
+
+def test_a_rank_that_could_not_start_exits_between_two_attempts() -> None:
+    """A program that can't be executed is heard of twice: why, and when its process has exited."""
+    machine = Machine(range(2), None, None, START, max_restarts=1)
+    machine.on(exited(0, 1), START)
+    assert machine.on(StartFailed(0, 1, "no such file"), START) == [FinishAttempt(leave=False)]
+    assert machine.on(exited(1, 127), START) == []
+    assert started(machine, machine.on(Drained(0), START)) == (1, Cause("failure", rank=0, code=1))
+
+
+def test_a_console_that_closes_while_the_ranks_are_stopped_cancels_a_restart() -> None:
+    machine = Machine(range(2), None, None, START, max_restarts=1)
+    machine.on(exited(0, 1), START)
+    assert machine.on(ConsoleClosed(0, "Broken pipe"), START) == []
+    assert ends(machine.on(exited(1, -TERM), START))
+    assert machine.exit_code == 141
 
 
 def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:

@@ -18,9 +18,10 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.supervisor import Supervisor
+from launchpad.job.membership import Membership
 from launchpad.job.plan import Master, NodePlacement
 from launchpad.job.spec import JobSpec, RestartLimit, Target
-from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Signal, Start
+from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
     AgentReady,
@@ -28,6 +29,8 @@ from launchpad.protocol.events import (
     NodeLost,
     Output,
     PhaseChanged,
+    ProfileRequested,
+    ProfilesTaken,
     RankExited,
     RankStarted,
     SpareReady,
@@ -182,6 +185,54 @@ def test_the_timeout_ends_a_job_without_events(play: Play) -> None:
         agent.leave(-9)
 
     assert play(script, timeout=0.0, grace=0.0)[0] == 124
+
+
+def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp) -> None:
+    """The job goes on with fewer ranks, and nobody will attach to that one."""
+
+    def stays(agent: Agent) -> None:
+        agent.hear(Start)
+        assert agent.hear(Signal).signum == 15
+        agent.say(RankExited(0, 0, -15, 0, False))
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        assert len(agent.hear(Start).ranks) == 1
+        while type(command := agent.link.heard.get(timeout=DEADLINE)) is DumpStacks:  # because of the timeout
+            pass
+        assert command.signum == 15
+        agent.leave(-15)
+
+    agents = [Agent(stays), Agent(lambda agent: (agent.hear(Start), agent.link.hang_up()))]  # type: ignore[arg-type, return-value]
+    for agent in agents:
+        agent.thread.start()
+    facts = head.connect([agent.link for agent in agents], count_gpus=False)
+    places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
+    spec = JobSpec(Target("program", "/bin/true"), debug=(1, 0), timeout=0.1)
+    two = Membership(1, 2, changes=True)
+    cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
+    code, _ = Supervisor(head).run(cluster, [])
+    agents[0].thread.join(DEADLINE)
+    assert (code, agents[0].error) == (124, None)
+
+
+def test_a_profile_that_a_restart_cuts_short_is_answered(head: BringUp, play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        head.post(ProfileRequested(0, 5, -1, 60.0))
+        agent.hear(Profile)
+        agent.say(RankExited(0, 0, 7, 0, False))
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        agent.hear(Start)
+        agent.leave()
+
+    code, seen = play(script, max_restarts=RestartLimit(1))
+    (taken,) = [event for event in seen.events if isinstance(event, ProfilesTaken)]
+    assert (code, taken.asker, [one.problem for one in taken.profiles]) == (
+        0,
+        5,
+        ["it has ended, and the ranks are started again"],
+    )
 
 
 def test_an_agent_that_breaks_down_is_a_lost_node_with_its_traceback(play: Play) -> None:

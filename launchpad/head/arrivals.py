@@ -62,14 +62,13 @@ class Arrivals:
         if door is not None:
             door.open(lambda dialled: put((-1, dialled)))
 
-    def seek(self, node: int) -> None:
+    def seek(self, node: int, name: str) -> None:
         """Try to reach a lost node until it is back, or the job ends."""
         if self._reopen is not None:
-            threading.Thread(target=self._seek, args=(node,), name=f"reopen-{node}", daemon=True).start()
+            threading.Thread(target=self._seek, args=(node, name), name=f"reopen-{node}", daemon=True).start()
 
-    def _seek(self, node: int) -> None:
+    def _seek(self, node: int, name: str) -> None:
         assert self._reopen is not None
-        name = self._cluster.plan.nodes[node].name
         told = ""
         while not self._over.is_set():
             link = None

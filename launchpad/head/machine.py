@@ -229,6 +229,8 @@ class Machine:
                 return self._on_signal(signum, now)
             case ConsoleClosed(_, reason) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
+            case ConsoleClosed(_, reason) if self.phase == "stopping" and self._goes_on(now):
+                self.cause = Cause("console", text=reason)  # nobody would see what the next attempt prints
             case ExceptionRaised() if self._waited(event):
                 self._in_vain.add(event.rank)
             case StacksTaken(_, "failure") if self.phase == "running" and self.cause:
@@ -279,7 +281,7 @@ class Machine:
 
     def _left(self, rank: int, failure: Cause | None, at: int, now: float) -> list[Action]:
         """A rank has exited, or could not start."""
-        if self.phase == "over":
+        if self.phase in ("clearing", "over"):  # one that could not start has said so before it exits
             return []
         self.running.discard(rank)
         self._left_well = self._left_well or (failure is None and self.phase == "running")

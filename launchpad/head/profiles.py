@@ -51,11 +51,11 @@ class Profiles:
             request.taken.append(event)
             self._finish(event.number, request)
 
-    def lose(self, ranks: Collection[int]) -> None:
-        """These ranks are lost with their node."""
+    def lose(self, ranks: Collection[int], why: str) -> None:
+        """No profile of these ranks will come."""
         for number, request in list(self._open.items()):
             for rank in sorted(request.left.intersection(ranks)):
-                self.take(ProfileTaken(time.monotonic_ns(), rank, number, "its node is lost", ""))
+                self.take(ProfileTaken(time.monotonic_ns(), rank, number, why, ""))
 
     def _finish(self, number: int, request: _Collection) -> None:
         if not request.left:

@@ -507,7 +507,7 @@ class Supervisor:
         ranks = self._ranks_of.get(node, [])
         if self._debuggers:
             self._debuggers.gone(ranks)
-        self._profiles.lose(ranks)
+        self._profiles.lose(ranks, "its node is lost")
         self._pass_on(NodeLost(at, node, reason, ranks, trace), node, machine)
 
     def _release(self, node: int, signum: int) -> None:
@@ -566,14 +566,16 @@ class Supervisor:
 
     def _start(self, attempt: int, restarts: int) -> None:
         plan = self._plan
-        if self._debuggers and attempt:
-            self._debuggers.gone(list(self._node_of))
-        if plan.debug_rank >= 0:
-            self._rank_debuggers().begin(plan.debug_rank)
+        if attempt:
+            self._profiles.lose(self._node_of, "it has ended, and the ranks are started again")
+            if self._debuggers:
+                self._debuggers.gone(list(self._node_of))
         self._flow.start(attempt)
         self._gone.clear()
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
         self._node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+        if plan.debug_rank in self._node_of:  # else the job goes on with fewer ranks
+            self._rank_debuggers().begin(plan.debug_rank)
         if self._spec.report_bindings or any(rank.binding for rank in plan.ranks):
             self._dispatch(RanksBound(time.monotonic_ns(), plan.bindings))
         if plan.mpi:
@@ -665,7 +667,7 @@ class Supervisor:
                     self._restart(action)
                 case Reopen(nodes):
                     for node in set(nodes) - self._apart:
-                        self._arrivals.seek(node)
+                        self._arrivals.seek(node, self.nodes.name(node))
                 case Release(node, signum):
                     self._release(node, signum)
                 case TakeStacks(why):
