@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launchpad import linux
+from launchpad.forkserver.keeper import Keeper
 from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
 from launchpad.image.keeper_link import KeeperLink
 from launchpad.image.seen import ALL, Seen
@@ -544,6 +546,20 @@ def test_killed_images_are_not_missed(own: Launchpad, which: str) -> None:
     if which == "keeper":  # its socket is still there
         assert own.run("warm").returncode == 0
         assert own.run("run", "-v", "w.py").stderr == ""
+
+
+def test_an_answer_of_a_fork_is_for_who_asked_for_it() -> None:
+    """Two forks look around at the same time, and the second one is done first."""
+    told: list[str] = []
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    callers = {number: SimpleNamespace(say=lambda said, of=number: told.append(f"{of} {said}")) for number in (1, 2)}
+    image = SimpleNamespace(link=near, waiting=callers, jobs=set(), uses=0, used=0.0)
+    keeper = Keeper.__new__(Keeper)
+    with near, far:
+        for answer in ({"cold": "why", "number": 2}, {"job": 71, "number": 1}):
+            channel.send(far, answer)
+            keeper._hear_image(image)  # type: ignore[arg-type]
+    assert (told, image.jobs, image.waiting) == (["2 {'cold': 'why'}"], {71}, {})
 
 
 def test_a_job_outlives_its_image(own: Launchpad) -> None:

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from launchpad.agent.host import procfs
 from launchpad.job.spec import Target
 from launchpad.runner.imports import Found, look_through
 from tests.conftest import DEADLINE, Launchpad, wait_until
@@ -405,6 +407,52 @@ def test_the_port_is_free_for_a_program_that_listens_there(launchpad: Launchpad)
     )
     done = launchpad.run("run", "-n", 2, "listens.py")
     assert (done.returncode, done.stdout.count("met")) == (0, 2), done.stderr
+
+
+Meeting = tuple[subprocess.Popen[bytes], psutil.Process, psutil.Process]
+
+
+@pytest.fixture
+def meeting(launchpad: Launchpad) -> Iterator[Meeting]:
+    """A job of two ranks that have made a group and stay, its forkserver, and the process of its store."""
+    (launchpad.folder / "meet.py").write_text(
+        "import os, time, torch.distributed as dist\ndist.init_process_group('gloo')\nopen(str(os.getpid()), 'w').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    process = launchpad.start("run", "-n", 2, "meet.py")
+    wait_until(lambda: len([*launchpad.folder.glob("[0-9]*")]) == 2, "the ranks to meet", show=launchpad.survivors)
+    ranks = {int(path.name) for path in launchpad.folder.glob("[0-9]*")}
+    agent = psutil.Process(min(ranks)).parent()
+    assert agent is not None
+    others = [child for child in agent.children() if child.pid not in ranks]
+    (store,) = [child for child in others if child.net_connections()]
+    (server,) = [child for child in others if child.pid != store.pid]
+    yield process, server, store
+    (launchpad.folder / "go").touch()
+    process.communicate(timeout=DEADLINE)
+
+
+@needs_torch
+@pytest.mark.parametrize("image", ["cold", "kept"])
+def test_signals_to_every_process_spare_forkserver_and_store(request: pytest.FixtureRequest, image: str) -> None:
+    """The ranks get them, and may save their work with the help of both."""
+    if image == "kept":
+        request.getfixturevalue("from_image")
+    meeting: Meeting = request.getfixturevalue("meeting")
+    for one in meeting[1:]:
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            assert procfs.has_signal(procfs.status(one.pid), "SigBlk", signum)
+
+
+@needs_torch
+@pytest.mark.usefixtures("from_image")
+def test_a_job_that_has_lost_its_store_ends(meeting: Meeting) -> None:
+    """Its ranks could wait for each other as long as torch lets them."""
+    process, _, store = meeting
+    store.kill()
+    _, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert b"launchpad: rank 0 failed first: lost torch's store: its process died" in err
 
 
 def test_a_taken_port_is_an_error_before_anything_starts(launchpad: Launchpad) -> None:

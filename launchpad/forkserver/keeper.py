@@ -247,9 +247,11 @@ class Keeper:
         return extra if set(wanted.preload) <= set(extra) else self._settings["preload"]
 
     def _fork(self, image: _Kept, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
-        image.waiting.append(caller)
+        image.asked += 1
+        image.waiting[image.asked] = caller
         message = {
             **request,
+            "number": image.asked,
             "caller": _thread_of(caller, request),
             "image": image.terms,
             "printed": [text.decode("utf-8", "surrogateescape") for text in image.printed],
@@ -308,16 +310,14 @@ class Keeper:
                 for caller in image.awaited:
                     caller.say({"ready": True})
                 image.awaited.clear()
-            case {"job": pid}:
-                image.waiting.pop(0)
+            case {"job": pid, "number": number}:
+                del image.waiting[number]
                 image.jobs.add(pid)
                 image.uses += 1
                 image.used = time.monotonic()
                 self._last_cold = ""
-            case {"cold": why}:
-                self._last_cold = why
-                # The fork says so itself, unless there was none.
-                image.waiting.pop(0).say({"cold": why})
+            case {"cold": why, "number": number}:
+                self._say_cold(image.waiting.pop(number), why)
             case {"gone": pid}:
                 image.jobs.discard(pid)
                 self._idle_since = time.monotonic()
@@ -329,7 +329,7 @@ class Keeper:
         self._images.remove(image)
         for fd in (image.link.fileno(), *image.streams):
             self._unwatch(fd)
-        for caller in image.waiting:
+        for caller in image.waiting.values():
             self._say_cold(caller, why)
         for caller in image.awaited:
             caller.say({"off": why})
@@ -378,7 +378,8 @@ class _Kept:
         self.stale = ""
         self.printed = [b"", b""]
         self.jobs: set[int] = set()  # guards that it has forked
-        self.waiting: list[_Caller] = []  # for a fork
+        self.asked = 0  # for how many forks
+        self.waiting: dict[int, _Caller] = {}  # for a fork, by its number: the forks answer in any order
         self.awaited: list[_Caller] = []  # for the imports
         self.made = self.used = time.monotonic()
         self.uses = 0

@@ -32,8 +32,13 @@ _NOT_IN_RANKS = (Seen.__module__, Seen.__module__.rpartition(".")[0])
 _held: list[object] = []  # modules that are not in ranks
 
 
-def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> tuple[socket.socket, set[Any]]:
-    """Import, and fork for each request. Returns only in a job's forkserver: the link to its agent, and its mask."""
+def keep(
+    link: socket.socket, names: list[str], preload: Callable[[list[str]], str], outlived: Collection[int]
+) -> tuple[socket.socket, set[Any]]:
+    """Import, and fork for each request. Returns only in a job's forkserver: its agent's link, and the ranks' mask.
+
+    `outlived`: the signals that a forkserver blocks.
+    """
     at_start = [path for module in list(sys.modules.values()) if isinstance(path := _file_of(module), str)]
     seen = Seen()
     seen.begin()
@@ -89,12 +94,12 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
             try:
                 pid = os.fork()
             except OSError as error:
-                channel.send(link, {"cold": f"its fork failed ({error.strerror})"})
+                channel.send(link, {"cold": f"its fork failed ({error.strerror})", "number": request["number"]})
                 channel.close(fds)
                 continue
             if pid == 0:
                 _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-                return _own.run(modules)
+                return _own.run(modules, outlived)
             jobs[guard := os.pidfd_open(pid)] = pid
             waiting.register(guard, select.POLLIN)
             channel.close(fds)
@@ -112,7 +117,9 @@ class _JobFork:
         self._fds = fds
         self._link = link
 
-    def run(self, modules: tuple[Collection[str], Collection[str]]) -> tuple[socket.socket, set[Any]]:
+    def run(
+        self, modules: tuple[Collection[str], Collection[str]], outlived: Collection[int]
+    ) -> tuple[socket.socket, set[Any]]:
         """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
         import signal
         import socket
@@ -147,7 +154,7 @@ class _JobFork:
                 own_process.die_with_parent(agent)
                 os.setsid()
                 facts.take_signals(wanted)
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, outlived)
                 ours.detach()
                 link = _only(theirs)
                 # Held, as freeing them would write to many pages, of which each rank then has copies.
@@ -196,7 +203,7 @@ class _JobFork:
         from ..image import channel
 
         try:
-            channel.send(self._link, message)
+            channel.send(self._link, {**message, "number": self._request["number"]})
         except OSError:  # the keeper has ended
             pass
 

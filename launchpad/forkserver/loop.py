@@ -58,7 +58,7 @@ def main() -> None:
     if "keep" in request:
         from . import kept
 
-        link, mask = kept.keep(link, request["keep"], preload)
+        link, mask = kept.keep(link, request["keep"], preload, _OUTLIVED)
         request, _ = _receive(link)
         why_not = kept.begin(request)
     else:

@@ -17,6 +17,7 @@ from ...protocol.events import (
     NotForked,
     PortsHeld,
     RankExited,
+    RankFailed,
     RankStarted,
     SpareReady,
     StartFailed,
@@ -397,9 +398,17 @@ class Starter:
 
     def _failed(self, number: int, reason: str) -> None:
         if number == forkserver_client.STORE:
+            self._store_failed(f"can't get torch's store: {reason}")
             return
         _close(*self._waiting.pop(number)[1])
         self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
+
+    def _store_failed(self, reason: str) -> None:
+        """Nobody answers at the port any more: refuse who connects to it, and have the job end."""
+        assert self._port is not None
+        self._port.stop_listening()
+        self._asked_for_store = False
+        self._outbox.say(RankFailed(time.monotonic_ns(), self._start.ranks[0]["rank"], 1, reason))
 
     def _turn_off(self, reason: str) -> None:
         """Stop forking: execute the waiting ranks and all later ones."""
@@ -452,6 +461,8 @@ class Starter:
                 self._say_ready()
         elif pid == self._store:
             self._store = 0
+            if self._asked_for_store:
+                self._store_failed("lost torch's store: its process died")
 
     def finish(self, leave: bool) -> set[int]:
         """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
