@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -373,6 +374,46 @@ def test_an_agent_that_runs_out_of_disk_says_where(launchpad: Launchpad) -> None
     assert said.reason.startswith(f"its agent failed: No space left on device: {launchpad.scratch}/launchpad-")
     assert said.reason.endswith("/call")
     assert said.trace == ""
+
+
+def test_an_agent_that_waits_for_the_end_of_processes_gives_signs_of_life(launchpad: Launchpad) -> None:
+    """The head would take it for lost. A cleaner of shared memory has two seconds to exit by itself."""
+    leaves = "sh -c 'sleep 600; :' multiprocessing.resource_tracker >/dev/null 2>&1 &"
+    entry = {"rank": 0, "argv": ["sh", "-c", leaves], "environ": {}, "python": False, "calls": "", "debug": False}
+    start = commands.Start(
+        0, ".", {}, {}, {}, [{**entry, "bind": []}], [], "", [], 1 << 16, "", -1, False, [], False, True
+    )
+    argv = [sys.executable, "-I", "-S", str(Path(package.__file__).parent / "agent" / "__main__.py")]
+    agent = subprocess.Popen(
+        argv, env=launchpad.environ, cwd=launchpad.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert agent.stdin
+    assert agent.stdout
+    decoder, said = wire.Decoder(), list[Any]()
+    for command in (commands.Hello(__version__, False, 0, 4.0), start):
+        agent.stdin.write(wire.encode(command))
+    agent.stdin.flush()
+    while select.select([agent.stdout], [], [], DEADLINE)[0] and (data := os.read(agent.stdout.fileno(), 1 << 16)):
+        new = list(decoder.feed(data))
+        said += new
+        if any(type(event) is events.RankExited for event in new):
+            agent.stdin.write(wire.encode(commands.Finish(leave=True)))
+            agent.stdin.flush()
+    assert agent.wait(timeout=DEADLINE) == 0
+    agent.stdin.close()
+    agent.stdout.close()
+    kinds = [type(event).__name__ for event in said]
+    assert [event.ping for event in said if type(event) is events.Pong] == [0] * kinds.count("Pong")
+    assert kinds.index("RankExited") < kinds.index("Pong") < kinds.index("OrphansKilled")
+
+
+def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> None:
+    """But not where the agent may have left half a frame."""
+    for says in (True, False):
+        code = "from launchpad.agent import guard; guard.SIGN_OF_LIFE_SECONDS = 0; reap = guard._reaper(says={})"
+        argv = [sys.executable, "-c", code.format(says) + "; reap(), reap()"]
+        done = subprocess.run(argv, capture_output=True, timeout=DEADLINE, check=True)
+        assert [event.ping for event in wire.Decoder().feed(done.stdout)] == [0, 0] * says
 
 
 def test_an_agent_that_breaks_down_tells_how(launchpad: Launchpad) -> None:

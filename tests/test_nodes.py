@@ -34,6 +34,8 @@ def test_times_are_converted_to_the_heads_clock() -> None:
     nodes, _ = nodes_of(MemoryLink("a"), MemoryLink("b", remote=True))
     hour = 3600 * 10**9
     asked = time.monotonic_ns()
+    nodes[1].learn(Pong(asked + hour, 0))  # a sign of life tells nothing of the clock
+    assert nodes.in_our_time(1, RankStarted(7, 0, 1)).time == 7
     nodes[1].learn(Pong(asked + hour, asked))
     corrected = nodes.in_our_time(1, RankStarted(asked + hour, 0, 1)).time
     assert asked <= corrected < asked + 10**9
@@ -53,6 +55,15 @@ def test_only_remote_nodes_are_pinged_and_only_with_a_heartbeat_timeout() -> Non
     assert here.heard.empty()
     assert nodes_of(here)[0].deadline is None
     assert nodes_of(there, silence=0)[0].deadline is None
+
+
+def test_what_takes_long_keeps_the_nodes_alive_meanwhile() -> None:
+    there = MemoryLink("b", remote=True)
+    nodes, _ = nodes_of(there, silence=1e6)
+    for _ in range(3):
+        nodes.keep_alive()
+    assert type(there.heard.get(timeout=DEADLINE)) is Ping
+    assert there.heard.empty()  # the next one is not due
 
 
 def test_a_silent_node_is_lost_and_one_that_answers_is_not() -> None:

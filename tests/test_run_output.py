@@ -186,12 +186,13 @@ def test_log_dir_keeps_and_shows_everything(launchpad: Launchpad, talks: Path) -
 
 
 def test_files_of_many_ranks_need_few_descriptors(tmp_path: Path) -> None:
-    """Whether they are this attempt's or the last one's."""
+    """Whether they are this attempt's or the last one's. The nodes are kept alive while they are made."""
     spec = JobSpec(Target("program", "/bin/true"), nproc=100, tee=StreamMap(everywhere=3))
     node = AgentReady(0, 0.0, 1, "here", 4, 0, None, 10_000, 10_000, 29500)
     events: queue.SimpleQueue[object] = queue.SimpleQueue()
     before = len(os.listdir("/proc/self/fd"))
-    files = Files(spec, make_plan(spec, [node], "0123abcd"), str(tmp_path), events.put, "89abcdef")
+    plan, made = make_plan(spec, [node], "0123abcd"), list[None]()
+    files = Files(spec, plan, str(tmp_path), events.put, "89abcdef", keep_alive=lambda: made.append(None))
     for attempt in range(3):
         if attempt:
             files.on(Restarted(0, attempt, 2, 0, 1, -1))
@@ -200,6 +201,7 @@ def test_files_of_many_ranks_need_few_descriptors(tmp_path: Path) -> None:
         assert [events.get(timeout=DEADLINE).output.rank for _ in range(100)] == list(range(100))
         assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN
     files.close()
+    assert len(made) == 300
     assert len(os.listdir("/proc/self/fd")) == before
     assert logs(tmp_path) == {
         f"attempt_{attempt}/{rank}/{name}.log": f"{rank}\n" if name == "stderr" else ""

@@ -225,3 +225,4 @@ def test_a_folder_of_the_ranks_is_not_removed_for_a_file(base: Path) -> None:
     assert (base / "copy-x" / "a" / "result").exists()
     assert one.take(FileChunk(0, b"a")) == []
     one.close()
+    assert not list(base.glob("*.unfinished"))

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launchpad.agent.host import gpus
+from launchpad.agent.host import gpus, process_trees
 from launchpad.agent.host.process_trees import ProcessTrees
 from launchpad.cli.top_loop import keys
 from launchpad.console.top_screen import KEYS, RankList, ScreenSize, amount, once
@@ -116,7 +116,7 @@ def test_512_ranks_fit_a_screen_and_the_odd_ones_stand_out() -> None:
     (most,) = [row for row in found if len(row.ranks) > 1]
     assert sorted({*most.ranks, 3, 5, 7}) == list(range(512))
     assert len(most.hosts) == 64
-    assert state_in_words(most) == "waits in all_reduce #812 since 2 s"
+    assert state_in_words(most) == "waiting in all_reduce #812 for 2 s"
     assert 0.02 < most.cpu < 0.06
     assert folded(many(512), 512) == many(512)
 
@@ -333,6 +333,18 @@ def test_the_figures_are_those_of_psutil(tmp_path: Path) -> None:
     assert trees.read([one.pid]) == {}
 
 
+def test_a_pid_that_was_used_again_makes_no_endless_circle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc is read one process after the other: a parent's pid may be that of a new child by then."""
+    read = process_trees._process
+    one = read(os.getpid())
+    assert one is not None
+    parents = {1: os.getppid(), os.getppid(): 1}
+    monkeypatch.setattr(
+        process_trees, "_process", lambda pid: one._replace(parent=parents[pid]) if pid in parents else None
+    )
+    assert ProcessTrees().read([os.getpid()]) == {}
+
+
 FAKE_NVML = r"""
 #include <string.h>
 #include <stdlib.h>
@@ -437,8 +449,8 @@ def test_the_figures_tell_ranks_apart(launchpad: Launchpad) -> None:
     done = launchpad.run("top", "--once")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^ +0 +running .* ready 0$", done.stdout, re.M), done.stdout
-    assert re.search(r"^ +3 +waits in all_reduce #\d+ since \d+ s .* ready 3$", done.stdout, re.M), done.stdout
-    assert launchpad.run("top").stdout.count("waits in all_reduce") == 2  # not on a terminal
+    assert re.search(r"^ +3 +waiting in all_reduce #\d+ for \d+ s .* ready 3$", done.stdout, re.M), done.stdout
+    assert launchpad.run("top").stdout.count("waiting in all_reduce") == 2  # not on a terminal
     ended(launchpad, process)
 
 

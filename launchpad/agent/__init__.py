@@ -1,4 +1,4 @@
-"""What runs on a node. Standard library only: a node receives just this, protocol/, forkserver/ and rank/."""
+"""What runs on a node. Standard library only: just this and what it imports is sent to nodes."""
 
 import os
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import linux
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 # A stopped or stuck agent can't notice that its head is gone; the guard kills it after this many seconds.
 STUCK_AGENT = 5.0
+
+# How often the guard lets the head know that it still ends processes.
+SIGN_OF_LIFE_SECONDS = 1.0
 
 _NO_CHILDREN = (
     b"launchpad: /proc is not mounted here, or shows another PID namespace: processes that ranks leave behind can't be "
@@ -77,7 +82,7 @@ def watch(agent: int, stdin_fd: int | None, folder: str) -> NoReturn:
     _tidy_up()
     status = _wait(agent)
     ended = time.monotonic_ns()
-    processes.sweep(lambda: processes.reap(0))
+    processes.sweep(_reaper(says=status == 0))  # of an agent that broke down, the last frame may not be whole
     shm.remove(folder)
     rundir.remove(folder)
     if status != 0:
@@ -125,6 +130,25 @@ def _wait(agent: int) -> int:
             else:
                 poll.unregister(0)
                 kill_at = time.monotonic() + STUCK_AGENT
+
+
+def _reaper(says: bool) -> Callable[[], None]:
+    """Reaps, and once a second, if it `says` so, tells the head that this node is still here."""
+    due = time.monotonic() + SIGN_OF_LIFE_SECONDS
+
+    def reap() -> None:
+        nonlocal due
+        processes.reap(0)
+        now = time.monotonic()
+        if says and now >= due:
+            from ..protocol import wire  # needed only for a process that can't be killed
+            from ..protocol.events import Pong
+
+            due = now + SIGN_OF_LIFE_SECONDS
+            with contextlib.suppress(OSError):  # the link is full, or the head is gone
+                os.write(1, wire.encode(Pong(time.monotonic_ns(), 0)))
+
+    return reap
 
 
 def _report(reason: str, at: int) -> None:

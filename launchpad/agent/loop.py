@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .. import linux
@@ -100,6 +101,9 @@ HELLO_SECONDS = 600.0
 # How long a failing agent tries to send the reason to a head that does not read.
 FLUSH_SECONDS = 2.0
 
+# How many signs of life the head gets within its heartbeat timeout while we end processes.
+SIGNS_OF_LIFE = 4
+
 # System errors that point to a bug in the caller, not to a full disk or a missing permission.
 _CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
 
@@ -170,7 +174,7 @@ class Agent:
         if not linux.shows_our_pids():  # the sweep can't find them
             for started in self._ranks.values():
                 started.signal(signal.SIGKILL)
-        processes.sweep(self._reap)
+        self._sweep()
         if self._mpi:
             self._mpi.close()
         rundir.remove(self._rundir)
@@ -405,7 +409,7 @@ class Agent:
             own |= self._profiler.own
         if self._mpi:
             own |= self._mpi.own
-        killed = processes.sweep(self._reap, own, spared)
+        killed = self._sweep(own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
         if self._mpi:
@@ -413,6 +417,22 @@ class Agent:
                 self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
             self._mpi.close()
         self._outbox.drain()
+
+    def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
+        """Kill all descendants. Where that takes seconds, tell the head that we are still here."""
+        interval = self._heartbeat_timeout / SIGNS_OF_LIFE
+        due = time.monotonic() + interval
+
+        def reap() -> None:
+            nonlocal due
+            self._reap()
+            now = time.monotonic()
+            if self._heartbeat_timeout and now >= due:
+                due = now + interval
+                self._outbox.say(Pong(time.monotonic_ns(), 0))
+                self._outbox.pump()
+
+        return processes.sweep(reap, own, spared)
 
     # Children.
 

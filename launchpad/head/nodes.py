@@ -89,6 +89,8 @@ class Node:
 
     def learn(self, event: Pong) -> None:
         """Estimate its clock: it read it half-way between ping and answer. Short round trips are more exact."""
+        if not event.ping:
+            return
         now = time.monotonic_ns()
         round_trip = now - event.ping
         if 0 <= round_trip < 2 * self.doubt():
@@ -187,6 +189,13 @@ class Nodes:
     def deadline(self) -> float | None:
         """When to call `tick`, in seconds of time.monotonic()."""
         return self._due if self.silence and self._watched else None
+
+    def keep_alive(self) -> None:
+        """Ping the nodes if it is time to: for the loop, when it does something that may take long."""
+        now = time.monotonic()
+        if self.deadline is not None and now >= self.deadline:
+            self._due = now + self.silence / PINGS
+            self.ping()
 
     def tick(self, now: float) -> list[tuple[int, int]]:
         """Ping the nodes. Returns those that have been silent for too long, with the time of their last event in ns."""

@@ -115,10 +115,10 @@ class PortsHeld(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """The answer to Ping."""
+    """The answer to Ping, or a sign of life from a node that is busy."""
 
     time: int
-    ping: int  # the Ping's time
+    ping: int  # the Ping's time; 0 if there was none
 
 
 class RankStarted(NamedTuple):
@@ -219,7 +219,7 @@ class RankExited(NamedTuple):
 
 
 class RankFailed(NamedTuple):
-    """A rank aborted its MPI world, or left it improperly. Its process may still run, or exit with 0."""
+    """A rank aborted its MPI world, left it improperly, or can't do without something that has died."""
 
     time: int
     rank: int

@@ -44,11 +44,19 @@ class Files:
     """The sink. Its constructor makes the folders and files, private to the user, or raises UsageError."""
 
     def __init__(
-        self, spec: JobSpec, plan: Plan, log_dir: str, post: Callable[[Any], None], job: str, attempt: int = 0
+        self,
+        spec: JobSpec,
+        plan: Plan,
+        log_dir: str,
+        post: Callable[[Any], None],
+        job: str,
+        attempt: int = 0,
+        keep_alive: Callable[[], None] | None = None,
     ) -> None:
-        """`job`: launchpad's own random id of the job."""
+        """`job`: launchpad's own random id of the job. `keep_alive` is called often while many files are made."""
         self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
         self._spec = spec
+        self._keep_alive = keep_alive
         self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
         self._post = post
         self._files: dict[tuple[int, int], str] = {}  # paths, by rank and stream
@@ -80,6 +88,8 @@ class Files:
         for ranks in self._ranks:
             for local_rank, rank in enumerate(ranks):
                 self._make_rank(rank, local_rank, rank if len(self._ranks) > 1 else local_rank)
+                if self._keep_alive:
+                    self._keep_alive()
 
     def _make_rank(self, rank: int, local_rank: int, number: int) -> None:
         folder = os.path.join(f"attempt_{self._attempt}", str(number))

@@ -78,7 +78,8 @@ def supervise(
     if spec.log_dir is not None or spec.redirects or spec.tee or any(spec.filters.values()):
         from launchpad.record.log_dir import Files, temporary_folder
 
-        files = Files(spec, plan, spec.log_dir or temporary_folder(), bringup.post, job)
+        log_dir = spec.log_dir or temporary_folder()
+        files = Files(spec, plan, log_dir, bringup.post, job, keep_alive=bringup.nodes.keep_alive)
         shows.append(files)
     shown = spec
     if taker is not None:

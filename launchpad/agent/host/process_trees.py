@@ -56,7 +56,9 @@ class ProcessTrees:
         us = os.getpid()
         for pid, process in found.items():
             place = pid
-            while place in found and place != us and place not in members:
+            for _ in found:  # not without limit: where a pid has been used again, parents may form a circle
+                if place not in found or place == us or place in members:
+                    break
                 place = found[place].parent
             if place == us:  # perhaps an orphan, which has become our child
                 place = next((leader for leader in (process.session, process.group) if leader in members), us)

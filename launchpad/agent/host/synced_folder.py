@@ -6,6 +6,7 @@ copy stay: only files that an earlier sync brought are ever removed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -32,6 +33,7 @@ class SyncedFolder:
         self._open = -1  # the descriptor of the file that is being received
         self._left = 0  # its missing bytes
         self._failed = False
+        self._unfinished = ""  # where a file is until it is complete
 
     def begin(self) -> list[Event]:
         """Remove deleted files, and find out which ones are missing or have changed."""
@@ -72,11 +74,13 @@ class SyncedFolder:
             return [Synced(time.monotonic_ns(), _describe(error))]
 
     def close(self) -> None:
-        """Discard a file that is only partly received."""
+        """Discard a file that is only partly received, or could not be put into its place."""
         if self._open >= 0:
             os.close(self._open)
-            os.unlink(self._unfinished)
             self._open = -1
+        if self._unfinished:
+            with contextlib.suppress(OSError):  # there is none
+                os.unlink(self._unfinished)
 
     def _size(self) -> int:
         size: int = self._files[self._wanted[0]][2]
