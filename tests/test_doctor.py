@@ -90,13 +90,13 @@ def healthy(count: int = 4) -> Examination:
             "gpus": NO_GPUS,
         }
         hosts.append(HostSeen(name, facts=facts, skew=0.001, uncertain=0.01))
-    ways = {
+    paths = {
         (start, to): Probed(to, address(to), address(start), "eth0", [], 1e-4, 100, 100, 1500, 1)
         for start in range(count)
         for to in range(count)
         if start != to
     }
-    return Examination(hosts, ways, dict.fromkeys(ways, 1e9), {"gloo": 0.001}, cwd="/work")
+    return Examination(hosts, paths, dict.fromkeys(paths, 1e9), {"gloo": 0.001}, cwd="/work")
 
 
 def changed(seen: Examination, place: int, **subjects: Any) -> Examination:
@@ -106,17 +106,17 @@ def changed(seen: Examination, place: int, **subjects: Any) -> Examination:
     return seen._replace(hosts=hosts)
 
 
-def with_ways(seen: Examination, pairs: Iterable[Pair], **fields: Any) -> Examination:
-    """With other results on these ways."""
-    return seen._replace(ways={**seen.ways, **{pair: seen.ways[pair]._replace(**fields) for pair in pairs}})
+def with_paths(seen: Examination, pairs: Iterable[Pair], **fields: Any) -> Examination:
+    """With other results on these paths."""
+    return seen._replace(paths={**seen.paths, **{pair: seen.paths[pair]._replace(**fields) for pair in pairs}})
 
 
 def out_of(seen: Examination, place: int) -> list[Pair]:
-    return [pair for pair in seen.ways if pair[0] == place]
+    return [pair for pair in seen.paths if pair[0] == place]
 
 
 def into(seen: Examination, place: int) -> list[Pair]:
-    return [pair for pair in seen.ways if pair[1] == place]
+    return [pair for pair in seen.paths if pair[1] == place]
 
 
 OF_CUDA = "torch==2.13.0+cu130 --index-url URL (pytorch.org/get-started has the one for cu130)"
@@ -131,7 +131,7 @@ def lossy(seen: Examination, place: int, percent: int) -> Examination:
             heard = [[one, 100 - percent if one == place else 100] for one in seen.present if one != other]
             seen = changed(seen, other, heard=Heard(heard))
     both = [*out_of(seen, place), *into(seen, place)]
-    return with_ways(seen, both, answered=100 - percent)
+    return with_paths(seen, both, answered=100 - percent)
 
 
 def fact(subject: str, **fields: Any) -> Callable[[Examination], Examination]:
@@ -176,7 +176,7 @@ CASES = {
     "gone": Case(
         lambda seen: seen._replace(
             hosts=[*seen.hosts[:2], HostSeen("c", "refused: no sshd"), seen.hosts[3]],
-            ways={pair: way for pair, way in seen.ways.items() if 2 not in pair},
+            paths={pair: path for pair, path in seen.paths.items() if 2 not in pair},
         ),
         *("bad", "reach", "refused: no sshd", ""),
     ),
@@ -206,28 +206,28 @@ CASES = {
     "clock ahead": Case(skewed(90.0), "warn", "clock", "90 s ahead of the other hosts", "chronyc"),
     "clock behind": Case(skewed(-3600.0), "warn", "clock", "3600 s behind the other hosts", "timedatectl"),
     "blocked inward": Case(
-        lambda seen: with_ways(seen, into(seen, 2), **CUT),
-        *("bad", "ways", "the other hosts can't reach it, though it reaches them: no answer", "ufw allow from"),
+        lambda seen: with_paths(seen, into(seen, 2), **CUT),
+        *("bad", "paths", "the other hosts can't reach it, though it reaches them: no answer", "ufw allow from"),
     ),
     "blocked outward": Case(
-        lambda seen: with_ways(seen, out_of(seen, 2), **CUT),
-        *("bad", "ways", "it can't reach the other hosts", "ufw"),
+        lambda seen: with_paths(seen, out_of(seen, 2), **CUT),
+        *("bad", "paths", "it can't reach the other hosts", "ufw"),
     ),
     "cut off": Case(
-        lambda seen: with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], **CUT),
-        *("bad", "ways", "no other host reaches it, and it reaches none", "ufw"),
+        lambda seen: with_paths(seen, [*into(seen, 2), *out_of(seen, 2)], **CUT),
+        *("bad", "paths", "no other host reaches it, and it reaches none", "ufw"),
     ),
     "a pair apart": Case(
-        lambda seen: with_ways(seen, [(1, 2), (2, 1)], **CUT),
-        *("bad", "ways", "b and c can't reach each other: no answer at 10.0.0.9", "ufw", (1, 2)),
+        lambda seen: with_paths(seen, [(1, 2), (2, 1)], **CUT),
+        *("bad", "paths", "b and c can't reach each other: no answer at 10.0.0.9", "ufw", (1, 2)),
     ),
     "one way": Case(
-        lambda seen: with_ways(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "connection refused"]]}),
-        *("bad", "ways", "b can't reach c: connection refused at 10.0.0.3", "from 10.0.0.2 on c", (1, 2)),
+        lambda seen: with_paths(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "connection refused"]]}),
+        *("bad", "paths", "b can't reach c: connection refused at 10.0.0.3", "from 10.0.0.2 on c", (1, 2)),
     ),
     "no route": Case(
-        lambda seen: with_ways(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "no route to host"]]}),
-        *("bad", "ways", "no route to host", "ip route get 10.0.0.3, on b", (1, 2)),
+        lambda seen: with_paths(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "no route to host"]]}),
+        *("bad", "paths", "no route to host", "ip route get 10.0.0.3, on b", (1, 2)),
     ),
     "loss": Case(
         lambda seen: lossy(seen, 2, 20),
@@ -244,11 +244,11 @@ CASES = {
         "ip -s link show dev eth0",
     ),
     "late": Case(
-        lambda seen: with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], latency=0.03),
+        lambda seen: with_paths(seen, [*into(seen, 2), *out_of(seen, 2)], latency=0.03),
         *("warn", "latency", "a round trip to and from it takes 30 ms, elsewhere 100 µs", "tracepath"),
     ),
     "packets": Case(
-        lambda seen: with_ways(seen, out_of(seen, 2), passes=0),
+        lambda seen: with_paths(seen, out_of(seen, 2), passes=0),
         *("bad", "packets", "packets of 1500 bytes that it sends get lost, small ones don't (MTU)", "mtu 1400"),
     ),
     "another MTU": Case(
@@ -398,7 +398,7 @@ def test_one_host_need_not_know_its_name_or_have_torch() -> None:
 
 
 def test_of_two_hosts_it_is_the_pair() -> None:
-    (found,) = judge(with_ways(healthy(2), [(0, 1), (1, 0)], **CUT))
+    (found,) = judge(with_paths(healthy(2), [(0, 1), (1, 0)], **CUT))
     assert found.hosts == (0, 1)
     assert found.text.startswith("a and b can't reach each other")
 
@@ -431,7 +431,7 @@ def test_hosts_of_different_families_can_not_meet() -> None:
     for place in seen.present:
         seen = changed(seen, place, lookup=LookUp([["10.0.0.1"], ["10.0.0.2"], ["fd00::3"]]))
     cut = CUT | {"failed": [["fd00::3", "network is unreachable"]]}
-    (found,) = judge(with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], **cut))
+    (found,) = judge(with_paths(seen, [*into(seen, 2), *out_of(seen, 2)], **cut))
     assert found.hosts == (2,)
     assert "network is unreachable at fd00::3 (a has IPv4 only, c has IPv6 only)" in found.text
 
@@ -440,7 +440,7 @@ def test_a_filter_on_udp_is_no_loss() -> None:
     seen = healthy(3)
     for place in seen.present:
         seen = changed(seen, place, heard=Heard([]))
-    assert judge(with_ways(seen, seen.ways, answered=0, passes=-1)) == []
+    assert judge(with_paths(seen, seen.paths, answered=0, passes=-1)) == []
 
 
 def test_a_faint_loss_of_one_host_is_that_hosts_though_single_ways_show_little() -> None:
@@ -489,7 +489,7 @@ def test_an_interface_that_is_missing(name: str, value: str, missing: str) -> No
 
 def test_a_lossy_host_hides_no_hole_of_another() -> None:
     seen = lossy(healthy(), 1, 20)
-    seen = with_ways(seen, [*into(seen, 2), *out_of(seen, 2)], passes=0)
+    seen = with_paths(seen, [*into(seen, 2), *out_of(seen, 2)], passes=0)
     assert [(one.subject, one.hosts) for one in judge(seen)] == [("loss", (1,)), ("packets", (2,))]
 
 
@@ -703,11 +703,11 @@ def test_in_rounds_each_meets_every_other_once(count: int) -> None:
 
 def test_where_the_ranks_meet() -> None:
     seen = healthy(3)
-    assert places_of([0, 1, 2], seen.ways) == {place: (address(place), "eth0") for place in range(3)}
+    assert places_of([0, 1, 2], seen.paths) == {place: (address(place), "eth0") for place in range(3)}
     assert places_of([0], {}) == {0: ("127.0.0.1", "lo")}
-    neighbours = {pair: way for pair, way in seen.ways.items() if pair != (2, 0)}
-    assert places_of([0, 1, 2], neighbours) == places_of([0, 1, 2], seen.ways)
-    assert places_of([0, 1, 2], {(1, 0): seen.ways[1, 0]}).keys() == {0, 1}  # the third has said nothing
+    neighbours = {pair: path for pair, path in seen.paths.items() if pair != (2, 0)}
+    assert places_of([0, 1, 2], neighbours) == places_of([0, 1, 2], seen.paths)
+    assert places_of([0, 1, 2], {(1, 0): seen.paths[1, 0]}).keys() == {0, 1}  # the third has said nothing
 
 
 def test_two_listeners_find_each_other() -> None:
@@ -716,7 +716,7 @@ def test_two_listeners_find_each_other() -> None:
     here.listen("a" * 32)
     inlets = [list(one) for one in there.listen("b" * 32).inlets if one.address == "127.0.0.1"]
     wrong = [["127.0.0.1", "lo", 65536, inlets[0][3], inlets[0][4]]]
-    found = network.probe({"number": 7, "peers": [[1, "b" * 32, inlets], [2, "c" * 32, wrong]]}).ways
+    found = network.probe({"number": 7, "peers": [[1, "b" * 32, inlets], [2, "c" * 32, wrong]]}).paths
     assert (found[0].address, found[0].interface, found[0].sent, found[0].passes) == ("127.0.0.1", "lo", 100, 1)
     assert found[0].answered == 100
     assert 0 < found[0].latency < 5
@@ -840,7 +840,7 @@ def test_a_failure_is_that_of_the_backend_under_way(
     seen = on_all()(healthy(3))
     for place in links:
         asked.facts[place] = dict(seen.hosts[place].facts)
-    members, backends = _import(asked, healthy(2).ways, "/", {})
+    members, backends = _import(asked, healthy(2).paths, "/", {})
     asked.wait("import")
     assert _reduce(asked, members, backends) == (reduced, failed)
     asked.close()
@@ -890,7 +890,7 @@ def test_doctor_on_this_machine(launchpad: Launchpad) -> None:
     result = json.loads(done.stdout)
     (one,) = result["hosts"]
     assert one["facts"]["software"]["python"].startswith("3.")
-    assert (result["ways"], one["problems"]) == ([], {})
+    assert (result["paths"], one["problems"]) == ([], {})
     assert sorted(os.listdir(launchpad.folder)) == before
 
 

@@ -155,8 +155,8 @@ def test_healthy_hosts(doctor: Doctor) -> None:
     assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
     assert (done.returncode, done.stderr) == (0, "")
     assert result["all_reduce"]["seconds"].keys() == ({"gloo", "mpi"} if HAS_MPI else {"gloo"})
-    assert len(result["ways"]) == 6
-    assert all(way["interface"] == "eth0" and way["rate"] > 0 for way in result["ways"])
+    assert len(result["paths"]) == 6
+    assert all(path["interface"] == "eth0" and path["rate"] > 0 for path in result["paths"])
 
 
 def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> None:
@@ -168,7 +168,7 @@ def test_hosts_that_meet_over_their_second_interface_by_ipv6(doctor: Doctor) -> 
     done = doctor.run("doctor", "--json", "-H", "h1,h2,h3", "--python", sys._base_executable)
     result = json.loads(done.stdout)
     assert [one for one in result["findings"] if one["subject"] not in ITS_OWN] == []
-    assert {(way["address"], way["interface"]) for way in result["ways"]} == {
+    assert {(path["address"], path["interface"]) for path in result["paths"]} == {
         (network.hosts[name].data_address, "eth1") for name in ("h1", "h2", "h3")
     }
 
@@ -188,13 +188,13 @@ def test_faults_of_the_network(doctor: Doctor) -> None:
         network._ip(network._lab_pid, "link set dev ssh4 mtu 1500")
     assert found.keys() == {
         Found(("h2",), "bad", "loss"),
-        Found(("h3",), "bad", "ways"),
+        Found(("h3",), "bad", "paths"),
         Found(("h4",), "bad", "packets"),
         Found(("h6",), "warn", "speed"),
-        Found(("h7", "h8"), "bad", "ways"),
+        Found(("h7", "h8"), "bad", "paths"),
     }
     assert "that it sends" in found[Found(("h2",), "bad", "loss")]
-    assert "can't reach it, though it reaches them: no answer" in found[Found(("h3",), "bad", "ways")]
+    assert "can't reach it, though it reaches them: no answer" in found[Found(("h3",), "bad", "paths")]
 
 
 def test_a_router_that_says_how_much_the_path_takes_is_no_fault(doctor: Doctor) -> None:

@@ -17,7 +17,7 @@ from launchpad.runner.options import HostOptions
 _EPILOG = """\b
 Examples:
   launchpad doctor                   this machine
-  launchpad doctor -H a,b,c          these hosts, and every way between them
+  launchpad doctor -H a,b,c          these hosts, and every path between them
   launchpad doctor --hostfile hosts --json
 
 \b
@@ -75,14 +75,14 @@ def _as_json(seen: Any, findings: list[Any]) -> dict[str, Any]:
             }
             for host in seen.hosts
         ],
-        "ways": [
+        "paths": [
             {
                 "from": names[start],
                 "to": names[to],
-                **{name: value for name, value in way._asdict().items() if name != "peer"},
+                **{name: value for name, value in path._asdict().items() if name != "peer"},
                 "rate": seen.rates.get((start, to)),
             }
-            for (start, to), way in sorted(seen.ways.items())
+            for (start, to), path in sorted(seen.paths.items())
         ],
         "all_reduce": {"seconds": seen.reduced, "failed": seen.not_reduced},
         "findings": [{**one._asdict(), "hosts": [names[place] for place in one.hosts]} for one in findings],

@@ -84,7 +84,7 @@ _NAMES = {
     "cache": "the folder for caches",
     "shm": "/dev/shm",
     "lookup": "what its own name and the others' mean; is its DNS server up?",
-    "probes": "its ways to the others",
+    "probes": "its paths to the others",
     "software": "what its Python has installed",
     "gpus": "the GPUs",
     "mpi": "which MPI its Python would use",

@@ -64,13 +64,13 @@ def about_host(seen: Examination, place: int) -> str:
 
 
 def about_pairs(seen: Examination) -> str:
-    """The ways between the hosts, in a few words; "" if there are none."""
-    good = [way for way in seen.ways.values() if way.address]
+    """The paths between the hosts, in a few words; "" if there are none."""
+    good = [path for path in seen.paths.values() if path.address]
     if not good:
         return ""
-    count = f"{len(good)} of {len(seen.ways)}" if len(good) < len(seen.ways) else f"all {len(good)}"
-    times = sorted(way.latency for way in good)
-    words = [f"{count} ways open", f"round trip {_span(times[0] * 1e6, times[-1] * 1e6)} µs"]
+    count = f"{len(good)} of {len(seen.paths)}" if len(good) < len(seen.paths) else f"all {len(good)}"
+    times = sorted(path.latency for path in good)
+    words = [f"{count} paths open", f"round trip {_span(times[0] * 1e6, times[-1] * 1e6)} µs"]
     rates = sorted(seen.rates.values())
     if rates:
         words.append(f"{size(median(rates))}/s at a time")

@@ -1,4 +1,4 @@
-"""Judges what the hosts see of each other: names, addresses, ways, loss, latency, packets, speed, clocks."""
+"""Judges what the hosts see of each other: names, addresses, paths, loss, latency, packets, speed, clocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def judge_network(seen: Examination) -> Iterator[Finding]:
     yield from _wanted_interfaces(seen)
     if len(seen.present) > 1:
         yield from _names(seen)
-        yield from _ways(seen)
+        yield from _paths(seen)
         yield from _packets(seen)
         yield from _loss(seen)
         yield from _latency(seen)
@@ -139,23 +139,23 @@ def _is_loopback(address: str) -> bool:
 
 def address_of(seen: Examination, place: int) -> str:
     """The address at which the others reach the host; "" if they don't."""
-    found = [way.address for (_, to), way in seen.ways.items() if to == place and way.address]
+    found = [path.address for (_, to), path in seen.paths.items() if to == place and path.address]
     return max(found, key=found.count) if found else ""
 
 
 def interface_of(seen: Examination, place: int) -> str:
     """The host's interface that leads to the others."""
-    found = [way.interface for (start, _), way in seen.ways.items() if start == place and way.address]
+    found = [path.interface for (start, _), path in seen.paths.items() if start == place and path.address]
     return max(found, key=found.count) if found else ""
 
 
-# Ways, and what is measured on them: what concerns all ways of a host is that host's.
+# Paths, and what is measured on them: what concerns all paths of a host is that host's.
 
 
-def _ways(seen: Examination) -> Iterator[Finding]:
-    cut = {pair for pair, way in seen.ways.items() if not way.address}
-    for places, pairs, kind in by_host(seen, cut, seen.ways):
-        why = _why([seen.ways[pair] for pair in pairs])
+def _paths(seen: Examination) -> Iterator[Finding]:
+    cut = {pair for pair, path in seen.paths.items() if not path.address}
+    for places, pairs, kind in by_host(seen, cut, seen.paths):
+        why = _why([seen.paths[pair] for pair in pairs])
         match kind:
             case "all":
                 text = f"no other host reaches it, and it reaches none: {why}"
@@ -168,11 +168,11 @@ def _ways(seen: Examination) -> Iterator[Finding]:
                 both = (places[1], places[0]) in cut
                 text = f"{one} and {other} can't reach each other" if both else f"{one} can't reach {other}"
                 text += f": {why}"
-        yield Finding("bad", places, "ways", text + _families(seen, pairs[0]), _opens(seen, pairs[0]))
+        yield Finding("bad", places, "paths", text + _families(seen, pairs[0]), _opens(seen, pairs[0]))
 
 
-def _why(ways: Iterable[Probed]) -> str:
-    reasons = {address: why for way in ways for address, why in way.failed}
+def _why(paths: Iterable[Probed]) -> str:
+    reasons = {address: why for path in paths for address, why in path.failed}
     if not reasons:
         return "there is no address to try"
     return listed([f"{why} at {address}" for address, why in reasons.items()], 3)
@@ -190,9 +190,9 @@ def _families(seen: Examination, pair: Pair) -> str:
 
 def _opens(seen: Examination, pair: Pair) -> str:
     """What lets the first of them reach the second."""
-    sources = [way.source for (start, _), way in seen.ways.items() if start == pair[0] and way.source]
+    sources = [path.source for (start, _), path in seen.paths.items() if start == pair[0] and path.source]
     of = sources[0] if sources else next(iter(_outward(seen, pair[0])), "")
-    why = {reason for _, reason in seen.ways[pair].failed}
+    why = {reason for _, reason in seen.paths[pair].failed}
     if why & {"network is unreachable", "no route to host"}:
         return f"ip route get {next(iter(_outward(seen, pair[1])), 'ADDRESS')}, on {seen.hosts[pair[0]].shown}"
     name = seen.hosts[pair[1]].shown
@@ -206,7 +206,7 @@ def _outward(seen: Examination, place: int) -> list[str]:
 def by_host(
     seen: Examination, wrong: set[Pair], measured: Collection[Pair]
 ) -> Iterator[tuple[tuple[int, ...], list[Pair], str]]:
-    """Whom to name for these of the pairs that were measured: a host if all its ways in, out or both are among them.
+    """Whom to name for these of the pairs that were measured: a host if all its paths in, out or both are among them.
 
     Yields who it is, which pairs, and "in", "out" or "all"; then each "pair" that is left.
     """
@@ -251,17 +251,17 @@ def _packets(seen: Examination) -> Iterator[Finding]:
             text = f"its {name} takes packets of {mine} bytes (MTU), those of the others {usual}"
             yield Finding("warn", (place,), "packets", text, f"sudo ip link set dev {name} mtu {usual}")
     for places, pairs, kind in by_host(seen, holes(seen), holes(seen, (0, 1))):
-        way = seen.ways[pairs[0]]
+        path = seen.paths[pairs[0]]
         where = _where(seen, places, pairs, kind)
-        text = f"packets of {way.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
-        less = 1500 if way.packet > 1500 else 1400
-        remedy = f"correct the MTU on the way, or sudo ip link set dev {way.interface} mtu {less} on all hosts"
+        text = f"packets of {path.packet} bytes {where} get lost, small ones don't (MTU); large transfers would hang"
+        less = 1500 if path.packet > 1500 else 1400
+        remedy = f"correct the MTU on the way, or sudo ip link set dev {path.interface} mtu {less} on all hosts"
         yield Finding("bad", places, "packets", text, remedy)
 
 
 def holes(seen: Examination, passes: Collection[int] = (0,)) -> set[Pair]:
-    """The ways on which large packets get lost, or `passes`. Where small ones do, too, it means nothing."""
-    return {pair for pair, way in seen.ways.items() if way.passes in passes and way.answered >= 0.9 * way.sent > 0}
+    """The paths on which large packets get lost, or `passes`. Where small ones do, too, it means nothing."""
+    return {pair for pair, path in seen.paths.items() if path.passes in passes and path.answered >= 0.9 * path.sent > 0}
 
 
 def _mtus(seen: Examination) -> dict[int, int]:
@@ -283,13 +283,13 @@ def lost(seen: Examination) -> dict[Pair, tuple[int, int]]:
         for sender, count in found.counts if found else ():
             heard[sender, place] = count
     result = {}
-    for (start, to), way in seen.ways.items():
-        back = seen.ways.get((to, start))
-        if not (way.address and back and back.address):
+    for (start, to), path in seen.paths.items():
+        back = seen.paths.get((to, start))
+        if not (path.address and back and back.address):
             continue
         if not (heard.get((start, to)) and heard.get((to, start))):
             continue  # UDP is filtered, which is no loss
-        there = way.sent - heard[start, to], way.sent
+        there = path.sent - heard[start, to], path.sent
         answers = heard[to, start] - back.answered, heard[to, start]
         result[start, to] = max(0, there[0]) + max(0, answers[0]), there[1] + answers[1]
     return result
@@ -301,7 +301,7 @@ def _loss(seen: Examination) -> Iterator[Finding]:
         gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
         level: Level = "bad" if gone >= TOO_LOSSY * sent else "warn"
         where = _where(seen, places, pairs, kind)
-        name = seen.ways[pairs[0]].interface
+        name = seen.paths[pairs[0]].interface
         text = f"{gone / sent:.0%} of the packets {where} get lost ({gone} of {sent})"
         yield Finding(
             level, places, "loss", text, f"ip -s link show dev {name}: errors there, or another cable or port"
@@ -309,7 +309,7 @@ def _loss(seen: Examination) -> Iterator[Finding]:
 
 
 def lossy(seen: Examination, counts: Mapping[Pair, tuple[int, int]]) -> set[Pair]:
-    """The ways on which packets get lost."""
+    """The paths on which packets get lost."""
     wrong = {pair for pair, (gone, sent) in counts.items() if gone > 1 and gone >= LOSSY * sent}
     for at in (0, 1):
         for place in seen.present:
@@ -318,16 +318,16 @@ def lossy(seen: Examination, counts: Mapping[Pair, tuple[int, int]]) -> set[Pair
 
 
 def _lossy(pairs: list[Pair], counts: Mapping[Pair, tuple[int, int]]) -> set[Pair]:
-    """All of these ways of one host, if a loss runs through them, even where it shows little on each."""
+    """All of these paths of one host, if a loss runs through them, even where it shows little on each."""
     gone, sent = (sum(counts[pair][at] for pair in pairs) for at in (0, 1))
     affected = [pair for pair in pairs if counts[pair][0]]
     runs_through = gone > 3 and gone >= LOSSY * sent and 3 * len(affected) >= 2 * len(pairs)
     return set(pairs) if runs_through else set()
 
 
-def late(ways: Mapping[Pair, Probed]) -> set[Pair]:
-    """The ways on which answers take long."""
-    times = {pair: way.latency for pair, way in ways.items() if way.latency >= 0}
+def late(paths: Mapping[Pair, Probed]) -> set[Pair]:
+    """The paths on which answers take long."""
+    times = {pair: path.latency for pair, path in paths.items() if path.latency >= 0}
     usual = median(times.values()) if times else 0.0
     return {
         pair
@@ -339,33 +339,35 @@ def late(ways: Mapping[Pair, Probed]) -> set[Pair]:
 def _latency(seen: Examination) -> Iterator[Finding]:
     explained = lossy(seen, lost(seen))
     times = {
-        pair: way.latency for pair, way in seen.ways.items() if way.latency >= 0 and not explained & {pair, pair[::-1]}
+        pair: path.latency
+        for pair, path in seen.paths.items()
+        if path.latency >= 0 and not explained & {pair, pair[::-1]}
     }
-    wrong = late(seen.ways) & times.keys()
+    wrong = late(seen.paths) & times.keys()
     for places, pairs, kind in by_host(seen, wrong, times):
         shortest = min(times[pair] for pair in pairs)
         rest = [seconds for pair, seconds in times.items() if pair not in wrong]
         others = f", elsewhere {_time(median(rest))}" if rest else ""
         where = _where(seen, places, pairs, kind) if kind == "pair" else "to and from it"
         text = f"a round trip {where} takes {_time(shortest)}{others}; every collective waits for that"
-        address = seen.ways[pairs[0]].address
+        address = seen.paths[pairs[0]].address
         yield Finding("warn", places, "latency", text, f"tracepath {address}; take hosts of one network")
 
 
-def slow(rates: Mapping[Pair, float], ways: Mapping[Pair, Probed]) -> set[Pair]:
+def slow(rates: Mapping[Pair, float], paths: Mapping[Pair, Probed]) -> set[Pair]:
     """The pairs between which data flows far slower than between the others."""
     usual = median(rates.values()) if rates else 0.0
     return {
         pair
         for pair, rate in rates.items()
-        if rate < SLOW_AT_MOST and rate < usual / SLOW_FACTOR and ways[pair].latency < LATE_SECONDS
+        if rate < SLOW_AT_MOST and rate < usual / SLOW_FACTOR and paths[pair].latency < LATE_SECONDS
     }
 
 
 def _speed(seen: Examination) -> Iterator[Finding]:
     explained = lossy(seen, lost(seen)) | holes(seen)
     measured = {pair for pair in seen.rates if not explained & {pair, pair[::-1]}}
-    wrong = slow(seen.rates, seen.ways) & measured
+    wrong = slow(seen.rates, seen.paths) & measured
     named: set[int] = set()
     for places, pairs, kind in by_host(seen, wrong, measured):
         if kind == "pair" and named & set(places):  # its acknowledgements wait behind what it sends
@@ -375,5 +377,5 @@ def _speed(seen: Examination) -> Iterator[Finding]:
         others = median([rate for pair, rate in seen.rates.items() if pair not in wrong])
         where = _where(seen, places, pairs, kind)
         text = f"data {where} flows at {size(best)} a second, elsewhere at {size(others)}"
-        name = seen.ways[pairs[0]].interface
+        name = seen.paths[pairs[0]].interface
         yield Finding("warn", places, "speed", text, f"ethtool {name} (Speed, Duplex), and who else uses the network")

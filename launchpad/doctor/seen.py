@@ -41,7 +41,7 @@ class Examination(NamedTuple):
     """Everything that was seen. Hosts go by their place in `hosts`."""
 
     hosts: Sequence[HostSeen]
-    ways: Mapping[Pair, Probed] = {}
+    paths: Mapping[Pair, Probed] = {}
     rates: Mapping[Pair, float] = {}  # bytes per second
     reduced: Mapping[str, float] = {}  # by backend, the seconds that an all_reduce took
     not_reduced: Mapping[str, str] = {}  # by backend, why there was none

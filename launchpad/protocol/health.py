@@ -1,4 +1,4 @@
-"""The facts of a checkup (`launchpad doctor`): what a host found out about itself, and about its way to the others.
+"""The facts of a checkup (`launchpad doctor`): what a host found out about itself, and about its path to the others.
 
 Each class is the answer to one subject of Check. Sizes are in bytes and times in seconds; -1 is a figure that is not
 known, or a limit that is not set.
@@ -41,7 +41,7 @@ class LookUp(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """One host's way to another one."""
+    """One host's path to another one."""
 
     peer: int
     address: str  # of the peer, over which everything below was measured; "" if none of them answered
@@ -56,9 +56,9 @@ class Probed(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """The ways to all others."""
+    """The paths to all others."""
 
-    ways: list[Probed]
+    paths: list[Probed]
 
 
 class Heard(NamedTuple):

@@ -197,7 +197,7 @@ def check_up(
 
         with status_line(look, quiet=quiet):
             subjects = [one for one in _SUBJECTS if (code or one != "code") and (mpi or one != "mpi")]
-            ways, rates, reduced, failed = _examine(answers, folder, variables, subjects, quick=quick)
+            paths, rates, reduced, failed = _examine(answers, folder, variables, subjects, quick=quick)
     failures |= answers.ended
     seen = [
         HostSeen(
@@ -212,7 +212,7 @@ def check_up(
     gone = failures.keys()
     return Examination(
         hosts=seen,
-        ways={pair: way for pair, way in ways.items() if not gone & set(pair)},
+        paths={pair: path for pair, path in paths.items() if not gone & set(pair)},
         rates={pair: rate for pair, rate in rates.items() if not gone & set(pair)},
         reduced=reduced,
         not_reduced=failed,
@@ -290,22 +290,22 @@ def _examine(
     for place in answers.present:
         for subject in subjects:
             answers.ask(place, subject, cwd=cwd, environ=environ)
-    ways = _probe(answers, secrets)
+    paths = _probe(answers, secrets)
     rates: dict[Pair, float] = {}
     reduced: dict[str, float] = {}
     failed: dict[str, str] = {}
     if not quick:
         answers.wait("software", "gpus", "limits")
-        members, backends = _import(answers, ways, cwd, environ)
+        members, backends = _import(answers, paths, cwd, environ)
         if not all(_has_cores(answers, place) for place in answers.present):
             answers.wait("import")
-        rates = _streams(answers, secrets, ways)
+        rates = _streams(answers, secrets, paths)
         answers.wait("import")
         reduced, failed = _reduce(answers, members, backends)
-        in_world, no_world = _form_world(answers, ways, cwd, environ)
+        in_world, no_world = _form_world(answers, paths, cwd, environ)
         reduced, failed = reduced | in_world, failed | no_world
     answers.wait("lookup", *subjects)
-    return ways, rates, reduced, failed
+    return paths, rates, reduced, failed
 
 
 def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probed]:
@@ -333,26 +333,26 @@ def _probe(answers: HostAnswers, secrets: Mapping[int, str]) -> dict[Pair, Probe
     for place in members:
         answers.ask(place, "heard")
     answers.wait("heard")
-    ways = _ways(answers, members)
+    paths = _paths(answers, members)
     # What comes late because a host was busy comes sooner the next time.
-    again = late(ways)
+    again = late(paths)
     for place in {start for start, _ in again}:
         few = [peer for peer in peers[place] if (place, peer[0]) in again]
         answers.ask(place, "probes", PROBE_SECONDS, number=place, peers=few)
     answers.wait("probes")
-    for pair, way in _ways(answers, {start for start, _ in again}).items():
-        if way.latency >= 0:
-            ways[pair] = ways[pair]._replace(latency=min(way.latency, ways[pair].latency))
-    return ways
+    for pair, path in _paths(answers, {start for start, _ in again}).items():
+        if path.latency >= 0:
+            paths[pair] = paths[pair]._replace(latency=min(path.latency, paths[pair].latency))
+    return paths
 
 
-def _ways(answers: HostAnswers, places: Iterable[int]) -> dict[Pair, Probed]:
+def _paths(answers: HostAnswers, places: Iterable[int]) -> dict[Pair, Probed]:
     """As these hosts found them last."""
     return {
-        (place, way.peer): way
+        (place, path.peer): path
         for place in places
         if "probes" in answers.facts[place]
-        for way in answers.facts[place]["probes"].ways
+        for path in answers.facts[place]["probes"].paths
     }
 
 
@@ -366,30 +366,30 @@ def _has_cores(answers: HostAnswers, place: int) -> bool:
     return limits is not None and limits.cores >= 3
 
 
-def _streams(answers: HostAnswers, secrets: Mapping[int, str], ways: Mapping[Pair, Probed]) -> dict[Pair, float]:
+def _streams(answers: HostAnswers, secrets: Mapping[int, str], paths: Mapping[Pair, Probed]) -> dict[Pair, float]:
     """Measure how fast data flows, each host with one other at a time; then the slow ones again, each alone."""
-    open_ways = {pair for pair, way in ways.items() if way.address}
+    open_paths = {pair for pair, path in paths.items() if path.address}
     rates: dict[Pair, float] = {}
-    for pairs in rounds(sorted({place for pair in open_ways for place in pair}), MOST_ROUNDS):
+    for pairs in rounds(sorted({place for pair in open_paths for place in pair}), MOST_ROUNDS):
         both = [*pairs, *((other, one) for one, other in pairs)]
-        _stream(answers, secrets, ways, [pair for pair in both if pair in open_ways], rates)
-    seem = slow(rates, ways)
-    # First those that are alone: what concerns all ways of a host is no accident.
+        _stream(answers, secrets, paths, [pair for pair in both if pair in open_paths], rates)
+    seem = slow(rates, paths)
+    # First those that are alone: what concerns all paths of a host is no accident.
     for pair in sorted(seem, key=lambda pair: (sum(pair[0] == other[0] for other in seem), pair))[:AGAIN]:
-        _stream(answers, secrets, ways, [pair], rates)
+        _stream(answers, secrets, paths, [pair], rates)
     return rates
 
 
 def _stream(
     answers: HostAnswers,
     secrets: Mapping[int, str],
-    ways: Mapping[Pair, Probed],
+    paths: Mapping[Pair, Probed],
     pairs: Iterable[Pair],
     rates: dict[Pair, float],
 ) -> None:
     asked = list(pairs)
     for start, to in asked:
-        address = ways[start, to].address
+        address = paths[start, to].address
         port = next(one.tcp for one in answers.facts[to]["network"].inlets if one.address == address)
         answers.ask(start, "stream", address=address, port=port, secret=secrets[to], lasts=STREAM_SECONDS)
     answers.wait("stream")
@@ -412,7 +412,7 @@ def rounds(places: Sequence[int], most: int) -> list[list[Pair]]:
 
 
 def _import(
-    answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
+    answers: HostAnswers, paths: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
 ) -> tuple[list[int], dict[str, float]]:
     """Have all hosts import torch, if they can reach each other and have the same one.
 
@@ -423,11 +423,11 @@ def _import(
     known = all("software" in answers.facts[place] for place in members)
     if not members or not known or len(versions) != 1 or versions == {""}:
         return [], {}
-    if any(not way.address for way in ways.values()):
+    if any(not path.address for path in paths.values()):
         return [], {}
     gpus = all("gpus" in answers.facts[place] and answers.facts[place]["gpus"].gpus for place in members)
     backends = {backend: REDUCE_SECONDS[backend] for backend in (("gloo", "nccl") if gpus else ("gloo",))}
-    places = places_of(members, ways)
+    places = places_of(members, paths)
     if len(places) < len(members):
         return [], {}
     for rank, place in enumerate(members):
@@ -463,7 +463,7 @@ def _reduce(
 
 
 def _form_world(
-    answers: HostAnswers, ways: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
+    answers: HostAnswers, paths: Mapping[Pair, Probed], cwd: str, environ: Mapping[str, str]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """One allreduce in an MPI world of all hosts, if all can reach each other and have the same MPI.
 
@@ -472,11 +472,15 @@ def _form_world(
     answers.wait("mpi")
     members = answers.present
     found = [answers.facts[place].get("mpi") for place in members]
-    if not members or len({one and one.library for one in found}) != 1 or any(not way.address for way in ways.values()):
+    if (
+        not members
+        or len({one and one.library for one in found}) != 1
+        or any(not path.address for path in paths.values())
+    ):
         return {}, {}
     if not all(one and one.library and not one.problem for one in found):
         return {}, {}
-    places = places_of(members, ways)
+    places = places_of(members, paths)
     if len(places) < len(members):
         return {}, {}
     nodes = []
@@ -501,17 +505,17 @@ def _form_world(
     return {"mpi": max(one.seconds for one in results if one)}, {}
 
 
-def places_of(members: Sequence[int], ways: Mapping[Pair, Probed]) -> dict[int, tuple[str, str]]:
-    """Each host's own address and interface where they meet: the first host's way to the others, and theirs to it."""
+def places_of(members: Sequence[int], paths: Mapping[Pair, Probed]) -> dict[int, tuple[str, str]]:
+    """Each host's own address and interface where they meet: the first host's path to the others, and theirs to it."""
     first = members[0]
-    own = [(ways[pair].source, ways[pair].interface) for pair in ways if pair[0] == first]
+    own = [(paths[pair].source, paths[pair].interface) for pair in paths if pair[0] == first]
     # Where the first host has two networks, the one by which most of the others come.
-    reached = Counter(ways[pair].address for pair in ways if pair[1] == first)
+    reached = Counter(paths[pair].address for pair in paths if pair[1] == first)
     address = max(reached, key=lambda one: reached[one], default="127.0.0.1")
     interface = next((name for source, name in own if source == address), own[0][1] if own else "lo")
     found = {first: (address, interface)}
     for place in members[1:]:  # among very many hosts, one that is not a neighbour of the first has not called it
-        way = ways.get((place, first)) or next((way for pair, way in ways.items() if pair[0] == place), None)
-        if way:
-            found[place] = way.source, way.interface
+        path = paths.get((place, first)) or next((path for pair, path in paths.items() if pair[0] == place), None)
+        if path:
+            found[place] = path.source, path.interface
     return found
