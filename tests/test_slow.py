@@ -311,7 +311,7 @@ REASONS: dict[str, tuple[dict[int, tuple[Hindrances, Hindrances]], str]] = {
     ),
     "network": (
         went_through([0, *WELL]) | went_through([1, *WELL], node=1, retransmitted=300),
-        "its host sends 30 TCP segments per second again",
+        "its host retransmits 30 TCP segments per second",
     ),
     "work": (
         went_through([0, *WELL], [1, 6.0, 0.1, 0, 0, 0, 2600, 0]),

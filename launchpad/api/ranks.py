@@ -37,9 +37,9 @@ def ranks(
             ranks.run(load, "data.pt")
             losses = ranks.run(step, 0.1)
 
-    The parameters are those of launchpad.run; `timeout` (seconds) is for each call that gives none. Returns when all
-    ranks have their process group. Without the `with`, they stay until `close`, or until the interpreter exits. Raises
-    what launchpad.run raises.
+    The parameters mean what they mean to launchpad.run; `timeout` (seconds) is for each call that gives none. Returns
+    when all ranks have their process group. Without the `with`, they stay until `close`, or until the interpreter
+    exits. Raises what launchpad.run raises.
     """
     check("launchpad.ranks", backend, timeout)
     target = Target("session", "launchpad.ranks")

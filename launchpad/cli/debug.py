@@ -17,8 +17,8 @@ def command(words: tuple[str, ...]) -> int:
 
     Debugpy begins to listen in the rank, and this says how to attach VS Code or another client to it, at PORT of this
     machine's loopback address (default: a free one). The rank goes on until the client stops it. JOB is an id that
-    `launchpad jobs` lists, or a prefix of one; the default is the latest job. To debug a rank from its beginning, start
-    the job with --debug.
+    `launchpad jobs` lists, or a prefix of one; the default is the latest running one. To debug a rank from its
+    beginning, start the job with --debug.
     """
     from launchpad.head.control import ask
 

@@ -20,7 +20,7 @@ Example, on the first node and on each of the others:
 @click.argument("endpoint", metavar="HOST[:PORT],…")
 @click.option("--slots", type=rank_count, metavar="N|auto|cpu|gpu", help="Ranks here. Default: as on the head.")
 @click.option("--rdzv-id", default="none", metavar="ID", help="The job's id.")
-@click.option("--rdzv-secret-file", metavar="FILE", help="A file with the job's secret. LAUNCHPAD_SECRET has it too.")
+@click.option("--rdzv-secret-file", metavar="FILE", help="A file with the job's secret. Or set LAUNCHPAD_SECRET.")
 @click.option("--rdzv-conf", default="", metavar="K=V,…", help="join_timeout: seconds to wait for the head (600).")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but why the job failed.")
 @click.pass_obj

@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.25
     "--merge",
     type=click.Choice(["time"]),
     metavar="time",
-    help="In the order in which the ranks wrote it, by the clocks of their hosts, not in that in which it arrived.",
+    help="In the order in which it was written, by the hosts' clocks, instead of the order in which it arrived.",
 )
 def command(
     job: str | None,

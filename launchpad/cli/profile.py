@@ -31,7 +31,7 @@ MOST_SECONDS = 300.0
 def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     """Watch the ranks of a running job, and write where they spend their time.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. FILE is for
+    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. FILE is for
     https://www.speedscope.app, with a profile for each rank. It needs py-spy on each rank's node.
     """
     from launchpad.head.control import ask

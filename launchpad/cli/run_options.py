@@ -58,7 +58,7 @@ _OPTIONS = (
     _what(
         "--python",
         metavar="PATH",
-        help="Interpreter for the ranks. Default: the active environment's, else launchpad's.",
+        help="Interpreter for the ranks. Default: PYTHON_EXEC, else the active environment's, else launchpad's.",
     ),
     _start(
         "--start-method",
@@ -162,7 +162,7 @@ _OPTIONS = (
         type=seconds,
         default="10",
         metavar="SECONDS",
-        help="How often the record gets what each rank uses: CPU, memory, GPU. Default: 10; 0: never.",
+        help="How often to record what each rank uses: CPU, memory, GPU. Default: 10; 0: never.",
     ),
     _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
@@ -228,8 +228,8 @@ _OPTIONS = (
         "--progress",
         multiple=True,
         metavar="GLOB",
-        help="Files that the ranks write as they get on, like 'ckpt/*': if there is a new one, a failure is worth a "
-        "restart. Repeatable. Default: a job that ran for 10 minutes has got on.",
+        help="Files that the ranks write as they make progress, like 'ckpt/*': if there is a new one, a failure is "
+        "worth a restart. Repeatable. Default: a job that ran for 10 minutes has made progress.",
     ),
     _end(
         "--signals-to-handle",
@@ -284,8 +284,8 @@ _OPTIONS = (
         "--enter",
         default="",
         metavar="'COMMAND…'",
-        help="Run the ranks where this command leads, on each host: 'docker exec -i train', 'apptainer exec a.sif'. "
-        "Without hosts: here.",
+        help="Run the ranks inside what this command enters, on each host: 'docker exec -i train', 'apptainer exec "
+        "a.sif'. Without hosts: here.",
     ),
     _hosts(
         "--ssh",
@@ -293,7 +293,7 @@ _OPTIONS = (
         metavar="paramiko|openssh",
         help="How to connect: built in, or with the ssh program. Default: with ssh where a host needs it.",
     ),
-    _hosts("--ssh-config", metavar="FILE", help="Use this instead of ~/.ssh/config."),
+    _hosts("--ssh-config", metavar="FILE", help="Use this instead of ~/.ssh/config and /etc/ssh/ssh_config."),
     _hosts(
         "--accept-new-host-keys",
         is_flag=True,
@@ -305,7 +305,7 @@ _OPTIONS = (
         default="10",
         show_default=True,
         metavar="SECONDS",
-        help="A host that is silent for this long counts as lost, which ends the job.",
+        help="A host that is silent for this long counts as lost (0: never). That ends the job unless it can go on.",
     ),
     _hosts(
         "--spares",
@@ -320,7 +320,7 @@ _OPTIONS = (
         metavar="N|MIN:MAX",
         help="Number of nodes. With MIN:MAX, nodes may be lost and join while the job runs.",
     ),
-    _world("--node-rank", type=int, metavar="R", help="Rank of this node, from 0. c10d can do without."),
+    _world("--node-rank", type=int, metavar="R", help="Rank of this node, from 0. Not needed with c10d."),
     _world("--master-addr", metavar="HOST", help="The address of node rank 0, for static."),
     _world(
         "--master-port",
@@ -328,7 +328,7 @@ _OPTIONS = (
         metavar="PORT",
         help="Port of torch's store. Default: a free port; 29500 with static and several nodes.",
     ),
-    _world("--standalone", is_flag=True, help="One node and a free port: the default."),
+    _world("--standalone", is_flag=True, help="One node and a free port: the default outside an allocation."),
     _world(
         "--rdzv-backend",
         default="static",
@@ -351,7 +351,8 @@ _OPTIONS = (
         "--rdzv-conf",
         default="",
         metavar="K=V,…",
-        help="join_timeout: seconds to wait for the other nodes (600). is_host: whether this node leads the job.",
+        help="join_timeout: seconds to wait for the other nodes (600). is_host: whether this node leads the job. "
+        "last_call_timeout and on_join: see `launchpad help restarts`.",
     ),
     _no_meaning("--use-env", is_flag=True, expose_value=False, help="Ranks find LOCAL_RANK in their variables anyway."),
     _no_meaning("--local-addr", expose_value=False, metavar="HOST", help="Addresses are found automatically."),

@@ -17,7 +17,7 @@ from launchpad.record import job_store, replay
 def command(job: str, full: bool, native: bool) -> int:
     """Show where the ranks of a running job are.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. The job keeps
+    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. The job keeps
     running. Ranks at the same place are grouped, outliers first.
     """
     from launchpad.head.control import ask

@@ -15,9 +15,9 @@ from launchpad.errors import UsageError
 def command(job: str, signum: int) -> int:
     """Stop a running job, as if launchpad itself had got the signal.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. INT, TERM and HUP stop
-    it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait for the
-    end of the job: `launchpad wait` does.
+    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. INT, TERM and
+    HUP stop it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait
+    for the end of the job: `launchpad wait` does.
     """
     from launchpad.head.control import send_signal
 

@@ -31,8 +31,8 @@ def command(job: str, once: bool, as_json_: bool) -> int:
     """Watch what each rank of a running job does and uses: state, CPU, memory, threads, bytes read and written, GPU,
     lines a second, last line.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. The job goes on when
-    you leave.
+    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. The job goes
+    on when you leave.
     """
     look = first_look(job)
     if not (once or as_json_) and can_draw(0, os.environ) and can_draw(STDOUT, os.environ):

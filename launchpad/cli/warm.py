@@ -35,7 +35,7 @@ Examples:
     type=positive_seconds,
     default="30m",
     metavar="TIME",
-    help="End it when it was not used for this long. Default: 30m.",
+    help="End it when it has not been used for this long. Default: 30m.",
 )
 @click.option("--preload", metavar="MODULE,…", help="Import these too.")
 @click.option("--python", metavar="PATH", help="The ranks' interpreter, as for launchpad run.")

@@ -362,8 +362,8 @@ def state_in_words(row: RankRow) -> str:
     """What a rank does."""
     if row.state == WAITING:
         number = f" #{row.number}" if row.number >= 0 else ""
-        seconds = f" since {seconds_in_words(row.seconds)}" if row.seconds >= 0 else ""
-        return f"waits in {row.operation}{number}{seconds}"
+        seconds = f" for {seconds_in_words(row.seconds)}" if row.seconds >= 0 else ""
+        return f"waiting in {row.operation}{number}{seconds}"
     if row.state == ENDED and row.code:
         return f"ended, {signal_name(-row.code) if row.code < 0 else f'exit code {row.code}'}"
     return row.state

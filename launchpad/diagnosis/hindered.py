@@ -98,7 +98,7 @@ def _reason(
         return f"the cores on which it may run are clocked at {own.mhz:.0f} MHz, those of the others at {usual.mhz:.0f}"
     resent = [other.get("retransmitted", 0.0) for other in others]
     if resent and host.get("retransmitted", 0.0) >= max(_RETRANSMITTED, _TWICE * _median(resent)):
-        return f"its host sends {host['retransmitted']:.0f} TCP segments per second again"
+        return f"its host retransmits {host['retransmitted']:.0f} TCP segments per second"
     if own.cpu - usual.cpu >= max(0.1, enough) and own.cpu >= _MORE_CPU * usual.cpu:
         return f"it computes more: it uses {own.cpu:.2f} cores, the others {usual.cpu:.2f}"
     return ""

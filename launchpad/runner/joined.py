@@ -1,4 +1,4 @@
-"""Runs a job whose nodes were started on their own: as its head, or as one of the others."""
+"""Runs a job whose nodes were each started by a user or a scheduler: as its head, or as one of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of a job that were started on their own: the head waits for them, and says who is missing."""
+"""Waits for the nodes of a job that were each started by a user or a scheduler, and says which are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs marked tests for pytest: asks the forkserver, makes one report of the ranks' reports, and logs it."""
+"""Runs marked tests for pytest: asks the forkserver, and logs the one report that is made of the ranks'."""
 
 from __future__ import annotations
 
