@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -13,7 +14,9 @@ import xmlschema
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
+from launchpad.protocol.events import Output, Restarted
 from launchpad.record import junit
+from launchpad.record.event_lines import EventLines
 from tests.conftest import Launchpad
 from tests.test_journal import FAILS
 from tests.test_verdict import exits, job, over, raises, stopping
@@ -123,6 +126,38 @@ def test_places_that_can_not_be_written_are_refused(launchpad: Launchpad) -> Non
         assert done.stderr.startswith(
             f"launchpad: error: {option} no/such/file: No such file or directory; choose a writable file"
         )
+    assert "no job is recorded" in launchpad.run("why").stderr  # as no job has begun
+
+
+def test_reports_lie_where_the_user_is_though_the_ranks_are_elsewhere(launchpad: Launchpad) -> None:
+    (launchpad.folder / "src").mkdir()
+    names = ("out.xml", "events.jsonl", "job.html")
+    words = ("--junit", names[0], "--events", names[1], "--report", names[2])
+    assert launchpad.run("run", "--wdir", "src", *words, "true").returncode == 0
+    assert {path.name for path in launchpad.folder.iterdir()} >= {*names}
+    assert not list((launchpad.folder / "src").iterdir())
+
+
+def test_a_character_may_come_in_two_pieces(tmp_path: Path) -> None:
+    events: queue.SimpleQueue[object] = queue.SimpleQueue()
+    lines = EventLines(str(tmp_path / "events"), events.put)
+    for rank, data in ((0, b"a\xe2\x82"), (1, b"\xac"), (0, b"\xac\n"), (0, b"\xe2")):
+        assert lines.on(Output(7, rank, 1, data))
+    lines.on(Restarted(8, 1, 1, 0, 1, -1))
+    lines.on(Output(9, 0, 1, b"new"))
+    lines.close()
+    said = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    texts = [(one["rank"], one["text"]) for one in said if one["event"] == "Output"]
+    assert texts == [(0, "a"), (1, "\ufffd"), (0, "\u20ac\n"), (0, ""), (0, "\ufffd"), (0, "new")]
+
+
+def test_what_may_be_secret_stands_in_no_record(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--events", "events.jsonl", "true", "--api-key", "sk-4711", "--token=sk-4711")
+    assert done.returncode == 0
+    shown = [launchpad.run(*words).stdout for words in (("jobs",), ("jobs", "--json"), ("why",))]
+    shown += [path.read_text() for path in launchpad.folder.parent.rglob("*.json*") if path.is_file()]
+    assert any("--api-key" in text for text in shown)
+    assert not [text for text in shown if "sk-4711" in text]
 
 
 FORGES = (

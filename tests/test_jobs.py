@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import xml.etree.ElementTree as ET
@@ -94,6 +95,18 @@ def test_one_report_has_a_suite_for_each_job(launchpad: Launchpad) -> None:
     assert (root.get("tests"), root.get("failures")) == ("3", "1")
     events = [json.loads(line) for line in (launchpad.folder / "out.jsonl").read_text().splitlines()]
     assert [event["code"] for event in events if event["event"] == "JobOver"] == [0, 1]
+
+
+def test_a_report_of_yesterday_is_not_added_to(launchpad: Launchpad) -> None:
+    """Not even if the job before could not start, or wrote another report."""
+    for name in ("out.xml", "other.xml"):
+        (launchpad.folder / name).write_text("<testsuites><testsuite name='of yesterday'/></testsuites>")
+        os.utime(launchpad.folder / name, (1, 1))
+    text = '[jobs.bad]\ntarget = "none.py"\njunit = "out.xml"\n[jobs.good]\ntarget = "true"\njunit = "out.xml"\n'
+    text += '[jobs.other]\ntarget = "true"\njunit = "other.xml"\n'
+    assert launchpad.run("smoke", write(launchpad, text)).returncode == 2
+    for name, jobs in (("out.xml", ["launchpad good"]), ("other.xml", ["launchpad other"])):
+        assert [suite.get("name") for suite in ET.parse(launchpad.folder / name).getroot()] == jobs
 
 
 def test_a_job_that_is_interrupted_is_the_last(launchpad: Launchpad) -> None:

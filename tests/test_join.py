@@ -511,6 +511,13 @@ def test_another_version_is_refused(door: Door, monkeypatch: pytest.MonkeyPatch)
     node.close()
 
 
+def test_who_has_proven_nothing_controls_no_terminal(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "__version__", "\x1b]52;c;AAAA\x07\n::error::")
+    with pytest.raises(JoinRefused) as refused:
+        door.join()
+    assert str(refused.value).isprintable()
+
+
 def test_who_is_in_the_middle_cannot_pass_the_proof_on(door: Door) -> None:
     """Its certificate is another one, so each side's proof is wrong for the other."""
     context, _ = proof.head_context()

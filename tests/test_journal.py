@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -13,7 +14,7 @@ import pytest
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
-from launchpad.protocol.events import JobPlanned, NodeLost
+from launchpad.protocol.events import JobPlanned, NodeLost, Output, RanksSpawned, Restarted
 from launchpad.record import job_store, replay
 from launchpad.record.event_lines import event_of, line_of
 from tests.conftest import DEADLINE, Launchpad, wait_until
@@ -109,6 +110,41 @@ def test_output_that_is_read_before_its_place_is_known_is_shown_once(tmp_path: P
         assert not list(reader.rest())
     finally:
         reader.close()
+
+
+def test_output_that_comes_later_than_its_place_is_not_lost(tmp_path: Path) -> None:
+    """With --log-dir, another thread writes the bytes, perhaps to a slow disk."""
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    said = {"event": "Output", "time": 0, "rank": 0, "stream": 1, "file": "attempt_0/0/stdout.log"}
+    with (
+        (tmp_path / "events.jsonl").open("w") as events,
+        contextlib.closing(replay.OutputReader(str(tmp_path), None)) as reader,
+    ):
+        print(json.dumps({**said, "offset": 0, "length": 4}), file=events, flush=True)
+        assert not list(reader.more())
+        (tmp_path / "attempt_0" / "0" / "stdout.log").write_text("one\ntwo\n")
+        print(json.dumps({**said, "offset": 4, "length": 4}), file=events, flush=True)
+        assert b"".join(event.data for event in reader.more()) == b"one\ntwo\n"
+
+
+def test_ranks_that_came_later_are_in_the_record_too(tmp_path: Path) -> None:
+    """Spawned ones, and those of a node that joined."""
+    planned = JobPlanned(0, 0.0, "0a1b", 1, "", [], "/", [["n", [0]]], {"0": "0"}, 0.0, "")
+    spawned = RanksSpawned(1, 0, 0, [1], ["true"])
+    restarted = Restarted(2, 1, 1, 0, 1, -1, nodes=[["n", [0]], ["m", [1, 2]]])
+    folders = {"attempt_0/1": "spawned", "attempt_1/2": "joined"}
+    for folder, text in folders.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "stdout.log").write_text(text)
+    with (tmp_path / "events.jsonl").open("w") as events:
+        for event in (planned, spawned, restarted):
+            print(json.dumps({"event": type(event).__name__, **event._asdict()}), file=events)
+    assert replay.ranks_of(str(tmp_path)) == {0, 1, 2}
+    found = [(one.rank, one.data) for one in replay.read_events(str(tmp_path)) if isinstance(one, Output)]
+    assert found == [(1, b"spawned"), (2, b"joined")]
+    with contextlib.closing(replay.OutputReader(str(tmp_path), None)) as reader:
+        read = [one.data for one in (*reader.more(), *reader.rest()) if isinstance(one, Output)]
+    assert read == [b"spawned", b"joined"]
 
 
 def test_attempts_are_reported(launchpad: Launchpad) -> None:

@@ -329,7 +329,7 @@ def test_every_option_is_described() -> None:
 def test_events_are_those_that_are_recorded() -> None:
     told = {code(cells[0])[0]: code(cells[1]) for cells in table("jobs", "event")}
     assert told == {name: list(kind._fields) for name, kind in event_lines.RECORDED.items()}
-    said = json.loads(event_lines.text_line(Output(0, 0, STDOUT, b"")))
+    said = json.loads(event_lines.text_line(Output(0, 0, STDOUT, b""), ""))
     text = (MANUAL / "jobs.md").read_text()
     assert "it has {}; what is not".format(" ".join(f"`{name}`" for name in said if name != "event")) in flat(text)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from launchpad.errors import ConnectError
+from launchpad.runner import connector
+from launchpad.runner.options import HostOptions
 from launchpad.transport.ssh import choice
 from launchpad.transport.ssh.choice import needs_ssh
 from launchpad.transport.ssh.config import Destination, SshConfig
@@ -349,6 +351,7 @@ def reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     [
         "CertificateFile /a/certificate",
         "PKCS11Provider /usr/lib/token.so",
+        "RevokedHostKeys /etc/ssh/revoked",
         "HostbasedAuthentication yes",
         "PubkeyAuthentication no",
         "PreferredAuthentications password,keyboard-interactive",
@@ -481,3 +484,12 @@ def test_a_password_is_asked_for_where_a_key_is_not_enough(
         one.rest()
         assert one.end() == 130
         wait_until(lambda: not launchpad.survivors(), "ssh and its helper to end", show=launchpad.survivors)
+
+
+def test_hosts_ask_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones that paramiko reaches, and those that ssh does: a secret must not be typed into another's prompt."""
+    one = connector.Connector(HostOptions())
+    monkeypatch.setattr(connector, "_ask", lambda _: str(one._terminal.locked()))
+    assert one._prompt("a's password: ") == "True"
+    assert not one._terminal.locked()
+    one.abandon()

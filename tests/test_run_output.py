@@ -18,7 +18,7 @@ from launchpad.console.writer import MOST_OPEN
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, StreamMap, Target
 from launchpad.protocol.events import AgentReady, Output, Restarted
-from launchpad.record.log_dir import Files
+from launchpad.record.log_dir import Files, Filter
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 
@@ -183,6 +183,13 @@ def test_log_dir_keeps_and_shows_everything(launchpad: Launchpad, talks: Path) -
         "attempt_0/1/stderr.log": "err 1\n",
         "attempt_0/1/stdout.log": "out 1\n",
     }
+
+
+def test_a_filter_forgets_no_last_line_and_mixes_no_attempts() -> None:
+    picks = Filter(("loss",))
+    assert picks.pick(1, b"loss 1\nstep 2, loss") == b"[1] loss 1\n"
+    assert picks.rest() == b"[1] step 2, loss\n"
+    assert picks.pick(1, b"step 1\n") == picks.rest() == b""
 
 
 def test_files_of_many_ranks_need_few_descriptors(tmp_path: Path) -> None:

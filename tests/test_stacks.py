@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -339,6 +340,21 @@ def test_a_socket_of_another_container_is_left_alone(launchpad: Launchpad) -> No
     wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job to take questions")
     assert not left.exists()
     ended(launchpad, again)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_a_job_that_does_not_answer_is_said_to(hangs_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launchpad is suspended, or ends before it takes the connection."""
+    near, far = socket.socketpair()
+    monkeypatch.setattr(control, "_call", lambda _: near)
+    monkeypatch.setattr(control, "REQUEST_SECONDS", 0.1)
+    with far:
+        if hangs_up:
+            far.close()
+            assert control.ask("", "sample") == ""
+        else:
+            with pytest.raises(control.NoAnswer, match="may be suspended"):
+                control.ask("", "sample")
 
 
 def test_only_what_is_certainly_gone_is() -> None:

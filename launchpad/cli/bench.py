@@ -30,7 +30,7 @@ from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH
 from launchpad.runner.job import run_job
 from launchpad.runner.links import LocalAgent
-from launchpad.runner.options import RunOptions
+from launchpad.runner.options import RunOptions, with_absolute_paths
 from launchpad.runner.spec import find_python
 
 BACKENDS = ("gloo", "nccl", "mpi")
@@ -220,11 +220,8 @@ def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
 
 def _absolute(options: RunOptions) -> RunOptions:
     """The options with absolute paths, because the first job changes the working folder."""
-    hosts = options.hosts
-    named = {name: os.path.abspath(getattr(hosts, name)) for name in ("hostfile", "ssh_config") if getattr(hosts, name)}
     python = os.path.abspath(options.python) if options.python and "/" in options.python else options.python
-    files = tuple(map(os.path.abspath, options.env_file))
-    return options._replace(hosts=hosts._replace(**named), env_file=files, python=python)
+    return with_absolute_paths(options)._replace(python=python)
 
 
 def _is_installed(options: RunOptions) -> bool:

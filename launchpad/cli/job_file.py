@@ -185,11 +185,12 @@ def run_all(names: list[str], args: list[str]) -> int:
         raise UsageError(
             "--report: each job would overwrite the page of the one before; name a page per job in the file"
         )
+    begun = time.time() - 0.1  # the times of files lag behind by up to a tick of the kernel's
     results: list[JobResult] = []
     for name in names:
         say_on_stderr(f"job {name}")
         start = time.monotonic()
-        adds = ["--add-to-reports"] if results else []
+        adds = [f"--add-to-reports={begun!r}"] if results else []
         code = _run_one([sys.executable, "-m", "launchpad", "run", "--job", name, *adds, *args])
         results.append(JobResult(name, code, time.monotonic() - start))
         if code in INTERRUPTED:

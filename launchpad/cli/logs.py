@@ -58,8 +58,7 @@ def command(
             "--merge time puts in order what is there, and with --follow more comes; leave one of them out"
         )
     folder = replay.find_job(job, os.environ)
-    planned = replay.first_event(folder)
-    known = {int(rank) for rank in planned.folders} if planned else set()
+    known = replay.ranks_of(folder)
     for rank in ranks:
         if known and rank not in known:
             raise UsageError(f"--rank {rank}: the job has ranks 0 to {max(known)}")

@@ -7,7 +7,7 @@ import json
 from launchpad.cli.stacks import elsewhere
 from launchpad.diagnosis.activity import JobLook
 from launchpad.errors import UsageError
-from launchpad.head.control import ask
+from launchpad.head.control import NoAnswer, ask
 
 
 def first_look(job: str) -> JobLook:
@@ -22,9 +22,11 @@ def first_look(job: str) -> JobLook:
 
 
 def next_look(job: str) -> JobLook | None:
-    """The job as it is now; None if it has ended."""
+    """The job as it is now; None if it has ended. Raises UsageError if it doesn't answer."""
     try:
         text = ask(job, "sample")
-    except (UsageError, OSError):
+    except NoAnswer:
+        raise
+    except UsageError:
         return None
     return JobLook(*json.loads(text)) if text else None

@@ -164,7 +164,7 @@ _OPTIONS = (
         metavar="SECONDS",
         help="How often to record what each rank uses: CPU, memory, GPU. Default: 10; 0: never.",
     ),
-    _output("--add-to-reports", is_flag=True, hidden=True),  # for the second and later jobs of a file
+    _output("--add-to-reports", type=float, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
     _output("--no-advice", is_flag=True, help="Don't say at the end for which rank the others waited."),
     _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),

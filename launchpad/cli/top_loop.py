@@ -31,7 +31,7 @@ from launchpad.diagnosis.activity import (
 )
 from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.errors import UsageError
-from launchpad.head.control import ask, send_signal
+from launchpad.head.control import NoAnswer, ask, send_signal
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import STDOUT, Output, Restarted
 from launchpad.record import job_store, replay
@@ -119,7 +119,11 @@ class TopLoop:
         while True:
             time.sleep(pause)
             pause = SECONDS
-            look = next_look(self._job)
+            try:
+                look = next_look(self._job)
+            except NoAnswer as error:
+                self._post(lambda said=str(error): setattr(self, "_said", said))  # type: ignore[misc]
+                continue
             self._post(lambda look=look: self._take(look))  # type: ignore[misc]
             if look is None:
                 return

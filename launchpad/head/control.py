@@ -187,13 +187,18 @@ def _is_gone(listener: str) -> bool:
     return _start(int(pid)) not in ("", start)
 
 
+class NoAnswer(UsageError):
+    """The job is there, and doesn't answer."""
+
+
 def ask(job: str, what: str, **details: float) -> str:
     """Ask a running job: `what` is "stacks", with `native` and `full`, perhaps `rank`, "debug", with `rank` and `port`,
     "profile", with `rank`, -1 for all, and `seconds`, or "sample".
 
-    `job`: an id, the start of one, or "" for the latest job. Raises UsageError if no job matches, or several do.
+    `job`: an id, the start of one, or "" for the latest running job. Raises UsageError if no job matches, or several
+    do, and if the job doesn't answer.
     """
-    return _ask(job, ANSWER_SECONDS, {"what": what, **details})
+    return _ask(job, REQUEST_SECONDS if what == "sample" else ANSWER_SECONDS, {"what": what, **details})
 
 
 def send_signal(job: str, signum: int) -> str:
@@ -201,18 +206,19 @@ def send_signal(job: str, signum: int) -> str:
 
     `job`: as in `ask`. Raises UsageError likewise, and if the job doesn't answer.
     """
-    try:
-        return _ask(job, REQUEST_SECONDS, {"what": "signal", "signum": signum})
-    except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"the job doesn't answer ({why}); its launchpad may be suspended") from None
+    return _ask(job, REQUEST_SECONDS, {"what": "signal", "signum": signum})
 
 
 def _ask(job: str, seconds: float, request: dict[str, Any]) -> str:
     with _call(job) as line:
         line.settimeout(seconds)
-        line.sendall(json.dumps(request).encode() + b"\n")
-        return line.makefile("rb").read().decode(errors="replace")
+        try:
+            line.sendall(json.dumps(request).encode() + b"\n")
+            return line.makefile("rb").read().decode(errors="replace")
+        except TimeoutError:
+            raise NoAnswer("the job doesn't answer; its launchpad may be suspended") from None
+        except OSError:  # nobody took the connection
+            return ""
 
 
 def _call(job: str) -> socket.socket:

@@ -27,6 +27,7 @@ from launchpad.head.session_calls import CallSender, Orders, SendCall
 from launchpad.head.sink import Sink
 from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
+from launchpad.job.masking import masked_words
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import STOPPING, Cause
 from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, MpiWorld, PmixReply, StartMore
@@ -435,7 +436,7 @@ class Supervisor:
         self._node_of.update(dict.fromkeys(world.ranks, node))
         self._ranks_of[node] += world.ranks
         machine.join(world.ranks)
-        self._dispatch(RanksSpawned(time.monotonic_ns(), by, node, world.ranks, entries[0]["argv"]))
+        self._dispatch(RanksSpawned(time.monotonic_ns(), by, node, world.ranks, masked_words(entries[0]["argv"])))
         if isinstance(request, PmixRequest):  # the PMIx servers of the other nodes must know the world too
             for other in self._plan.taking_part[1:]:
                 self.nodes.send(other.index, world._replace(ranks=[], first=0))

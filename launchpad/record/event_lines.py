@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.writer import Target, Writer
 from launchpad.errors import UsageError
 from launchpad.protocol import wire
-from launchpad.protocol.events import STDOUT, ConsoleClosed, LogFailed, Output
+from launchpad.protocol.events import STDOUT, ConsoleClosed, LogFailed, Output, Restarted
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
+
+_decoder = codecs.getincrementaldecoder("utf-8")
 
 RECORDED: dict[str, Any] = {entry.kind.__name__: entry.kind for entry in wire.TABLE if entry.recorded}
 
@@ -28,9 +32,8 @@ def line_of(event: Any) -> str | None:
     return json.dumps({"event": name, **event._asdict()})
 
 
-def text_line(output: Output) -> str:
-    """Output with its bytes as text; U+FFFD replaces what is not UTF-8."""
-    text = output.data.decode(errors="replace")
+def text_line(output: Output, text: str) -> str:
+    """Output as text instead of its bytes."""
     said = {"event": "Output", "time": output.time, "rank": output.rank, "stream": output.stream, "text": text}
     return json.dumps(said)
 
@@ -65,12 +68,19 @@ class EventLines:
             except OSError as error:
                 raise UsageError(f"--events {path}: {error.strerror}; choose a writable file, or -") from None
         self._writer = Writer(post, self._failed)
+        # By rank and stream: a piece may end amid a character. U+FFFD replaces what is not UTF-8.
+        self._decoders = defaultdict[tuple[int, int], Any](lambda: _decoder(errors="replace"))
+        self._last: dict[tuple[int, int], Output] = {}
 
     def on(self, event: Any) -> bool:
         """Write an event; True if the writer now holds an Output's bytes."""
         if type(event) is Output:
-            self._writer.put([(self._fd, text_line(event).encode() + b"\n")], event)
+            self._last[event.rank, event.stream] = event
+            text = self._decoders[event.rank, event.stream].decode(event.data)
+            self._writer.put([(self._fd, text_line(event, text).encode() + b"\n")], event)
             return True
+        if type(event) is Restarted:
+            self._write_rest()
         line = line_of(event)
         if line is not None:
             self._writer.put([(self._fd, line.encode() + b"\n")])
@@ -83,9 +93,16 @@ class EventLines:
 
     def close(self) -> None:
         """Wait until everything is written."""
+        self._write_rest()
         self._writer.close()
         if self._fd != STDOUT:
             os.close(self._fd)
+
+    def _write_rest(self) -> None:
+        """Streams end: U+FFFD for characters of which only a part has come."""
+        for key, decoder in self._decoders.items():
+            if text := decoder.decode(b"", final=True):
+                self._writer.put([(self._fd, text_line(self._last[key], text).encode() + b"\n")])
 
     def verdict(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
         """Write the verdict on a failed job: the content of verdict.json, as an event."""

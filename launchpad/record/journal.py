@@ -167,6 +167,8 @@ class Journal:
             if stream.over or stream.size + size > self._head_bytes or full:
                 self._keep_end(stream, event.data)
                 return
+        if not stream.elsewhere:  # first, so that a reader who finds the line finds the bytes
+            self._put(_Write(f"{stream.folder}/{stream.name}.log", event.data))
         if self._places < MOST_PLACES:
             self._places += 1
             self._put(
@@ -177,8 +179,6 @@ class Journal:
                     % (event.time, *key, stream.folder.encode(), stream.name.encode(), stream.size, size),
                 )
             )
-        if not stream.elsewhere:
-            self._put(_Write(f"{stream.folder}/{stream.name}.log", event.data))
         stream.size += size
 
     def _keep_end(self, stream: _StreamRecord, data: bytes) -> None:

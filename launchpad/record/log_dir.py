@@ -36,8 +36,16 @@ class Filter:
         *whole, self._held[rank] = (self._held.get(rank, b"") + data).split(b"\n")
         if len(self._held[rank]) > LONGEST_LINE:
             whole.append(self._held.pop(rank))
+        return self._among(rank, whole)
+
+    def rest(self) -> bytes:
+        """Of the lines that are not complete, those that contain one. What comes next begins a line."""
+        held, self._held = self._held, {}
+        return b"".join(self._among(rank, [line]) for rank, line in held.items())
+
+    def _among(self, rank: int, lines: Sequence[bytes]) -> bytes:
         mark = b"[%d] " % rank
-        return b"".join(mark + line + b"\n" for line in whole if any(text in line for text in self._texts))
+        return b"".join(mark + line + b"\n" for line in lines if any(text in line for text in self._texts))
 
 
 class Files:
@@ -107,6 +115,7 @@ class Files:
         return path
 
     def _restart(self, event: Restarted) -> None:
+        self._write_rest()
         self._files.clear()
         self._filtered.clear()
         self._folders.clear()
@@ -152,7 +161,12 @@ class Files:
 
     def close(self) -> None:
         """Wait until everything is written."""
+        self._write_rest()
         self._writer.close()
+
+    def _write_rest(self) -> None:
+        for stream, path in self._filtered.items():
+            self._writer.put([(path, self._filters[stream].rest())])
 
     def _failed(self, target: Target, error: OSError) -> None:
         self._post(LogFailed(time.monotonic_ns(), str(target), error.strerror or str(error)))

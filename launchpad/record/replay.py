@@ -11,7 +11,7 @@ from typing import Any
 
 from launchpad.diagnosis.history import OUTPUT_BYTES, TAIL_BYTES
 from launchpad.errors import UsageError
-from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, Restarted
+from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import job_store
 from launchpad.record.event_lines import event_of
 
@@ -41,23 +41,41 @@ def read_events(folder: str) -> Iterator[Any]:
 
     Raises UsageError if the record can't be read.
     """
-    planned: JobPlanned | None = None
+    folders: dict[int, str] = {}
     attempt = 0
-    try:
-        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
-            for line in file:
-                event = event_of(line)
-                if event is None or isinstance(event, dict):
-                    continue
-                if isinstance(event, JobPlanned):
-                    planned = event
-                if isinstance(event, Restarted):
-                    yield from _last_words(folder, planned, attempt)
-                    attempt = event.attempt
-                yield event
-    except OSError as error:
-        raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
-    yield from _last_words(folder, planned, attempt)
+    for line in _lines(folder):
+        event = event_of(line)
+        if event is None or isinstance(event, dict):
+            continue
+        if isinstance(event, JobPlanned | RanksSpawned):
+            add_ranks(folders, event)
+        if isinstance(event, Restarted):
+            yield from _last_words(folder, folders, attempt)
+            add_ranks(folders, event)
+            attempt = event.attempt
+        yield event
+    yield from _last_words(folder, folders, attempt)
+
+
+def add_ranks(folders: dict[int, str], event: JobPlanned | Restarted | RanksSpawned) -> None:
+    """Add the folders of the ranks that this event says there are (record/journal.py)."""
+    if isinstance(event, JobPlanned):
+        folders.update((int(rank), folder) for rank, folder in event.folders.items())
+        return
+    new = event.ranks if isinstance(event, RanksSpawned) else [rank for _, ranks in event.nodes for rank in ranks]
+    for rank in new:
+        folders.setdefault(rank, str(rank))
+
+
+def ranks_of(folder: str) -> set[int]:
+    """All ranks that the job has had so far. Raises UsageError if the record can't be read."""
+    found: dict[int, str] = {}
+    for line in _lines(folder):
+        if any(name in line for name in (b'"JobPlanned"', b'"Restarted"', b'"RanksSpawned"')):
+            event = event_of(line)
+            if isinstance(event, JobPlanned | Restarted | RanksSpawned):
+                add_ranks(found, event)
+    return set(found)
 
 
 def first_event(folder: str) -> JobPlanned | None:
@@ -73,14 +91,18 @@ def first_event(folder: str) -> JobPlanned | None:
 def last_attempt(folder: str) -> int:
     """The number of the last attempt so far."""
     last = 0
+    for line in _lines(folder):
+        if b'"Restarted"' in line and isinstance(event := event_of(line), Restarted):
+            last = event.attempt
+    return last
+
+
+def _lines(folder: str) -> Iterator[bytes]:
     try:
         with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
-            for line in file:
-                if b'"Restarted"' in line and isinstance(event := event_of(line), Restarted):
-                    last = event.attempt
+            yield from file
     except OSError as error:
         raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
-    return last
 
 
 def by_time(events: Iterable[Any]) -> list[Any]:
@@ -100,8 +122,8 @@ def by_time(events: Iterable[Any]) -> list[Any]:
     return found + [output for _, output in sorted(outputs, key=itemgetter(0))]
 
 
-def _last_words(folder: str, planned: JobPlanned | None, attempt: int) -> Iterator[Output]:
-    for rank, number in planned.folders.items() if planned else ():
+def _last_words(folder: str, folders: Mapping[int, str], attempt: int) -> Iterator[Output]:
+    for rank, number in folders.items():
         for name, stream, size in (("stdout", STDOUT, OUTPUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
             base = os.path.join(folder, f"attempt_{attempt}", number, name)
             data = b""
@@ -110,7 +132,7 @@ def _last_words(folder: str, planned: JobPlanned | None, attempt: int) -> Iterat
                 if len(data) >= size:
                     break
             if data:
-                yield Output(0, int(rank), stream, data)
+                yield Output(0, rank, stream, data)
 
 
 def segments(base: str) -> list[str]:
@@ -178,7 +200,7 @@ class OutputReader:
         self._file = open(os.path.join(folder, job_store.EVENTS), "rb")  # noqa: SIM115
         self._line = b""
         self._attempt = 0
-        self._numbers: dict[int, str] = {}
+        self._numbers: dict[int, str] = {}  # the ranks' folders
         self._read: dict[str, int] = {}  # how many bytes of each file
 
     def close(self) -> None:
@@ -196,11 +218,14 @@ class OutputReader:
             if isinstance(event, dict):
                 yield from self._placed(event)
             elif isinstance(event, JobPlanned):
-                self._numbers = {int(rank): number for rank, number in event.folders.items()}
+                add_ranks(self._numbers, event)
                 self._began = event.wall - event.time / 1e9
                 yield event
+            elif isinstance(event, RanksSpawned):
+                add_ranks(self._numbers, event)
             elif isinstance(event, Restarted):
                 yield from self.rest()
+                add_ranks(self._numbers, event)
                 self._attempt = event.attempt
                 yield event
 
@@ -212,7 +237,8 @@ class OutputReader:
             return
         if self._ranks is not None and rank not in self._ranks:
             return
-        start = max(offset, self._read.get(path, 0))  # `rest` may have read some of it already
+        # `rest` may have read some of it already; where bytes came later than their line, some of before is missing.
+        start = self._read.get(path, 0)
         data = read_from(path, start, offset + length - start) if start < offset + length else b""
         self._read[path] = start + len(data)
         if data and self._is_wanted(self._began + at / 1e9):

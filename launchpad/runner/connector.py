@@ -6,6 +6,7 @@ import functools
 import getpass
 import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class Connector:
         self._accept_new = options.accept_new_host_keys
         self._ask = self._prompt if sys.stdin.isatty() and sys.stderr.isatty() else None
         self._may_ask = True
+        self._terminal = threading.Lock()  # hosts are reached at the same time, and ask one after the other
         self.asking = False  # whether the user is being asked for a passphrase or the like
         self._pool: ConnectionPool | None = None
         self._known: KnownHosts | None = None
@@ -112,13 +114,14 @@ class Connector:
         self._may_ask = False
 
     def _prompt(self, prompt: str) -> str | None:
-        if not self._may_ask:
-            return None
-        self.asking = True
-        try:
-            return _ask(prompt)
-        finally:
-            self.asking = False
+        with self._terminal:
+            if not self._may_ask:
+                return None
+            self.asking = True
+            try:
+                return _ask(prompt)
+            finally:
+                self.asking = False
 
     def abandon(self) -> None:
         """Abort everything in progress."""

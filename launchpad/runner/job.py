@@ -15,7 +15,7 @@ from launchpad.job.membership import Membership
 from launchpad.job.world import parse_nnodes
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import open_links
-from launchpad.runner.options import RunOptions
+from launchpad.runner.options import RunOptions, with_absolute_paths
 from launchpad.runner.spec import files_to_sync, make_spec, make_world_spec
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def run_job(
         raise UsageError("--fold says how output is shown, and --detach shows none; give it to launchpad attach")
     if options.reports.fold is not None and options.reports.events == "-":
         raise UsageError("--fold says how output is shown, and --events - shows none; leave one of them out")
+    if options.wdir is not None:
+        options = with_absolute_paths(options)
     hosts = _hosts(options)
     world = make_world_spec(options, hosts)
     membership = _membership(options, hosts)

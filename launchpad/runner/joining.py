@@ -29,6 +29,9 @@ from launchpad.transport.local import SECRET
 TELL_AT = (3.0, 30.0)
 TELL_EVERY = 60.0
 
+# How many refusals are told at most.
+MOST_TURNED_AWAY = 100
+
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
 
@@ -144,8 +147,9 @@ class Joining:
                 self._changed.notify_all()
 
     def refused(self, address: str, reason: str) -> None:
-        """Tell the user once of each that was turned away."""
-        if (address, reason) not in self._turned_away and reason != "the head has been told":
+        """Tell the user once of each that was turned away, and not for ever: this costs an attacker nothing."""
+        known = (address, reason) in self._turned_away or len(self._turned_away) >= MOST_TURNED_AWAY
+        if not known and reason != "the head has been told":
             self._turned_away.add((address, reason))
             self._say(f"a node at {address} can't join: {reason}")
 

@@ -14,6 +14,7 @@ from launchpad.console.summary import Summary
 from launchpad.console.top_sink import TopSink
 from launchpad.head.control import Control
 from launchpad.head.sink import Sink
+from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import ArrivalsCompared, ExceptionRaised, JobPlanned, RanksHeld
@@ -111,7 +112,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         job=job,
         pid=os.getpid(),
         run_id=plan.run_id,
-        words=[*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args],
+        words=masked_words([*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args]),
         cwd=spec.cwd,
         nodes=plan.by_node,
         folders={str(rank): name for rank, name in rank_folders(plan).items()},

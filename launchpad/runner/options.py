@@ -1,5 +1,6 @@
 """The options of a job as typed values, filled in by the command line and launchpad.run. Nothing is probed."""
 
+import os
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
@@ -58,7 +59,7 @@ class ReportOptions(NamedTuple):
     report: str | None = None  # a file
     events: str | None = None  # a file, or "-" for standard output
     job: str | None = None  # its name in a job file
-    add_to_reports: bool = False  # append: earlier jobs of the same file have written to them
+    add_to_reports: float | None = None  # append to those written since then, in seconds since 1970, by earlier jobs
     notify: str | None = None  # a shell command to run at the end
     fold: FoldChoice | None = None  # lines of several ranks that are equal; None: on a terminal, from four ranks on
     quiet: bool = False
@@ -117,3 +118,17 @@ class RunOptions(NamedTuple):
     def binds(self) -> Bind:
         """Which CPUs each rank is to be bound to."""
         return self.bind or ("numa" if self.numa_binding == "node" else self.numa_binding) or "none"
+
+
+def with_absolute_paths(options: RunOptions) -> RunOptions:
+    """The options with absolute paths of the files on this machine, for when the working folder changes (--wdir)."""
+    hosts, reports = options.hosts, options.reports
+    of_hosts = {name: getattr(hosts, name) for name in ("hostfile", "ssh_config")}
+    of_reports = {name: getattr(reports, name) for name in ("junit", "report", "events")}
+    return options._replace(
+        hosts=hosts._replace(**{name: os.path.abspath(path) for name, path in of_hosts.items() if path}),
+        reports=reports._replace(
+            **{name: os.path.abspath(path) for name, path in of_reports.items() if path not in (None, "", "-")}
+        ),
+        env_file=tuple(map(os.path.abspath, options.env_file)),
+    )

@@ -92,26 +92,29 @@ def supervise(
         record = ConsoleRecord(bringup.post)
     destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post, reports.fold)
     console = Console(shown, plan, destination, shows=reports.events != "-")
+    adds_to_junit = False
+    if reports.junit is not None:
+        from launchpad.record.junit import check
+
+        adds_to_junit = _adds(reports.junit, reports.add_to_reports)
+        check(reports.junit, adds=adds_to_junit)
+    if reports.report is not None:
+        from launchpad.report import page
+
+        page.check(reports.report)
+    machine: EventLines | None = None
+    if reports.events is not None:
+        from launchpad.record.event_lines import EventLines
+
+        machine = EventLines(reports.events, bringup.post, adds=_adds(reports.events, reports.add_to_reports))
     observers = Observers(
         job, spec, plan, bringup.post, console.say, quiet=reports.quiet, verbose=reports.verbose, files=files
     )
     summary, journal, folder = observers.summary, observers.journal, observers.folder
     shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
-    machine: EventLines | None = None
-    if reports.junit is not None:
-        from launchpad.record.junit import check
-
-        check(reports.junit, adds=reports.add_to_reports)
-    if reports.report is not None:
-        from launchpad.report import page
-
-        if not journal.folder:
-            raise UsageError(f"--report {reports.report}: no record of this job can be kept, from which to write it")
-        page.check(reports.report)
-    if reports.events is not None:
-        from launchpad.record.event_lines import EventLines
-
-        machine = EventLines(reports.events, bringup.post, adds=reports.add_to_reports)
+    if reports.report is not None and not journal.folder:
+        raise UsageError(f"--report {reports.report}: no record of this job can be kept, from which to write it")
+    if machine:
         shows.append(machine)
     ends: RankEnds | None = None
     if any(name in os.environ for name in _CI_VARIABLES):
@@ -185,7 +188,7 @@ def supervise(
         from launchpad.record import junit
 
         suite = junit.suite(summary.history, summary.verdict(), lines, reports.job or "")
-        problem = junit.write(reports.junit, suite, adds=reports.add_to_reports)
+        problem = junit.write(reports.junit, suite, adds=adds_to_junit)
         if problem:
             console.say(problem, bad=True)
     over = JobOver(time.monotonic_ns(), code)
@@ -228,6 +231,14 @@ def _report_to_ci(
         problem = ci.write_page(path, ci.page(history, verdict, lines, code, reports.job or ""))
         if problem:
             console.say(problem, bad=True)
+
+
+def _adds(path: str, since: float | None) -> bool:
+    """Whether to add to a report: if an earlier job of the same file has written it since then."""
+    try:
+        return since is not None and os.stat(path).st_mtime >= since
+    except OSError:
+        return False
 
 
 def _leave(departure: Departure, job: str, observers: Observers, record: ConsoleRecord) -> None:

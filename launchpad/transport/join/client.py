@@ -84,7 +84,8 @@ class HeadConnection:
         if not isinstance(answer, dict):
             raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
         if "error" in answer:
-            raise JoinRefused(str(answer["error"]))
+            said = str(answer["error"])  # perhaps by a peer that has proven nothing yet
+            raise JoinRefused(said if said.isprintable() else ascii(said))
         return answer
 
     def begin(self, take: Callable[[Any], None]) -> None:

@@ -217,7 +217,9 @@ class _Greeting:
         if not self._nonces[0]:
             self._nonces = (str(message["nonce"]), nonce())
             if message["launchpad"] != __version__:
-                error = f"it runs launchpad {message['launchpad']!s:.40}, and the head {__version__}"
+                version = str(message["launchpad"])[:40]  # of a peer that has proven nothing yet
+                version = version if version.isprintable() else ascii(version)
+                error = f"it runs launchpad {version}, and the head {__version__}"
                 return {"error": f"{error}; install the same version on every node", "launchpad": __version__}
             return {"launchpad": __version__, "nonce": self._nonces[1]}
         if not self._proven:

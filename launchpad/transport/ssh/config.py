@@ -188,7 +188,8 @@ class _Reader:
         return self._values.get(keyword, [""])[0]
 
     def _beyond_keys(self) -> Iterator[str]:
-        for keyword, name in (("certificatefile", "CertificateFile"), ("pkcs11provider", "PKCS11Provider")):
+        for name in ("CertificateFile", "PKCS11Provider", "RevokedHostKeys"):
+            keyword = name.lower()
             if self._first(keyword) not in ("", "none"):
                 yield f"{name} {self._first(keyword)}"
         if self._first("hostbasedauthentication") == "yes":
