@@ -589,6 +589,61 @@ def test_hangs(process_group, rank):
 
 
 @needs_torch
+def test_ranks_are_processes_of_their_own(run: Run) -> None:
+    """In what they draw, in what they warn of, and in what their reports hold."""
+    code = """
+import torch, torch.distributed as dist
+warnings.warn("at import")
+
+@pytest.mark.ranks(2)
+def test_draw(process_group, rank):
+    mine = torch.rand(8)
+    first = mine.clone()
+    dist.broadcast(first, 0)
+    assert torch.equal(mine, first) == (rank == 0)
+
+@pytest.fixture(scope="module")
+def seeded(): torch.manual_seed(7)
+
+@pytest.mark.ranks(2)
+def test_seeded(seeded): assert torch.initial_seed() == 7
+
+class Value:
+    def __str__(self): return "a value"
+
+@pytest.mark.ranks(2)
+def test_own_class(rank, record_property):
+    class Odd(UserWarning): pass
+    class Own(Value): pass
+    warnings.warn("take care", Odd)
+    record_property("own", Own())
+
+@pytest.mark.ranks(2)
+def test_part(rank, subtests):
+    with subtests.test("a"): pytest.skip("not here")
+    if rank: time.sleep(2)
+
+@pytest.fixture(scope="module")
+def broken(): assert False
+
+@pytest.mark.xfail
+@pytest.mark.ranks(2)
+def test_expected(broken): pass
+"""
+    done = run(code, "--junitxml", "out.xml", "-o", "junit_family=xunit1", "-W", "default")
+    text = done.stdout.str()
+    done.assert_outcomes(passed=4, xfailed=1, warnings=2)
+    assert "Odd: take care" in text
+    assert 'value="a value"' in Path("out.xml").read_text()
+
+
+def test_tests_that_run_in_spite_of_collection_errors_have_ranks(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_broken="import nowhere_at_all\n")
+    code = "@pytest.mark.ranks(2)\ndef test_it(world_size): assert world_size == 2\n"
+    run(code, "--continue-on-collection-errors").assert_outcomes(passed=1, errors=1)
+
+
+@needs_torch
 def test_mpi_worlds(run: Run, pytester: pytest.Pytester) -> None:
     pytest.importorskip("mpi4py")
     code = """

@@ -15,10 +15,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import launchpad as lp
+from launchpad.api import packing
+from launchpad.rank import pickling
 from tests import called
 from tests.called import NUMBER, Stubborn, by_reference, fails_until, raises, spawns, wait_for_ever
 from tests.conftest import DEADLINE, MARK, Launchpad, descriptors, wait_until
@@ -362,6 +365,102 @@ def test_a_module_that_is_not_importable_is_pickled_by_value(launchpad: Launchpa
     )
     done = python(launchpad, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider", "test_it.py")
     assert done.returncode == 0, done.stdout
+
+
+OWN_CLASSES = """
+import launchpad
+total = 0
+
+class Meter:
+    def add(self, n):
+        global total
+        total += n
+
+class Odd(Exception):
+    def add(self):
+        global total
+        total += 1
+
+def returns():
+    Meter.kind = "a rank's"
+    return Meter()
+
+def raises():
+    raise Odd
+
+meters = launchpad.run(returns, nproc=2, backend=None)
+meters[0].add(5)
+Meter().add(5)
+try:
+    launchpad.run(raises, nproc=1, backend=None)
+except Odd as odd:
+    odd.add()
+print(total, type(meters[1]) is Meter, hasattr(Meter, "kind"))
+
+def of_ranks():
+    class Own:
+        def three(self): return 3
+    return Own()
+
+print([one.three() for one in launchpad.run(of_ranks, nproc=2, backend=None)])
+"""
+
+
+def test_the_callers_own_classes_stay_as_they_are(launchpad: Launchpad) -> None:
+    """A rank's copies of them come back with what it returns."""
+    (launchpad.folder / "script.py").write_text(OWN_CLASSES)
+    done = python(launchpad, "script.py")
+    assert (done.returncode, done.stdout) == (0, "11 True False\n[3, 3]\n"), done.stderr
+
+
+def test_a_module_of_an_editable_installation_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not on the path, and a finder of its own knows where it is."""
+    (tmp_path / "of_mine.py").write_text("def f(): pass\n")
+    spec = importlib.util.spec_from_file_location("of_mine", tmp_path / "of_mine.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "of_mine", module)
+    assert packing._unimportable(module.f) is module
+    finder = SimpleNamespace(find_spec=lambda name, *_: spec if name == "of_mine" else None)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    assert packing._unimportable(module.f) is None
+
+
+def test_whatever_is_raised_while_it_waits_ends_the_job() -> None:
+    """By a handler of a signal, for instance, or by what stands in for standard output."""
+
+    class Out(io.StringIO):
+        def write(self, _: str) -> int:
+            raise RuntimeError("not this one")
+
+    def prints() -> None:
+        print("up", flush=True)
+        threading.Event().wait()
+
+    with contextlib.redirect_stdout(Out()), pytest.raises(RuntimeError, match="not this one"):
+        lp.run(prints, nproc=2, backend=None)
+
+
+def test_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert lp.run(lambda: print("nobody sees this"), nproc=2, backend=None) == (None, None)
+
+
+def test_what_a_call_that_could_not_be_packed_would_have_told_is_told_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packer = packing.CallPacker(str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path / "more")
+    with pytest.raises(lp.UnpicklableError):
+        packer.pack(by_reference, [threading.Lock()])
+    call = packer.pack(by_reference, [])
+    try:
+        about, _ = pickling.load(pickling.map_file(call, shared=False))
+    finally:
+        os.close(call)
+    assert "more" in about["path"]
 
 
 @pytest.fixture

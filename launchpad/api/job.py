@@ -160,6 +160,14 @@ class FunctionJob:
         if self._abandon is not None:
             self._abandon()
 
+    def kill(self) -> None:
+        """Kill the ranks, and release everything."""
+        if self.thread.ident is not None:
+            self.interrupt()
+            self.interrupt()
+            self.thread.join()
+        self.close()
+
     def outcome(self) -> Results:
         """Return the results, or raise the exception that says why there are none."""
         if self._interrupted:

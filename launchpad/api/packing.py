@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from launchpad.errors import UnpicklableError, UsageError
@@ -57,25 +57,27 @@ class CallPacker:
     def __init__(self, cwd: str) -> None:
         """`cwd`: the ranks' working directory, or its original here."""
         self._cwd = cwd
-        self._path: list[str] = []
+        self._path: list[str] = []  # sys.path as it was
+        self._sent: list[str] = []  # what the ranks get of it
         self._shown: dict[str, list[str]] = {}  # sources by file
         self._by_value: dict[str, types.ModuleType | None] = {}  # by module
 
     def pack(self, function: Callable[..., Any], arguments: Sequence[Any]) -> int:
         """Like the function `pack`."""
         _check("ranks.run", function)
-        paths: list[str] = []
         if sys.path != self._path:
             self._path = list(sys.path)
-            paths = [_relative(path, self._cwd) for path in _own_path()]
+            self._sent = [_relative(path, self._cwd) for path in _own_path()]
         sources = _sources(function)
         new = {name: lines for name, lines in sources.items() if self._shown.get(name) is not lines}
-        self._shown |= new
-        about = {"path": paths, "sources": new, "name": name_of(function)}
+        # The paths go with each call, as one that is cancelled never reaches the ranks.
+        about = {"path": self._sent, "sources": new, "name": name_of(function)}
         module = getattr(function, "__module__", None) or ""
         if module not in self._by_value:
             self._by_value[module] = _unimportable(function)
-        return _written([about], function, arguments, in_main=True, by_value=self._by_value[module])
+        file = _written([about], function, arguments, in_main=True, by_value=self._by_value[module])
+        self._shown |= new
+        return file
 
 
 def _check(caller: str, function: Any) -> None:
@@ -168,6 +170,12 @@ def _sources(function: Callable[..., Any]) -> dict[str, list[str]]:
     return {code.co_filename: lines} if 0 < len(lines) <= _LINES else {}
 
 
+def _find(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Where an import would find the module: on the path, or by the finder of an editable installation."""
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    return next((spec for find in finders if find and (spec := find(name, path, None))), None)
+
+
 def _unimportable(function: Callable[..., Any]) -> types.ModuleType | None:
     """The function's module if it can't be imported: pytest's importlib mode, exec'd files, notebook magic."""
     name = getattr(function, "__module__", None) or ""
@@ -178,7 +186,7 @@ def _unimportable(function: Callable[..., Any]) -> types.ModuleType | None:
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
         try:
-            spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+            spec = _find(".".join(parts[:depth]), path)
         except (ImportError, ValueError):
             return module
         if spec is None:

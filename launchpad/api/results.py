@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
 from launchpad import errors, linux
+from launchpad.api.unpickling import unpickle
 from launchpad.errors import RankError, RemoteTraceback
 from launchpad.job.outcome import exit_in_words
 from launchpad.job.plan import Plan
@@ -111,7 +111,7 @@ class ResultCollector:
             case ("raised", pickled, last, text):
                 trace = RemoteTraceback(f"{self._name(rank)}:\n{text.rstrip()}")
                 try:
-                    error = pickle.loads(pickled) if pickled else None
+                    error = unpickle(pickled) if pickled else None
                 except Exception:  # its class is not available here, or its constructor takes other arguments
                     error = None
                 if not isinstance(error, Exception):
@@ -124,7 +124,7 @@ class ResultCollector:
         if rank not in self._files:  # it was spawned, and runs no function of ours
             return None
         try:
-            return pickling.load(pickling.map_file(self._files[rank], shared=True))[0]
+            return pickling.load(pickling.map_file(self._files[rank], shared=True), unpickle)[0]
         except EOFError:
             return None
         except Exception as error:

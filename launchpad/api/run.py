@@ -80,10 +80,14 @@ def run(
     try:
         screen = Screen(sys.stdout, sys.stderr)
         job = FunctionJob(request._replace(spec=spec), call, screen, ResultCollector)
-        with interrupts(job.interrupt):
-            job.thread.start()
-            screen.show()
-            job.thread.join()
+        try:
+            with interrupts(job.interrupt):
+                job.thread.start()
+                screen.show()
+                job.thread.join()
+        except BaseException:  # from the user's handler of a signal, or what he put in place of sys.stdout
+            job.kill()
+            raise
         try:
             return job.outcome()
         finally:

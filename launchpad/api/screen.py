@@ -117,12 +117,14 @@ class Screen:
             return
         pieces, output = item
         for fd in dict.fromkeys(fd for fd, _ in pieces):
-            self._write(fd, files[fd], b"".join(data for where, data in pieces if where == fd))
+            self._write(fd, files.get(fd), b"".join(data for where, data in pieces if where == fd))
         if output is not None:
             self.post(Written(output))
 
-    def _write(self, fd: int, file: TextIO, data: bytes) -> None:
+    def _write(self, fd: int, file: TextIO | None, data: bytes) -> None:
         text = self._decoders[fd].decode(data)
+        if file is None:  # the interpreter was started with this stream closed
+            return
         try:
             try:
                 file.write(text)

@@ -28,6 +28,7 @@ from launchpad import linux
 from launchpad.api.job import FunctionJob, JobRequest
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import SessionScreen
+from launchpad.api.unpickling import unpickle
 from launchpad.errors import JobTimeout, LaunchpadError, RankError, UsageError
 from launchpad.head.session_calls import Orders, SendCall
 from launchpad.head.stall import is_stuck
@@ -352,7 +353,7 @@ class RankSession:
     def _outcome(self, rank: int, file: int) -> None:
         assert self._collector is not None
         try:
-            value = pickling.load(pickling.map_file(file, shared=True))[0]
+            value = pickling.load(pickling.map_file(file, shared=True), unpickle)[0]
         except Exception as error:
             value = ("unreadable", self._collector.unreadable(rank, error)), True, {}
         finally:

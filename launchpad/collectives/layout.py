@@ -11,6 +11,7 @@ Signatures, shapes and errors are torch's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ class CopyBack:
         self._work = work
         self._pairs = pairs
 
-    def wait(self, *timeout: Any) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are in the caller's tensors. Returns True, or raises what torch raises."""
-        done = bool(self._work.wait(*timeout))
+        done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self.copy()
         return done
 
@@ -69,6 +70,7 @@ class Stage:
         """The tensor to pass for one that is written to."""
         if not _needs_copy(tensor):
             return tensor
+        tensor = tensor.detach()  # the results are no part of any graph
         stand_in = _contiguous(tensor)
         self._pairs.append((tensor, stand_in))
         return stand_in

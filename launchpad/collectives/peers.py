@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -121,14 +122,15 @@ class Request:
             self._waiter.start()
         return self._done
 
-    def wait(self, *timeout: timedelta) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is done and return True. Raises what torch raises, or RuntimeError after `timeout`."""
         if self._waiter is not None:
-            self._waiter.join(*(limit.total_seconds() for limit in timeout))
+            self._waiter.join(None if timeout is None else timeout.total_seconds())
         elif not self._done:
-            self._run(*timeout)
+            self._run(*([] if timeout is None else [timeout]))
         if not self._done:
-            raise RuntimeError(f"the request did not complete within {timeout[0].total_seconds():g} s")
+            seconds = math.inf if timeout is None else timeout.total_seconds()
+            raise RuntimeError(f"the request did not complete within {seconds:g} s")
         if self._error is not None:
             raise self._error
         return True

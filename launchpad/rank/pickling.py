@@ -172,8 +172,11 @@ def map_file(fd: int, *, shared: bool) -> memoryview:
     return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY) if size else b"")
 
 
-def load(view: memoryview) -> Any:
-    """The value at the start of the bytes, and the bytes after it. Raises EOFError if it is incomplete."""
+def load(view: memoryview, unpickle: Callable[..., Any] | None = None) -> Any:
+    """The value at the start of the bytes, and the bytes after it. Raises EOFError if it is incomplete.
+
+    `unpickle`: instead of pickle.loads.
+    """
     import pickle
 
     words = (int.from_bytes(view[at : at + _WORD], "little") for at in range(0, len(view), _WORD))
@@ -187,7 +190,7 @@ def load(view: memoryview) -> Any:
         at = _padded(at)
         pieces.append(view[at : at + one])
         at += one
-    return pickle.loads(pieces[0], buffers=pieces[1:]), view[size:]
+    return (unpickle or pickle.loads)(pieces[0], buffers=pieces[1:]), view[size:]
 
 
 def why_not(value: Any, name: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from _pytest.runner import CallInfo
+from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.tmpdir import tmppath_result_key
 
 from launchpad import linux
@@ -119,7 +120,7 @@ class TestForkserver:
         limits = [one for one in (mark.timeout, limit) if one]
         if hasattr(item, "_request") and not item._request:  # it runs once more
             item._initrequest()  # type: ignore[attr-defined]
-        report = self._phase(item, "setup", lambda: shared.set_up(item))
+        report = self._phase(item, "setup", lambda: _set_up(item))
         if report is not None:
             return TestEnd(before=report)
         if problem := self._prepare(item) or soundness.why_not("the process that ranks are forked from"):
@@ -195,6 +196,12 @@ class TestForkserver:
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         found: dict[str, Any] = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
         return found
+
+
+def _set_up(item: pytest.Item) -> None:
+    """Set up the shared fixtures. pytest looks for xfail marks in its own set-up, which comes later, in the ranks."""
+    item.stash[xfailed_key] = evaluate_xfail_marks(item)
+    shared.set_up(item)
 
 
 def _has_group(item: pytest.Item) -> bool:

@@ -35,6 +35,7 @@ _TELLING = (
 )
 
 _line: socket.socket | None = None  # to the team
+_loaded: frozenset[str] = frozenset()  # the modules that were loaded when this rank was forked
 
 
 class Place(NamedTuple):
@@ -69,10 +70,10 @@ def _tell(*words: Any) -> None:
 
 def run(item: pytest.Item, place: Place, line: socket.socket, captured: Captured, parent: int) -> NoReturn:
     """Be this rank, in a fork that has just begun. Never returns."""
-    global _line
+    global _line, _loaded
     code = 1
     try:
-        _line = line
+        _line, _loaded = line, frozenset(sys.modules)
         _become(item, place, captured, parent)
         reporter = _Reporter(item.config)
         _run(item, reporter)
@@ -105,7 +106,12 @@ def _become(item: pytest.Item, place: Place, captured: Captured, parent: int) ->
     _start_afresh()
     if "torch" in sys.modules:
         # OpenMP's threads, if there are any, have not come along: with one thread it needs none.
-        sys.modules["torch"].set_num_threads(place.threads)
+        torch = sys.modules["torch"]
+        torch.set_num_threads(place.threads)
+        # Ranks draw different numbers, as processes of their own would. A seed that the test module has set stays, on
+        # all ranks: it is small, and those that torch chooses have 53 bits.
+        if torch.initial_seed() >= 1 << 32:
+            torch.default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     _seed_hypothesis(place.seed)
@@ -159,11 +165,16 @@ class _Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= report.failed
+        report.user_properties = [(name, _plain(value)) for name, value in report.user_properties]
         _tell("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
-    def pytest_warning_recorded(self, warning_message: Any) -> None:
+    def pytest_warning_recorded(self, warning_message: Any, when: str) -> None:
+        if when != "runtest":  # pytest tells a new plugin of earlier ones, too
+            return
         one = warning_message
-        _tell("warning", WarningSeen(one.category, str(one.message), one.filename, one.lineno))
+        category = _known(one.category)
+        text = str(one.message) if category is one.category else f"{one.category.__name__}: {one.message}"
+        _tell("warning", WarningSeen(category, text, one.filename, one.lineno))
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         """--pdb: the first rank that fails has the terminal."""
@@ -183,6 +194,20 @@ class _Reporter:
 
     def pytest_leave_pdb(self) -> None:
         _tell("leave")
+
+
+def _known(category: type[Warning]) -> type[Warning]:
+    """The nearest base class that pytest's own process has, too: it could not unpickle another one."""
+    found: type[Warning] = next(
+        one
+        for one in category.__mro__
+        if one.__module__ in _loaded and getattr(sys.modules[one.__module__], one.__qualname__, None) is one
+    )
+    return found
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _ask(what: str) -> bool:

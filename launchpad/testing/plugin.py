@@ -62,7 +62,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, Any, Any]:
     """Fork the process that the ranks come from before any test has run, and end it when all have."""
     marked = [item for item in getattr(session, "items", ()) if collected.is_marked(item)]
-    if not marked or session.config.option.collectonly or session.testsfailed:
+    option = session.config.option
+    stops = session.testsfailed and not option.continue_on_collection_errors
+    if not marked or option.collectonly or stops:
         return (yield)
     from launchpad.testing.runner import TestRunner
 

@@ -143,8 +143,15 @@ def futures():
     assert work.wait() and work.is_completed() and work.is_success()
     assert torch.equal(tensor, torch.arange(6.0).reshape(2, 3).t() * dist.get_world_size())
     tensor = torch.ones(4)[::2]
-    assert dist.all_reduce(tensor, async_op=True).wait(timedelta(seconds=30))
+    assert dist.all_reduce(tensor, async_op=True).wait(timeout=timedelta(seconds=30))
     assert tensor.tolist() == [dist.get_world_size()] * 2
+    leaf = torch.full((2, 3), float(dist.get_rank())).t().requires_grad_()  # a parameter in channels_last, for example
+    dist.broadcast(leaf, 1)
+    assert (leaf == 1).all() and leaf.is_leaf
+    right, left = ((dist.get_rank() + step) % dist.get_world_size() for step in (1, -1))
+    came = torch.zeros(1)
+    both = dist.isend(torch.ones(1), right), dist.irecv(came, left)
+    assert all(work.wait(timeout=timedelta(seconds=30)) for work in both) and came.item() == 1
     told("futures", dist.get_rank())
     dist.destroy_process_group()
 
