@@ -21,6 +21,7 @@ from launchpad.api.screen import SessionScreen
 from tests import called
 from tests.called import (
     barrier_of,
+    collect,
     exit_on,
     hold,
     keep,
@@ -163,6 +164,15 @@ def test_a_rank_that_raises_while_others_wait_for_it(launchpad: Launchpad) -> No
         ranks.restart()
         ranks.run(meet_unless, -1)
         assert ranks.run(rank) == (0, 1, 2)
+
+
+@needs_torch
+def test_ranks_that_sent_each_other_messages_survive_an_exception() -> None:
+    with lp.ranks(3, backend="gloo") as ranks:
+        assert ranks.run(collect) == (2, 0, 0)
+        with pytest.raises(UnicodeDecodeError):
+            ranks.run(raise_on, 1)
+        assert ranks.run(collect) == (2, 0, 0)
 
 
 def test_a_call_that_takes_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,7 @@ class RankSession:
         self._inbox: deque[Any] = deque()
         self._bell = os.eventfd(0)
         self._fence = 0
+        self._places: dict[int, dict[str, int]] = {}  # how far each rank was in its groups at the end of the last call
         self._closing = False
         self._killed = False
         self._leave_at: float | None = None
@@ -406,18 +407,27 @@ class RankSession:
         else:
             values = [call.outcomes[rank][1] for rank in sorted(self._node_of)]
             results = Results(values, self._collector.places)
+            self._places = call.places
             self.screen.after(lambda: call.future.set_result(results))
         self._next()
 
     def _check_places(self, call: PendingCall, error: BaseException) -> None:
-        """End the ranks if some of them have begun operations in a process group that others have not."""
+        """End the ranks if in this call some of them have begun operations in a process group that others have not.
+
+        In calls that all ranks have returned from, gloo may have counted more on some: it counts sends and receives.
+        """
         assert self._collector is not None
+        before, self._places = self._places, call.places
         for group in {name for places in call.places.values() for name in places}:
-            begun = {rank: places[group] for rank, places in call.places.items() if group in places}
+            begun = {
+                rank: places[group] - before.get(rank, {}).get(group, 0)
+                for rank, places in call.places.items()
+                if group in places
+            }
             most, least = max(begun, key=begun.__getitem__), min(begun, key=begun.__getitem__)
             if begun[most] != begun[least]:
                 names = self._collector.name(most), self._collector.name(least)
-                why = f"{names[0]} has begun {begun[most]} collectives and {names[1]} {begun[least]}"
+                why = f"{names[0]} has begun {begun[most]} collectives in this call and {names[1]} {begun[least]}"
                 error.add_note(f"launchpad: {why}, so the ranks can't go on together and were ended; {_GONE}")
                 if (rank := call.failed()) >= 0:
                     self._give_up(call, rank)

@@ -165,9 +165,11 @@ class _CallLoop:
         given = pickling.map_file(fd, shared=False)
         os.close(fd)
         try:
-            _calling = True
-            value = self._run(given)
-            _calling = False
+            try:
+                _calling = True
+                value = self._run(given)
+            finally:
+                _calling = False  # a late Ctrl-C must not interrupt what follows
         except KeyboardInterrupt:
             return ("interrupted",)
         except call.Refused as refused:
@@ -178,8 +180,6 @@ class _CallLoop:
             words = call.in_words(error, _OURS)
             self._failure = error.with_traceback(trace)
             return words
-        finally:
-            _calling = False
         return "returned", value
 
     def _run(self, given: memoryview) -> Any:
