@@ -154,7 +154,7 @@ def test_columns_stay_where_they_are_from_look_to_look() -> None:
         return re.sub(r"\x1b\[[0-9;]*m", "", head).index("last line")
 
     waits = last_lines_begin(every)
-    running = [row for row in every if not state_in_words(row).startswith("waits")]
+    running = [row for row in every if not state_in_words(row).startswith("waiting")]
     assert 0 < len(running) < 8
     assert last_lines_begin(running) == waits
     assert last_lines_begin(every) == waits
