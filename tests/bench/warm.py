@@ -65,10 +65,10 @@ def environ() -> dict[str, str]:
     return {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
 
 
-def first_sum(command: Command, ranks: int, more: list[str] | None = None) -> float:
-    """Seconds from the command to its end. `more`: arguments of the program."""
+def first_sum(command: Command, ranks: int) -> float:
+    """Seconds from the command to its end."""
     start = time.monotonic()
-    subprocess.run(command(ranks, more or []), env=environ(), capture_output=True, timeout=DEADLINE, check=True)
+    subprocess.run(command(ranks, []), env=environ(), capture_output=True, timeout=DEADLINE, check=True)
     return time.monotonic() - start
 
 
@@ -152,14 +152,6 @@ def measure(runs: int, images: str) -> None:
             figures["import"].append(bare_import())
         row(f"{ranks} ranks: start, first all_reduce, exit", [statistics.median(f or [0.0]) for f in figures.values()])
     tried = [IMAGE, "launchpad", "torchrun"]
-    for ranks in (16, 64):
-        # gloo takes up to 10 ms for each connection that it closes, under any launcher.
-        figures = {name: [] for name in found}
-        for _ in range(runs if ranks < 64 else 1):
-            for name in tried:
-                figures[name].append(first_sum(found[name], ranks, ["keep"]))
-        what = f"{ranks} ranks that don't destroy their group"
-        row(what, [statistics.median(f or [0.0]) for f in [*figures.values(), []]])
     back: dict[str, list[float | None]] = {name: [] for name in tried}
     for _ in range(runs):
         for name in tried:
