@@ -140,6 +140,10 @@ def test_paused_reader_slows_the_ranks_and_nothing_else(launchpad: Launchpad) ->
     assert process.stderr.readline() == b"[1] still heard\n"
     wait_until_blocked(process, str(script))
     assert memory_of(process) < 100 << 20
+    state = Path(launchpad.environ["XDG_STATE_HOME"])
+    wait_until(
+        lambda: any(b'"RankExited"' in path.read_bytes() for path in state.rglob("events.jsonl")), "rank 1's end"
+    )
     process.send_signal(signal.SIGINT)  # ends the job, though its output can't be written
     note = b"launchpad: sent SIGINT to rank 0; they have 30 s to exit; Ctrl-C kills them at once\n"
     assert process.stderr.readline() == note
