@@ -93,7 +93,7 @@ def started(machine: Machine, actions: Sequence[Any], now: float = START) -> tup
 
 def ends(actions: Sequence[Any]) -> bool:
     """Whether the actions end the job: announce the phase, then tell the agents, once."""
-    found = [action for action in actions if isinstance(action, FinishAttempt)]
+    found = [action for action in actions if isinstance(action, FinishAttempt) and action.leave]
     if not found:
         return False
     changed, finish = actions[-2:]
