@@ -408,11 +408,13 @@ def test_an_agent_that_waits_for_the_end_of_processes_gives_signs_of_life(launch
 
 
 def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> None:
-    """But not where the agent may have left half a frame."""
+    """But not where the agent may have left half a frame: then the seconds are 0."""
     for says in (True, False):
-        code = "from launchpad.agent import guard; guard.SIGN_OF_LIFE_SECONDS = 0; reap = guard._reaper(says={})"
-        argv = [sys.executable, "-c", code.format(says) + "; reap(), reap()"]
-        done = subprocess.run(argv, capture_output=True, timeout=DEADLINE, check=True)
+        code = (
+            "from launchpad.agent import guard; from launchpad.agent.host.processes import telling; "
+            f"reap = telling(lambda: None, {1e-9 if says else 0.0}, guard._give_sign_of_life); reap(), reap()"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE, check=True)
         assert [event.ping for event in wire.Decoder().feed(done.stdout)] == [0, 0] * says
 
 

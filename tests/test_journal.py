@@ -139,7 +139,7 @@ def test_ranks_that_came_later_are_in_the_record_too(tmp_path: Path) -> None:
     with (tmp_path / "events.jsonl").open("w") as events:
         for event in (planned, spawned, restarted):
             print(json.dumps({"event": type(event).__name__, **event._asdict()}), file=events)
-    assert replay.ranks_of(str(tmp_path)) == {0, 1, 2}
+    assert replay.extent(str(tmp_path)) == ({0, 1, 2}, 1)
     found = [(one.rank, one.data) for one in replay.read_events(str(tmp_path)) if isinstance(one, Output)]
     assert found == [(1, b"spawned"), (2, b"joined")]
     with contextlib.closing(replay.OutputReader(str(tmp_path), None)) as reader:

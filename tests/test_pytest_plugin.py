@@ -593,6 +593,8 @@ def test_ranks_are_processes_of_their_own(run: Run) -> None:
     """In what they draw, in what they warn of, and in what their reports hold."""
     code = """
 import torch, torch.distributed as dist
+import launchpad.testing.team as team
+team.AFTER_FAILURE = 0.5  # seconds that the other ranks have when one has failed
 warnings.warn("at import")
 
 @pytest.mark.ranks(2)

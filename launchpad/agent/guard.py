@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import linux
@@ -82,7 +81,9 @@ def watch(agent: int, stdin_fd: int | None, folder: str) -> NoReturn:
     _tidy_up()
     status = _wait(agent)
     ended = time.monotonic_ns()
-    processes.sweep(_reaper(says=status == 0))  # of an agent that broke down, the last frame may not be whole
+    # Of an agent that broke down, the last frame may not be whole.
+    seconds = SIGN_OF_LIFE_SECONDS if status == 0 else 0.0
+    processes.sweep(processes.telling(lambda: processes.reap(0), seconds, _give_sign_of_life))
     shm.remove(folder)
     rundir.remove(folder)
     if status != 0:
@@ -132,23 +133,12 @@ def _wait(agent: int) -> int:
                 kill_at = time.monotonic() + STUCK_AGENT
 
 
-def _reaper(says: bool) -> Callable[[], None]:
-    """Reaps, and once a second, if it `says` so, tells the head that this node is still here."""
-    due = time.monotonic() + SIGN_OF_LIFE_SECONDS
+def _give_sign_of_life() -> None:
+    from ..protocol import wire  # needed only for a process that can't be killed
+    from ..protocol.events import Pong
 
-    def reap() -> None:
-        nonlocal due
-        processes.reap(0)
-        now = time.monotonic()
-        if says and now >= due:
-            from ..protocol import wire  # needed only for a process that can't be killed
-            from ..protocol.events import Pong
-
-            due = now + SIGN_OF_LIFE_SECONDS
-            with contextlib.suppress(OSError):  # the link is full, or the head is gone
-                os.write(1, wire.encode(Pong(time.monotonic_ns(), 0)))
-
-    return reap
+    with contextlib.suppress(OSError):  # the link is full, or the head is gone
+        os.write(1, wire.encode(Pong(time.monotonic_ns(), 0)))
 
 
 def _report(reason: str, at: int) -> None:

@@ -420,19 +420,12 @@ class Agent:
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
         """Kill all descendants. Where that takes seconds, tell the head that we are still here."""
-        interval = self._heartbeat_timeout / SIGNS_OF_LIFE
-        due = time.monotonic() + interval
-
-        def reap() -> None:
-            nonlocal due
-            self._reap()
-            now = time.monotonic()
-            if self._heartbeat_timeout and now >= due:
-                due = now + interval
-                self._outbox.say(Pong(time.monotonic_ns(), 0))
-                self._outbox.pump()
-
+        reap = processes.telling(self._reap, self._heartbeat_timeout / SIGNS_OF_LIFE, self._give_sign_of_life)
         return processes.sweep(reap, own, spared)
+
+    def _give_sign_of_life(self) -> None:
+        self._outbox.say(Pong(time.monotonic_ns(), 0))
+        self._outbox.pump()
 
     # Children.
 

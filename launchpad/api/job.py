@@ -160,9 +160,9 @@ class FunctionJob:
         if self._abandon is not None:
             self._abandon()
 
-    def kill(self) -> None:
-        """Kill the ranks, and release everything."""
-        if self.thread.ident is not None:
+    def end(self) -> None:
+        """Release everything. Kills the ranks first, if the caller's signal handler or sys.stdout has raised."""
+        if self.thread.is_alive():
             self.interrupt()
             self.interrupt()
             self.thread.join()

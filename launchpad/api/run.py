@@ -85,13 +85,9 @@ def run(
                 job.thread.start()
                 screen.show()
                 job.thread.join()
-        except BaseException:  # from the user's handler of a signal, or what he put in place of sys.stdout
-            job.kill()
-            raise
-        try:
             return job.outcome()
         finally:
-            job.close()
+            job.end()
     finally:
         os.close(call)
 

@@ -58,11 +58,11 @@ def command(
             "--merge time puts in order what is there, and with --follow more comes; leave one of them out"
         )
     folder = replay.find_job(job, os.environ)
-    known = replay.ranks_of(folder)
+    known, last = replay.extent(folder)
     for rank in ranks:
         if known and rank not in known:
             raise UsageError(f"--rank {rank}: the job has ranks 0 to {max(known)}")
-    if attempt is not None and attempt > (last := replay.last_attempt(folder)):
+    if attempt is not None and attempt > last:
         raise UsageError(f"--attempt {attempt}: the job has " + (f"attempts 0 to {last}" if last else "attempt 0 only"))
     shown = max(1, len(set(ranks) or known))
     chosen: FoldChoice = ("equal" if fold is None else fold) if wants_fold(fold, shown, STDOUT) else "never"

@@ -32,13 +32,8 @@ _NOT_IN_RANKS = (Seen.__module__, Seen.__module__.rpartition(".")[0])
 _held: list[object] = []  # modules that are not in ranks
 
 
-def keep(
-    link: socket.socket, names: list[str], preload: Callable[[list[str]], str], outlived: Collection[int]
-) -> tuple[socket.socket, set[Any]]:
-    """Import, and fork for each request. Returns only in a job's forkserver: its agent's link, and the ranks' mask.
-
-    `outlived`: the signals that a forkserver blocks.
-    """
+def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> socket.socket:
+    """Import, and fork for each request. Returns only in a job's forkserver, with the link to its agent."""
     at_start = [path for module in list(sys.modules.values()) if isinstance(path := _file_of(module), str)]
     seen = Seen()
     seen.begin()
@@ -99,7 +94,7 @@ def keep(
                 continue
             if pid == 0:
                 _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-                return _own.run(modules, outlived)
+                return _own.run(modules)
             jobs[guard := os.pidfd_open(pid)] = pid
             waiting.register(guard, select.POLLIN)
             channel.close(fds)
@@ -117,11 +112,8 @@ class _JobFork:
         self._fds = fds
         self._link = link
 
-    def run(
-        self, modules: tuple[Collection[str], Collection[str]], outlived: Collection[int]
-    ) -> tuple[socket.socket, set[Any]]:
+    def run(self, modules: tuple[Collection[str], Collection[str]]) -> socket.socket:
         """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
-        import signal
         import socket
 
         from ..agent import guard
@@ -154,12 +146,11 @@ class _JobFork:
                 own_process.die_with_parent(agent)
                 os.setsid()
                 facts.take_signals(wanted)
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, outlived)
                 ours.detach()
                 link = _only(theirs)
                 # Held, as freeing them would write to many pages, of which each rank then has copies.
                 _held.extend(map(sys.modules.pop, [*_NOT_IN_RANKS, *exit.imported_since()]))
-                return link, mask
+                return link
             theirs.close()
             image = request["image"]
             described = fit.Image(**{**image, "reads": frozenset(image["reads"])})

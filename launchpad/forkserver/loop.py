@@ -58,7 +58,8 @@ def main() -> None:
     if "keep" in request:
         from . import kept
 
-        link, mask = kept.keep(link, request["keep"], preload, _OUTLIVED)
+        link = kept.keep(link, request["keep"], preload)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)  # again: it has its caller's mask now
         request, _ = _receive(link)
         why_not = kept.begin(request)
     else:

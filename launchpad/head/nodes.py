@@ -194,15 +194,17 @@ class Nodes:
         """Ping the nodes if it is time to: for the loop, when it does something that may take long."""
         now = time.monotonic()
         if self.deadline is not None and now >= self.deadline:
-            self._due = now + self.silence / PINGS
-            self.ping()
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        self._due = now + self.silence / PINGS
+        self.ping()
 
     def tick(self, now: float) -> list[tuple[int, int]]:
         """Ping the nodes. Returns those that have been silent for too long, with the time of their last event in ns."""
         if now > self._due + LATE_SECONDS:
             self.forgive(now)
-        self._due = now + self.silence / PINGS
-        self.ping()
+        self._beat(now)
         heard = [(node, self._nodes[node].heard) for node in sorted(self._watched)]
         return [(node, int(at * 1e9)) for node, at in heard if now - at > self.silence]
 

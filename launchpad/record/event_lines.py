@@ -70,12 +70,10 @@ class EventLines:
         self._writer = Writer(post, self._failed)
         # By rank and stream: a piece may end amid a character. U+FFFD replaces what is not UTF-8.
         self._decoders = defaultdict[tuple[int, int], Any](lambda: _decoder(errors="replace"))
-        self._last: dict[tuple[int, int], Output] = {}
 
     def on(self, event: Any) -> bool:
         """Write an event; True if the writer now holds an Output's bytes."""
         if type(event) is Output:
-            self._last[event.rank, event.stream] = event
             text = self._decoders[event.rank, event.stream].decode(event.data)
             self._writer.put([(self._fd, text_line(event, text).encode() + b"\n")], event)
             return True
@@ -100,9 +98,10 @@ class EventLines:
 
     def _write_rest(self) -> None:
         """Streams end: U+FFFD for characters of which only a part has come."""
-        for key, decoder in self._decoders.items():
+        for (rank, stream), decoder in self._decoders.items():
             if text := decoder.decode(b"", final=True):
-                self._writer.put([(self._fd, text_line(self._last[key], text).encode() + b"\n")])
+                last = Output(time.monotonic_ns(), rank, stream, b"")
+                self._writer.put([(self._fd, text_line(last, text).encode() + b"\n")])
 
     def verdict(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
         """Write the verdict on a failed job: the content of verdict.json, as an event."""

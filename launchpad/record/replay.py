@@ -67,15 +67,18 @@ def add_ranks(folders: dict[int, str], event: JobPlanned | Restarted | RanksSpaw
         folders.setdefault(rank, str(rank))
 
 
-def ranks_of(folder: str) -> set[int]:
-    """All ranks that the job has had so far. Raises UsageError if the record can't be read."""
+def extent(folder: str) -> tuple[set[int], int]:
+    """All ranks that the job has had so far, and its last attempt. Raises UsageError if the record can't be read."""
     found: dict[int, str] = {}
+    attempt = 0
     for line in _lines(folder):
         if any(name in line for name in (b'"JobPlanned"', b'"Restarted"', b'"RanksSpawned"')):
             event = event_of(line)
             if isinstance(event, JobPlanned | Restarted | RanksSpawned):
                 add_ranks(found, event)
-    return set(found)
+            if isinstance(event, Restarted):
+                attempt = event.attempt
+    return set(found), attempt
 
 
 def first_event(folder: str) -> JobPlanned | None:
@@ -86,15 +89,6 @@ def first_event(folder: str) -> JobPlanned | None:
     except OSError:
         return None
     return event if isinstance(event, JobPlanned) else None
-
-
-def last_attempt(folder: str) -> int:
-    """The number of the last attempt so far."""
-    last = 0
-    for line in _lines(folder):
-        if b'"Restarted"' in line and isinstance(event := event_of(line), Restarted):
-            last = event.attempt
-    return last
 
 
 def _lines(folder: str) -> Iterator[bytes]:

@@ -148,8 +148,8 @@ class Joining:
 
     def refused(self, address: str, reason: str) -> None:
         """Tell the user once of each that was turned away, and not for ever: this costs an attacker nothing."""
-        known = (address, reason) in self._turned_away or len(self._turned_away) >= MOST_TURNED_AWAY
-        if not known and reason != "the head has been told":
+        told = (address, reason) in self._turned_away or len(self._turned_away) >= MOST_TURNED_AWAY
+        if not told and reason != "the head has been told":
             self._turned_away.add((address, reason))
             self._say(f"a node at {address} can't join: {reason}")
 

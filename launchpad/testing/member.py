@@ -165,7 +165,7 @@ class _Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.failed |= report.failed
-        report.user_properties = [(name, _plain(value)) for name, value in report.user_properties]
+        report.user_properties = [(name, _portable(value)) for name, value in report.user_properties]
         _tell("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str) -> None:
@@ -206,7 +206,8 @@ def _known(category: type[Warning]) -> type[Warning]:
     return found
 
 
-def _plain(value: object) -> object:
+def _portable(value: object) -> object:
+    """A property's value, as text unless pytest's own process can unpickle it for certain."""
     return value if isinstance(value, str | int | float | None) else str(value)
 
 

@@ -212,6 +212,21 @@ def reap(watched: int) -> int | None:
             result = os.waitstatus_to_exitcode(status)
 
 
+def telling(reap: Callable[[], object], seconds: float, tell: Callable[[], object]) -> Callable[[], None]:
+    """A `reap_children` for `sweep` that also tells somebody every so many seconds that we are still here; 0: never."""
+    due = time.monotonic() + seconds
+
+    def reap_and_tell() -> None:
+        nonlocal due
+        reap()
+        now = time.monotonic()
+        if seconds and now >= due:
+            due = now + seconds
+            tell()
+
+    return reap_and_tell
+
+
 def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
     """Kill all descendants. A victim's children become ours, as we are a subreaper, so this takes several rounds.
 

@@ -123,8 +123,8 @@ class Signals:
         request = self._requests.get(rank)
         for pid in pids:
             # Looked up again: reading the group takes a while, in which a new process may have begun to ignore it.
-            ignored = procfs.has_signal(procfs.status(pid), "SigIgn", signum)
-            if request and request.signum == signum and pid in group and not ignored:
+            counts = request and request.signum == signum and pid in group
+            if request and counts and not procfs.has_signal(procfs.status(pid), "SigIgn", signum):
                 request.delivered_to.add(pid)
             _kill(pid, signum)
 
