@@ -639,6 +639,44 @@ def test_expected(broken): pass
     assert 'value="a value"' in Path("out.xml").read_text()
 
 
+def test_what_shared_fixtures_warn_of_is_filtered_and_told(run: Run) -> None:
+    code = """
+class Odd(UserWarning): pass
+
+@pytest.fixture(scope="module")
+def shared():
+    warnings.warn("when set up", Odd)
+    warnings.warn("not of interest")
+    yield
+    warnings.warn("when torn down")
+
+@pytest.mark.ranks(2)
+def test_first(shared): pass
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:when torn down")
+def test_last(shared): pass
+
+@pytest.fixture(scope="class")
+def strict(): warnings.warn("too much")
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("error:too much")
+class TestStrict:
+    def test_it(self, strict): pass
+"""
+    done = run(code, "-W", "ignore:not of interest", "-W", "default:when", "-k", "first")
+    done.assert_outcomes(passed=1, deselected=2, warnings=2)
+    assert "Odd: when set up" in done.stdout.str()
+    assert "UserWarning: when torn down" in done.stdout.str()
+    done = run(code, "-W", "ignore:not of interest", "-k", "first or last")
+    done.assert_outcomes(passed=2, deselected=1, warnings=1)
+    done = run(code, "-k", "Strict")
+    done.assert_outcomes(errors=1, deselected=2)
+    assert "UserWarning: too much" in done.stdout.str()
+    run(code, "-p", "no:warnings", "-k", "first or last").assert_outcomes(passed=2, deselected=1)
+
+
 def test_tests_that_run_in_spite_of_collection_errors_have_ranks(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_broken="import nowhere_at_all\n")
     code = "@pytest.mark.ranks(2)\ndef test_it(world_size): assert world_size == 2\n"

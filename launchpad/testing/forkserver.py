@@ -31,10 +31,11 @@ from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
 from launchpad.forkserver.loop import frozen
 from launchpad.rank import stack_server, store
-from launchpad.testing import collected, member, messages, shared, soundness, worlds
+from launchpad.testing import collected, member, messages, shared, soundness, warned, worlds
 from launchpad.testing.capturing import Captured
 from launchpad.testing.outcome import TestEnd
 from launchpad.testing.team import Team
+from launchpad.testing.warned import WarningSeen
 
 _PDEATHSIG = 1
 
@@ -74,11 +75,13 @@ class TestForkserver:
         self._parent = parent
         self._prepared: set[str] = set()
         self._frozen = False
+        self._warnings: list[WarningSeen] = []  # of shared fixtures, since the last answer
         os.setsid()  # a Ctrl-C is pytest's, which says so
         signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit._clear()  # those of pytest are for pytest
         processes.become_subreaper()
         collected.in_forked_process(session.config)
+        warned.in_forked_process()
         self._captured = Captured()
         self._captured.take_over(session.config)
         self._folder = rundir.create()
@@ -93,6 +96,7 @@ class TestForkserver:
                     answer = TestEnd(interrupted=True)
                 except pytest.exit.Exception as stop:
                     answer = TestEnd(stop=(str(stop.msg), stop.returncode))
+                answer.warnings, self._warnings = self._warnings, []
                 messages.send(self._link, answer)
             self._finish()
         except (KeyboardInterrupt, OSError):  # pytest is gone
@@ -182,7 +186,8 @@ class TestForkserver:
         manager: Any = item.config.pluginmanager.getplugin("capturemanager")
         manager.resume_global_capture()
         try:
-            call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
+            with warned.caught(item, self._warnings):
+                call = CallInfo.from_call(action, when, (KeyboardInterrupt, pytest.exit.Exception))
         finally:
             manager.suspend_global_capture()
             if manager.is_globally_capturing():

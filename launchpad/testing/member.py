@@ -19,9 +19,8 @@ import pytest
 
 from launchpad.agent.host import processes
 from launchpad.rank import import_watch, mpi_init, own_process, stack_server, store
-from launchpad.testing import messages, shared
+from launchpad.testing import messages, shared, warned
 from launchpad.testing.capturing import Captured
-from launchpad.testing.outcome import WarningSeen
 
 # Answers of the team to a rank that wants the terminal.
 GO, NO = b"g", b"n"
@@ -35,7 +34,6 @@ _TELLING = (
 )
 
 _line: socket.socket | None = None  # to the team
-_loaded: frozenset[str] = frozenset()  # the modules that were loaded when this rank was forked
 
 
 class Place(NamedTuple):
@@ -70,10 +68,10 @@ def _tell(*words: Any) -> None:
 
 def run(item: pytest.Item, place: Place, line: socket.socket, captured: Captured, parent: int) -> NoReturn:
     """Be this rank, in a fork that has just begun. Never returns."""
-    global _line, _loaded
+    global _line
     code = 1
     try:
-        _line, _loaded = line, frozenset(sys.modules)
+        _line = line
         _become(item, place, captured, parent)
         reporter = _Reporter(item.config)
         _run(item, reporter)
@@ -171,10 +169,7 @@ class _Reporter:
     def pytest_warning_recorded(self, warning_message: Any, when: str) -> None:
         if when != "runtest":  # pytest tells a new plugin of earlier ones, too
             return
-        one = warning_message
-        category = _known(one.category)
-        text = str(one.message) if category is one.category else f"{one.category.__name__}: {one.message}"
-        _tell("warning", WarningSeen(category, text, one.filename, one.lineno))
+        _tell("warning", warned.seen(warning_message))
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
         """--pdb: the first rank that fails has the terminal."""
@@ -194,16 +189,6 @@ class _Reporter:
 
     def pytest_leave_pdb(self) -> None:
         _tell("leave")
-
-
-def _known(category: type[Warning]) -> type[Warning]:
-    """The nearest base class that pytest's own process has, too: it could not unpickle another one."""
-    found: type[Warning] = next(
-        one
-        for one in category.__mro__
-        if one.__module__ in _loaded and getattr(sys.modules[one.__module__], one.__qualname__, None) is one
-    )
-    return found
 
 
 def _portable(value: object) -> object:

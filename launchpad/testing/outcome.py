@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+from launchpad.testing.warned import WarningSeen
 
 # Why a rank did not end by itself.
 TIMEOUT = "timeout"
 WAITED = "waited"  # another rank had failed or died, and this one did not end after that
-
-
-class WarningSeen(NamedTuple):
-    """A warning that a rank issued."""
-
-    category: type[Warning]
-    text: str
-    file: str
-    line: int
 
 
 @dataclass
@@ -46,6 +39,7 @@ class TestEnd:
     error: str = ""  # why the ranks were not started; then there is nothing else
     before: dict[str, Any] | None = None  # the report, if shared fixtures could not be set up or torn down
     sections: list[tuple[str, str]] = field(default_factory=list)  # captured while shared fixtures were torn down
+    warnings: list[WarningSeen] = field(default_factory=list)  # of shared fixtures
     ranks: list[RankEnd] = field(default_factory=list)
     stacks: str = ""  # where the ranks were when they were ended
     limit: float | None = None  # seconds

@@ -69,12 +69,12 @@ class TestRunner:
             first, last = merge.merged(test, end, self._read)
         for report in first:
             self._log(item, report)
-        for seen in dict.fromkeys(seen for one in end.ranks for seen in one.warnings):
-            warnings.showwarning(UserWarning(seen.text), seen.category, seen.file, seen.line)
+        _warn(end)
         self._stop_if_asked([end.stop, *(one.stop for one in end.ranks)])
         following = None if self._session.shouldfail or self._session.shouldstop else self._following(item, nextitem)
         passed = {str(report.when): report.passed for report in first}
         after = self._ask(("teardown", number, following, passed))
+        _warn(after)
         if after.error or after.before is not None:
             report = test.failed("teardown", after.error) if after.error else self._read(after.before or {})
             if not last or last[0].passed:
@@ -153,6 +153,12 @@ class TestRunner:
             self._link.close()
         if self._pid:
             os.waitpid(self._pid, 0)
+
+
+def _warn(end: TestEnd) -> None:
+    """Issue what the shared fixtures and the ranks warned of, each once, past the filters: those have judged it."""
+    for seen in dict.fromkeys([*end.warnings, *(seen for one in end.ranks for seen in one.warnings)]):
+        warnings.showwarning(UserWarning(seen.text), seen.category, seen.file, seen.line)
 
 
 def _is_left_to_pytest(item: pytest.Item) -> bool:
