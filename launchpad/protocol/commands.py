@@ -1,9 +1,13 @@
 """Defines the commands that the head sends to an agent; events.py defines what the agent reports."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import Any
+
+from .message import Message
 
 
-class Hello(NamedTuple):
+class Hello(Message):
     """The first frame on a link."""
 
     version: str
@@ -14,7 +18,7 @@ class Hello(NamedTuple):
     python: str = ""  # the ranks' interpreter, which has torch; "" for the agent's own
 
 
-class Probe(NamedTuple):
+class Probe(Message):
     """Report NodeFacts. Sent if there is any node besides the head's own."""
 
     cwd: str  # the folder that the ranks will run in
@@ -23,27 +27,27 @@ class Probe(NamedTuple):
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment
 
 
-class ReadTopology(NamedTuple):
+class ReadTopology(Message):
     """Report the TopologyRead. Sent if ranks are to be bound to CPUs."""
 
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment: it says which GPUs they see
 
 
-class Sync(NamedTuple):
+class Sync(Message):
     """Mirror a folder of the head's machine; the agent answers which files it needs (Wanted)."""
 
     name: str  # of the copy; the same for all jobs that are started in the folder
     files: list[list[Any]]  # [path, permissions, size, modification time in ns, symlink target or ""] each
 
 
-class FileChunk(NamedTuple):
+class FileChunk(Message):
     """The next bytes of a wanted file. The files come one after the other."""
 
     file: int  # its index in Sync.files
     data: bytes
 
 
-class Listen(NamedTuple):
+class Listen(Message):
     """Listen on these addresses, to find out which of them the other nodes can reach."""
 
     addresses: list[str]
@@ -51,7 +55,7 @@ class Listen(NamedTuple):
     answer: str  # the secret that it is sent back
 
 
-class Reach(NamedTuple):
+class Reach(Message):
     """Connect to all of these at once, and report each that gives the right answer, until the Start."""
 
     places: list[list[Any]]  # [address, port] each
@@ -59,26 +63,26 @@ class Reach(NamedTuple):
     answer: str
 
 
-class HoldPort(NamedTuple):
+class HoldPort(Message):
     """Hold the rendezvous port at this address instead of the loopback one."""
 
     address: str
     port: int  # 0 for any free one
 
 
-class HoldPorts(NamedTuple):
+class HoldPorts(Message):
     """Hold this many free ports too, for ranks to listen at; instead of those held before."""
 
     number: int
 
 
-class Ping(NamedTuple):
+class Ping(Message):
     """The head's heartbeat, answered by a Pong."""
 
     time: int  # by the head's clock
 
 
-class Start(NamedTuple):
+class Start(Message):
     """Start these ranks. A spare has none: it starts the forkserver, and reports when it is ready (SpareReady)."""
 
     attempt: int  # 0 for the first
@@ -102,62 +106,62 @@ class Start(NamedTuple):
     hooks: bool  # whether our hooks run in Python ranks; an entry's "python" marks those ranks
 
 
-class Call(NamedTuple):
+class Call(Message):
     """The next bytes of the pickled call for the ranks of the coming Start; answered by ChunksTaken."""
 
     data: bytes
 
 
-class NextCall(NamedTuple):
+class NextCall(Message):
     """The next bytes of a call to the ranks of a session; answered by ChunksTaken."""
 
     left: int  # how many bytes follow
     data: bytes
 
 
-class EndCall(NamedTuple):
+class EndCall(Message):
     """One rank of a session has to exit as the call that failed in it would have made it exit."""
 
     rank: int
 
 
-class EndSession(NamedTuple):
+class EndSession(Message):
     """No more calls: the ranks of the session may exit."""
 
 
-class Fence(NamedTuple):
+class Fence(Message):
     """Send what the ranks have written by now, then a Fenced."""
 
     number: int
 
 
-class StdinData(NamedTuple):
+class StdinData(Message):
     """Bytes for the standard input of `stdin_rank`; empty at its end."""
 
     data: bytes
 
 
-class Signal(NamedTuple):
+class Signal(Message):
     """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
 
     signum: int
     stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
 
 
-class SignalRank(NamedTuple):
+class SignalRank(Message):
     """Send a signal to the main process of one rank: an injected fault."""
 
     rank: int
     signum: int
 
 
-class SignalAgent(NamedTuple):
+class SignalAgent(Message):
     """Send a signal to yourself: an injected fault, KILL or STOP."""
 
     signum: int
 
 
-class Credit(NamedTuple):
+class Credit(Message):
     """This many bytes of the stream were consumed; as many more may be sent."""
 
     rank: int
@@ -165,13 +169,13 @@ class Credit(NamedTuple):
     size: int
 
 
-class Finish(NamedTuple):
+class Finish(Message):
     """All ranks are gone: kill what they left behind, send the rest of their output; then exit or await a Start."""
 
     leave: bool
 
 
-class MpiWorld(NamedTuple):
+class MpiWorld(Message):
     """Serve PMI-1 or PMIx to these ranks of the next Start: with ranks on other nodes they form an MPI_COMM_WORLD."""
 
     number: int  # 0 for the job's own world; others were spawned
@@ -189,7 +193,7 @@ class MpiWorld(NamedTuple):
     library: str  # --mpi: "mpich", "intel" or "openmpi"; "": what the ranks' program is found to use
 
 
-class BarrierOut(NamedTuple):
+class BarrierOut(Message):
     """All members have reached this barrier."""
 
     world: int
@@ -197,20 +201,20 @@ class BarrierOut(NamedTuple):
     keys: dict[str, str]  # put on other nodes
 
 
-class StartMore(NamedTuple):
+class StartMore(Message):
     """Execute these too: the ranks of a spawned world."""
 
     ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}; they are not bound
 
 
-class MpiReply(NamedTuple):
+class MpiReply(Message):
     """The answer to an MpiRequest: a line of PMI-1."""
 
     rank: int
     line: str
 
 
-class PmixReply(NamedTuple):
+class PmixReply(Message):
     """The answer to a PmixRequest."""
 
     number: int
@@ -218,7 +222,7 @@ class PmixReply(NamedTuple):
     found: Any
 
 
-class PmixFetch(NamedTuple):
+class PmixFetch(Message):
     """A rank on another node wants the data of this MPI rank; answered by PmixFetched."""
 
     number: int
@@ -226,7 +230,7 @@ class PmixFetch(NamedTuple):
     rank: int
 
 
-class DumpStacks(NamedTuple):
+class DumpStacks(Message):
     """Report where each running rank is, in a StackDump each (stacks.py)."""
 
     number: int  # of this request
@@ -235,13 +239,13 @@ class DumpStacks(NamedTuple):
     native: bool  # native frames too, if py-spy is installed on the node
 
 
-class Debug(NamedTuple):
+class Debug(Message):
     """Have the rank's debugger listen, unless it does; answered by DebuggerReady."""
 
     rank: int
 
 
-class Profile(NamedTuple):
+class Profile(Message):
     """Have py-spy watch running ranks; each is answered by a ProfileTaken."""
 
     number: int  # of this request
@@ -249,48 +253,48 @@ class Profile(NamedTuple):
     seconds: float
 
 
-class Sample(NamedTuple):
+class Sample(Message):
     """Report what the running ranks use; answered by a Sampled and, without `asks`, Hindrances and ArrivalTimes."""
 
     number: int  # of this request
     asks: bool  # ask the ranks, too, what they wait for; otherwise, which collectives they have entered
 
 
-class TunnelOpen(NamedTuple):
+class TunnelOpen(Message):
     """Connect to the rank's debugger. If that fails, or when it hangs up, TunnelRead has no data."""
 
     number: int  # of the connection; each gets a new one
     rank: int
 
 
-class TunnelData(NamedTuple):
+class TunnelData(Message):
     """Bytes for a rank's debugger, answered by TunnelWritten; none: hang up."""
 
     number: int
     data: bytes
 
 
-class TunnelCredit(NamedTuple):
+class TunnelCredit(Message):
     """This many bytes of TunnelRead were passed on; as many more may be sent."""
 
     number: int
     size: int
 
 
-class KeeperRequest(NamedTuple):
+class KeeperRequest(Message):
     """Ask the keeper of images: the only frame to a node on which no agent was started, answered by KeeperReply."""
 
     request: dict[str, Any]  # as for image/warming.py's `ask`
 
 
-class Check(NamedTuple):
+class Check(Message):
     """Find out about this subject of a checkup (`launchpad doctor`), to which no agent belongs; answered by Checked."""
 
     subject: str  # agent/checkup/loop.py has a function for each
     request: dict[str, Any]
 
 
-class JobEnded(NamedTuple):
+class JobEnded(Message):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 
     code: int  # the job's exit code

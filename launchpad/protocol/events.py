@@ -4,8 +4,12 @@ Times are the sending node's `time.monotonic_ns()`. The sinks (console, files, s
 nothing else, so a job can be replayed from a record of them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from .message import Message
 
 STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: the pickled outcome of a rank's function
 
@@ -19,7 +23,7 @@ SILENT = "it did not answer"
 # Events: agent -> head.
 
 
-class AgentReady(NamedTuple):
+class AgentReady(Message):
     """The node's facts, sent once in answer to Hello."""
 
     time: int
@@ -34,7 +38,7 @@ class AgentReady(NamedTuple):
     port: int  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
 
 
-class NodeFacts(NamedTuple):
+class NodeFacts(Message):
     """What a multi-node job needs to know about each node; the answer to Probe."""
 
     time: int
@@ -47,7 +51,7 @@ class NodeFacts(NamedTuple):
     addresses: list[list[str]]  # [address, interface] each, best candidates for other machines first
 
 
-class TopologyRead(NamedTuple):
+class TopologyRead(Message):
     """What is near what on this node; the answer to ReadTopology."""
 
     time: int
@@ -61,7 +65,7 @@ class TopologyRead(NamedTuple):
     complete: bool  # whether the system shows which CPUs are one core
 
 
-class Wanted(NamedTuple):
+class Wanted(Message):
     """The answer to Sync."""
 
     time: int
@@ -70,28 +74,28 @@ class Wanted(NamedTuple):
     problem: str
 
 
-class ChunksTaken(NamedTuple):
+class ChunksTaken(Message):
     """This many bytes of FileChunk or Call were written."""
 
     time: int
     size: int
 
 
-class Synced(NamedTuple):
+class Synced(Message):
     """All wanted files are complete, or the sync failed."""
 
     time: int
     problem: str  # "" if it succeeded
 
 
-class Listening(NamedTuple):
+class Listening(Message):
     """The answer to Listen."""
 
     time: int
     ports: list[int]  # one per address; -1 if the agent can't listen on it
 
 
-class Reached(NamedTuple):
+class Reached(Message):
     """An address in a Reach gave the right answer."""
 
     time: int
@@ -99,14 +103,14 @@ class Reached(NamedTuple):
     interface: str  # this node's interface that leads there
 
 
-class PortHeld(NamedTuple):
+class PortHeld(Message):
     """The answer to HoldPort."""
 
     time: int
     port: int  # -1 if the requested one is taken
 
 
-class PortsHeld(NamedTuple):
+class PortsHeld(Message):
     """The answer to HoldPorts."""
 
     time: int
@@ -114,14 +118,14 @@ class PortsHeld(NamedTuple):
     problem: str  # why it is none; "" if they are held
 
 
-class Pong(NamedTuple):
+class Pong(Message):
     """The answer to Ping, or a sign of life from a node that is busy."""
 
     time: int
     ping: int  # the Ping's time; 0 if there was none
 
 
-class RankStarted(NamedTuple):
+class RankStarted(Message):
     """The rank's process exists; it may not have loaded its program yet."""
 
     time: int
@@ -129,7 +133,7 @@ class RankStarted(NamedTuple):
     pid: int
 
 
-class StartFailed(NamedTuple):
+class StartFailed(Message):
     """The rank's program could not be executed."""
 
     time: int
@@ -137,14 +141,14 @@ class StartFailed(NamedTuple):
     reason: str
 
 
-class NotForked(NamedTuple):
+class NotForked(Message):
     """The ranks are executed one by one instead of being forked from the forkserver."""
 
     time: int
     reason: str
 
 
-class ImageUnused(NamedTuple):
+class ImageUnused(Message):
     """The node started cold, or its ranks' forkserver did, although an image is kept there (`launchpad warm`)."""
 
     time: int
@@ -152,14 +156,14 @@ class ImageUnused(NamedTuple):
     node: int = -1  # filled in by the head
 
 
-class KeeperReply(NamedTuple):
+class KeeperReply(Message):
     """The answer to KeeperRequest."""
 
     time: int
     answer: dict[str, Any]  # as of image/warming.py's `ask`
 
 
-class Checked(NamedTuple):
+class Checked(Message):
     """The answer to Check."""
 
     time: int
@@ -168,7 +172,7 @@ class Checked(NamedTuple):
     problem: str  # why there are none; ""
 
 
-class Output(NamedTuple):
+class Output(Message):
     """Bytes that a rank wrote; they may begin and end anywhere."""
 
     time: int
@@ -177,14 +181,14 @@ class Output(NamedTuple):
     data: bytes
 
 
-class Fenced(NamedTuple):
+class Fenced(Message):
     """The answer to Fence."""
 
     time: int
     number: int
 
 
-class ModulesImported(NamedTuple):
+class ModulesImported(Message):
     """A node's forkserver has imported what the ranks need."""
 
     time: int
@@ -193,13 +197,13 @@ class ModulesImported(NamedTuple):
     node: int = -1  # filled in by the head
 
 
-class SpareReady(NamedTuple):
+class SpareReady(Message):
     """A Start without ranks was carried out: what the ranks need has been imported."""
 
     time: int
 
 
-class RankRaised(NamedTuple):
+class RankRaised(Message):
     """The contents of an exited rank's error file (`TORCHELASTIC_ERROR_FILE`)."""
 
     time: int
@@ -207,7 +211,7 @@ class RankRaised(NamedTuple):
     error: str  # the file's text, JSON as torch's @record writes it
 
 
-class RankExited(NamedTuple):
+class RankExited(Message):
     """A rank's process is gone."""
 
     time: int
@@ -218,7 +222,7 @@ class RankExited(NamedTuple):
     memory_killed: bool | None
 
 
-class RankFailed(NamedTuple):
+class RankFailed(Message):
     """A rank aborted its MPI world, left it improperly, or can't do without something that has died."""
 
     time: int
@@ -227,7 +231,7 @@ class RankFailed(NamedTuple):
     reason: str  # what the rank did, as a phrase that follows its name
 
 
-class BarrierIn(NamedTuple):
+class BarrierIn(Message):
     """All members of an MPI barrier on this node have reached it."""
 
     time: int
@@ -237,7 +241,7 @@ class BarrierIn(NamedTuple):
     keys: dict[str, str]  # put on this node since the last barrier
 
 
-class MpiRequest(NamedTuple):
+class MpiRequest(Message):
     """A rank's PMI-1 request that only the head can answer, with an MpiReply."""
 
     time: int
@@ -245,7 +249,7 @@ class MpiRequest(NamedTuple):
     lines: list[str]
 
 
-class PmixRequest(NamedTuple):
+class PmixRequest(Message):
     """What ranks of Open MPI need of other nodes, or of the head; answered by a PmixReply."""
 
     time: int
@@ -256,7 +260,7 @@ class PmixRequest(NamedTuple):
     given: list[Any]
 
 
-class PmixFetched(NamedTuple):
+class PmixFetched(Message):
     """The answer to a PmixFetch."""
 
     time: int
@@ -265,7 +269,7 @@ class PmixFetched(NamedTuple):
     data: str  # in base64
 
 
-class MpiFound(NamedTuple):
+class MpiFound(Message):
     """Which MPI the ranks of this node use."""
 
     time: int
@@ -273,7 +277,7 @@ class MpiFound(NamedTuple):
     why: str
 
 
-class NoMpi(NamedTuple):
+class NoMpi(Message):
     """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI or PMIx."""
 
     time: int
@@ -281,27 +285,27 @@ class NoMpi(NamedTuple):
     why: str  # why Open MPI was not; "" if it was, or was not needed
 
 
-class OrphansKilled(NamedTuple):
+class OrphansKilled(Message):
     """Processes that the ranks left behind were killed at the end."""
 
     time: int
     processes: list[str]  # "PID NAME"
 
 
-class Suspended(NamedTuple):
+class Suspended(Message):
     """The ranks were sent SIGSTOP."""
 
     time: int
 
 
-class StdinTaken(NamedTuple):
+class StdinTaken(Message):
     """This many bytes of StdinData were written to the rank's standard input."""
 
     time: int
     size: int
 
 
-class AtPrompt(NamedTuple):
+class AtPrompt(Message):
     """The rank that has the terminal waits for what its user types, or goes on."""
 
     time: int
@@ -309,13 +313,13 @@ class AtPrompt(NamedTuple):
     waits: bool
 
 
-class Drained(NamedTuple):
+class Drained(Message):
     """The processes that the ranks left behind are gone, and all output has been sent."""
 
     time: int
 
 
-class AgentFailed(NamedTuple):
+class AgentFailed(Message):
     """The agent ended before it was told to; its node gets swept."""
 
     time: int
@@ -323,13 +327,13 @@ class AgentFailed(NamedTuple):
     trace: str = ""  # the traceback, if a bug in launchpad is to blame
 
 
-class AgentLeft(NamedTuple):
+class AgentLeft(Message):
     """The agent of a node that has joined is gone; the connection stays, for the news of how the job ends."""
 
     time: int
 
 
-class ExceptionRaised(NamedTuple):
+class ExceptionRaised(Message):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
     time: int  # when it ended the program or the thread, by the node's clock
@@ -339,7 +343,7 @@ class ExceptionRaised(NamedTuple):
     traceback: dict[str, Any]  # {"type", "message", "frames": [[file, line, function, source]], …}
 
 
-class CollectivesEntered(NamedTuple):
+class CollectivesEntered(Message):
     """The last collectives that a rank has entered, told at its end if the job has a report."""
 
     time: int
@@ -347,7 +351,7 @@ class CollectivesEntered(NamedTuple):
     entries: list[Any]  # [group, number, operation, ns from then to `time`, ns that it took or 0] each
 
 
-class MilestoneReached(NamedTuple):
+class MilestoneReached(Message):
     """A rank has got so far; told at its end, if a timeline is wanted."""
 
     time: int
@@ -355,7 +359,7 @@ class MilestoneReached(NamedTuple):
     what: str  # "torch": torch.distributed is imported; "group": its first process group is being made
 
 
-class Crashed(NamedTuple):
+class Crashed(Message):
     """A fatal signal hit a rank; `stack` is what faulthandler wrote into its private file."""
 
     time: int
@@ -363,7 +367,7 @@ class Crashed(NamedTuple):
     stack: str
 
 
-class StackDump(NamedTuple):
+class StackDump(Message):
     """The state of one rank. If its stacks could not be had, `threads` is empty and `why` has the reason."""
 
     time: int
@@ -387,7 +391,7 @@ class StackDump(NamedTuple):
     native: str
 
 
-class DebuggerReady(NamedTuple):
+class DebuggerReady(Message):
     """The debugger in a rank listens; or `problem` says why it doesn't."""
 
     time: int
@@ -395,7 +399,7 @@ class DebuggerReady(NamedTuple):
     problem: str
 
 
-class ProfileTaken(NamedTuple):
+class ProfileTaken(Message):
     """What py-spy saw of a rank."""
 
     time: int
@@ -405,7 +409,7 @@ class ProfileTaken(NamedTuple):
     profile: str  # a speedscope file, compressed with zlib, in base64
 
 
-class Sampled(NamedTuple):
+class Sampled(Message):
     """What the running ranks of a node use, each with its descendants, and the node's GPUs."""
 
     time: int
@@ -417,7 +421,7 @@ class Sampled(NamedTuple):
     gpus: list[list[Any]]  # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
 
 
-class ArrivalTimes(NamedTuple):
+class ArrivalTimes(Message):
     """When a rank has entered the collectives of which it has not told before."""
 
     time: int
@@ -426,7 +430,7 @@ class ArrivalTimes(NamedTuple):
     doubt: int = 0  # by how many ns its node's clock may be wrong; filled in by the head
 
 
-class Hindrances(NamedTuple):
+class Hindrances(Message):
     """What has kept the ranks of a node from computing since they began; figures are -1 if unknown."""
 
     time: int
@@ -439,7 +443,7 @@ class Hindrances(NamedTuple):
     host: dict[str, float]
 
 
-class TunnelRead(NamedTuple):
+class TunnelRead(Message):
     """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
 
     time: int
@@ -447,7 +451,7 @@ class TunnelRead(NamedTuple):
     data: bytes
 
 
-class TunnelWritten(NamedTuple):
+class TunnelWritten(Message):
     """This many bytes of TunnelData were written to the debugger."""
 
     time: int
@@ -458,13 +462,13 @@ class TunnelWritten(NamedTuple):
 # Events that the head itself creates.
 
 
-class LinkClosed(NamedTuple):
+class LinkClosed(Message):
     """Nothing more will come from this node."""
 
     time: int
 
 
-class NodeLost(NamedTuple):
+class NodeLost(Message):
     """A node is gone or out of contact, together with its ranks."""
 
     time: int
@@ -474,7 +478,7 @@ class NodeLost(NamedTuple):
     trace: str = ""  # the traceback, if a bug in its agent is to blame
 
 
-class NodeJoined(NamedTuple):
+class NodeJoined(Message):
     """A node can take part from now on: one that joined while the job runs, or a lost one that is back."""
 
     time: int
@@ -483,7 +487,7 @@ class NodeJoined(NamedTuple):
     slots: int  # how many ranks it takes
 
 
-class NodeLeaving(NamedTuple):
+class NodeLeaving(Message):
     """The launchpad of a node that has joined got a stop signal, and the job goes on without this node."""
 
     time: int
@@ -491,7 +495,7 @@ class NodeLeaving(NamedTuple):
     signum: int
 
 
-class NodesAwaited(NamedTuple):
+class NodesAwaited(Message):
     """The job goes on when these lost nodes are back, or as many others are there."""
 
     time: int
@@ -499,7 +503,7 @@ class NodesAwaited(NamedTuple):
     seconds: float  # how long it waits
 
 
-class NodeRefused(NamedTuple):
+class NodeRefused(Message):
     """A machine that joined while the job runs can't take part."""
 
     time: int
@@ -507,14 +511,14 @@ class NodeRefused(NamedTuple):
     reason: str
 
 
-class SeatsReady(NamedTuple):
+class SeatsReady(Message):
     """These nodes have a common rendezvous address for the next attempt."""
 
     time: int
     seats: Sequence[tuple[int, int]]  # (node, number of ranks) each
 
 
-class StopRequested(NamedTuple):
+class StopRequested(Message):
     """A signal reached the head, or the launchpad of a node that has joined; or it is time to stop."""
 
     time: int
@@ -522,21 +526,21 @@ class StopRequested(NamedTuple):
     reason: str = ""  # why it is time
 
 
-class StdinRead(NamedTuple):
+class StdinRead(Message):
     """Bytes from the head's standard input, for a rank on another machine; empty at end-of-file."""
 
     time: int
     data: bytes
 
 
-class ConsoleClosed(NamedTuple):
+class ConsoleClosed(Message):
     """The head's standard output can't be written to: its reader is gone, or the disk is full."""
 
     time: int
     reason: str
 
 
-class LogFailed(NamedTuple):
+class LogFailed(Message):
     """A per-rank file can't be written to; the ranks go on without it."""
 
     time: int
@@ -544,13 +548,13 @@ class LogFailed(NamedTuple):
     reason: str
 
 
-class Written(NamedTuple):
+class Written(Message):
     """A sink that queued an Output's bytes has written them."""
 
     output: Output
 
 
-class Restarted(NamedTuple):
+class Restarted(Message):
     """All ranks were started again."""
 
     time: int
@@ -566,14 +570,14 @@ class Restarted(NamedTuple):
     period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
 
 
-class NotRestarted(NamedTuple):
+class NotRestarted(Message):
     """Restarts are allowed, but the ranks are not started again, and the job ends."""
 
     time: int
     reason: str  # a sentence for the user
 
 
-class RanksBound(NamedTuple):
+class RanksBound(Message):
     """Which CPUs the ranks of this attempt run on."""
 
     time: int
@@ -582,7 +586,7 @@ class RanksBound(NamedTuple):
     ranks: list[list[Any]]
 
 
-class RanksSpawned(NamedTuple):
+class RanksSpawned(Message):
     """A rank has spawned others (MPI_Comm_spawn); their numbers follow those of all earlier ranks."""
 
     time: int
@@ -592,7 +596,7 @@ class RanksSpawned(NamedTuple):
     argv: list[str]  # of the first spawned rank
 
 
-class PhaseChanged(NamedTuple):
+class PhaseChanged(Message):
     """The job's state machine changed phase."""
 
     time: int
@@ -603,7 +607,7 @@ class PhaseChanged(NamedTuple):
     ranks: list[int]  # those that were still running
 
 
-class JobPlanned(NamedTuple):
+class JobPlanned(Message):
     """The job that is about to run; the first event of every job."""
 
     time: int
@@ -623,14 +627,14 @@ class JobPlanned(NamedTuple):
     born: float = 0.0
 
 
-class ClocksSeen(NamedTuple):
+class ClocksSeen(Message):
     """How accurately the clocks of other machines are known now."""
 
     time: int
     doubts: list[list[int]]  # [node, ns by which its events may have happened earlier or later than they say] each
 
 
-class RanksHeld(NamedTuple):
+class RanksHeld(Message):
     """Where the ranks were when the job stalled or timed out, or when a rank's wait for others failed."""
 
     time: int
@@ -640,7 +644,7 @@ class RanksHeld(NamedTuple):
     raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
 
 
-class ArrivalsCompared(NamedTuple):
+class ArrivalsCompared(Message):
     """Who came last to the collectives since the last comparison, and what that cost the others."""
 
     time: int
@@ -654,14 +658,14 @@ class ArrivalsCompared(NamedTuple):
     far: Sequence[Any] = ()
 
 
-class JobOver(NamedTuple):
+class JobOver(Message):
     """The last event of a job, unless launchpad died before its end."""
 
     time: int
     code: int  # launchpad's exit code
 
 
-class StacksRequested(NamedTuple):
+class StacksRequested(Message):
     """Someone asks where the ranks are."""
 
     time: int
@@ -671,7 +675,7 @@ class StacksRequested(NamedTuple):
     rank: int = -1  # only this one; -1: all
 
 
-class DebugRequested(NamedTuple):
+class DebugRequested(Message):
     """Someone asks for a debugger in a rank."""
 
     time: int
@@ -680,7 +684,7 @@ class DebugRequested(NamedTuple):
     port: int  # where it is to be reached; 0 for any free port
 
 
-class ProfileRequested(NamedTuple):
+class ProfileRequested(Message):
     """Someone asks for a profile of one rank, or of all (-1)."""
 
     time: int
@@ -689,14 +693,14 @@ class ProfileRequested(NamedTuple):
     seconds: float
 
 
-class SampleRequested(NamedTuple):
+class SampleRequested(Message):
     """Someone asks what the ranks do and use."""
 
     time: int
     asker: int
 
 
-class SamplesTaken(NamedTuple):
+class SamplesTaken(Message):
     """The answer to SampleRequested: what the nodes have said."""
 
     time: int
@@ -705,7 +709,7 @@ class SamplesTaken(NamedTuple):
     joining: list[str]  # machines that are being prepared to take part
 
 
-class ProfilesTaken(NamedTuple):
+class ProfilesTaken(Message):
     """The answer to a ProfileRequested."""
 
     time: int
@@ -714,7 +718,7 @@ class ProfilesTaken(NamedTuple):
     problem: str  # why there are none
 
 
-class DebuggerListening(NamedTuple):
+class DebuggerListening(Message):
     """A rank's debugger can be reached at a port of this machine; or `problem` says why not."""
 
     time: int
@@ -726,7 +730,7 @@ class DebuggerListening(NamedTuple):
     problem: str
 
 
-class StacksTaken(NamedTuple):
+class StacksTaken(Message):
     """The stacks of all running ranks."""
 
     time: int
@@ -738,21 +742,21 @@ class StacksTaken(NamedTuple):
     starting: Sequence[int] = ()  # those that have no process yet
 
 
-class NodesApart(NamedTuple):
+class NodesApart(Message):
     """These nodes could not reach each other when the job stalled, though the head reached them."""
 
     time: int
     pairs: list[list[int]]  # [from, to] each
 
 
-class Stalled(NamedTuple):
+class Stalled(Message):
     """No rank has written anything or made progress for `seconds`."""
 
     time: int
     seconds: float
 
 
-class FaultInjected(NamedTuple):
+class FaultInjected(Message):
     """The head is injecting a fault (--inject)."""
 
     time: int
@@ -761,7 +765,7 @@ class FaultInjected(NamedTuple):
     node: int
 
 
-class FaultMissed(NamedTuple):
+class FaultMissed(Message):
     """The job was over before a fault could be injected."""
 
     time: int
