@@ -12,10 +12,10 @@ import click
 from launchpad._version import __version__
 from launchpad.errors import LaunchpadError
 from launchpad.runner.links import LocalAgent
-from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.image.keeper_link import KeeperLink
+    from launchpad.transport.local import LocalLink
 
 # A command's module is imported only when the command is used, to keep start-up fast.
 _COMMANDS = {
@@ -79,7 +79,7 @@ def cli() -> None:
     """Run N supervised ranks of a distributed program with one command, and say what happened."""
 
 
-def main(link: Link | None, keeper: KeeperLink | None) -> None:
+def main(link: LocalLink | None, keeper: KeeperLink | None) -> None:
     """Run the command that sys.argv names; never returns.
 
     `link`: to this node's agent if one was started; `keeper`: of images to fork it from.

@@ -57,6 +57,20 @@ class KeeperLink:
         folder: str = ".",
     ) -> int:
         """Fork a guard with these ends of the link, in this folder; returns a pidfd of it. Raises Cold."""
+        self.ask_to_fork(commands, events, stderr, stdin_fd, shown, environ, folder)
+        return self.forked()
+
+    def ask_to_fork(
+        self,
+        commands: int,
+        events: int,
+        stderr: int,
+        stdin_fd: int | None,
+        shown: Sequence[str],
+        environ: Mapping[str, str],
+        folder: str = ".",
+    ) -> None:
+        """Ask for it; `forked` gives the answer. Raises Cold."""
         request = self._request
         if request is None:
             raise Cold("such a job starts cold")
@@ -64,11 +78,14 @@ class KeeperLink:
         try:
             fds = [commands, events, stderr, here, *([] if stdin_fd is None else [stdin_fd])]
             self.ask({"run": self._message(request, shown, environ)}, fds)
-            answer, received = self._answer()
         except (OSError, KeyError) as error:
             raise Cold(f"it can't be asked ({error})") from None
         finally:
             os.close(here)
+
+    def forked(self) -> int:
+        """Wait until the guard has been forked that was asked for; returns a pidfd of it. Raises Cold."""
+        answer, received = self._answer()
         if "guard" not in answer or len(received) != 1:
             raise Cold(str(answer.get("cold", "it gave no answer")))
         return received[0]

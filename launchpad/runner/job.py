@@ -93,6 +93,9 @@ def run_job(
             nothing = options.preload is not None and not options.preload.strip(", ")
             executes = nothing or options.start_method in ("exec", "spawn")
             look_for_image(local, spec, os.environ, executes=executes)
+            if not hosts:
+                local.begin()
+                _import_the_rest()
             links, reopen = open_links(
                 hosts,
                 local,
@@ -103,7 +106,6 @@ def run_job(
                 quiet=quiet,
                 asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
             )
-        # An agent that is forked from a kept image comes up while these are imported.
         from launchpad.head.bringup import BringUp
         from launchpad.runner.nodes import bring_up, members_of
         from launchpad.runner.supervise import supervise
@@ -124,6 +126,13 @@ def run_job(
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
     return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
+
+
+def _import_the_rest() -> None:
+    """Import what is needed as soon as there is an agent: one that is forked from a kept image comes up meanwhile."""
+    import launchpad.head.bringup
+    import launchpad.runner.nodes
+    import launchpad.runner.supervise  # noqa: F401
 
 
 def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from launchpad.runner.options import HostOptions
 
 
+_NO_AGENT = "this node's agent can't be started: {}"
+
+
 class LocalAgent:
     """The agent of the machine that the head runs on, started when its link is first needed."""
 
-    def __init__(self, link: Link | None = None, keeper: KeeperLink | None = None, *, leaves: bool = False) -> None:
+    def __init__(
+        self, link: LocalLink | None = None, keeper: KeeperLink | None = None, *, leaves: bool = False
+    ) -> None:
         """`link`: to an agent that was started ahead of time; `keeper`: of images to fork it from instead.
 
         `leaves`: the head is about to leave the terminal.
@@ -28,15 +33,24 @@ class LocalAgent:
         self._leaves = leaves
         self._link = link
         self.keeper = keeper
-        self._before: list[Link] = []
+        self._before: list[LocalLink] = []
 
-    def link(self) -> Link:
-        """The link to the agent. Raises NodeError if the agent can't be started."""
+    def begin(self) -> None:
+        """Start the agent. One that is forked from a kept image comes up meanwhile. Raises NodeError if it can't be."""
         if self._link is None:
             try:
                 self._link = LocalLink(self.keeper, leaves=self._leaves)
             except (OSError, RuntimeError) as error:
-                raise NodeError(f"this node's agent can't be started: {error}") from None
+                raise NodeError(_NO_AGENT.format(error)) from None
+
+    def link(self) -> Link:
+        """The link to the agent. Raises NodeError if the agent can't be started."""
+        self.begin()
+        assert self._link is not None
+        try:
+            self._link.wait()
+        except (OSError, RuntimeError) as error:
+            raise NodeError(_NO_AGENT.format(error)) from None
         return self._link
 
     def reopen(self) -> Link:
@@ -64,7 +78,7 @@ class LocalAgent:
     @property
     def why_cold(self) -> str:
         """Why the agent was not forked from a kept image, though there is one."""
-        return getattr(self._link, "why_cold", "")
+        return "" if self._link is None else self._link.why_cold
 
 
 def open_links(

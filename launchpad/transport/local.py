@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -26,7 +27,7 @@ SECRET = "LAUNCHPAD_SECRET"
 class Forking(Protocol):
     """A kept image that a guard can be forked from."""
 
-    def fork(
+    def ask_to_fork(
         self,
         commands: int,
         events: int,
@@ -34,12 +35,18 @@ class Forking(Protocol):
         stdin_fd: int | None,
         shown: Sequence[str],
         environ: Mapping[str, str],
-    ) -> int:
-        """Fork a guard with these ends of the link; returns a pidfd of it. Raises Cold."""
+    ) -> None:
+        """Ask for a guard with these ends of the link. Raises Cold."""
+
+    def forked(self) -> int:
+        """Wait until it has been forked; returns a pidfd of it. Raises Cold."""
 
 
 class LocalLink:
-    """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello."""
+    """A Link to an agent on this machine. Creating it starts the guard; the agent then waits for its Hello.
+
+    Where the guard is to be forked from a kept image, creating the link asks for that, and `wait` has to be called.
+    """
 
     name = ""
     remote = False
@@ -57,17 +64,16 @@ class LocalLink:
         events_in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
         self._pid, self._guard = 0, -1
+        self._ends = (commands_in, events_out, stderr, stdin_fd)
+        self._image = None
         if image is not None:
             try:
-                self._guard = image.fork(
-                    commands_in, events_out, stderr, stdin_fd, guard_command(stdin_fd), guard_environ()
-                )
+                image.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
+                self._image = image
             except Cold as reason:
                 self.why_cold = str(reason)
-        if self._guard < 0:
-            self._pid = _start_guard(commands_in, events_out, stderr, stdin_fd)
-        for fd in (commands_in, events_out, *([stderr] if leaves else [])):
-            os.close(fd)
+        if self._image is None:
+            self._start_cold()
         self._out = commands_out
         self._in = events_in
         self._read = threading.Event()  # nobody is reading
@@ -75,6 +81,28 @@ class LocalLink:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
         self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until the guard has been forked from the image; if that can't be, start it. Raises OSError."""
+        image, self._image = self._image, None
+        if image is not None:
+            try:
+                self._guard = image.forked()
+                self._close_ends()
+            except Cold as reason:
+                self.why_cold = str(reason)
+                self._start_cold()
+
+    def _start_cold(self) -> None:
+        try:
+            self._pid = _start_guard(*self._ends)
+        finally:
+            self._close_ends()
+
+    def _close_ends(self) -> None:
+        commands, events, stderr, _ = self._ends
+        for fd in (commands, events, *([stderr] if stderr > 2 else [])):
+            os.close(fd)
 
     def send(self, command: Command) -> None:
         """Queue a command for the writer thread: an agent that doesn't read must not block the head."""
@@ -99,6 +127,15 @@ class LocalLink:
 
     def close(self) -> None:
         """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
+        image, self._image = self._image, None
+        if image is not None:  # nobody has waited
+            with contextlib.suppress(Cold):
+                self._guard = image.forked()
+            self._close_ends()
+            if self._guard < 0:
+                self._outbox.put(None)
+                os.close(self._out)
+                os.close(self._in)
         if self._pid == 0 and self._guard < 0:
             return
         self._outbox.put(None)
