@@ -1,8 +1,9 @@
 """Launching, beside torchrun and mpirun in one run: python tests/bench/launch.py [--runs N] [--part PART]
 
-noop: 4 ranks that print and exit. mpi: 4 that join an MPI_COMM_WORLD and sum over it. crash: from a rank's death
-until its launcher is gone. lines: two million lines from 4 ranks, each marked with its rank. damaged: how many of
-those did not arrive whole. memory: the launcher's own processes while it passes them on.
+noop: 4 ranks that print and exit. mpi: 4 that join an MPI_COMM_WORLD and sum over it. mpi-kept: the same, launchpad's
+from a kept image. crash: from a rank's death until its launcher is gone. lines: two million lines from 4 ranks, each
+marked with its rank. damaged: how many of those did not arrive whole. memory: the launcher's own processes while it
+passes them on.
 
 faults: what is left after a fault (faults.py); warm: until the first all_reduce (warm.py). Only where asked for.
 
@@ -13,6 +14,8 @@ the peer's figure over Launchpad's. A peer that is not installed is left out.
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import math
 import os
 import platform
@@ -80,19 +83,39 @@ def noop(peer: Peer) -> float:
     return seconds
 
 
-def mpi(peer: Peer) -> float:
-    """Seconds for 4 ranks that join an MPI_COMM_WORLD, sum over it and leave, by mpi4py; not a number for torchrun."""
+def mpi(peer: Peer, *, kept: bool = False) -> float:
+    """Seconds for 4 ranks that join an MPI_COMM_WORLD, sum over it and leave, by mpi4py; not a number for torchrun.
+
+    kept: launchpad's ranks are forked from an image that has imported mpi4py.MPI.
+    """
     if peer.name == "torchrun":
         return math.nan
     # mpi4py takes the MPI of its own environment first, whoever has started it.
     environ = os.environ | ({"MPI4PY_LIBMPI": "libmpi.so.40"} if "Open MPI" in peer.name else {})
     own = ["--backend", "mpi"] if peer.name == "launchpad" else []
+    if own and kept:
+        own += ["--preload", "mpi4py.MPI"]
+        environ |= _image_of_mpi(peer.command[0])
     argv = peer._replace(command=[*peer.command, *own]).argv("mpi_sum.py")
     start = time.monotonic()
     done = subprocess.run(argv, capture_output=True, timeout=DEADLINE, check=True, env=environ)
     seconds = time.monotonic() - start
     assert done.stdout.count(b"here") == RANKS, done
     return seconds
+
+
+@functools.cache
+def _image_of_mpi(launchpad: str) -> dict[str, str]:
+    """Keep an image that has imported mpi4py.MPI, until the bench ends; returns the variables of runs that use it."""
+    folder = tempfile.mkdtemp()
+    variables = {"XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"}
+    warm = functools.partial(
+        subprocess.run, env=os.environ | variables, stdout=subprocess.DEVNULL, timeout=DEADLINE, check=True
+    )
+    warm([launchpad, "warm", "--preload", "mpi4py.MPI"])
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(warm, [launchpad, "warm", "--stop"])
+    return variables
 
 
 def crash(peer: Peer) -> float:
@@ -168,6 +191,7 @@ def _whole_lines(text: bytes) -> int:
 PARTS: dict[str, tuple[str, Callable[[Peer], float], str]] = {
     "noop": ("4 ranks that print and exit", noop, "s"),
     "mpi": ("4 ranks that join an MPI world, sum and exit", mpi, "s"),
+    "mpi-kept": ("… launchpad from a kept image of mpi4py.MPI", functools.partial(mpi, kept=True), "s"),
     "crash": ("a rank exits with 7: launcher exits after", crash, "s"),
     "lines": ("2 000 000 marked lines from 4 ranks", lines, "s"),
     "damaged": ("… of them cut, lost or mixed up", damaged, "lines"),
