@@ -20,10 +20,11 @@ import pytest
 from launchpad import linux
 from launchpad.forkserver.keeper import Keeper
 from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
-from launchpad.image.keeper_link import KeeperLink
+from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect
 from launchpad.image.seen import ALL, Seen
 from launchpad.runner import suggestion
-from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
+from launchpad.runner.links import LocalAgent
+from tests.conftest import DEADLINE, MARK, Launchpad, descriptors, needs_torch, wait_until
 from tests.test_terminal import Terminal
 
 PLAIN = fit.Image("/p", (), (), {"A": "1", "LANG": "C"}, "3", "8", frozenset())
@@ -168,6 +169,32 @@ def test_a_guard_that_comes_too_late_finds_nobody() -> None:
         with pytest.raises(BrokenPipeError):
             channel.send(theirs, {"guard": 1})
         link.close()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "leaves"])
+def test_a_keeper_that_ends_after_it_was_asked(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The agent is started cold when it is waited for; if it never is, nothing is left."""
+    for name in (MARK, "TMPDIR"):
+        monkeypatch.setenv(name, launchpad.environ[name])
+    before = descriptors()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = KeeperLink(ours)
+    channel.send(theirs, {"cores": 1})
+    link.want(ForkRequest(sys.executable, (), {}, {}, forks=False))
+    local = LocalAgent(keeper=link)
+    local.begin()
+    asked = channel.receive(theirs)
+    assert asked is not None
+    channel.close(asked[1])
+    theirs.close()
+    if waits:
+        local.link()
+        assert local.why_cold == "it has ended"
+        assert launchpad.survivors()
+    local.close()
+    assert descriptors() == before
 
 
 # The real thing.
@@ -560,6 +587,29 @@ def test_an_answer_of_a_fork_is_for_who_asked_for_it() -> None:
             channel.send(far, answer)
             keeper._hear_image(image)  # type: ignore[arg-type]
     assert (told, image.jobs, image.waiting) == (["2 {'cold': 'why'}"], {71}, {})
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "leaves"])
+def test_an_agent_is_asked_for_before_it_is_waited_for(
+    warm: Launchpad, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:  # the images were made without
+        monkeypatch.delenv(name)
+    for name in (MARK, "TMPDIR", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
+        monkeypatch.setenv(name, warm.environ[name])
+    before = descriptors()
+    link = connect(os.environ)
+    assert link is not None
+    link.want(ForkRequest(sys.executable, (), {}, {}, forks=False))
+    local = LocalAgent(keeper=link)
+    local.begin()
+    if waits:
+        local.link()
+        assert not local.why_cold
+        assert warm.survivors()
+    local.close()
+    assert not warm.survivors()
+    assert descriptors() == before
 
 
 def test_a_job_outlives_its_image(own: Launchpad) -> None:
