@@ -6,8 +6,10 @@ The program, ports and values are ours. Those for several nodes are run by as ma
 # ruff: noqa: E501 - a command line is one line
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -55,11 +57,16 @@ SEVERAL_NODES = (
 
 @pytest.fixture
 def written(launchpad: Launchpad) -> Launchpad:
-    """The programs that the lines name."""
+    """The programs that the lines name, and on PATH the interpreter, by the name that they use."""
     for path in ("train.py", "main.py", "bin/train.py", "tool/main.py", "package/train.py", "package/__init__.py"):
         (launchpad.folder / path).parent.mkdir(exist_ok=True)
         (launchpad.folder / path).write_text(PROGRAM if "__init__" not in path else "")
     (launchpad.folder / "wrapper.sh").write_text("exec python train.py\n")
+    folder = launchpad.folder.parent / "bin"
+    folder.mkdir()
+    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (folder / "python").chmod(0o755)
+    launchpad.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
     return launchpad
 
 
