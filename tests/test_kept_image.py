@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -20,7 +21,7 @@ import pytest
 from launchpad import linux
 from launchpad.forkserver.keeper import Keeper
 from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
-from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect
+from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect_at
 from launchpad.image.seen import ALL, Seen
 from launchpad.runner import suggestion
 from launchpad.runner.links import LocalAgent
@@ -183,17 +184,16 @@ def test_a_keeper_that_ends_after_it_was_asked(
     link = KeeperLink(ours)
     channel.send(theirs, {"cores": 1})
     link.want(ForkRequest(sys.executable, (), {}, {}, forks=False))
-    local = LocalAgent(keeper=link)
-    local.begin()
-    asked = channel.receive(theirs)
-    assert asked is not None
-    channel.close(asked[1])
-    theirs.close()
-    if waits:
-        local.link()
-        assert local.why_cold == "it has ended"
-        assert launchpad.survivors()
-    local.close()
+    with contextlib.closing(LocalAgent(keeper=link)) as local:
+        local.begin()
+        asked = channel.receive(theirs)
+        assert asked is not None
+        channel.close(asked[1])
+        theirs.close()
+        if waits:
+            local.link()
+            assert local.why_cold == "it has ended"
+            assert launchpad.survivors()
     assert descriptors() == before
 
 
@@ -598,16 +598,16 @@ def test_an_agent_is_asked_for_before_it_is_waited_for(
     for name in (MARK, "TMPDIR", "XDG_RUNTIME_DIR", "OMP_NUM_THREADS", "LC_ALL"):
         monkeypatch.setenv(name, warm.environ[name])
     before = descriptors()
-    link = connect(os.environ)
+    (listens,) = Path(warm.environ["XDG_RUNTIME_DIR"], "launchpad").iterdir()
+    link = connect_at(str(listens))
     assert link is not None
     link.want(ForkRequest(sys.executable, (), {}, {}, forks=False))
-    local = LocalAgent(keeper=link)
-    local.begin()
-    if waits:
-        local.link()
-        assert not local.why_cold
-        assert warm.survivors()
-    local.close()
+    with contextlib.closing(LocalAgent(keeper=link)) as local:
+        local.begin()
+        if waits:
+            local.link()
+            assert not local.why_cold
+            wait_until(warm.survivors, "the guard to have the environment that it was forked for")
     assert not warm.survivors()
     assert descriptors() == before
 
