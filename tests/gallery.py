@@ -49,7 +49,9 @@ CASES = [
     Case("worker", r"IndexError: image 5 is broken"),
     # torch itself reports sometimes this, and sometimes only that the connection to its worker is gone.
     Case(
-        "worker_killed", r"DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)|ConnectionResetError"
+        "worker_killed",
+        r"its child process \d+ was killed by SIGKILL"
+        r"|DataLoader worker .* (is killed by signal: Killed|exited unexpectedly)",
     ),
     Case("in_thread", r"FileNotFoundError: shard-17.tar"),
     Case(

@@ -797,6 +797,55 @@ def test_exceptions_are_recorded_in_every_python_rank(launchpad: Launchpad, way:
     assert "forkserver" not in done.stderr
 
 
+@pytest.mark.parametrize("waits", ["", "child.join(); "], ids=["zombie", "waited_for"])
+def test_a_child_process_that_was_killed_is_named(launchpad: Launchpad, waits: str) -> None:
+    """Such as a DataLoader worker. All that the program sees is the end of the connection."""
+    (launchpad.folder / "c.py").write_text(
+        "import multiprocessing, os, time\n"
+        "def lives(ready): ready.set(); time.sleep(600)\n"
+        "def dies(pipe): os.kill(os.getpid(), 9)\n"
+        "mp = multiprocessing.get_context('fork')\n"
+        "ready = mp.Event()\n"
+        "other = mp.Process(target=lives, args=(ready,), daemon=True); other.start(); ready.wait()\n"
+        "ours, theirs = mp.Pipe()\n"
+        "child = mp.Process(target=dies, args=(theirs,)); child.start(); theirs.close(); print('child', child.pid)\n"
+        f"{waits}\ntry:\n    ours.recv()\nexcept EOFError as error:\n    raise RuntimeError('no data') from error\n"
+    )
+    done = launchpad.run("run", "-n", 1, "c.py")
+    pid = done.stdout.rpartition("child ")[2].strip()
+    told = f"rank 0 failed first: its child process {pid} was killed by SIGKILL: RuntimeError: no data ("
+    assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
+
+
+def test_a_connection_that_another_process_closed_blames_no_child(launchpad: Launchpad) -> None:
+    (launchpad.folder / "c.py").write_text(
+        "import multiprocessing, os\n"
+        "mp = multiprocessing.get_context('fork')\n"
+        "child = mp.Process(target=os._exit, args=(3,)); child.start(); child.join()\n"
+        "ours, theirs = mp.Pipe()\ntheirs.close()\nours.recv()\n"
+    )
+    done = launchpad.run("run", "-n", 1, "c.py")
+    assert verdict_of(launchpad)["text"][0].startswith("rank 0 failed first: EOFError ("), done.stderr
+
+
+def test_a_signal_handler_that_raises_costs_no_record(launchpad: Launchpad) -> None:
+    """Torch's handler for SIGCHLD raises when a DataLoader worker has died, wherever the rank is then."""
+    (launchpad.folder / "s.py").write_text(
+        "import signal, sys\n"
+        "def handler(*_): raise RuntimeError('a worker has died')\n"
+        "signal.signal(signal.SIGUSR1, handler)\n"
+        "class Note(str):\n"
+        "    __str__ = lambda self: times.pop() and signal.raise_signal(signal.SIGUSR1) or 'epoch 3'\n"
+        "times = [False, True]\n"
+        "error = ValueError('bad batch')\nerror.__notes__ = [Note()]\n"
+        "sys.excepthook = lambda *_: None\n"
+        "raise error\n"
+    )
+    done = launchpad.run("run", "-n", 1, "s.py")
+    text = "\n".join(verdict_of(launchpad)["text"])
+    assert "ValueError: bad batch\n    epoch 3" in text, done.stderr
+
+
 def test_the_users_own_faulthandler_still_works(launchpad: Launchpad) -> None:
     (launchpad.folder / "c.py").write_text("import faulthandler, os\nfaulthandler.enable()\nos.abort()\n")
     done = launchpad.run("run", "-n", 1, "c.py")

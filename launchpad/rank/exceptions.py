@@ -108,24 +108,30 @@ def keep_end() -> None:
 
 
 def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
-    try:
-        import json
-        import time
-
-        now = time.monotonic_ns()
-        traceback = _traceback(error, ours, MOST_LINKS)
-        said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": traceback}
-        if not thread and os.getpid() == _pid and "torch.distributed" in sys.modules:
-            traceback["kept"] = _kept(error)
-            said |= _collectives(now)
-        line = json.dumps(said).encode() + b"\n"
-        fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for _ in range(2):  # a signal handler of the program may raise in here, as torch's does when a worker has died
         try:
-            os.write(fd, line)
-        finally:
-            os.close(fd)
-    except BaseException:  # no memory, a __str__ that raises …: must not fail the program
-        pass
+            line = _line(error, thread, ours)
+            fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(fd, line)
+            finally:
+                os.close(fd)
+            return
+        except BaseException:  # no memory, a __str__ that raises …: must not fail the program
+            pass
+
+
+def _line(error: BaseException, thread: str, ours: tuple[str, ...]) -> bytes:
+    import json
+    import time
+
+    now = time.monotonic_ns()
+    traceback = _traceback(error, ours, MOST_LINKS)
+    said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": traceback}
+    if not thread and os.getpid() == _pid and "torch.distributed" in sys.modules:
+        traceback["kept"] = _kept(error)
+        said |= _collectives(now)
+    return json.dumps(said).encode() + b"\n"
 
 
 def _collectives(now: int) -> dict[str, Any]:
@@ -188,6 +194,10 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         "message": _text(error),
         "frames": _frames(error, ours),
     }
+    if isinstance(error, EOFError | ConnectionError):
+        from . import killed_child
+
+        found["why"] = killed_child.explain(error)
     if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
         text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
         found["printed"] = text[-MOST_TEXT:]
