@@ -48,7 +48,8 @@ def _use_image(wanted: Asked, environ: dict[str, str]) -> tuple[str, int | None]
         return "", None
     keeper.want(_request(wanted, environ))
     try:
-        forked = keeper.fork(0, 1, 2, None, sys.orig_argv, environ)
+        keeper.ask_to_fork(0, 1, 2, None, sys.orig_argv, environ)
+        forked = keeper.forked()
     except Cold as reason:
         return str(reason), os.dup(keeper.fileno())
     return _exit_with(forked)  # it does not return

@@ -46,20 +46,6 @@ class KeeperLink:
         """Say what the coming agents are for; before that, none is forked."""
         self._request = request
 
-    def fork(
-        self,
-        commands: int,
-        events: int,
-        stderr: int,
-        stdin_fd: int | None,
-        shown: Sequence[str],
-        environ: Mapping[str, str],
-        folder: str = ".",
-    ) -> int:
-        """Fork a guard with these ends of the link, in this folder; returns a pidfd of it. Raises Cold."""
-        self.ask_to_fork(commands, events, stderr, stdin_fd, shown, environ, folder)
-        return self.forked()
-
     def ask_to_fork(
         self,
         commands: int,
@@ -70,7 +56,7 @@ class KeeperLink:
         environ: Mapping[str, str],
         folder: str = ".",
     ) -> None:
-        """Ask for it; `forked` gives the answer. Raises Cold."""
+        """Ask for a guard with these ends of the link, in this folder; `forked` gives the answer. Raises Cold."""
         request = self._request
         if request is None:
             raise Cold("such a job starts cold")

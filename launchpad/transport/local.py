@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
 from launchpad.image import Cold
@@ -18,28 +18,13 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
 from launchpad.transport import CLOSE_SECONDS, READ_BYTES
 
+if TYPE_CHECKING:
+    from launchpad.image.keeper_link import KeeperLink
+
 _AGENT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "agent", "__main__.py")
 
 # The variable with the secret by which nodes join a job (transport/join/). Ranks don't get it.
 SECRET = "LAUNCHPAD_SECRET"
-
-
-class Forking(Protocol):
-    """A kept image that a guard can be forked from."""
-
-    def ask_to_fork(
-        self,
-        commands: int,
-        events: int,
-        stderr: int,
-        stdin_fd: int | None,
-        shown: Sequence[str],
-        environ: Mapping[str, str],
-    ) -> None:
-        """Ask for a guard with these ends of the link. Raises Cold."""
-
-    def forked(self) -> int:
-        """Wait until it has been forked; returns a pidfd of it. Raises Cold."""
 
 
 class LocalLink:
@@ -51,40 +36,43 @@ class LocalLink:
     name = ""
     remote = False
 
-    def __init__(self, image: Forking | None = None, *, leaves: bool = False) -> None:
+    def __init__(self, image: KeeperLink | None = None, *, leaves: bool = False) -> None:
         """A rank will read our stdin, unless that is a terminal in which we are in the background.
 
         `image`: a kept image, to fork the guard from; `why_cold` says why that was not done. `leaves`: we are about to
-        leave the terminal, and whoever started us may wait for the end of our stderr.
+        leave the terminal, and whoever started us may wait for the end of our stderr. Raises OSError.
         """
         self.why_cold = ""
         stdin_fd = _stdin_for_a_rank(leaves)
         stderr = os.open(os.devnull, os.O_WRONLY) if leaves else 2
-        commands_in, commands_out = os.pipe()
-        events_in, events_out = os.pipe()
+        commands_in, self._out = os.pipe()
+        self._in, events_out = os.pipe()
         linux.widen_pipe(events_out)  # a control frame has to wait behind the output in it
-        self._pid, self._guard = 0, -1
         self._ends = (commands_in, events_out, stderr, stdin_fd)
-        self._image = None
-        if image is not None:
-            try:
-                image.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
-                self._image = image
-            except Cold as reason:
-                self.why_cold = str(reason)
-        if self._image is None:
-            self._start_cold()
-        self._out = commands_out
-        self._in = events_in
+        self._pid, self._guard = 0, -1  # of the guard: its pid if it was started, a pidfd if it was forked
+        self._asked: KeeperLink | None = None  # for a guard, and has not answered yet
+        self._open = True
         self._read = threading.Event()  # nobody is reading
         self._read.set()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="local-link-writer", daemon=True)
         self._writer.start()
+        if image is not None:
+            try:
+                image.ask_to_fork(*self._ends, guard_command(stdin_fd), guard_environ())
+                self._asked = image
+                return
+            except Cold as reason:
+                self.why_cold = str(reason)
+        try:
+            self._start_cold()
+        except OSError:
+            self.close()
+            raise
 
     def wait(self) -> None:
         """Wait until the guard has been forked from the image; if that can't be, start it. Raises OSError."""
-        image, self._image = self._image, None
+        image, self._asked = self._asked, None
         if image is not None:
             try:
                 self._guard = image.forked()
@@ -127,26 +115,21 @@ class LocalLink:
 
     def close(self) -> None:
         """Hang up, unless already done, and reap the guard, which exits by itself after its agent."""
-        image, self._image = self._image, None
-        if image is not None:  # nobody has waited
-            with contextlib.suppress(Cold):
-                self._guard = image.forked()
-            self._close_ends()
-            if self._guard < 0:
-                self._outbox.put(None)
-                os.close(self._out)
-                os.close(self._in)
-        if self._pid == 0 and self._guard < 0:
+        if not self._open:
             return
+        self._open = False
+        if self._asked is not None:  # nobody has waited for its answer
+            with contextlib.suppress(Cold):
+                self._guard = self._asked.forked()
+            self._close_ends()
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
         if self._guard >= 0:
             linux.wait_for(self._guard, CLOSE_SECONDS)
             os.close(self._guard)
-        else:
+        elif self._pid:
             _reap(self._pid)
-        self._pid, self._guard = 0, -1
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
 

@@ -108,7 +108,8 @@ class TrialRank:
                 preload, threads = tuple(image["preload"]), {**defaults_for(1), "OMP_NUM_THREADS": image["threads"]}
                 keeper.want(ForkRequest(sys.executable, preload, request["environ"], threads, False, program))
                 try:
-                    return keeper.fork(*ends, None, [sys.executable, "-c", *program], environ, where(request))
+                    keeper.ask_to_fork(*ends, None, [sys.executable, "-c", *program], environ, where(request))
+                    return keeper.forked()
                 except Cold:
                     continue
                 finally:
