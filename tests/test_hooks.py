@@ -111,14 +111,15 @@ EITHER: dict[str, tuple[str, Any]] = {
     "descriptors 250": ("descriptor 250", "/memfd:launchpad-stacks (deleted)"),
     "meta_path": ("`sys.meta_path`", [OURS]),
 }
+EXECUTED = {"atexit": ("an `atexit` function has both", 1)}
 FORKED = {"frozen": ("`gc.freeze()`", True)}
 WITH_TORCH = {"patched _check_valid_timeout": ("`_check_valid_timeout`", OURS)}
 STORE = {"patched _create_c10d_store": ("`_create_c10d_store`", OURS)}
 
 WAYS = {
-    "executed": (["--start-method", "exec"], [], EITHER),
+    "executed": (["--start-method", "exec"], [], {**EITHER, **EXECUTED}),
     "forked": (["--preload", "multiprocessing"], [], {**EITHER, **FORKED}),
-    "executed, with torch": (["--start-method", "exec"], IN_TORCH, {**EITHER, **WITH_TORCH}),
+    "executed, with torch": (["--start-method", "exec"], IN_TORCH, {**EITHER, **EXECUTED, **WITH_TORCH}),
     "forked, with torch": (
         ["--preload", "torch,torch.distributed"],
         IN_TORCH,
@@ -142,6 +143,7 @@ def test_hooks_make_the_differences_that_the_manual_names(launchpad: Launchpad, 
         found["meta_path"] = [finder for finder in found.get("meta_path", []) if "mpi4py" not in finder]
         found = {what: value for what, value in found.items() if value != [] and what not in IMPORTED}
     else:
+        found["atexit"] = after["atexit"] - before["atexit"]
         assert [module for module in theirs if f"`{module}`" not in page] == []
     assert found == {what: value for what, (_, value) in listed.items()}
     assert [words for words, _ in listed.values() if words not in page] == []

@@ -510,6 +510,21 @@ def test_ranks_that_do_not_meet_in_mpi(launchpad: Launchpad, kind: str) -> None:
     _together(launchpad, kind, "--backend", "mpi")
 
 
+def test_a_rank_whose_interpreter_is_gone_is_left_alone(launchpad: Launchpad) -> None:
+    """As in MPI_Finalize, which mpi4py calls then, and which waits for the others."""
+    (launchpad.folder / "end.py").write_text(
+        "import ctypes, os\n"
+        "libc = ctypes.CDLL(None)\n"
+        "print('ready')\n"
+        "if os.environ['RANK'] == '0': ctypes.pythonapi.Py_AtExit(ctypes.cast(libc.pause, ctypes.c_void_p))\n"
+        "else: libc.pause()\n"
+    )
+    code, err = hang(launchpad, "--start-method", "exec", "--stall-timeout", 1, "end.py")
+    assert code == 124, err
+    assert re.search(r"rank 0 is sleeping in .*the interpreter is exiting", err), err
+    assert "end.py:5 in <module>" in err, err
+
+
 @needs_mpi
 def test_mpi4py_alone(launchpad: Launchpad) -> None:
     code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "receive")

@@ -16,7 +16,7 @@ import time
 import types
 from _weakref import ref  # `weakref` takes longer to import than all of this
 
-from . import exceptions
+from . import exceptions, stack_server
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def leave(how: list[BaseException], ours: tuple[str, ...]) -> None:
     code = _report(ended, ours)
     del ended
     _finish_threads()
+    atexit.unregister(stack_server.retire)  # this interpreter stays until the end
     atexit._run_exitfuncs()
     flushed = _flush()
     _let_gloo_finish()

@@ -84,8 +84,23 @@ def prepare(path: str, eager: bool) -> None:
     __import__("_signal").signal(signum, _beat)
     __import__("_signal").signal(starting_signal(), _start_for_debugger)
     faulthandler.register(signum, file)
+    __import__("atexit").register(retire)
     if eager:
         start()
+
+
+def retire() -> None:
+    """Ignore the signals from here on: the interpreter is about to go, and what follows may take long.
+
+    MPI_Finalize, which mpi4py calls at the very end, waits for other ranks. CPython would restore default actions, and
+    then its own handler, with no interpreter left to run it: the signal would kill the rank.
+    """
+    import faulthandler
+
+    signal = __import__("_signal")
+    signal.signal(starting_signal(), signal.SIG_IGN)
+    faulthandler.unregister(signal_number())
+    signal.signal(signal_number(), signal.SIG_IGN)
 
 
 def _moved(fd: int) -> int:
