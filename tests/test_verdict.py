@@ -226,6 +226,18 @@ def test_a_hang_names_the_rank_that_the_others_wait_for(why: str) -> None:
     assert "    rank 1 is in read at data.py:3" in describe(History(events), verdict)
 
 
+@pytest.mark.parametrize("why", ["stall", "timeout"])
+def test_a_hang_names_the_ranks_that_had_left(why: str) -> None:
+    held = RanksHeld(at(20), why, [], ["ranks 1-2 wait in all_reduce at train.py:9"])
+    events = [*job(4), exits(5, 0, 0), exits(6, 3, 0), held, Stalled(at(20), 3.0), stopping(25, [1, 2], why)]
+    history = History([*events, exits(30, 1, 0), exits(30, 2, -15), over(40, why)])
+    assert describe(history, verdict_on(history))[1:] == [
+        "ranks 0, 3 had exited with code 0 before that",
+        "    ranks 1-2 wait in all_reduce at train.py:9",
+        "stopped because of it: ranks 1-2",
+    ]
+
+
 def test_a_rank_that_finished_is_not_blamed_for_another_ranks_own_failure() -> None:
     events = [*job(2), exits(5, 0, 0), *raises(10, 1, "ValueError", "own"), stopping(15, []), over(16)]
     verdict = judge(events)

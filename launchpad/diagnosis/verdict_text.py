@@ -144,11 +144,10 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             return [_loss(history, cause.node)]
         case "timeout":
             lines = [f"the job was stopped: it ran longer than --timeout {history.planned.timeout:g} s"]
-            lines += _held(history)
+            lines += [*_left(history), *_held(history)]
         case "stall":
             lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
-            lines += _apart(history)
-            lines += _held(history)
+            lines += [*_left(history), *_apart(history), *_held(history)]
         case "signal":
             because = f": {history.time_to_stop}" if history.time_to_stop else f" by {signal_name(history.signum)}"
             lines = [f"the job was stopped{because}"]
@@ -182,6 +181,14 @@ def _hung(history: History, cause: Candidate) -> str:
 
 def _held(history: History) -> list[str]:
     return [f"    {line}" for line in history.held.lines] if history.held else []
+
+
+def _left(history: History) -> list[str]:
+    """Which ranks had ended well by themselves: the others may still wait for them."""
+    stopped = history.stop.ranks if history.stop else ()
+    ended = {rank: one.exited for rank, one in sorted(history.ranks.items()) if rank not in stopped}
+    left = [rank for rank, end in ended.items() if end is not None and end.code == 0]
+    return [f"{ranks_in_words(left)} had exited with code 0 before that"] if left else []
 
 
 def _apart(history: History) -> list[str]:
