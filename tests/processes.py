@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 
 def with_variable(name: str, value: object) -> Iterator[int]:
@@ -24,8 +26,12 @@ def with_variable(name: str, value: object) -> Iterator[int]:
 
 def stacks(pids: Iterable[int]) -> str:
     """What these processes do, for a test that waits in vain: what py-spy says of each."""
+    tool = Path(sys.executable).with_name("py-spy")  # which need not be in PATH
     found = []
     for pid in pids:
-        spied = subprocess.run(["py-spy", "dump", "-p", str(pid)], capture_output=True, text=True, timeout=20)
-        found.append(f"{pid}: {spied.stdout}{spied.stderr}")
+        try:
+            spied = subprocess.run([tool, "dump", "-p", str(pid)], capture_output=True, text=True, timeout=20)
+            found.append(f"{pid}: {spied.stdout}{spied.stderr}")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            found.append(f"{pid}: {error}")
     return "\n".join(found)
