@@ -450,6 +450,7 @@ PLAIN = [
 
 def hang(launchpad: Launchpad, *words: object) -> tuple[int, str]:
     done = launchpad.run("run", "-n", 2, *words)
+    print(done.stderr)  # shown if the test fails: where the ranks were
     assert done.stdout.count("ready") == 2, done.stderr
     return done.returncode, done.stderr
 
