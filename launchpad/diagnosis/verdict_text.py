@@ -186,8 +186,11 @@ def _held(history: History) -> list[str]:
 def _left(history: History) -> list[str]:
     """Which ranks had ended well by themselves: the others may still wait for them."""
     stopped = history.stop.ranks if history.stop else ()
-    ended = {rank: one.exited for rank, one in sorted(history.ranks.items()) if rank not in stopped}
-    left = [rank for rank, end in ended.items() if end is not None and end.code == 0]
+    left = [
+        rank
+        for rank, one in sorted(history.ranks.items())
+        if rank not in stopped and one.exited is not None and one.exited.code == 0
+    ]
     return [f"{ranks_in_words(left)} had exited with code 0 before that"] if left else []
 
 
