@@ -40,10 +40,10 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     def run_pytest(code: str, *args: str, **options: object) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + code)
         words = [sys.executable, "-m", "pytest", "-p", "no:randomly", *args]
-        too_long = threading.Timer(DEADLINE, lambda: print(stacks(with_variable(mark, pytester.path))))
+        too_long = threading.Timer(DEADLINE - 10, lambda: print(stacks(with_variable(mark, pytester.path))))
         too_long.start()
         try:
-            return pytester.run(*words, timeout=2 * DEADLINE, **options)  # type: ignore[arg-type]
+            return pytester.run(*words, timeout=DEADLINE, **options)  # type: ignore[arg-type]
         finally:
             too_long.cancel()
             too_long.join()
