@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -66,25 +67,24 @@ def leaves_too_early(rank: int, _: int) -> None:
 
 
 def leaves_the_others(how: str, folder: str) -> None:
-    """Rank 1 leaves the group, and fails once ranks 0 and 2 have noticed that."""
+    """Rank 1 leaves the group, and fails once ranks 0 and 2 have raised; these exit only when they are stopped."""
     import torch
     import torch.distributed as dist
 
     rank = int(os.environ["RANK"])
-    noticed = [Path(folder, str(other)) for other in (0, 2)]
+    raised = [Path(folder, str(other)) for other in (0, 2)]
     dist.all_reduce(torch.ones(4))  # all are connected
     if rank == 1:
         dist.destroy_process_group()
-        while not all(file.exists() for file in noticed):
+        while not all(file.exists() for file in raised):
             time.sleep(0.01)
         if how == "raises":
             raise ValueError("bad batch")
         print("out of quota", flush=True)
         os._exit(3)
-    try:
-        dist.all_reduce(torch.ones(4))
-    finally:
-        Path(folder, str(rank)).touch()
+    atexit.register(wait_for_ever)
+    atexit.register(Path(folder, str(rank)).touch)  # runs before the one above
+    dist.all_reduce(torch.ones(4))
 
 
 def spawns(program: str) -> str:

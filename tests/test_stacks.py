@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 
 from launchpad.agent.host import procfs
-from launchpad.agent.stacks.dump import parse
+from launchpad.agent.poll import Poll
+from launchpad.agent.ranks.rank import Rank
+from launchpad.agent.stacks import dump
+from launchpad.agent.stacks.debug_channel import DebugChannel
+from launchpad.agent.stacks.dump import StackDumper, parse
 from launchpad.diagnosis.mismatch import mismatches
 from launchpad.diagnosis.stack_summary import held, merged
 from launchpad.head import control
+from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import NO_HANDLER, StackDump, StacksTaken
 from launchpad.protocol.stacks import where
 from launchpad.rank import exceptions, stack_server
@@ -340,6 +345,35 @@ def test_a_socket_of_another_container_is_left_alone(launchpad: Launchpad) -> No
     wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job to take questions")
     assert not left.exists()
     ended(launchpad, again)
+
+
+class Dumps(list[Any]):
+    """What the agent would send to the head."""
+
+    say = list.append
+
+
+def test_the_stacks_of_a_rank_that_is_exiting_do_not_overtake_its_exit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else the head has all answers, and stops the job before it hears that this rank failed by itself."""
+    monkeypatch.setattr(dump, "ANSWER_SECONDS", 600)
+    process = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie until it is waited for
+    poll, said = Poll(), Dumps()
+    channel = DebugChannel(poll, str(tmp_path))
+    dumper = StackDumper(poll, said, channel)
+    dumper.begin(DumpStacks(1, True, True, False), [Rank(0, process.pid, None)])
+    dumper._look = 0
+    dumper.pump()
+    assert said == []
+    monkeypatch.setattr(dump, "ANSWER_SECONDS", 0)
+    dumper._look = 0
+    dumper.pump()
+    assert [one.rank for one in said] == [0]
+    channel.close()
+    poll.close()
+    process.wait()
 
 
 @pytest.mark.parametrize("hangs_up", [True, False])

@@ -163,9 +163,10 @@ class StackDumper:
         for target in list(self._pending):
             if time.monotonic() > now + _BATCH_SECONDS:
                 break
-            if not self._has_answered(target, now):
-                if not late:
-                    continue
+            answered = self._has_answered(target, now)
+            if not late and not (answered and (target.threads or procfs.state(target.pid) not in ("Z", "X"))):
+                continue  # of a rank that is exiting, its exit tells more
+            if not answered:
                 target.why = SILENT
             self._pending.remove(target)
             if self._question.native:
