@@ -357,20 +357,43 @@ def test_when_it_looks_and_when_it_tells() -> None:
 
 
 def test_who_seems_to_spin_in_mpi_is_looked_at_more_often() -> None:
-    watch, spins = StallWatch(8.0, 0.0), {0: look([], collectives={"spins": ["libmpi.so.12", "7:a"]}, **BURNS)}
+    watch = StallWatch(8.0, 0.0)
+
+    def spins(now: float) -> dict[int, StackDump]:
+        return {0: look([], collectives={"spins": ["libmpi.so.12", "7:a"]}, cpu=now, busy=True)}
+
     told = {}
     while not any(told.values()):
         now = watch.deadline
         watch.asked(now)
-        told[now] = watch.sampled(now, spins, [0])
+        told[now] = watch.sampled(now, spins(now), [0])
     assert list(told) == [4.0, 8.0, 10.0, 12.0, 14.0]
     watch = StallWatch(8.0, 0.0)
     for now in (4.0, 8.0, 10.0, 12.0):
-        assert not watch.sampled(now, spins, [0])
-    assert not watch.sampled(14.0, {0: look([], **BURNS)}, [0])  # it computes
+        assert not watch.sampled(now, spins(now), [0])
+    assert not watch.sampled(14.0, {0: look([], cpu=14.0, busy=True)}, [0])  # it computes
     for now in (16.0, 18.0, 20.0, 22.0):
-        assert not watch.sampled(now, spins, [0])
-    assert watch.sampled(24.0, spins, [0])
+        assert not watch.sampled(now, spins(now), [0])
+    assert watch.sampled(24.0, spins(24.0), [0])
+
+
+@pytest.mark.parametrize("beats", [-1, 4])
+def test_a_rank_that_gets_no_cpu_is_not_judged_yet(beats: int) -> None:
+    watch = StallWatch(8.0, 0.0)
+    waits = {"mpi": True, **({"unanswered": 3} if beats < 0 else {})}
+
+    def at(cpu: float, **facts: Any) -> dict[int, StackDump]:
+        starved = look(MPI_LINE, "x = comm.recv()", 1, cpu=cpu, busy=True, beats=beats, collectives=waits, **facts)
+        return {0: look(GLOO), 1: starved}
+
+    assert not watch.sampled(4.0, at(1.0), [0, 1])
+    for now in (8.0, 12.0, 16.0):
+        assert not watch.sampled(now, at(1.0 + now / 1600), [0, 1])
+    assert watch.sampled(20.0, at(1.04), [0, 1])  # it runs, little as it is, and gets nowhere
+    watch.moved(21.0)
+    assert not watch.sampled(25.0, at(1.04), [0, 1])
+    assert not watch.sampled(29.0, at(1.04), [0, 1])
+    assert watch.sampled(33.0, at(1.04), [0])  # it has left
 
 
 MAPS = """\

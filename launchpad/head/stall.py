@@ -11,6 +11,9 @@ A job has stalled if it has written nothing for a while, and every rank either
 
 A rank that computes, or that sleeps in a loop that makes progress, has not stalled, and then neither has the job. Nor
 has it if each rank is in one long sleep for a given time (or its child is): nobody waits for any of them.
+
+A rank that other processes keep from running makes no progress either. So a rank that wants to run is judged only once
+it has used some CPU since the older sample.
 """
 
 from __future__ import annotations
@@ -68,9 +71,11 @@ class StallWatch:
 
     def sampled(self, now: float, sample: Mapping[int, StackDump], running: Collection[int]) -> bool:
         """Take a sample. Returns whether the ranks have stalled."""
-        before, self._last = self._last, sample
-        window, self._last_at = now - self._last_at, now
-        self._stuck = self._stuck + 1 if stalled(before, sample, running, window) else 0
+        stuck = stalled(self._last, sample, running, now - self._last_at)
+        if stuck and any(_starves(self._last[rank], sample[rank]) for rank in running):
+            return False  # the older sample is kept, so that what little CPU the rank gets adds up
+        self._last, self._last_at = sample, now
+        self._stuck = self._stuck + 1 if stuck else 0
         # A sample taken less than half the timeout after the last output says nothing yet.
         return self.quiet(now) >= self._timeout and self._stuck >= (SPIN_SAMPLES if self._spins else 1)
 
@@ -105,6 +110,11 @@ def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
     if idle and frames[0] == frames[1] and before.state == after.state:
         return True
     return _waits(before, after)
+
+
+def _starves(before: StackDump, after: StackDump) -> bool:
+    """Whether the rank wants to run, and has hardly been let."""
+    return after.busy and min(before.cpu, after.cpu) >= 0 and after.cpu - before.cpu < LEAST_SECONDS
 
 
 def _sleeps(before: StackDump, after: StackDump) -> bool:
