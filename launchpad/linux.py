@@ -8,11 +8,12 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing would take as long as all the rest
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
+    from typing import Any
 
 # Index into what `stat` returns: the process's start time, in clock ticks since boot.
 STARTED = 19

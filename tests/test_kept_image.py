@@ -582,6 +582,7 @@ def test_an_answer_of_a_fork_is_for_who_asked_for_it() -> None:
     callers = {number: SimpleNamespace(say=lambda said, of=number: told.append(f"{of} {said}")) for number in (1, 2)}
     image = SimpleNamespace(link=near, waiting=callers, jobs=set(), uses=0, used=0.0)
     keeper = Keeper.__new__(Keeper)
+    keeper._head = None
     with near, far:
         for answer in ({"cold": "why", "number": 2}, {"job": 71, "number": 1}):
             channel.send(far, answer)

@@ -6,29 +6,93 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing would take a tenth of the time until a kept head is asked
 if TYPE_CHECKING:
     from launchpad.image.keeper_link import KeeperLink
 
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
 _NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")
 
+# A job file may name hosts. ssh may ask the user something on /dev/tty then, which is nothing to a kept head.
+_NO_KEPT_HEAD = ("--config",)
+
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
 
 
 def main() -> None:
-    """Start this node's guard and agent, which come up while click is imported; then run the command."""
+    """Run the command: in a kept head if there is one, or else here."""
     if sys.platform != "linux":
         sys.stderr.write(f"launchpad: error: {_NEEDS_LINUX.format(sys.platform)}\n")
         raise SystemExit(2)
-    collect_rarely()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, children can't be waited for
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
+    _prepare()
     _open_standard_descriptors()
+    if _starts_agent() and _has_keeper() and not _has_option(_NO_KEPT_HEAD):
+        from launchpad.cli.hand_over import hand_over
+
+        hand_over()
+    _run()
+
+
+def kept_head() -> dict[str, object]:
+    """How a kept head is started, for the keeper of images."""
+    from launchpad.job.hosts import ALLOCATION_VARIABLES
+    from launchpad.runner.imports import NOT_FORKED
+    from launchpad.transport.local import guard_environ
+
+    return {
+        "rehearse": f"{__name__}:{rehearse.__name__}",
+        "main": f"{__name__}:{stand_in.__name__}",
+        "python": sys.executable,
+        "environ": guard_environ(),
+        "never": sorted({*NOT_FORKED, *ALLOCATION_VARIABLES}),
+    }
+
+
+def rehearse() -> None:
+    """Load what a plain run imports and parse a command line: each kept head has what Python and click keep of it."""
+    import launchpad.cli.launch
+    import launchpad.cli.main
+    import launchpad.console.dry_run
+    import launchpad.head.bringup
+    import launchpad.image.keeper_link
+    import launchpad.job.binding
+    import launchpad.protocol.cpulist
+    import launchpad.record.circumstances
+    import launchpad.runner.nodes
+    import launchpad.runner.supervise
+    import launchpad.transport.local  # noqa: F401
+    from launchpad.cli import run
+
+    run.command.make_context("run", ["--nproc", "2", "script.py"])
+
+
+def stand_in(pid: int) -> None:
+    """Be the kept head that runs the command for this process."""
+    from launchpad import caller
+
+    caller.stand_in_for(pid)
+    _prepare()
+    _run()
+
+
+def _starts_agent() -> bool:
+    return sys.argv[1:2] in (["run"], ["launch"]) and not _has_option(_NO_AGENT_YET)
+
+
+def _has_option(names: tuple[str, ...]) -> bool:
+    """Whether a word looks like one of these options, or an abbreviation of one. It may be the program's."""
+    for word in sys.argv[2:]:
+        short = word.partition("=")[0]
+        if word.startswith(names) or (len(short) > 2 and any(name.startswith(short) for name in names)):
+            return True
+    return False
+
+
+def _run() -> None:
+    """Start this node's guard and agent, which come up while click is imported; then run the command."""
     link = keeper = None
-    if sys.argv[1:2] in (["run"], ["launch"]) and not any(word.startswith(_NO_AGENT_YET) for word in sys.argv):
+    if _starts_agent():
         keeper = _keeper()
         if keeper is None:
             from launchpad.transport.local import LocalLink
@@ -42,6 +106,13 @@ def main() -> None:
     run_command(link, keeper)
 
 
+def _prepare() -> None:
+    collect_rarely()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if inherited as ignored, children can't be waited for
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the job installs its handler, Ctrl-C just kills us
+
+
 def collect_rarely() -> None:
     """Have the garbage collector look for cycles less often: almost all that imports and a large job make is to stay.
 
@@ -51,11 +122,15 @@ def collect_rarely() -> None:
     gc.set_threshold(50_000)
 
 
-def _keeper() -> KeeperLink | None:
-    """The keeper of images, if there is one: its agent is forked when it is known for what."""
+def _has_keeper() -> bool:
     from launchpad.image import place
 
-    if not place.exists(os.environ):
+    return place.exists(os.environ)
+
+
+def _keeper() -> KeeperLink | None:
+    """The keeper of images, if there is one: its agent is forked when it is known for what."""
+    if not _has_keeper():
         return None
     from launchpad.image.keeper_link import connect
 

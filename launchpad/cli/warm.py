@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from launchpad.cli import run
+from launchpad.cli import entry, run
 from launchpad.cli.options import positive_seconds, take_host_options
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.runner.options import HostOptions
@@ -68,7 +68,7 @@ def command(
         from launchpad.runner.connect import read_hosts
 
         return _show_hosts(warming.ask_hosts(request, read_hosts(options, None), options, python), as_json=as_json)
-    answer = warming.ask_here(request, python)
+    answer = warming.ask_here(request, python, entry.kept_head())
     if "off" in answer:
         raise UsageError(f"nothing is kept: {answer['off']}")
     if "failed" in answer:
@@ -122,14 +122,20 @@ def _lines(found: dict[str, Any] | None) -> list[str]:
         return ["nothing is kept; launchpad warm keeps an image of torch"]
     lines = []
     for image in found["images"]:
-        lines.append(
-            f"{_what(image)}: {image['state']}, pid {image['pid']}, {image['age']:.0f} s old, "
-            f"{image['memory'] / 1e6:.0f} MB, used {image['uses']} times, {image['jobs']} running; {image['python']}"
-        )
+        lines.append(f"{_what(image)}: {_facts(image)}")
+    if head := found["head"]:
+        lines.append(f"launchpad itself: {_facts(head)}")
     if found["last_cold"]:
         lines.append(f"the last run did not use it: {found['last_cold']}")
     lines.append(f"ends {_end(found)}")
     return lines
+
+
+def _facts(image: Mapping[str, Any]) -> str:
+    return (
+        f"{image['state']}, pid {image['pid']}, {image['age']:.0f} s old, {image['memory'] / 1e6:.0f} MB, "
+        f"used {image['uses']} times, {image['jobs']} running; {image['python']}"
+    )
 
 
 def _what(image: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from launchpad import caller
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.message import message_line, wants_colour
 from launchpad.console.writer import Target, Writer
@@ -285,7 +286,7 @@ def terminal_size(environ: Mapping[str, str], prefix_columns: int) -> Sequence[i
 def terminal_modes() -> list[Any] | None:
     """Our terminal's settings (echo, line mode …) for `restore_terminal`; None if we are not in its foreground."""
     try:
-        return termios.tcgetattr(0) if os.tcgetpgrp(0) == os.getpgrp() else None
+        return termios.tcgetattr(0) if caller.in_foreground(0) else None
     except (OSError, termios.error):
         return None
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from launchpad import caller
 from launchpad.protocol.events import STDERR
 
 # What takes less time is not worth a line.
@@ -131,7 +132,7 @@ def wrote(end: int) -> None:
 
 def _in_foreground() -> bool:
     try:
-        return os.tcgetpgrp(STDERR) == os.getpgrp()
+        return caller.in_foreground(STDERR)
     except OSError:  # not our session's terminal, so no other job of ours uses it
         return True
 

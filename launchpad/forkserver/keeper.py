@@ -1,8 +1,8 @@
 """The keeper: the process behind `launchpad warm`. It starts images, chooses one for each run, and ends them.
 
 One loop: callers (image/place.py), images, what these print, and the time. A caller is greeted with {"cores"}, then
-asks for "run", "warm", "status" or "stop". It stays connected for as long as its job lasts. An agent whose image turned
-out not to fit tells what was lacking ("lack").
+asks for "run", "head", "warm", "status" or "stop". It stays connected for as long as its job lasts. An agent whose
+image turned out not to fit tells what was lacking ("lack").
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ MOST_IMAGES = 3
 # How often memory and our socket are looked at.
 LOOK_SECONDS = 10.0
 
+# What a caller asks for first comes at once, or takes the caller longer than it takes to look at files.
+SOON_SECONDS = 0.001
+
 _LINK = 3
 
 
@@ -46,6 +49,9 @@ class Keeper:
         self._settings: dict[str, Any] = {}
         self._idle_since = time.monotonic()
         self._last_cold = ""
+        self._head: _Kept | None = None  # that of the launcher's head
+        self._why_no_head = ""  # for the last run
+        self._to_look = False  # at the files of images, once nothing else is to be done: the caller is not ready either
         self._over = ""  # why the keeper ends
 
     def run(self) -> None:
@@ -56,12 +62,15 @@ class Keeper:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, lambda signum, _: self._end(f"signal {signum}"))
         while not self._over:
-            for fd, _ in self._poll.poll(self._patience()):
+            ready = self._poll.poll(self._patience())
+            for fd, _ in ready:
                 if fd in self._handlers:
                     self._handlers[fd]()
+            if not ready and self._to_look:
+                self._look_at_files()
             processes.reap(0)
             self._look()
-        for image in self._images:
+        for image in self._all():
             image.kill()
         if loaded.mark(self._path)[:2] == self._socket:
             with contextlib.suppress(OSError):
@@ -83,14 +92,22 @@ class Keeper:
 
     @property
     def _busy(self) -> bool:
-        return any(image.jobs for image in self._images)
+        return any(image.jobs for image in self._all())
 
     def _idle_ends(self) -> float:
         return self._idle_since + float(self._settings.get("seconds", LOOK_SECONDS))
 
     def _patience(self) -> float:
+        if self._to_look:
+            return SOON_SECONDS
         left = LOOK_SECONDS if self._busy else self._idle_ends() - time.monotonic()
         return max(0.0, min(LOOK_SECONDS, left))
+
+    def _look_at_files(self) -> None:
+        """Find out whether files have changed that the images have loaded."""
+        self._to_look = False
+        for image in self._images:
+            image.look()
 
     def _look(self) -> None:
         """End what time, memory or somebody who removed our socket says must end."""
@@ -114,8 +131,7 @@ class Keeper:
         self._callers[connection.fileno()] = caller
         self._watch(connection.fileno(), lambda: self._hear(caller))
         caller.say({"cores": resources.usable_cores()})
-        for image in self._images:  # while it finds out what it is to run
-            image.look()
+        self._to_look = True
 
     def _hear(self, caller: _Caller) -> None:
         fds: list[int] = []
@@ -127,6 +143,7 @@ class Keeper:
             request, fds = asked
             for kind, answer in (
                 ("run", self._run),
+                ("head", self._run_head),
                 ("lack", self._lack),
                 ("warm", self._warm),
                 ("status", self._status),
@@ -146,6 +163,8 @@ class Keeper:
         if caller.lacked is not None:
             lacked, caller.lacked = caller.lacked, None
             self._start_image(lacked)
+        if caller.lacked_head is not None:
+            self._start_head(caller.lacked_head)
 
     def _stop(self, caller: _Caller, _: object, __: list[int]) -> None:
         self._end("it was told to")
@@ -155,7 +174,10 @@ class Keeper:
         now = time.monotonic()
         left = None if self._busy else round(self._idle_ends() - now)
         images = [image.described(now) for image in self._images]
-        caller.say({"pid": os.getpid(), "idle_ends": left, "last_cold": self._last_cold, "images": images})
+        head = {**self._head.described(now), "last_cold": self._why_no_head} if self._head else None
+        caller.say(
+            {"pid": os.getpid(), "idle_ends": left, "last_cold": self._last_cold, "images": images, "head": head}
+        )
 
     def _warm(self, caller: _Caller, settings: dict[str, Any], _: list[int]) -> None:
         """Keep images by these settings from now on; answer when the first is ready."""
@@ -164,6 +186,8 @@ class Keeper:
                 self._drop(image)
         self._settings = settings
         self._idle_since = time.monotonic()
+        if settings["head"]:
+            self._start_head(self._wanted_head(caller, settings["head"] | {"thread": settings["thread"]}))
         wanted = self._wanted(caller, settings)
         if why := fit.cannot(wanted):
             caller.say({"off": why})
@@ -183,7 +207,7 @@ class Keeper:
             self._start_image(self._wanted(caller, {**settings, "preload": []}))
 
     def _wanted(self, caller: _Caller, request: dict[str, Any]) -> fit.ColdStart:
-        seen = facts.facts_of(*_thread_of(caller, request), personality="?", blocked=())
+        affinity, stack = facts.cpus_and_stack(*_thread_of(caller, request))
         environ = {**request["ranks"]}
         if self._settings.get("brings") and "torch" in request["preload"]:
             bring_launchpad(environ)
@@ -191,14 +215,40 @@ class Keeper:
             python=place.interpreter(request["python"]),
             preload=tuple(request["preload"]),
             environ=environ,
-            affinity=seen["Cpus_allowed"],
-            stack=str(facts.limits(seen["limits"]).get("Max stack size")),
+            affinity=affinity,
+            stack=stack,
         )
+
+    def _wanted_head(self, caller: _Caller, request: dict[str, Any]) -> fit.ColdStart:
+        # Ours are for a run, not for an image: one of them is a secret.
+        environ = {name: value for name, value in request["environ"].items() if not name.startswith("LAUNCHPAD_")}
+        return self._wanted(caller, {**request, "ranks": environ, "preload": ()})
+
+    def _run_head(self, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
+        head, terms = self._head, self._settings.get("head")
+        why = "there is none"
+        if terms:
+            wanted = self._wanted_head(caller, request)
+            never = next((name for name in terms["never"] if request["environ"].get(name)), "")
+            cannot = f"{never} is set" if never else fit.cannot(wanted)
+            if not cannot and head is not None:
+                head.look()
+                why = head.why_not(wanted)
+            if why and not cannot:
+                caller.lacked_head = wanted
+            why = cannot or why
+        self._why_no_head = why
+        if why or head is None:
+            caller.say({"cold": why})
+        else:
+            self._fork(head, caller, request, fds)
 
     def _run(self, caller: _Caller, request: dict[str, Any], fds: list[int]) -> None:
         wanted = self._wanted(caller, request)
         why = fit.cannot(wanted)
         if not why:
+            if self._to_look:
+                self._look_at_files()
             same = [one for one in self._images if bool(one.preload) == bool(wanted.preload)]
             reasons: list[tuple[bool, int, str]] = []
             for image in sorted(same, key=lambda one: (-len(one.preload), -one.used)):
@@ -263,6 +313,24 @@ class Keeper:
 
     # Images.
 
+    def _all(self) -> list[_Kept]:
+        return self._images if self._head is None else [*self._images, self._head]
+
+    def _start_head(self, wanted: fit.ColdStart) -> None:
+        """Start the kept head for these variables in place of the one that there is."""
+        if self._head is not None:
+            self._head.look()
+            if not self._head.stale and (self._head.is_for(wanted) or not self._head.why_not(wanted)):
+                return
+            self._drop(self._head)
+        terms = self._settings["head"]
+        try:
+            self._head = _Kept(wanted, (), {name: terms[name] for name in ("rehearse", "main")})
+        except OSError as error:
+            self._why_no_head = f"it can't be started ({error.strerror})"
+            return
+        self._watch_image(self._head)
+
     def _start_image(self, wanted: fit.ColdStart) -> _Kept | None:
         """Start one in place of those that are stale or, if there are enough, of the one that was used least."""
         preload = tuple(self._named(wanted))
@@ -278,15 +346,18 @@ class Keeper:
         if len(same) >= MOST_IMAGES:
             self._drop(min(same, key=lambda one: (one.uses, one.used)))
         try:
-            image = _Kept(wanted, tuple(self._settings["extra"]) if preload else ())
+            image = _Kept(wanted, tuple(self._settings["extra"]) if preload else (), {"keep": list(preload)})
         except OSError as error:
             self._last_cold = f"it can't be started ({error.strerror})"
             return None
         self._images.append(image)
+        self._watch_image(image)
+        return image
+
+    def _watch_image(self, image: _Kept) -> None:
         self._watch(image.link.fileno(), lambda: self._hear_image(image))
         for which, fd in enumerate(image.streams):
             self._watch(fd, lambda which=which, fd=fd: self._on_printed(image, which, fd))  # type: ignore[misc]
-        return image
 
     def _on_printed(self, image: _Kept, which: int, fd: int) -> None:
         if not image.read(which, fd):
@@ -315,7 +386,11 @@ class Keeper:
                 image.jobs.add(pid)
                 image.uses += 1
                 image.used = time.monotonic()
-                self._last_cold = ""
+                if image is not self._head:
+                    self._last_cold = ""
+            case {"cold": why, "number": number} if image is self._head:
+                self._why_no_head = why
+                image.waiting.pop(number).say({"cold": why})
             case {"cold": why, "number": number}:
                 self._say_cold(image.waiting.pop(number), why)
             case {"gone": pid}:
@@ -324,9 +399,12 @@ class Keeper:
 
     def _drop(self, image: _Kept, why: str = "it was ended") -> None:
         """End an image. Jobs that it has forked go on."""
-        if image not in self._images:
+        if image is self._head:
+            self._head = None
+        elif image in self._images:
+            self._images.remove(image)
+        else:
             return
-        self._images.remove(image)
         for fd in (image.link.fileno(), *image.streams):
             self._unwatch(fd)
         for caller in image.waiting.values():
@@ -351,6 +429,7 @@ class _Caller:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.lacked: fit.ColdStart | None = None  # what would have been used, if there had been one
+        self.lacked_head: fit.ColdStart | None = None  # the same of the head
 
     def say(self, message: dict[str, Any]) -> None:
         """Answer, if it still listens."""
@@ -369,8 +448,8 @@ def _thread_of(caller: _Caller, request: dict[str, Any]) -> tuple[int, int]:
 class _Kept:
     """An image's process, and what is known of it."""
 
-    def __init__(self, wanted: fit.ColdStart, extra: tuple[str, ...]) -> None:
-        """Start it. Raises OSError."""
+    def __init__(self, wanted: fit.ColdStart, extra: tuple[str, ...], request: dict[str, Any]) -> None:
+        """Start it. `request`: what forkserver/loop.py is to do. Raises OSError."""
         self.wanted = wanted
         self.preload = wanted.preload
         self._extra = extra
@@ -408,7 +487,7 @@ class _Kept:
         finally:
             os.sched_setaffinity(0, before)
             channel.close([null, outlets.rank_stdout, outlets.rank_stderr, far_end.detach()])
-        channel.send(self.link, {"keep": list(self.preload)})
+        channel.send(self.link, request)
 
     def is_for(self, wanted: fit.ColdStart) -> bool:
         """Whether it is being made for this."""

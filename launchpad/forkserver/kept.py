@@ -34,43 +34,61 @@ _held: list[object] = []  # modules that are not in ranks
 
 def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], str]) -> socket.socket:
     """Import, and fork for each request. Returns only in a job's forkserver, with the link to its agent."""
-    at_start = [path for module in list(sys.modules.values()) if isinstance(path := _file_of(module), str)]
-    seen = Seen()
-    seen.begin()
-    try:
-        why_not = preload(names)
-    finally:
-        seen.end()
-    loaded_by_imports = set(sys.modules)
+    imports = Imports(lambda: preload(names))
+    from ..agent import loop
+    from ..image import facts, fit, huge_pages
+
+    del loop, facts, fit  # they were only to be loaded
+    request, fds = serve(link, imports, huge_pages.use)
+    _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
+    return _own.run((imports.asked, imports.found))
+
+
+class Imports:
+    """What an image has imported, and what that depends on."""
+
+    def __init__(self, do: Callable[[], str]) -> None:
+        """`do`: imports; returns why the image can't be kept, or ""."""
+        at_start = [path for module in list(sys.modules.values()) if isinstance(path := _file_of(module), str)]
+        seen = Seen()
+        seen.begin()
+        try:
+            self.why_not = do()
+        finally:
+            seen.end()
+        names = set(sys.modules)
+        from ..image import loaded, place
+
+        ours = os.path.join(place.PACKAGE, "")
+        started_with = [path for path in at_start if not path.startswith(ours)]
+        self.reads = sorted(seen.variables | loaded.read_at_start(started_with))
+        met = seen.modules | {name.partition(".")[0] for name in names}
+        self.asked = sorted(met - {"__main__", *sys.builtin_module_names})
+        self.found = loaded.regular({name: sys.modules[name] for name in names if name in sys.modules})
+
+
+def serve(link: socket.socket, imports: Imports, settle: Callable[[], None]) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request of the keeper; returns only in a fork, with its request and descriptors.
+
+    `settle` is called when everything is loaded.
+    """
     import gc
     import importlib
     import select
 
-    from ..agent import loop
-    from ..image import channel, huge_pages, loaded, place
+    from ..image import channel, loaded
 
-    if why_not:
-        channel.send(link, {"off": why_not})
+    if imports.why_not:
+        channel.send(link, {"off": imports.why_not})
         os._exit(0)
-    del loop  # it was only to be loaded
-    ours = os.path.join(place.PACKAGE, "")
-    met = seen.modules | {name.partition(".")[0] for name in loaded_by_imports}
-    found = {
-        "reads": sorted(
-            seen.variables | loaded.read_at_start([path for path in at_start if not path.startswith(ours)])
-        ),
-        "asked": sorted(met - {"__main__", *sys.builtin_module_names}),
-        "found": loaded.regular({name: sys.modules[name] for name in loaded_by_imports if name in sys.modules}),
-        "files": loaded.files(),
-    }
+    found = {"reads": imports.reads, "files": loaded.files()}
     importlib.invalidate_caches()
     gc.collect()
     gc.freeze()
-    huge_pages.use()
-    channel.send(link, {"kept": {name: found[name] for name in ("reads", "files")}})
-    modules = found["asked"], found["found"]
+    settle()
+    channel.send(link, {"kept": found})
     del found
-    jobs: dict[int, int] = {}  # guards by their pidfds
+    jobs: dict[int, int] = {}  # the processes that were forked, by their pidfds
     waiting = select.poll()
     waiting.register(link, select.POLLIN)
     while True:
@@ -93,10 +111,9 @@ def keep(link: socket.socket, names: list[str], preload: Callable[[list[str]], s
                 channel.close(fds)
                 continue
             if pid == 0:
-                _own = _JobFork(request, dict(zip(ORDER, fds, strict=False)), link)
-                return _own.run(modules)
-            jobs[guard := os.pidfd_open(pid)] = pid
-            waiting.register(guard, select.POLLIN)
+                return request, fds
+            jobs[forked := os.pidfd_open(pid)] = pid
+            waiting.register(forked, select.POLLIN)
             channel.close(fds)
 
 
@@ -104,13 +121,45 @@ def _file_of(module: object) -> object:
     return getattr(module, "__file__", None)
 
 
-class _JobFork:
-    """The fork for one job, which becomes its guard, forks the agent, and from that the forkserver."""
+class Fork:
+    """The fork for one request."""
 
     def __init__(self, request: dict[str, Any], fds: dict[str, int], link: socket.socket) -> None:
-        self._request = request
-        self._fds = fds
-        self._link = link
+        self.request = request
+        self.fds = fds
+        self.link = link
+
+    def take_over(self) -> dict[str, str]:
+        """Become what a child of the caller would be; if that can't be, say so and exit."""
+        from ..image import facts
+
+        request = self.request
+        try:
+            files = request["files"] and (request["files"][0], request["files"][1])
+            wanted = facts.facts_of(
+                *request["caller"], personality=request["personality"], blocked=request["blocked"], files=files
+            )
+            why_not = facts.take_over(wanted)
+            os.fchdir(self.fds["folder"])
+        except OSError as error:
+            why_not = f"what a child of this run would be can't be seen ({error.strerror})"
+        if why_not:
+            self.say({"cold": why_not})
+            os._exit(0)
+        return wanted
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Tell the keeper."""
+        from ..image import channel
+
+        try:
+            channel.send(self.link, {**message, "number": self.request["number"]})
+        except OSError:  # the keeper has ended
+            pass
+
+
+class _JobFork(Fork):
+    """The fork for one job, which becomes its guard, forks the agent, and from that the forkserver."""
 
     def run(self, modules: tuple[Collection[str], Collection[str]]) -> socket.socket:
         """Returns only in the forkserver. `modules`: those that the imports asked for, and the regular ones of them."""
@@ -121,16 +170,16 @@ class _JobFork:
         from ..image import facts, fit
         from ..rank import exit, own_process
 
-        request = self._request
-        wanted = self._take_over()
+        request = self.request
+        wanted = self.take_over()
         self._say_yes()
         for number, name in enumerate(("commands", "events", "stderr")):
-            os.dup2(self._fds[name], number)
-        _set_environ(request["environ"])
+            os.dup2(self.fds[name], number)
+        set_environ(request["environ"])
         os.setsid()
         own_process.show_as([os.fsencode(word) for word in request["shown"]], dict(os.environb))
-        stdin = self._fds.get("stdin")
-        self._link.detach()
+        stdin = self.fds.get("stdin")
+        self.link.detach()
         if request["program"]:
             _run(*request["program"])
         folder = guard.prepare(stdin)
@@ -158,45 +207,17 @@ class _JobFork:
             kept = KeptFork(server, ours, described, *modules, (printed[0], printed[1]))
         return guard.run_agent(stdin, folder, kept)  # it does not return
 
-    def _take_over(self) -> dict[str, str]:
-        """Become what a child of the caller would be; if that can't be, say so and exit."""
-        from ..image import facts
-
-        request = self._request
-        try:
-            files = request["files"] and (request["files"][0], request["files"][1])
-            wanted = facts.facts_of(
-                *request["caller"], personality=request["personality"], blocked=request["blocked"], files=files
-            )
-            facts.take_over(wanted)
-            os.fchdir(self._fds["folder"])
-            why_not = facts.difference(facts.own_facts(), wanted)
-        except OSError as error:
-            why_not = f"what a child of this run would be can't be seen ({error.strerror})"
-        if why_not:
-            self._say({"cold": why_not})
-            os._exit(0)
-        return wanted
-
     def _say_yes(self) -> None:
         import socket
 
         from ..image import channel
 
-        with socket.socket(fileno=self._fds["caller"]) as caller:
+        with socket.socket(fileno=self.fds["caller"]) as caller:
             try:
                 channel.send(caller, {"guard": os.getpid()}, [os.pidfd_open(os.getpid())])
             except OSError:  # it has gone
                 os._exit(0)
-        self._say({"job": os.getpid()})
-
-    def _say(self, message: dict[str, Any]) -> None:
-        from ..image import channel
-
-        try:
-            channel.send(self._link, {**message, "number": self._request["number"]})
-        except OSError:  # the keeper has ended
-            pass
+        self.say({"job": os.getpid()})
 
 
 def _run(code: str, *arguments: str) -> NoReturn:
@@ -233,7 +254,8 @@ def _only(link: socket.socket) -> socket.socket:
     return socket.socket(fileno=_LINK)
 
 
-def _set_environ(environ: dict[str, str]) -> None:
+def set_environ(environ: dict[str, str]) -> None:
+    """Have these variables, and no others."""
     os.environ.clear()
     os.environ.update(environ)
 
@@ -242,7 +264,7 @@ def begin(request: dict[str, Any]) -> str:
     """In a job's forkserver: be as if it had been started for the job. Returns why that can't be, or ""."""
     from ..rank import own_process, program
 
-    _set_environ(request["environ"])
+    set_environ(request["environ"])
     try:
         os.chdir(request["cwd"])
     except OSError as error:

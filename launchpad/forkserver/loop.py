@@ -55,6 +55,10 @@ def main() -> None:
     os.set_inheritable(LINK, False)
     link = socket.socket(fileno=LINK)
     request, _ = _receive(link)
+    if "main" in request:
+        from . import kept_head
+
+        kept_head.keep(link, request["rehearse"], request["main"])
     if "keep" in request:
         from . import kept
 

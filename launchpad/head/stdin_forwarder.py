@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from launchpad import caller
 from launchpad.protocol.events import StdinRead
 
 # The most bytes in flight. What we have read is lost to programs that read stdin after us, even if the rank doesn't.
@@ -89,7 +90,7 @@ class StdinForwarder:
 
 def _in_foreground() -> bool:
     try:
-        return os.tcgetpgrp(0) == os.getpgrp()
+        return caller.in_foreground(0)
     except OSError:  # the terminal is gone, or not ours
         return False
 

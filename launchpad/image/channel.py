@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import _socket  # socket takes 3 ms to import: it makes enumerations of all constants
 import array
 import json
 import os
-import socket
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from .. import linux
 from . import place
 
-Message = dict[str, Any]
+TYPE_CHECKING = False  # typing would take as long as all the rest
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-_MOST_DESCRIPTORS = 16
+    Message = dict[str, Any]
+
+_MOST_DESCRIPTORS = 32
+
+# A keeper or an image that doesn't answer for this long is stuck.
+ANSWER_SECONDS = 5.0
 
 
 def listen(environ: Mapping[str, str]) -> socket.socket:
@@ -33,17 +40,19 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
         os.unlink(place.path(environ))
     except FileNotFoundError:
         pass
+    import socket
+
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     linux.by_short_path(place.path(environ), listener.bind)
     listener.listen(64)
     return listener
 
 
-def connect(path: str) -> socket.socket | None:
+def connect(path: str) -> _socket.socket | None:
     """A connection to the keeper that listens there, if one runs as this user."""
     if not place.is_private(os.path.dirname(path)):
         return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         linux.by_short_path(path, connection.connect)
         if peer(connection)[1] != os.geteuid():
@@ -54,32 +63,32 @@ def connect(path: str) -> socket.socket | None:
     return connection
 
 
-def peer(connection: socket.socket) -> tuple[int, int]:
+def peer(connection: _socket.socket) -> tuple[int, int]:
     """The pid (0 for one of another namespace) and the user of the process at the other end."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     return pid, uid
 
 
-def send(link: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+def send(link: _socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
     """Send a message of any size with descriptors. Raises OSError."""
     memfd = os.memfd_create("launchpad-message")
     try:
         linux.write_all(memfd, json.dumps(message).encode())
         os.lseek(memfd, 0, os.SEEK_SET)
         rights = array.array("i", [memfd, *fds])
-        link.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        link.sendmsg([b"m"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
     finally:
         os.close(memfd)
 
 
-def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
+def receive(link: _socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises OSError (TimeoutError), ValueError."""
     fds = array.array("i")
     data, ancillary, _, _ = link.recvmsg(
-        1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        1, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * fds.itemsize), _socket.MSG_CMSG_CLOEXEC
     )
     for level, kind, payload in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if not data or not fds:
         close(fds)
@@ -93,6 +102,18 @@ def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
         close(fds[1:])
         raise
     return message, list(fds[1:])
+
+
+def receive_in_time(link: _socket.socket) -> tuple[Message, list[int]] | None:
+    """Like `receive`. Once that has timed out, whatever is forked for us too late finds nobody here, and exits."""
+    try:
+        return receive(link)
+    except TimeoutError:
+        link.shutdown(_socket.SHUT_RDWR)
+        came_just_now = receive(link)
+        if came_just_now is None:
+            raise
+        return came_just_now
 
 
 def close(fds: Sequence[int]) -> None:

@@ -84,6 +84,12 @@ def facts_of(
     return found
 
 
+def cpus_and_stack(pid: int, thread: int) -> tuple[str, str]:
+    """Two facts that imports may depend on: the CPUs as a mask, and the limits of the stack. Raises OSError."""
+    place = f"{pid}/task/{thread}"
+    return _lines(_read(place, "status"))["Cpus_allowed"], str(limits(_read(place, "limits")).get("Max stack size"))
+
+
 def own_facts() -> Facts:
     """The facts of this process, which has one thread."""
     return facts_of(os.getpid(), os.getpid(), blocked=signal.pthread_sigmask(signal.SIG_BLOCK, ()))
@@ -157,15 +163,18 @@ _LIMITS = {
 }
 
 
-def take_over(wanted: Mapping[str, str]) -> None:
-    """Make this process like the other one in what can be changed, as far as it may."""
-    own = own_facts()
-    for step in (_take_cgroup, _take_limits, _take_scheduling, _take_files):
-        try:
-            step(own, wanted)
-        except (OSError, ValueError):  # `difference` will say what is not as it should be
-            pass
+def take_over(wanted: Mapping[str, str]) -> str:
+    """Make this process like the other one. Returns the difference that is left, in words, or ""."""
     take_signals(wanted)
+    own = own_facts()
+    if own != wanted:
+        for step in (_take_cgroup, _take_limits, _take_scheduling, _take_files):
+            try:
+                step(own, wanted)
+            except (OSError, ValueError):  # `difference` will say what is not as it should be
+                pass
+        own = own_facts()
+    return difference(own, wanted)
 
 
 def _take_cgroup(own: Mapping[str, str], wanted: Mapping[str, str]) -> None:

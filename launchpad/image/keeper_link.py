@@ -1,17 +1,16 @@
 """A connection to the keeper of images (`launchpad warm`), to ask it for a guard that is the fork of one."""
 
+import _socket
 import os
 import signal
-import socket
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import linux
 from . import Cold, channel, place
 
-# A keeper or an image that doesn't answer for this long is stuck.
-ANSWER_SECONDS = 5.0
+Message = dict[str, Any]
 
 
 class ForkRequest(NamedTuple):
@@ -28,10 +27,10 @@ class ForkRequest(NamedTuple):
 class KeeperLink:
     """A connection to the keeper. It lasts as long as the job: what was missing is made ready after that."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: _socket.socket) -> None:
         """Raises Cold if it doesn't greet."""
         self._connection = connection
-        connection.settimeout(ANSWER_SECONDS)
+        connection.settimeout(channel.ANSWER_SECONDS)
         self._request: ForkRequest | None = None
         self._cores = 0
 
@@ -76,7 +75,7 @@ class KeeperLink:
             raise Cold(str(answer.get("cold", "it gave no answer")))
         return received[0]
 
-    def _message(self, request: ForkRequest, shown: Sequence[str], environ: Mapping[str, str]) -> channel.Message:
+    def _message(self, request: ForkRequest, shown: Sequence[str], environ: Mapping[str, str]) -> Message:
         ranks = {**environ, **request.environ}
         for name, value in request.defaults.items():
             ranks.setdefault(name, value)
@@ -96,7 +95,7 @@ class KeeperLink:
             "files": linux.files_at_start(),
         }
 
-    def ask(self, message: channel.Message, fds: Sequence[int] = ()) -> None:
+    def ask(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a request. Raises Cold."""
         try:
             _ = self.cores
@@ -104,25 +103,20 @@ class KeeperLink:
         except OSError as error:
             raise Cold(f"it can't be asked ({error.strerror or error})") from None
 
-    def answer(self, seconds: float | None = ANSWER_SECONDS) -> channel.Message:
+    def answer(self, seconds: float | None = channel.ANSWER_SECONDS) -> Message:
         """The answer to `ask`. Raises Cold."""
         self._connection.settimeout(seconds)
         return self._answer()[0]
 
-    def _answer(self) -> tuple[channel.Message, list[int]]:
-        why = "it has ended"
+    def _answer(self) -> tuple[Message, list[int]]:
         try:
-            try:
-                answer = channel.receive(self._connection)
-            except TimeoutError:
-                # A guard that is forked too late finds nobody here, and exits; one that came just now is taken.
-                self._connection.shutdown(socket.SHUT_RDWR)
-                why = "it doesn't answer"
-                answer = channel.receive(self._connection)
+            answer = channel.receive_in_time(self._connection)
+        except TimeoutError:
+            raise Cold("it doesn't answer") from None
         except (OSError, ValueError) as error:
             raise Cold(f"it doesn't answer ({error})") from None
         if answer is None:
-            raise Cold(why)
+            raise Cold("it has ended")
         return answer
 
     def fileno(self) -> int:
@@ -145,7 +139,7 @@ def connect_at(path: str) -> KeeperLink | None:
     return None if connection is None else KeeperLink(connection)
 
 
-def tell_lack(python: str, preload: Sequence[str], environ: Mapping[str, str], why: str) -> socket.socket | None:
+def tell_lack(python: str, preload: Sequence[str], environ: Mapping[str, str], why: str) -> _socket.socket | None:
     """Tell the keeper of which image this node's agent had need: it is made once the connection that this returns ends.
 
     `environ`: of the ranks' forkserver; `why`: what was wrong with the image that was there.

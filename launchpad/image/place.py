@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from binascii import crc32
-from collections.abc import Mapping
+
+TYPE_CHECKING = False  # as in channel.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import Cold, place
-from .channel import Message
-from .keeper_link import KeeperLink, connect, connect_at
+from .keeper_link import KeeperLink, Message, connect, connect_at
 
 # An import of torch from a slow network file system.
 IMPORT_SECONDS = 600.0
@@ -36,7 +35,9 @@ def ask(request: Message, environ: Mapping[str, str]) -> Message:
 
     Settings are those of `launchpad warm`, and what only the head knows: "seconds", "python" ("" for this interpreter),
     "extra" (--preload), "torch" (what programs with torch import), "environ" and "defaults" (variables for ranks, and
-    where those are unset), "never" (variables that forked ranks would not heed). `environ`: of the keeper.
+    where those are unset), "never" (variables that forked ranks would not heed), "head" (if there is to be a kept head:
+    its functions "rehearse" and "main", "python", "environ", and the variables with which it is "never" used).
+    `environ`: of the keeper.
     """
     try:
         if "warm" in request and (why_not := _warm(request["warm"], environ)):
@@ -89,6 +90,7 @@ def _warm(wanted: Mapping[str, Any], environ: Mapping[str, str]) -> str:
             "extra": wanted["extra"],
             "brings": "launchpad" not in has,
             "ranks": ranks,
+            "head": wanted.get("head"),
             "thread": threading.get_native_id(),
         }
         keeper.ask({"warm": settings})

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.terminal import HowFar, status_line, waiting
@@ -38,12 +38,12 @@ def keep(seconds: float, preload: str | None) -> Request:
     return {"warm": {"seconds": seconds, "extra": module_names(preload or ""), "torch": TORCH, "python": "", **ranks}}
 
 
-def ask_here(request: Request, python: str | None) -> Answer:
-    """This machine's answer. `python`: the value of --python. Raises UsageError."""
+def ask_here(request: Request, python: str | None, head: Mapping[str, Any] | None = None) -> Answer:
+    """This machine's answer. `python`: the value of --python; `head`: how to start a kept head. Raises UsageError."""
     environ = guard_environ()
     if "warm" in request:
         found = os.path.abspath(find_python(python, environ, sys.executable))
-        request = {"warm": {**request["warm"], "python": found}}
+        request = {"warm": {**request["warm"], "python": found, "head": head}}
     return warming.ask(request, environ)
 
 

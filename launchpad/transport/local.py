@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from launchpad import linux
+from launchpad import caller, linux
 from launchpad.image import Cold
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command
@@ -187,7 +187,7 @@ def _reap(guard: int) -> None:
 
 def _stdin_for_a_rank(leaves: bool) -> int | None:
     try:
-        if os.isatty(0) and (leaves or os.tcgetpgrp(0) != os.getpgrp()):
+        if os.isatty(0) and (leaves or not caller.in_foreground(0)):
             return None
     except OSError:  # a terminal, but not ours
         return None

@@ -29,6 +29,7 @@ from ..poll import Poll
 from . import forkserver_client, rank, rundir
 
 if TYPE_CHECKING:
+    import _socket
     import socket
 
     from ..mpi.node_worlds import NodeWorlds
@@ -61,7 +62,7 @@ class Starter:
         self._begun = begun
         self._kept = kept  # not used yet
         self._why_cold = why_cold  # not said yet
-        self._lack: socket.socket | None = None  # the keeper of images knows what was lacking until this is closed
+        self._lack: _socket.socket | None = None  # the keeper of images knows what was lacking until this is closed
         self._forkserver: forkserver_client.Forkserver | None = None
         self._opened = 0  # when it was started
         self._port: port.Port | None = None
