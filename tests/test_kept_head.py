@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -269,14 +270,22 @@ def test_another_one_follows_when_a_file_has_changed(own: Launchpad, tmp_path: P
 
 
 @pytest.fixture
-def slow_keeper(launchpad: Launchpad, tmp_path: Path) -> Iterator[socket.socket]:
+def slow_keeper(launchpad: Launchpad) -> Iterator[socket.socket]:
     """A keeper that answers when the test says so."""
-    runtime = tmp_path / "runtime"
-    runtime.mkdir(mode=0o700)
-    launchpad.environ["XDG_RUNTIME_DIR"] = str(runtime)
-    with channel.listen(launchpad.environ) as listener:
+    launchpad.environ["XDG_RUNTIME_DIR"] = str(launchpad.scratch)
+    # The command may be of another installation than what the test imports.
+    code = "import os; from launchpad.image import place; print(place.path(os.environ), end='')"
+    command = [sys.executable, "-c", code]
+    path = subprocess.run(
+        command, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, check=True
+    ).stdout
+    os.mkdir(os.path.dirname(path), 0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
         listener.settimeout(DEADLINE)
         yield listener
+    shutil.rmtree(os.path.dirname(path))
 
 
 def test_a_signal_that_comes_early_is_passed_on_or_heeded(launchpad: Launchpad, slow_keeper: socket.socket) -> None:

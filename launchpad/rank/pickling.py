@@ -26,6 +26,8 @@ _LEAST_PART = 16 << 10
 _DEEPEST = 12
 _WIDEST = 200
 
+_CODE = type((lambda: None).__code__)
+
 # If the agent was sent to its node, this has cloudpickle and launchpad's collectives (transport/ssh/bundle.py).
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _SENT = os.path.join(_ROOT, "for_ranks")
@@ -80,9 +82,17 @@ def _pickler_class() -> Any:
                 return value.reduce(torch)
             if type(value) is getattr(torch, "Tensor", _Elements):
                 return _reduce_tensor(torch, value)
+            if type(value) is _CODE:
+                # From 3.1.3 on, cloudpickle leaves out the name of the file, in which tracebacks find the source.
+                make, parts = self.dispatch_table[_CODE](value)
+                return make, tuple(value.co_filename if _is_no_file(part) else part for part in parts)
             return super().reducer_override(value)
 
     return Pickler
+
+
+def _is_no_file(part: object) -> bool:
+    return type(part) is str and part == "<dynamic-code>"
 
 
 def _reduce_tensor(torch: Any, tensor: Any) -> Any:
