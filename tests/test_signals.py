@@ -280,3 +280,30 @@ def test_a_deaf_process_left_behind_does_not_hold_up_the_end(launchpad: Launchpa
     assert process.returncode == 143
     assert b"launchpad: killed 2 processes that ranks left behind" in err
     wait_until(lambda: not launchpad.survivors(), "the sweep", show=launchpad.survivors)
+
+
+EARLY = """
+import os, signal, sys
+from launchpad.agent.host import processes
+from launchpad.agent.ranks import rank
+
+heed = processes.heed_signals
+
+def late():
+    os.kill(os.getpid(), signal.SIGINT)
+    heed()
+
+processes.heed_signals = late
+processes.outlive_signals()
+null = os.open(os.devnull, os.O_RDWR)
+started = rank.start(0, ["true"], dict(os.environ), "/", null, rank.open_outlets([]), (64, 64))
+status = os.waitpid(started.pid, 0)[1]
+os.kill(os.getpid(), signal.SIGINT)
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_signal_to_a_rank_that_has_not_executed_its_program_is_heeded() -> None:
+    """It still has the handlers of the agent, which outlives such signals."""
+    done = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert done.stdout == f"{-signal.SIGINT}\n"

@@ -63,12 +63,14 @@ def command(
     if as_json and not status:
         raise UsageError("--json only works with --status; add it, or leave --json out")
     request = {"stop": True} if stop else {"status": True} if status else warming.keep(seconds, preload)
-    options = HostOptions(**named)
+    options, head = HostOptions(**named), entry.kept_head()
     if options.given:
         from launchpad.runner.connect import read_hosts
 
-        return _show_hosts(warming.ask_hosts(request, read_hosts(options, None), options, python), as_json=as_json)
-    answer = warming.ask_here(request, python, entry.kept_head())
+        return _show_hosts(
+            warming.ask_hosts(request, read_hosts(options, None), options, python, head), as_json=as_json
+        )
+    answer = warming.ask_here(request, python, head)
     if "off" in answer:
         raise UsageError(f"nothing is kept: {answer['off']}")
     if "failed" in answer:

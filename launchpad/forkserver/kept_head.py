@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..agent.host import processes
-from ..image import channel, facts, loaded
+from ..image import channel, loaded
 from ..rank import own_process
 from .kept import Fork, Imports, serve, set_environ
 
@@ -53,7 +53,7 @@ class _HeadFork(Fork):
         first = self.request["path"][0]
         if first and (shadow := loaded.shadow(first, imports.asked, imports.found)):
             self._decline(f"{shadow} comes first on the path")
-        wanted = self.take_over()
+        self.take_over()
         numbers = self.request["fds"]
         if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= max(numbers) + len(numbers) + 1:
             self._decline("the limit of open files is too low")
@@ -68,11 +68,12 @@ class _HeadFork(Fork):
             self._decline(f"its fork failed ({error.strerror})")
         if head == 0:
             own_process.die_with_parent(minder)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # no traceback, wherever it comes
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.close(others)
             if not os.read(own, 1):
                 os._exit(0)
             _number(inherited, numbers)
-            facts.take_signals(wanted)
             _run(self.request, main)
         os.close(own)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})

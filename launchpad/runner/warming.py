@@ -38,7 +38,7 @@ def keep(seconds: float, preload: str | None) -> Request:
     return {"warm": {"seconds": seconds, "extra": module_names(preload or ""), "torch": TORCH, "python": "", **ranks}}
 
 
-def ask_here(request: Request, python: str | None, head: Mapping[str, Any] | None = None) -> Answer:
+def ask_here(request: Request, python: str | None, head: Mapping[str, Any]) -> Answer:
     """This machine's answer. `python`: the value of --python; `head`: how to start a kept head. Raises UsageError."""
     environ = guard_environ()
     if "warm" in request:
@@ -47,8 +47,17 @@ def ask_here(request: Request, python: str | None, head: Mapping[str, Any] | Non
     return warming.ask(request, environ)
 
 
-def ask_hosts(request: Request, hosts: Sequence[Host], options: HostOptions, python: str | None) -> dict[str, Answer]:
-    """The answers of hosts, by their names. One that can't be reached has {"failed": why}. Raises UsageError."""
+def ask_hosts(
+    request: Request,
+    hosts: Sequence[Host],
+    options: HostOptions,
+    python: str | None,
+    head: Mapping[str, Any],
+) -> dict[str, Answer]:
+    """The answers of hosts, by their names. One that can't be reached has {"failed": why}. Raises UsageError.
+
+    `head`: how to start a kept head, if this machine is among them.
+    """
     from launchpad.runner.connect import reach
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
@@ -65,7 +74,7 @@ def ask_hosts(request: Request, hosts: Sequence[Host], options: HostOptions, pyt
         request = {"warm": {**request["warm"], "environ": forwarded(os.environ)}}
 
     def ask(host: Host, link: Link | None) -> None:
-        answers[host.name] = ask_here(request, python) if link is None else _answer_of(link, request)
+        answers[host.name] = ask_here(request, python, head) if link is None else _answer_of(link, request)
 
     asked = [(host, links.get(place)) for place, host in enumerate(hosts) if place not in failures]
     threads = [threading.Thread(target=ask, args=one, name=f"ask-{one[0].name}", daemon=True) for one in asked]

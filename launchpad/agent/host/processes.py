@@ -65,6 +65,16 @@ def outlive_signals() -> None:
             signal.signal(signum, _do_nothing)
 
 
+def hold_signals() -> set[int]:
+    """Block the signals that we outlive. Returns the mask for `release_signals`."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
+
+
+def release_signals(mask: set[int]) -> None:
+    """Get the signals that came meanwhile."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def heed_signals() -> None:
     """Undo `outlive_signals`, in a child that is about to execute a program."""
     for signum in _OUTLIVED:

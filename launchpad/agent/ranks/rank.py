@@ -169,11 +169,17 @@ def start(
         from ...rank import affinity
     status_fd, status_writer = os.pipe()
     parent = os.getpid()
-    pid = os.fork()
+    mask = processes.hold_signals()  # one that comes before the child heeds it would be lost
+    try:
+        pid = os.fork()
+    except OSError:
+        processes.release_signals(mask)
+        raise
     if pid == 0:
         step = "start"
         try:
             processes.heed_signals()
+            processes.release_signals(mask)
             if own_session:
                 os.setsid()
             else:
@@ -200,5 +206,6 @@ def start(
             os.write(status_writer, f"can't {step}: {reason}".encode("utf-8", "surrogateescape"))
         finally:
             os._exit(127)
+    processes.release_signals(mask)
     os.close(status_writer)
     return Rank(rank, pid, status_fd)
