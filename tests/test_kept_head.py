@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,26 @@ def test_signals_are_passed_on(warm: Launchpad, signum: int) -> None:
     process = started(warm)
     process.send_signal(signum)
     assert process.wait(DEADLINE) == 128 + signum
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_any_moment_of_the_start_ends_it(warm: Launchpad, signum: int) -> None:
+    """From the first instruction of the command until shortly after its rank runs."""
+    before = uses(warm)
+    begun = time.monotonic()
+    first = started(warm)
+    took = time.monotonic() - begun
+    first.send_signal(signum)
+    assert first.wait(DEADLINE) == 128 + signum
+    assert uses(warm) == before + 1
+    codes = {-signum, 128 + signum}
+    if signum == signal.SIGINT:
+        codes.add(1)  # while the interpreter itself starts
+    for step in range(30):
+        process = warm.start("run", "-n", 2, "sleep", 1000, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(took * step / 25)
+        process.send_signal(signum)
+        assert process.wait(DEADLINE) in codes
 
 
 def test_an_ignored_signal_is_ignored(warm: Launchpad) -> None:

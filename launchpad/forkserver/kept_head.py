@@ -62,21 +62,23 @@ class _HeadFork(Fork):
         own_process.show_as([os.fsencode(word) for word in self.request["command"]], dict(os.environb))
         minder = os.getpid()
         own, others = os.pipe()
+        # What comes for the head before it is ready would be lost in the fork, or raise KeyboardInterrupt.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
         try:
             head = os.fork()
         except OSError as error:
             self._decline(f"its fork failed ({error.strerror})")
         if head == 0:
             own_process.die_with_parent(minder)
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # no traceback, wherever it comes
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.close(others)
             if not os.read(own, 1):
                 os._exit(0)
             _number(inherited, numbers)
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _run(self.request, main)
         os.close(own)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
         # One of our own, as the keeper holds the other connection open too.
         ours, callers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
