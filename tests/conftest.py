@@ -55,6 +55,7 @@ class Launchpad:
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
         self.state = folder.parent / "state"
         self.environ |= {MARK: self.mark, "TMPDIR": str(scratch), "XDG_STATE_HOME": str(self.state)}
+        self.environ["XDG_RUNTIME_DIR"] = str(scratch)  # whoever runs the tests may have images
         self._started: list[subprocess.Popen[bytes]] = []
         self._keeper: Launchpad | None = None
 

@@ -157,7 +157,7 @@ def test_without_shared_memory_and_tmp(launchpad: Launchpad) -> None:
 
 def test_nowhere_to_put_temporary_files_is_said(launchpad: Launchpad) -> None:
     del launchpad.environ["TMPDIR"]
-    launchpad.environ.pop("XDG_RUNTIME_DIR", None)
+    del launchpad.environ["XDG_RUNTIME_DIR"]
     done = run_with_mounts(launchpad, HIDE.format("/tmp /dev/shm /var/tmp"), "run", "-n", 2, "exits.py", 0, 0)
     assert done.returncode == 3
     assert done.stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from launchpad import caller
 from launchpad.image import channel
 from launchpad.record import job_store
 from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.test_hostile import run_with_mounts
 
 WAITS = "print('up', flush=True)\nprint(input(), flush=True)\n"
 
@@ -196,6 +197,15 @@ def test_closed_standard_streams(warm: Launchpad) -> None:
     assert uses(warm) == before + 1
 
 
+def test_without_proc(warm: Launchpad) -> None:
+    """It starts here."""
+    before = uses(warm)
+    done = run_with_mounts(warm, "mount -t tmpfs none /proc", "run", "-n", 2, "exits.py", 0, 7)
+    assert done.returncode == 7
+    assert all(line.startswith(("launchpad: ", "  ")) for line in done.stderr.splitlines())
+    assert uses(warm) == before
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_are_passed_on(warm: Launchpad, signum: int) -> None:
     process = started(warm)
@@ -293,7 +303,6 @@ def test_another_one_follows_when_a_file_has_changed(own: Launchpad, tmp_path: P
 @pytest.fixture
 def slow_keeper(launchpad: Launchpad) -> Iterator[socket.socket]:
     """A keeper that answers when the test says so."""
-    launchpad.environ["XDG_RUNTIME_DIR"] = str(launchpad.scratch)
     # The command may be of another installation than what the test imports.
     code = "import os; from launchpad.image import place; print(place.path(os.environ), end='')"
     command = [sys.executable, "-c", code]

@@ -30,7 +30,10 @@ def hand_over() -> None:
     # The image was started without options of Python; it has those that variables set.
     if sys.orig_argv[1:] not in (sys.argv, ["-m", "launchpad", *sys.argv[1:]]) or sys.gettrace() or sys.getprofile():
         return
-    inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_inheritable(fd)]
+    try:
+        inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_inheritable(fd)]
+    except FileNotFoundError:  # /proc is not mounted
+        return
     if len(inherited) > _MOST_DESCRIPTORS or max(inherited) > _HIGHEST_DESCRIPTOR:
         return
     connection = channel.connect(place.path(os.environ))
