@@ -305,6 +305,13 @@ def test_a_rank_that_we_stopped_is_not_blamed_where_clocks_are_bad() -> None:
     assert (verdict.kind, verdict.exit_code, verdict.stopped) == ("lost", 4, (0,))
 
 
+def test_the_cause_stays_the_cause_if_its_clock_is_known_better_when_ranks_are_killed() -> None:
+    clocks = [ClocksSeen(at(10), [[1, 4 * MS]]), stopping(10, [0, 1, 3]), ClocksSeen(at(1010), [[1, MS // 2]])]
+    events = [*job(2, 2), exits(10.8, 2, -9), *clocks, stopping(1010, [0, 1, 3], signum=9)]
+    verdict = judge([*events, *(exits(1020, rank, -9) for rank in (0, 1, 3)), over(1030)])
+    assert (blamed(verdict), verdict.exit_code, verdict.stopped) == (("failure", 2, "signal"), 137, (0, 1, 3))
+
+
 def test_an_mpi_abort_is_reported_with_its_code() -> None:
     failed = RankFailed(at(5), 1, 5, "called MPI_Abort(5)")
     verdict = judge([*job(2), failed, stopping(6, [0, 1]), exits(7, 0, -15), exits(7, 1, -15), over(8)])

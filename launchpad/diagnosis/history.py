@@ -72,7 +72,6 @@ class History:
         self.planned = JobPlanned(0, 0.0, "", 0, "", [], "", [], {}, 0.0, "")
         self.ranks: dict[int, RankHistory] = {}
         self.names: dict[int, str] = {}
-        self.doubts: dict[int, int] = {}  # by node: the uncertainty of its clock, in ns
         self.attempt = 0
         self.over: JobOver | None = None
         self.ended = False  # its ranks are gone
@@ -88,6 +87,7 @@ class History:
         # A host may be lost in the attempt after that in which it fell silent.
         self.injected = [one for one in self.injected if one.rank < 0 and one.node not in self.lost]
         self.lost = {}
+        self.doubts: dict[int, int] = {}  # by node: the uncertainty of its clock, in ns, when it was greatest
         self.stop: PhaseChanged | None = None
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
@@ -189,7 +189,7 @@ class History:
                 if node >= len(self.planned.nodes):
                     self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
             case ClocksSeen(_, doubts):
-                self.doubts.update((node, doubt) for node, doubt in doubts)
+                self.doubts |= {node: max(doubt, self.doubts.get(node, 0)) for node, doubt in doubts}
             case StopRequested(_, signum, reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
             case ConsoleClosed(_, reason):
