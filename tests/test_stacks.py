@@ -102,6 +102,16 @@ def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
     assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
 
 
+def test_nobody_is_held_up_where_nobody_waits() -> None:
+    found = [
+        dumps(0, [], "no stacks: not a Python rank, or one without hooks")._replace(state="R"),
+        dumps(1, [], NO_HANDLER)._replace(state="R"),
+    ]
+    assert held(StacksTaken(0, "timeout", 0, False, [0, 1], found), "/w", {}).ranks == []
+    found[1] = found[1]._replace(state="S")
+    assert held(StacksTaken(0, "timeout", 0, False, [0, 1], found), "/w", {}).ranks == [0]
+
+
 def test_who_is_handling_an_exception_of_its_own_holds_up_the_others() -> None:
     own, lost = ({"type": kind, "message": "no", "frames": []} for kind in ("ValueError", "DistNetworkError"))
     found = [

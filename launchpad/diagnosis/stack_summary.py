@@ -54,9 +54,13 @@ def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     raising = {one.rank: found for one in taken.dumps if (found := _raising(one)) is not None}
     busy = [rank for group in groups if not group.where.waits_in for rank in group.ranks if rank in raising]
     ranks = [rank for rank in ranks if rank in busy] or ranks or busy
-    # The ranks that failed were waiting. Of the others, those that do not wait are the ones they waited for.
-    if not ranks and groups and (len(groups) > 1 or (taken.why == "failure" and not groups[0].where.waits_in)):
-        ranks = groups[0].ranks
+    if not ranks and groups:  # those that do not wait are the ones that others wait for
+        others = groups[1:]
+        if taken.why == "failure":  # the ranks that failed were waiting
+            held_up = bool(others) or not groups[0].where.waits_in
+        else:
+            held_up = any(_waits(group) for group in others)
+        ranks = groups[0].ranks if held_up else []
     groups.sort(key=lambda group: not set(ranks) & set(group.ranks))
     lines = [_sentence(group, cwd, nodes) for group in groups[:MOST_GROUPS]] + [one.sentence for one in different]
     return RanksHeld(taken.time, taken.why, ranks, lines, raising.get(ranks[0]) if ranks else None)
@@ -75,6 +79,10 @@ def _differences(taken: StacksTaken, cwd: str) -> tuple[list[Mismatch], list[int
     """The mismatches in the ranks' collectives, and the ranks of the first one that shows which ranks are wrong."""
     different = mismatches(taken.dumps, cwd)
     return different, next((one.ranks for one in different if one.ranks), [])
+
+
+def _waits(group: RankGroup) -> bool:
+    return bool(group.where.waits_in) or group.example.state in ("S", "D")
 
 
 def _is_exiting(group: RankGroup, why: str) -> bool:
