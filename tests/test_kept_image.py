@@ -193,7 +193,7 @@ def test_a_keeper_that_ends_after_it_was_asked(
         if waits:
             local.link()
             assert local.why_cold == "it has ended"
-            assert launchpad.survivors()
+            wait_until(launchpad.survivors, "an agent that was started cold")
     assert descriptors() == before
 
 
