@@ -19,6 +19,12 @@ GLOO, MPI = 6, 4
 watched = pytest.mark.parametrize("watched", [False, True], ids=["plain", "watched"])
 
 
+@pytest.fixture(scope="module")
+def torch_is_imported() -> None:
+    """Before the ranks are forked, rather than in each of them."""
+    import torch.distributed  # noqa: F401
+
+
 @pytest.fixture
 def mpi_group() -> Iterator[None]:
     from launchpad import collectives as dist
@@ -71,7 +77,7 @@ def test_groups_over_gloo(count: int, watched: bool, watch: Callable[[], None], 
 @watched
 @pytest.mark.parametrize("count", range(1, MPI + 1))
 @pytest.mark.parallel(MPI)
-@pytest.mark.usefixtures("mpi_group")
+@pytest.mark.usefixtures("torch_is_imported", "mpi_group")
 def test_groups_over_mpi(count: int, watched: bool, watch: Callable[[], None], rank: int, world_size: int) -> None:
     if watched:
         watch()

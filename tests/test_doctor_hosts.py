@@ -9,7 +9,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,10 +77,12 @@ class Doctor(Launchpad):
         """The hosts on which there is an agent."""
         return [host.name for host in self.network.hosts.values() if (host.folder / "cache").exists()]
 
-    def findings(self, names: str, *words: object, measured: int = 0) -> dict[Found, str]:
+    def findings(
+        self, names: str, *words: object, measured: int = 0, of: Collection[str] = MEASURED
+    ) -> dict[Found, str]:
         """What is said about hosts, apart from what this machine has of its own.
 
-        `measured`: how many of the faults are seen in what is MEASURED.
+        `measured`: how many of the faults are seen in what is measured; `of`: what of that matters.
         """
         before = self.caches()
         for _ in range(TRIES):
@@ -89,7 +91,7 @@ class Doctor(Launchpad):
             assert self.caches() == before
             result = json.loads(done.stdout)
             found = result["findings"]
-            if sum(one["subject"] in MEASURED or "no answer within" in one["text"] for one in found) <= measured:
+            if sum(one["subject"] in of or "no answer within" in one["text"] for one in found) <= measured:
                 break
         assert (done.returncode == 3) == any(one["level"] == "bad" for one in found)
         kept = [one for one in found if one["subject"] not in ITS_OWN]
@@ -258,14 +260,14 @@ def test_faults_of_hosts(doctor: Doctor) -> None:
     tmpfs(tmps["h8"], "ro", "h8")
     set_mtu(network, "h8", 1400)
     try:
-        found = doctor.findings(",".join(network.hosts))
+        # Eight hosts share the cores of this machine: how fast they are says nothing.
+        found = doctor.findings(",".join(network.hosts), measured=1, of={"packets"})
     finally:
         set_mtu(network, "h8", 1500)
         for name, path in reversed(mounted):
             network.exec(name, "umount", path)
         network.exec("h2", "mount", "-o", "remount,size=50%", "/dev/shm")
-    timed = MEASURED - {"packets"}  # eight hosts share the cores of this machine
-    assert {one for one in found if one.subject not in timed} == {
+    assert {one for one in found if one.subject not in MEASURED - {"packets"}} == {
         Found(("h2",), "warn", "names"),
         Found(("h2",), "bad", "shm"),
         *([Found(("h2",), "warn", "mpi")] if HAS_MPI else []),

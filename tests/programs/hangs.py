@@ -27,6 +27,7 @@ def sleeping() -> None:
 
 def loop() -> None:
     """Rank 1 computes for ever, the other waits."""
+    os.nice(19)  # others may need the processor
     while RANK:
         pass
     sleeping()
