@@ -6,7 +6,6 @@ It is sent to the nodes with the agent. Head and agent import it at startup, so 
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 
 TYPE_CHECKING = False  # typing would take as long as all the rest
@@ -25,11 +24,16 @@ _files_at_start: tuple[int, int] | None = None
 PIPE_BYTES = 1 << 20
 
 
-@functools.cache
-def _libc() -> Any:
-    import ctypes
+_library: Any = None
 
-    return ctypes.CDLL(None, use_errno=True)
+
+def _libc() -> Any:
+    global _library
+    if _library is None:
+        import ctypes
+
+        _library = ctypes.CDLL(None, use_errno=True)
+    return _library
 
 
 def prctl(option: int, value: int) -> None:

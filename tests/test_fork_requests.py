@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import array
 import itertools
 import json
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
 from launchpad.agent.ranks import rank
 from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver
+from launchpad.image import channel
 
 
 class Played:
@@ -28,17 +26,13 @@ class Played:
 
     def asked(self) -> list[int]:
         """The numbers of the processes in the next request; none if there is none."""
-        fds = array.array("i")
         try:
-            _, ancillary, _, _ = self._link.recvmsg(1, socket.CMSG_SPACE(1024), socket.MSG_DONTWAIT)
+            received = channel.receive(self._link)
         except BlockingIOError:
             return []
-        for _, _, payload in ancillary:
-            fds.frombytes(payload)
-        with open(fds[0]) as file:
-            request: dict[str, Any] = json.load(file)
-        for fd in fds[1:]:
-            os.close(fd)
+        assert received is not None
+        request, fds = received
+        channel.close(fds)
         return [one["number"] for one in request["processes"]]
 
     def says(self, *messages: tuple[object, ...]) -> None:
@@ -55,6 +49,7 @@ def played() -> Iterator[Played]:
     """One that has imported all."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with closing(near), closing(far):
+        far.setblocking(False)
         server = Played(Forkserver(rank.Rank(-1, 0, None), near, (), {}), far)
         server.says(("ready", ""))
         yield server

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 
 TYPE_CHECKING = False  # typing would take a tenth of the time until a kept head is asked
 if TYPE_CHECKING:
+    import signal
+
     from launchpad.image.keeper_link import KeeperLink
+else:
+    import _signal as signal  # signal would take as long: it makes enumerations
 
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
 _NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import _socket
 import os
-import signal
 import sys
 
 from launchpad.image import channel, place
 
 TYPE_CHECKING = False  # as in entry.py
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
     from typing import Any, NoReturn
+else:
+    import _signal as signal
 
 # More descriptors, or higher ones, are not handed over.
 _MOST_DESCRIPTORS = 16

@@ -1,13 +1,12 @@
 """The forkserver's loop: imports what the ranks need, reports whether forking is sound, forks ranks on request.
 
-A request from the agent is a list of descriptors: a file with the request as JSON, then each rank's stdin, stdout and
-stderr, or the socket on which to serve the store. Replies are JSON lists: first ["ready", why not or ""]; for each fork
-request ["forked", number, pid] per process, then ["done", why the others were not forked].
+A request from the agent comes with descriptors: each rank's stdin, stdout and stderr, or the socket on which to serve
+the store. Replies are JSON lists: first ["ready", why not or ""]; for each fork request ["forked", number, pid] per
+process, then ["done", why the others were not forked].
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import gc
@@ -22,10 +21,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..image import channel
 from ..rank import become, exit, mpi_init, own_process, program, stack_server, store
 
 LINK = 3
-MOST_DESCRIPTORS = 253  # SCM_MAX_FD
 
 # Number of tool ids in PEP 669.
 _MOST_TOOLS = 6
@@ -259,15 +258,10 @@ def _no_process(error: OSError) -> str:
 
 
 def _receive(link: socket.socket) -> tuple[Request, list[int]]:
-    fds = array.array("i")
-    data, ancillary, _, _ = link.recvmsg(1, socket.CMSG_SPACE(MOST_DESCRIPTORS * fds.itemsize))
-    if not data:
+    received = channel.receive(link)
+    if received is None:
         os._exit(0)  # the agent is gone
-    for _, _, payload in ancillary:
-        fds.frombytes(payload)
-    with open(fds[0]) as file:
-        request = json.load(file)
-    return request, list(fds[1:])
+    return received
 
 
 def _say(link: socket.socket, *words: object) -> None:

@@ -1,12 +1,11 @@
-"""Sockets between callers, keeper and images: messages of any size, with descriptors."""
+"""Sockets between callers, keeper, images, agent and forkserver: messages of any size, with descriptors."""
 
 from __future__ import annotations
 
 import _socket  # socket takes 3 ms to import: it makes enumerations of all constants
-import array
-import json
+import marshal  # json takes 4 ms
 import os
-import struct
+import sys
 
 from .. import linux
 from . import place
@@ -19,7 +18,11 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-_MOST_DESCRIPTORS = 32
+_MOST_DESCRIPTORS = 253  # SCM_MAX_FD
+_INT = 4  # bytes of a C int
+
+# The version of marshal's format: the newest that all Pythons know that may run ranks.
+_FORMAT = 4
 
 # A keeper or an image that doesn't answer for this long is stuck.
 ANSWER_SECONDS = 5.0
@@ -65,7 +68,7 @@ def connect(path: str) -> _socket.socket | None:
 
 def peer(connection: _socket.socket) -> tuple[int, int]:
     """The pid (0 for one of another namespace) and the user of the process at the other end."""
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
+    pid, uid, _ = _ints(connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 3 * _INT))
     return pid, uid
 
 
@@ -73,9 +76,9 @@ def send(link: _socket.socket, message: Message, fds: Sequence[int] = ()) -> Non
     """Send a message of any size with descriptors. Raises OSError."""
     memfd = os.memfd_create("launchpad-message")
     try:
-        linux.write_all(memfd, json.dumps(message).encode())
+        linux.write_all(memfd, marshal.dumps(message, _FORMAT))
         os.lseek(memfd, 0, os.SEEK_SET)
-        rights = array.array("i", [memfd, *fds])
+        rights = b"".join(fd.to_bytes(_INT, sys.byteorder) for fd in (memfd, *fds))
         link.sendmsg([b"m"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
     finally:
         os.close(memfd)
@@ -83,25 +86,31 @@ def send(link: _socket.socket, message: Message, fds: Sequence[int] = ()) -> Non
 
 def receive(link: _socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises OSError (TimeoutError), ValueError."""
-    fds = array.array("i")
-    data, ancillary, _, _ = link.recvmsg(
-        1, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * fds.itemsize), _socket.MSG_CMSG_CLOEXEC
-    )
+    fds: list[int] = []
+    data, ancillary, _, _ = link.recvmsg(1, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT), _socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+            fds += _ints(payload)
     if not data or not fds:
         close(fds)
         return None
     try:
-        with open(fds[0]) as file:
-            message = json.load(file)
+        with open(fds[0], "rb") as file:
+            message = marshal.load(file)
         if not isinstance(message, dict):
             raise ValueError("not a message")
+    except (EOFError, TypeError) as error:
+        close(fds[1:])
+        raise ValueError(str(error)) from None
     except BaseException:
         close(fds[1:])
         raise
-    return message, list(fds[1:])
+    return message, fds[1:]
+
+
+def _ints(data: bytes) -> list[int]:
+    """The C ints in these bytes."""
+    return [int.from_bytes(data[at : at + _INT], sys.byteorder, signed=True) for at in range(0, len(data), _INT)]
 
 
 def receive_in_time(link: _socket.socket) -> tuple[Message, list[int]] | None:

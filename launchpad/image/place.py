@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from binascii import crc32
 
 TYPE_CHECKING = False  # as in channel.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+_LARGEST_PRIME = 4_294_967_291  # below 2**32
 
 # Whether the package was sent to this node (transport/ssh/bundle.py).
 _SENT = os.path.basename(PACKAGE) == "launchpad_node"
@@ -28,7 +29,8 @@ def folder(environ: Mapping[str, str]) -> str:
 
 def path(environ: Mapping[str, str]) -> str:
     """Where the keeper of this installation listens."""
-    return os.path.join(folder(environ), f"warm-{crc32(os.fsencode(PACKAGE)):08x}")
+    number = int.from_bytes(os.fsencode(PACKAGE)) % _LARGEST_PRIME
+    return os.path.join(folder(environ), f"warm-{number:08x}")
 
 
 def is_private(place: str) -> bool:

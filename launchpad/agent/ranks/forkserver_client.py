@@ -1,6 +1,5 @@
 """The agent's side of the forkserver: starts it, sends it fork requests in batches, and reads its replies."""
 
-import array
 import itertools
 import json
 import os
@@ -9,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import linux
+from ...image import channel
 from .. import PACKAGE
 from . import rank
 
@@ -206,17 +206,10 @@ class Forkserver:
         self._send({"processes": processes}, [fd for order in batch for fd in order.fds])
 
     def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
-        # The request goes in a memfd: a command line may exceed the socket's message size.
-        memfd = os.memfd_create("launchpad-request")
         try:
-            os.write(memfd, json.dumps(request).encode())
-            os.lseek(memfd, 0, os.SEEK_SET)
-            rights = array.array("i", [memfd, *fds])
-            self.link.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            channel.send(self.link, request, fds)
         except OSError:  # it is gone; its exit will be noticed
             pass
-        finally:
-            os.close(memfd)
 
 
 def _close(fds: Sequence[int]) -> None:
