@@ -20,6 +20,11 @@ def stand_in_for(pid: int) -> None:
     _pid = pid
 
 
+def is_another_process() -> bool:
+    """Whether we are a kept head."""
+    return bool(_pid)
+
+
 def in_foreground(terminal: int) -> bool:
     """Whether the caller is in the foreground of this terminal. Raises OSError if it is not that of its session."""
     if not _pid:

@@ -37,7 +37,7 @@ def events(launchpad: Launchpad, kind: str) -> list[dict[str, Any]]:
     return [event for line in lines if line.endswith("}") and (event := json.loads(line))["event"] == kind]
 
 
-# Time limits that stand still.
+# Time limits that are paused.
 
 
 def test_the_clock_stands_still_while_anything_waits() -> None:
@@ -127,7 +127,7 @@ def test_a_rank_that_the_job_does_not_have_is_refused(launchpad: Launchpad) -> N
 def test_the_debugger_in_another_rank_has_the_terminal(terminal: Start) -> None:
     """Ctrl-A goes to the start of the line: that is readline."""
     one = terminal("run", "-n", 3, "--input-rank", 2, "debugged.py", "2", NO_COLOR="1")
-    one.expect("launchpad: rank 2 has the terminal; while it is at a prompt, --timeout and --stall-timeout stand still")
+    one.expect("launchpad: rank 2 has the terminal; while it is at a prompt, --timeout and --stall-timeout are paused")
     one.expect(re.escape("(Pdb) "))
     one.type("secret + 1\x01p \n")
     one.expect("42")
@@ -364,7 +364,7 @@ def debug(port: int, script: Path, rank: int, remote: Path | None = None) -> Non
 
 @pytest.mark.parametrize("way", [("--preload", "json"), ("--start-method", "exec")], ids=["forked", "executed"])
 def test_a_rank_waits_for_its_debugger(launchpad: Launchpad, steps: Path, way: tuple[str, ...]) -> None:
-    """The time limits stand still until it goes on."""
+    """The time limits are paused until it goes on."""
     limits = ("--timeout", 10, "--stall-timeout", 2)
     process = launchpad.start("run", "-n", 3, "--debug", 1, *way, *limits, "steps.py")
     reader = Reader(process)
@@ -510,7 +510,7 @@ def test_a_wrong_request_for_a_debugger_is_one_sentence(launchpad: Launchpad, st
     for words, sentence in (
         ((), "say which rank: launchpad debug [JOB] RANK"),
         (("x",), "'x' is not a rank, or a rank and a port; write 2 or 2:5678"),
-        ((7,), "rank 7 is not running; of this job's run now: ranks 0-1"),
+        ((7,), "rank 7 is not running; running now: ranks 0-1"),
         ((1,), "rank 1: it is not a Python rank with launchpad's hooks"),
         (("zz", 1), "you have no running job zz… on "),
     ):
@@ -671,7 +671,7 @@ def test_a_profile_has_every_rank(launchpad: Launchpad) -> None:
 @pytest.mark.usefixtures("watched")
 def test_a_wrong_request_for_a_profile_is_one_sentence(launchpad: Launchpad) -> None:
     for words, sentence in (
-        (("--rank", 5), "rank 5 is not running; of this job's run now: ranks 0-1"),
+        (("--rank", 5), "rank 5 is not running; running now: ranks 0-1"),
         (("--seconds", 1000), "--seconds 1000: a rank can be watched for 300 s at most"),
         (("-o", "/nowhere/p"), "--output /nowhere/p: can't be written; name a file in a folder where you may write"),
         (("zz",), "you have no running job zz… on "),

@@ -283,7 +283,7 @@ def test_a_rank_may_get_term(launchpad: Launchpad, recovers: Path) -> None:
 def test_the_verdict_says_what_was_injected(launchpad: Launchpad, recovers: Path) -> None:
     done = launchpad.run("run", "-n", 2, "--inject", "kill:1@1,kill:0@9m", recovers)
     assert done.returncode == 137
-    assert "launchpad: not injected: kill:0@540s; the job was over before\n" in done.stderr
+    assert "launchpad: not injected: kill:0@540s; the job ended first\n" in done.stderr
     why = launchpad.run("why").stdout.splitlines()
     assert why[1].startswith("rank 1 failed first: killed by SIGKILL (Killed), by --inject (pid ")
     assert re.fullmatch(r"injected: SIGKILL to rank 1 \(\d\d:\d\d:\d\d\)", why[2])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -53,6 +56,24 @@ def played() -> Iterator[Played]:
         server = Played(Forkserver(rank.Rank(-1, 0, None), near, (), {}), far)
         server.says(("ready", ""))
         yield server
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """No file may get longer than a few bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_forkserver_that_can_not_be_asked_is_ended() -> None:
+    """Its exit has the ranks executed. Otherwise they would wait for it."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with closing(near), closing(far), subprocess.Popen(["sleep", "100"], process_group=0) as process:
+        Forkserver(rank.Rank(-1, process.pid, None), near, (), {}).prepare(["torch"], "")
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def order(*numbers: int) -> list[ForkOrder]:

@@ -210,7 +210,7 @@ ONE_HOST = "a line is one host and its settings, like node1 slots=4"
         ("a slots=4 cpu=4", "hosts.txt, line 1: slots is given twice for a; keep one"),
         ("a:4 slots=4", "hosts.txt, line 1: slots is given twice for a; keep one"),
         ("ann@a user=ann", "hosts.txt, line 1: user is given twice for a; keep one"),
-        ("a binding=user:0,1", "hosts.txt, line 1: launchpad does not bind ranks to cores; remove binding="),
+        ("a binding=user:0,1", "hosts.txt, line 1: remove binding=, and bind ranks with --bind"),
         ("a 4", f"hosts.txt, line 1: unexpected '4'; {ONE_HOST}"),
         ("a b", f"hosts.txt, line 1: unexpected 'b'; {ONE_HOST}"),
         ("a slots", f"hosts.txt, line 1: unexpected 'slots'; {ONE_HOST}"),

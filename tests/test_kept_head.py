@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -125,6 +126,9 @@ def in_other_words(*options: str) -> Callable[[Launchpad], list[str]]:
         pytest.param(in_other_words("-X", "importtime"), {}, id="options of Python"),
         pytest.param(lambda launchpad: launchpad.argv("run", "--detach", "true"), {}, id="--detach"),
         pytest.param(lambda launchpad: launchpad.argv("run", "-H", "localhost", "true"), {}, id="hosts"),
+        pytest.param(lambda launchpad: launchpad.argv("run", "-qH", "localhost", "true"), {}, id="-qH"),
+        pytest.param(lambda launchpad: launchpad.argv("run", "-hosts", "localhost", "true"), {}, id="-hosts"),
+        pytest.param(lambda launchpad: launchpad.argv("run", "-machinefile", "hosts", "true"), {}, id="-machinefile"),
         pytest.param(lambda launchpad: launchpad.argv("run", "--config", "job.toml"), {}, id="a job file"),
         pytest.param(lambda launchpad: launchpad.argv("run", "--conf=job.toml"), {}, id="a job file, abbreviated"),
         pytest.param(lambda launchpad: launchpad.argv("run", "true"), {"PYTHONMALLOCSTATS": "1"}, id="a variable"),
@@ -137,6 +141,7 @@ def test_it_is_not_used_where_it_would_differ(
     own: Launchpad, command: Callable[[Launchpad], list[str]], environ: dict[str, str]
 ) -> None:
     (own.folder / "job.toml").write_text('target = "true"\n')
+    (own.folder / "hosts").write_text("localhost\n")
     assert uses(own) == 0
     done = subprocess.run(
         command(own),
@@ -251,6 +256,41 @@ def test_the_caller_stops_and_goes_on_with_it(warm: Launchpad) -> None:
     assert process.communicate(b"on\n", timeout=DEADLINE)[0] == b"[0] on\n"
 
 
+def test_it_goes_on_if_its_image_ended_while_it_was_stopped(own: Launchpad) -> None:
+    process = started(own)
+    process.send_signal(signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    own.run("warm", "--stop")
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(b"on\n", timeout=DEADLINE)[0] == b"[0] on\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGCONT, signal.SIGKILL])
+def test_a_signal_to_it_alone_wakes_the_caller_too(warm: Launchpad, signum: int) -> None:
+    process = started(warm)
+    head = pid_of_head(warm)
+    process.send_signal(signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    os.kill(head, signum)
+    process.communicate(b"on\n", timeout=DEADLINE)
+    assert process.returncode == (0 if signum == signal.SIGCONT else -signum)
+
+
+def test_a_signal_to_it_and_the_caller_is_one(warm: Launchpad) -> None:
+    """As from `pkill -f`: a second Ctrl-C would kill the ranks."""
+    (warm.folder / "w.py").write_text(
+        "import signal, time\n"
+        "def save(signum, frame):\n    time.sleep(0.5)\n    print('saved', flush=True)\n    raise SystemExit\n"
+        "signal.signal(signal.SIGINT, save)\nprint('up', flush=True)\nsignal.pause()\n"
+    )
+    process = started(warm)
+    os.kill(pid_of_head(warm), signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == (130, b"[0] saved\n")
+
+
 @pytest.mark.parametrize("which", ["head", "its parent"])
 def test_its_death_is_ours(warm: Launchpad, which: str) -> None:
     """The fixture waits until nothing is left."""
@@ -298,6 +338,19 @@ def test_another_one_follows_when_a_file_has_changed(own: Launchpad, tmp_path: P
     before_that = uses(own)
     assert own.run("run", "true").returncode == 0
     assert uses(own) == before_that + 1
+
+
+def test_one_that_can_not_be_made_is_said_and_not_tried_again(own: Launchpad, tmp_path: Path) -> None:
+    site = tmp_path / "path" / "sitecustomize.py"
+    site.write_text(site.read_text().replace("name == 'torch'", "name in ('torch', 'launchpad.console.dry_run')"))
+    own.run("warm", "--stop")
+    assert own.run("warm").returncode == 0
+    why = "it ended while it imported: ModuleNotFoundError: launchpad.console.dry_run"
+    wait_until(lambda: f"\nlaunchpad itself is not kept: {why}\n" in own.run("warm", "--status").stdout, "the reason")
+    assert own.run("run", "true").returncode == 0
+    assert own.run("run", "true").returncode == 0
+    found = json.loads(own.run("warm", "--status", "--json").stdout)
+    assert (found["head"], found["head_failed"], found["last_cold"]) == (None, why, "")
 
 
 @pytest.fixture
@@ -348,6 +401,17 @@ def test_a_signal_that_comes_early_is_passed_on_or_heeded(launchpad: Launchpad, 
                 assert stands_for_head.wait(DEADLINE) == -signal.SIGTERM
                 channel.send(ours, {"code": -signal.SIGTERM})
                 assert process.wait(DEADLINE) == -signal.SIGTERM
+
+
+def test_a_keeper_that_accepts_nobody_is_not_waited_for(launchpad: Launchpad, slow_keeper: socket.socket) -> None:
+    waiting: list[socket.socket] = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+            waiting[-1].connect(slow_keeper.getsockname())
+    assert launchpad.run("run", "true").returncode == 0
+    for one in waiting:
+        one.close()
 
 
 def test_the_foreground_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:

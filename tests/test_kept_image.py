@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from launchpad import linux
+from launchpad.api.job import prepare
 from launchpad.forkserver.keeper import Keeper
 from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
 from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect_at
@@ -69,6 +71,24 @@ def test_a_relative_folder_on_the_path_is_not_known_before() -> None:
     assert "PYTHONPATH" in fit.cannot(wanted)
     assert not fit.cannot(wanted._replace(environ={"PYTHONPATH": "/a:/b"}))
     assert not fit.cannot(wanted._replace(environ={}))
+
+
+class _Name(StrEnum):
+    READ = "READ"
+
+
+def test_names_in_an_enumeration_are_plain_for_messages() -> None:
+    """marshal writes no subclass of str."""
+    seen = Seen()
+    seen.begin()
+    try:
+        os.environ.get(_Name.READ)
+    finally:
+        seen.end()
+    spec = prepare("true", 1, None, None, {_Name.READ: "1"}, None, sync=False, ssh_config=None, bind="none").spec
+    assert "READ" in seen.variables
+    assert "READ" in spec.environ
+    assert {type(name) for name in (*seen.variables, *spec.environ)} == {str}
 
 
 def test_what_imports_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,8 @@ def test_merged_by_time(recorded: Launchpad) -> None:
     done = recorded.run("logs", "--merge", "time", "--follow")
     assert done.returncode == 2
     assert (
-        "--merge time puts in order what is there, and with --follow more comes; leave one of them out" in done.stderr
+        "--merge time sorts output that already exists, and --follow waits for more; leave one of them out"
+        in done.stderr
     )
 
 

@@ -633,7 +633,7 @@ def test_restarts_in_a_period_are_counted_back_from_now() -> None:
             Cause("failure", rank=0, code=7),
         )
     _, refused, *rest = fail_at(machine, START + 259.9)
-    assert (type(refused), refused.reason) == (NotRestarted, "2 restarts in 1m are used up; not started again")
+    assert (type(refused), refused.reason) == (NotRestarted, "2 restarts in 1m are used up; not restarted")
     assert ends(rest)
     assert machine.exit_code == 7
 

@@ -160,8 +160,8 @@ def test_the_port_is_reserved_on_all_addresses(launchpad: Launchpad) -> None:
 
 def refusals(launchpad: Launchpad, stderr: str) -> list[str]:
     """Why the job was not started again; the record says the same."""
-    found = [line.removeprefix("launchpad: ") for line in stderr.splitlines() if "not started again" in line]
-    assert [line for line in launchpad.run("why").stdout.splitlines() if "not started again" in line] == found
+    found = [line.removeprefix("launchpad: ") for line in stderr.splitlines() if "not restarted" in line]
+    assert [line for line in launchpad.run("why").stdout.splitlines() if "not restarted" in line] == found
     told = json.loads(launchpad.run("why", "--json").stdout)
     (folder,) = (launchpad.state / "launchpad" / "jobs").iterdir()
     assert told["not_restarted"] == json.loads((folder / "verdict.json").read_text())["not_restarted"]
@@ -171,7 +171,7 @@ def refusals(launchpad: Launchpad, stderr: str) -> list[str]:
     return found
 
 
-AGAIN = "it fails the same way each time; not started again (--restart always insists)"
+AGAIN = "it fails the same way each time; not restarted (--restart always would)"
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_the_same_failure_is_worth_a_restart_after_progress(launchpad: Launchpad
     done = launchpad.run("run", "-n", 2, "--max-restarts", 9, *options, "p.py")
     assert (done.returncode, done.stderr.count("restarting all ranks")) == (1, 2)
     why = f"it fails the same way each time, and no file that matches {' or '.join(patterns)} is new"
-    assert refusals(launchpad, done.stderr) == [f"{why}; not started again (--restart always insists)"]
+    assert refusals(launchpad, done.stderr) == [f"{why}; not restarted (--restart always would)"]
 
 
 def test_without_a_new_file_there_is_no_progress(launchpad: Launchpad) -> None:
@@ -264,8 +264,8 @@ def test_without_a_new_file_there_is_no_progress(launchpad: Launchpad) -> None:
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("import no_such_module", "an import failed at the start, and would each time"),
-        ("from os import no_such_name", "an import failed at the start, and would each time"),
+        ("import no_such_module", "an import failed at the start, and would fail every time"),
+        ("from os import no_such_name", "an import failed at the start, and would fail every time"),
         ("if True\n    pass", "the program has a syntax error"),
         ("import argparse\nargparse.ArgumentParser().parse_args()", "the program rejected its arguments"),
         (
@@ -284,7 +284,7 @@ def test_what_no_restart_can_mend_is_not_restarted_at_all(
     assert "restarting" not in done.stderr
     (said,) = refusals(launchpad, done.stderr)
     assert said.startswith(why)
-    assert said.endswith("; not started again (--restart always insists)")
+    assert said.endswith("; not restarted (--restart always would)")
 
 
 def test_wrong_arguments_of_a_shell_script(launchpad: Launchpad) -> None:
@@ -307,7 +307,7 @@ def test_so_many_restarts_in_a_period(launchpad: Launchpad, flaky: Path) -> None
     assert "attempt 2 of 2 " in done.stdout
     assert done.stderr.count("; restarting all ranks (restart ") == 2
     assert "(restart 2; at most 2 in 1h)" in done.stderr
-    assert refusals(launchpad, done.stderr) == ["2 restarts in 1h are used up; not started again"]
+    assert refusals(launchpad, done.stderr) == ["2 restarts in 1h are used up; not restarted"]
 
 
 def test_restarts_of_long_ago_do_not_count(launchpad: Launchpad) -> None:

@@ -53,7 +53,7 @@ def refusal(first: list[Any], second: list[Any], new_files: bool | None = None, 
     ids=["the same", "another number", "another rank", "a little later"],
 )
 def test_the_same_failure_is_not_worth_a_restart(again: list[Any]) -> None:
-    assert refusal(fails(), again).startswith("it fails the same way each time; not started again")
+    assert refusal(fails(), again).startswith("it fails the same way each time; not restarted")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_patterns_are_named() -> None:
     history = History(fails())
     signature = restarts.signature_of(history, verdict_on(history))
     said = restarts.refusal(history, verdict_on(history), signature, False, ["a/*", "b"])
-    assert said.startswith("it fails the same way each time, and no file that matches a/* or b is new; not started")
+    assert said.startswith("it fails the same way each time, and no file that matches a/* or b is new; not restarted")
 
 
 def first(*events: Any, nodes: tuple[int, ...] = (2,)) -> str:

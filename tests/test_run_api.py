@@ -111,7 +111,7 @@ def test_it_is_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "restarting all ranks (restart 1 of 3)" in capsys.readouterr().err
     with pytest.raises(ValueError, match="attempt 1") as error:
         lp.run(fails_until, 9, nproc=2, backend=None, max_restarts=(3, 3600.0))
-    why = "launchpad: it fails the same way each time; not started again (--restart always insists)"
+    why = "launchpad: it fails the same way each time; not restarted (--restart always would)"
     assert error.value.__notes__[0].endswith(why)
     with pytest.raises(ValueError, match="attempt 2") as error:
         lp.run(fails_until, 9, nproc=2, backend=None, max_restarts=2, restart="always")

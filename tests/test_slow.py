@@ -112,7 +112,8 @@ def test_the_slow_rank_is_named_with_what_it_costs() -> None:
     found = Job(4).steps_of(105, late(2)).tally.straggler()
     assert found is not None
     assert found.sentence == (
-        "comes last to 100% of the all_reduces, by 25 ms in the median; the others wait 32% of their time for it"
+        "is the last to enter 100% of the all_reduces, by a median of 25 ms; the others spend 32% of their time "
+        "waiting for it"
     )
     assert (found.ranks, found.operation, found.because) == ([2], "all_reduce", "")
 
@@ -143,8 +144,8 @@ def test_two_of_four_are_named_together() -> None:
     found = Job(4).steps_of(100, lambda rank, _: STEP + (STEP / 2 if rank > 1 else rank * MS)).tally.straggler()
     assert found is not None
     assert found.ranks == [2, 3]
-    assert found.sentence.startswith("come last to 100% of the all_reduces")
-    assert found.sentence.endswith("of their time for them")
+    assert found.sentence.startswith("are the last to enter 100% of the all_reduces")
+    assert found.sentence.endswith("waiting for them")
 
 
 HEALTHY: dict[str, tuple[int, Callable[[random.Random], Work]]] = {
@@ -400,13 +401,15 @@ def planned(*nodes: list[Any]) -> JobPlanned:
     return JobPlanned(1, 0.0, "j", 1, "r", ["train.py"], "/", list(nodes), {}, 0.0, "")
 
 
-SENTENCE = "last to 100% of the all_reduces, by 180 ms in the median; the others wait 31% of their time for it"
+SENTENCE = (
+    "last to enter 100% of the all_reduces, by a median of 180 ms; the others spend 31% of their time waiting for it"
+)
 
 
 def test_the_sentence_names_the_host_if_there_are_several() -> None:
-    assert History([planned(["a", [0, 1, 2, 3]]), compared()]).slow() == f"rank 1 comes {SENTENCE}"
+    assert History([planned(["a", [0, 1, 2, 3]]), compared()]).slow() == f"rank 1 is the {SENTENCE}"
     history = History([planned(["a", [0, 1]], ["b", [2, 3]]), compared(3)])
-    assert history.slow() == f"rank 3 (host b) comes {SENTENCE}"
+    assert history.slow() == f"rank 3 (host b) is the {SENTENCE}"
     assert history.slow(recent=True) == history.slow()
     history.on(Restarted(10, 1, 3, 1, 1, -1))
     assert history.slow() == ""
@@ -420,7 +423,7 @@ def test_the_reason_is_the_one_that_explains_most() -> None:
 def test_top_says_it_of_late() -> None:
     history = History([planned(["a", [0, 1, 2, 3]]), RankStarted(2, 0, 5), *[compared(3)] * 7])
     look = look_at(history, SamplesTaken(9, [1], [], []), {}, {}, -1, {})
-    assert job_lines(look, [], 200)[2].plain == f"rank 3 comes {SENTENCE}"
+    assert job_lines(look, [], 200)[2].plain == f"rank 3 is the {SENTENCE}"
     for _ in range(6):
         history.on(compared(3)._replace(ranks=[[one, 100, 25, 0.001, 0.1, 0.001, 100.0] for one in range(4)]))
     look = look_at(history, SamplesTaken(9, [1], [], []), {}, {}, -1, {})
@@ -472,14 +475,14 @@ WAYS = [
 def test_a_slow_rank_is_named_at_the_end_and_by_why(launchpad: Launchpad, way: list[str]) -> None:
     done = launchpad.run("run", "-n", 2, *way, "slowed.py", "double", 5, LONG_STEP)
     assert done.returncode == 0, done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if "comes last" in line]
-    assert said.startswith("launchpad: rank 1 comes last to ")
+    (said,) = [line for line in done.stderr.splitlines() if "is the last" in line]
+    assert said.startswith("launchpad: rank 1 is the last to enter ")
     told = why(launchpad)
     assert said == f"launchpad: {told['text'][-1]}"
     assert told["slow"].keys() == set(Straggler._fields)
     assert told["slow"]["ranks"] == [1]
     launchpad.run("report", "-o", "page.html")
-    assert "rank 1 comes last to" in (launchpad.folder / "page.html").read_text()
+    assert "rank 1 is the last to enter" in (launchpad.folder / "page.html").read_text()
 
 
 @needs_torch
@@ -495,6 +498,6 @@ def test_no_advice_is_given_where_none_is_wanted(launchpad: Launchpad) -> None:
 def test_the_slow_host_is_named(launchpad: Launchpad, hosts: Hosts) -> None:  # noqa: F811
     done = hosts.run(launchpad, "--hosts", "n1:2,n2:2", "--sample", "0.5", "slowed.py", "second_host", 5, LONG_STEP)
     assert done.returncode == 0, done.stderr
-    assert "launchpad: ranks 2-3 (host n2) come last to " in done.stderr
+    assert "launchpad: ranks 2-3 (host n2) are the last to enter " in done.stderr
     (events,) = launchpad.state.glob("launchpad/jobs/*/events.jsonl")
     assert events.read_text().count("ArrivalsCompared") > 1  # not only at the end

@@ -200,7 +200,7 @@ def test_injected_faults_are_told_when_they_happen_and_in_the_report() -> None:
     job = Job(nodes=(2, 2))
     job.on(FaultInjected(103 * SECOND, 9, 3, 1), FaultInjected(103 * SECOND, 0, -1, 1), FaultMissed(0, "kill:0@9s"))
     told = ["SIGKILL to rank 3 on h1", "the link to h1 cut"]
-    assert job.notes == [*(f"injected: {one}" for one in told), "not injected: kill:0@9s; the job was over before"]
+    assert job.notes == [*(f"injected: {one}" for one in told), "not injected: kill:0@9s; the job ended first"]
     first, second = job.fails(3, -9)
     assert first.startswith("rank 3 on h1 failed first: killed by SIGKILL (Killed), by --inject (pid 4003, 2.50 s")
     assert re.sub(r" \([0-9:]+\)", "", second) == f"injected: {'; '.join(told)}"

@@ -47,7 +47,7 @@ def test_jobs_are_a_table_on_a_terminal(jobs: Launchpad) -> None:
     assert head.split() == ["job", "started", "lasted", "ranks", "outcome", "command"]
     assert set(rule) == {RULE}
     assert re.search(r" 1  rank 0, exit code 7 after [0-9.]+ s  \S*sh -c exit 7 a\\nb \\x1b\[31m\\udcff *$", failed)
-    assert re.search(r" 2  well  +\S*echo (word ){16}", well)
+    assert re.search(r" 2  succeeded  +\S*echo (word ){16}", well)
 
 
 def test_in_a_pipe_they_are_lines_of_any_length(jobs: Launchpad) -> None:
@@ -59,7 +59,7 @@ def test_in_a_pipe_they_are_lines_of_any_length(jobs: Launchpad) -> None:
         rf"\w{{8}}  {date}    +[0-9.]+ s      1 ranks  rank 0, exit code 7 after [0-9.]+ s  \S+sh -c exit 7 a\\nb .*",
         failed,
     )
-    assert re.fullmatch(rf"\w{{8}}  {date}    +[0-9.]+ s      2 ranks  well {{26}}\S+echo (word ){{16}}.*", well)
+    assert re.fullmatch(rf"\w{{8}}  {date}    +[0-9.]+ s      2 ranks  succeeded {{21}}\S+echo (word ){{16}}.*", well)
     assert len(well) > 150
 
 

@@ -48,6 +48,11 @@ def check(name: str, backend: str | None, timeout: float | None) -> None:
         )
     if backend is not None and backend not in get_args(Group):
         raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raises UsageError."""
     if timeout is not None and not timeout > 0:
         raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
 
@@ -87,7 +92,7 @@ def prepare(
         cwd=os.path.abspath(wdir or os.getcwd()),
         environ={
             **(forwarded(os.environ) if far else {}),
-            **{name: str(value) for name, value in (env or {}).items()},
+            **{os.fsdecode(os.fsencode(name)): str(value) for name, value in (env or {}).items()},  # a plain str
         },
         torch=False,
         preload=_preload(backend, {**os.environ, **(env or {})}, bind),

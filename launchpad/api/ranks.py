@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from launchpad.api.job import Group, JobRequest, check, interrupts, prepare
+from launchpad.api.job import Group, JobRequest, check, check_timeout, interrupts, prepare
 from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
 from launchpad.api.session import PendingCall, RankSession, gone, running
@@ -121,8 +121,7 @@ class Ranks:
 
     def _queued(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float | None) -> PendingCall:
         self._check_process()
-        if timeout is not None and not timeout > 0:
-            raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
+        check_timeout(timeout)
         if self._closed:
             raise UsageError("these ranks are closed: ranks.restart() starts new ones")
         if self._session.over:

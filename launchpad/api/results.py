@@ -128,8 +128,12 @@ class ResultCollector:
         except EOFError:
             return None
         except Exception as error:
-            text = f"what {self._name(rank)} returned can't be unpickled here: {type(error).__name__}: {error}"
-            raise RankError(text, rank, self._host(rank), 0) from error
+            raise self.unreadable(rank, error) from error
+
+    def unreadable(self, rank: int, error: Exception) -> RankError:
+        """The exception for an outcome that can't be unpickled here."""
+        text = f"what {self._name(rank)} returned can't be unpickled here: {type(error).__name__}: {error}"
+        return RankError(text, rank, self._host(rank), 0)
 
     def _name(self, rank: int) -> str:
         several = len(self._plan.nodes) > 1

@@ -29,7 +29,7 @@ from launchpad.api.job import FunctionJob, JobRequest
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import SessionScreen
 from launchpad.api.unpickling import unpickle
-from launchpad.errors import JobTimeout, LaunchpadError, RankError, UsageError
+from launchpad.errors import JobTimeout, LaunchpadError, UsageError
 from launchpad.head.session_calls import Orders, SendCall
 from launchpad.head.stall import is_stuck
 from launchpad.job.outcome import ranks_in_words
@@ -108,7 +108,6 @@ class SessionCollector(ResultCollector):
     def __init__(self, plan: Plan, remote: Sequence[bool], line: str, report: Callable[[Any], None]) -> None:
         """`line`: the name of our socket. `report` takes events, and ("outcome", rank, descriptor)."""
         super().__init__(plan, remote)
-        self.closing = False  # the ranks may exit
         self.last: dict[int, Any] = {}  # what the current call has come to
         self._line = line
         self._report = report
@@ -150,11 +149,6 @@ class SessionCollector(ResultCollector):
 
     def _ended(self, rank: int) -> Any:
         return self.last[rank] if rank in self.last else super()._ended(rank)
-
-    def unreadable(self, rank: int, error: Exception) -> RankError:
-        """The exception for an outcome that can't be unpickled here."""
-        text = f"what {self._name(rank)} returned can't be unpickled here: {type(error).__name__}: {error}"
-        return RankError(text, rank, self._host(rank), 0)
 
     def name(self, rank: int) -> str:
         """The rank, for messages."""

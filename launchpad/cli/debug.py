@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
+from launchpad.cli.asking import answer
 from launchpad.cli.options import rank_and_port
-from launchpad.cli.stacks import elsewhere
-from launchpad.console.debugger_sink import REFUSED
 from launchpad.errors import UsageError
 
 
@@ -29,13 +28,5 @@ def command(words: tuple[str, ...]) -> int:
         rank, port = rank_and_port(words[-1])
     except click.BadParameter as error:
         raise UsageError(error.message) from None
-    try:
-        text = ask(job, "debug", rank=rank, port=port)
-    except UsageError as error:
-        raise UsageError(f"{error}{elsewhere(job, 'debug')}") from None
-    if not text:
-        raise UsageError("the job ended before it could answer")
-    if text.startswith(REFUSED):
-        raise UsageError(text.removeprefix(REFUSED))
-    click.echo(text)
+    click.echo(answer("debug", job, lambda: ask(job, "debug", rank=rank, port=port)))
     return 0

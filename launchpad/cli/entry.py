@@ -15,7 +15,8 @@ else:
     import _signal as signal  # signal would take as long: it makes enumerations
 
 # With these options the ranks usually run elsewhere, or the head is a process to come: no agent is started here yet.
-_NO_AGENT_YET = ("-H", "--host", "--enter", "--detach")
+_NO_AGENT_YET = ("-H", "-host", "--host", "-machinefile", "--machinefile", "--enter", "--detach")
+_FLAGS = "mqv"  # may stand before the H, as in -qH
 
 # A job file may name hosts. ssh may ask the user something on /dev/tty then, which is nothing to a kept head.
 _NO_KEPT_HEAD = ("--config",)
@@ -88,6 +89,8 @@ def _has_option(names: tuple[str, ...]) -> bool:
     for word in sys.argv[2:]:
         short = word.partition("=")[0]
         if word.startswith(names) or (len(short) > 2 and any(name.startswith(short) for name in names)):
+            return True
+        if "-H" in names and word[:1] == "-" and word[1:].lstrip(_FLAGS)[:1] == "H":
             return True
     return False
 

@@ -23,14 +23,19 @@ else:
 _MOST_DESCRIPTORS = 16
 _HIGHEST_DESCRIPTOR = 255
 
+_MOST_TOOLS = 6  # of PEP 669
+
 # These mean this very process: faults, what Python ignores, and the terminal's answer to a read or write of ours.
 _OURS = "SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP SIGSYS SIGABRT SIGPIPE SIGXFSZ SIGCHLD SIGKILL SIGSTOP SIGTTIN SIGTTOU"
+
+
+_connections: list[_socket.socket] = []
 
 
 def hand_over() -> None:
     """Returns only if the command has to run here."""
     # The image was started without options of Python; it has those that variables set.
-    if sys.orig_argv[1:] not in (sys.argv, ["-m", "launchpad", *sys.argv[1:]]) or sys.gettrace() or sys.getprofile():
+    if sys.orig_argv[1:] not in (sys.argv, ["-m", "launchpad", *sys.argv[1:]]) or _is_watched():
         return
     try:
         inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_inheritable(fd)]
@@ -41,7 +46,15 @@ def hand_over() -> None:
     connection = channel.connect(place.path(os.environ))
     if connection is not None:
         _Handover(connection, inherited).run()
-        connection.close()
+        # Stays open while the command runs here: a kept head for such commands is made when it is over.
+        _connections.append(connection)
+
+
+def _is_watched() -> bool:
+    """Whether a tracer, profiler or other tool would miss what another process does."""
+    monitoring = getattr(sys, "monitoring", None)  # new in Python 3.12
+    tools = () if monitoring is None else map(monitoring.get_tool, range(_MOST_TOOLS))
+    return bool(sys.gettrace() or sys.getprofile() or any(tools))
 
 
 def _is_inheritable(fd: int) -> bool:

@@ -27,7 +27,7 @@ TOPICS = {
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",
     "binding": "which CPUs and memory each rank uses, near its GPU",
     "doctor": "can these hosts run a job together, and if not, what to type",
-    "restarts": "start all ranks again after a failure",
+    "restarts": "after a failure, and when nodes come and go; trying it with injected faults",
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
     "functions": "functions as targets; launchpad.run and ranks that stay, from Python",

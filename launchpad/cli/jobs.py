@@ -120,7 +120,7 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
     code = history.over.code if history.over else None
     match verdict.kind:
         case "none":
-            how = "well"
+            how = "succeeded"
         case "running":
             how = "running"
         case "unknown":
@@ -130,7 +130,7 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
         case "failure" | "early" | "waited" | "held" | "start" | "lost":
             how = summarize(history, verdict)
         case kind:
-            how = {"console": "output took no more"}.get(kind, kind)
+            how = {"console": "output was closed"}.get(kind, kind)
     return {
         "job": history.planned.job or name,
         "started": history.planned.wall,

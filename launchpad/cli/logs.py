@@ -55,7 +55,7 @@ def command(
     """
     if merge and follow:
         raise UsageError(
-            "--merge time puts in order what is there, and with --follow more comes; leave one of them out"
+            "--merge time sorts output that already exists, and --follow waits for more; leave one of them out"
         )
     folder = replay.find_job(job, os.environ)
     known, last = replay.extent(folder)

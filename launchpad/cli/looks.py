@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from launchpad.cli.stacks import elsewhere
+from launchpad.cli.asking import answer
 from launchpad.diagnosis.activity import JobLook
 from launchpad.errors import UsageError
 from launchpad.head.control import NoAnswer, ask
@@ -12,13 +12,7 @@ from launchpad.head.control import NoAnswer, ask
 
 def first_look(job: str) -> JobLook:
     """The job as it is now. Raises UsageError if there is none, or not here."""
-    try:
-        text = ask(job, "sample")
-    except UsageError as error:
-        raise UsageError(f"{error}{elsewhere(job, 'top')}") from None
-    if not text:
-        raise UsageError("the job ended before it could answer")
-    return JobLook(*json.loads(text))
+    return JobLook(*json.loads(answer("top", job, lambda: ask(job, "sample"))))
 
 
 def next_look(job: str) -> JobLook | None:

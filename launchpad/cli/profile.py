@@ -9,9 +9,8 @@ import zlib
 
 import click
 
+from launchpad.cli.asking import answer
 from launchpad.cli.options import positive_seconds
-from launchpad.cli.stacks import elsewhere
-from launchpad.console.debugger_sink import REFUSED
 from launchpad.console.message import say_on_stderr
 from launchpad.diagnosis.speedscope import merge
 from launchpad.errors import UsageError
@@ -39,14 +38,7 @@ def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     if seconds > MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: a rank can be watched for {MOST_SECONDS:g} s at most")
     _check(output)
-    try:
-        text = ask(job, "profile", rank=-1 if rank is None else rank, seconds=seconds)
-    except UsageError as error:
-        raise UsageError(f"{error}{elsewhere(job, 'profile')}") from None
-    if not text:
-        raise UsageError("the job ended before it could answer")
-    if text.startswith(REFUSED):
-        raise UsageError(text.removeprefix(REFUSED))
+    text = answer("profile", job, lambda: ask(job, "profile", rank=-1 if rank is None else rank, seconds=seconds))
     found = {}
     missing: dict[str, list[int]] = {}
     for number, problem, packed in json.loads(text):

@@ -104,9 +104,9 @@ _OPTIONS = (
         "--bind",
         type=click.Choice(["numa", "core", "socket", "exclusive", "core-complex", "none"]),
         metavar="numa|core|socket|exclusive|core-complex|none",
-        help="Which CPUs a rank may run on: those of a NUMA node (its GPU's, else they are shared out), one core, a "
-        "socket, an equal share of the node's cores, the cores that share a cache; with the memory next to them. "
-        "Default: none, all.",
+        help="Which CPUs a rank may run on: those of a NUMA node (its GPU's; without GPUs, ranks are spread over the "
+        "nodes), one core, a socket, an equal share of the node's cores, the cores that share a cache; with the memory "
+        "next to them. Default: none (no binding).",
     ),
     _bind(
         "--numa-binding",
@@ -166,7 +166,7 @@ _OPTIONS = (
     ),
     _output("--add-to-reports", type=float, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
-    _output("--no-advice", is_flag=True, help="Don't say at the end for which rank the others waited."),
+    _output("--no-advice", is_flag=True, help="Don't report at the end which rank the others waited for."),
     _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),
@@ -205,8 +205,8 @@ _OPTIONS = (
         "--inject",
         default="",
         metavar="FAULT,…",
-        help="To try how the job recovers, not for production: kill:3@20s (rank 3, after 20 s; also stop, term), "
-        "kill:host=b@1m (also stop, cut), random:1/60s[:SEED] (some rank, once a minute on average).",
+        help="Inject faults to test how the job recovers; not for production: kill:3@20s (rank 3, after 20 s; also "
+        "stop, term), kill:host=b@1m (also stop, cut), random:1/60s[:SEED] (some rank, once a minute on average).",
     ),
     _end(
         "--max-restarts",
@@ -221,8 +221,8 @@ _OPTIONS = (
         type=click.Choice(["judged", "always"]),
         default="judged",
         metavar="judged|always",
-        help="judged (default): no restart where it can't help: not of a job that fails the same way each time without "
-        "progress, nor after an import error, a syntax error or wrong arguments at the start. always: whatever failed.",
+        help="judged (default): don't restart if that can't help: after the same failure twice without progress, or an "
+        "import error, a syntax error or wrong arguments at the start. always: restart after any failure.",
     ),
     _end(
         "--progress",
@@ -341,7 +341,9 @@ _OPTIONS = (
         metavar="HOST[:PORT]",
         help="Where the nodes meet: one of them, which leads the job. Default port: 29400.",
     ),
-    _world("--rdzv-id", default="none", metavar="ID", help="Job id. Nodes with another id can't join."),
+    _world(
+        "--rdzv-id", default="none", metavar="ID", help="Job id. Without a secret, it is what nodes must know to join."
+    ),
     _world(
         "--rdzv-secret-file",
         metavar="FILE",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from launchpad.errors import UsageError
-from launchpad.record import job_store, replay
+from launchpad.cli.asking import answer
 
 
 @click.command("stacks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,23 +19,5 @@ def command(job: str, full: bool, native: bool) -> int:
     """
     from launchpad.head.control import ask
 
-    try:
-        text = ask(job, "stacks", native=native, full=full or native)
-    except UsageError as error:
-        raise UsageError(f"{error}{elsewhere(job, 'stacks')}") from None
-    if not text:
-        raise UsageError("the job ended before it could answer")
-    click.echo(text)
+    click.echo(answer("stacks", job, lambda: ask(job, "stacks", native=native, full=full or native)))
     return 0
-
-
-def elsewhere(job: str, command: str) -> str:
-    """A hint at the host on which the job runs, if that is another one."""
-    try:
-        folder = replay.find_job(job or None, os.environ)
-    except UsageError:
-        return ""
-    planned = replay.first_event(folder)
-    if planned is None or planned.host in ("", os.uname().nodename) or job_store.state_of(folder) == "over":
-        return ""
-    return f"; job {planned.job} was started on {planned.host}: run launchpad {command} there"

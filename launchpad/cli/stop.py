@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
+from launchpad.cli.asking import answer
 from launchpad.cli.options import stop_signal
-from launchpad.cli.stacks import elsewhere
-from launchpad.errors import UsageError
 
 
 @click.command("stop", context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,11 +20,5 @@ def command(job: str, signum: int) -> int:
     """
     from launchpad.head.control import send_signal
 
-    try:
-        text = send_signal(job, signum)
-    except UsageError as error:
-        raise UsageError(f"{error}{elsewhere(job, 'stop')}") from None
-    if not text:
-        raise UsageError("the job ended before it could answer")
-    click.echo(text, err=True)
+    click.echo(answer("stop", job, lambda: send_signal(job, signum)), err=True)
     return 0

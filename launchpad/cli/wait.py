@@ -48,5 +48,5 @@ def is_running(folder: str) -> bool:
     if state == "unknown":
         planned = replay.first_event(folder)
         host = planned.host if planned and planned.host else "another host"
-        raise UsageError(f"job {os.path.basename(folder)} was started on {host}, and only there can we see it")
+        raise UsageError(f"job {os.path.basename(folder)} was started on {host}; run this command there")
     return state == "running"

@@ -127,6 +127,8 @@ def _lines(found: dict[str, Any] | None) -> list[str]:
         lines.append(f"{_what(image)}: {_facts(image)}")
     if head := found["head"]:
         lines.append(f"launchpad itself: {_facts(head)}")
+    elif found["head_failed"]:
+        lines.append(f"launchpad itself is not kept: {found['head_failed']}")
     if found["last_cold"]:
         lines.append(f"the last run did not use it: {found['last_cold']}")
     lines.append(f"ends {_end(found)}")
@@ -148,7 +150,7 @@ def _what(image: Mapping[str, Any]) -> str:
 def _end(found: Mapping[str, Any]) -> str:
     left = found["idle_ends"]
     if left is None:
-        return "with --stop, or some time after the jobs that run from it"
+        return "with --stop, or some time after the last job that uses it"
     return f"in {left / 60:.0f} min without a run" if left >= 120 else f"in {left:.0f} s without a run"
 
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # a job that succeeds needs no verdict
 
 # What a person's pause at a prompt or in a debugger does to the others.
 STANDING_STILL = (
-    "--timeout and --stall-timeout stand still, but not torch's own time-outs in the ranks that wait for it (if the "
-    "program says nothing else, gloo's after 30 minutes, NCCL's after 10)"
+    "--timeout and --stall-timeout are paused, but torch's own time-outs in the ranks that wait for it are not "
+    "(default: 30 minutes for gloo, 10 for NCCL)"
 )
 
 # When to remind the user of that.
@@ -124,7 +124,7 @@ class Summary:
                 reasons = {loss.reason for loss in self.history.lost.values()}
                 why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 was = "was" if len(names) == 1 else "were"
-                self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a node to go on with")
+                self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a replacement")
             case NodeLost(_, node, reason) if not self.history.takes_part(node):
                 self._say(f"{self.history.node_name(node)}, which runs no ranks, was lost ({reason})")
             case NodeRefused(_, name, reason):
@@ -132,7 +132,7 @@ class Summary:
             case FaultInjected():
                 self._say(f"injected: {self.history.fault(event)}")
             case FaultMissed(_, fault):
-                self._say(f"not injected: {fault}; the job was over before")
+                self._say(f"not injected: {fault}; the job ended first")
             case AtPrompt(_, rank, waits):
                 waits = waits and len(self.history.ranks) > 1 and not self._stopping
                 self._prompt = rank if waits else -1

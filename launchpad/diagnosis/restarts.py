@@ -35,14 +35,14 @@ _SIGNALLED_CODES = {128 + signum for signum in (signal.SIGHUP, signal.SIGINT, si
 
 _USAGE_CODE = 2  # argparse's, click's and getopt users' exit code
 
-_INSISTS = "not started again (--restart always insists)"
+_INSISTS = "not restarted (--restart always would)"
 
 StartError = Literal["", "usage", "code", "import", "syntax"]
 
 _WHY: dict[StartError, str] = {
-    "usage": "the program rejected its arguments, and would each time",
+    "usage": "the program rejected its arguments, and would do so every time",
     "code": f"all ranks exited with {_USAGE_CODE}, which means wrong usage",
-    "import": "an import failed at the start, and would each time",
+    "import": "an import failed at the start, and would fail every time",
     "syntax": "the program has a syntax error",
 }
 

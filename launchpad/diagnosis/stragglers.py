@@ -1,4 +1,4 @@
-"""Decides whether the others wait for one rank, or a few, and says so: "rank 5 comes last to …". Pure."""
+"""Decides whether the others wait for one rank, or a few, and says so: "rank 5 is the last to enter …". Pure."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class Straggler(NamedTuple):
                 f"{'it holds' if one else 'they hold'} up the others at least {self.share:.0%} of the time"
             )
         text = (
-            f"come{'s' * one} last to {self.last:.0%} of the {what}, by {_in_words(self.late)} in the median; the "
-            f"others wait {self.share:.0%} of their time for {'it' if one else 'them'}"
+            f"{'is' if one else 'are'} the last to enter {self.last:.0%} of the {what}, by a median of "
+            f"{_in_words(self.late)}; the others spend {self.share:.0%} of their time waiting for "
+            f"{'it' if one else 'them'}"
         )
         return f"{text}: {self.because}" if self.because else text
 

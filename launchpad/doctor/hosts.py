@@ -73,7 +73,7 @@ def judge_host(place: int, host: HostSeen) -> Iterator[Finding]:
         yield found(
             "warn",
             "sshd",
-            f"{sshd.pending} connections to its sshd hang before the login; from {sshd.begin} on it drops some",
+            f"{sshd.pending} connections to its sshd hang before login; at {sshd.begin} it starts dropping some",
             "sudo ss -tnp state established '( sport = :ssh )'",
         )
 

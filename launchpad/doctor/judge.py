@@ -92,4 +92,4 @@ def hidden(seen: Examination) -> str:
     words = ["firewall rules (sudo nft list ruleset)", "sshd's MaxSessions (sudo sshd -T)"]
     if logs:
         words.append(f"the kernel's log of {listed(logs)} (sudo dmesg | grep Xid)")
-    return f"not seen: {listed(words)}, which take root"
+    return f"not seen: {listed(words)}, which need root"

@@ -120,7 +120,7 @@ def _names(seen: Examination) -> Iterator[Finding]:
                 yield Finding("warn", (place,), "names", text, remedy)
 
 
-_BY_NAME = "torchrun and mpirun meet by name and fail; launchpad takes addresses"
+_BY_NAME = "torchrun and mpirun use names, and would fail; launchpad uses addresses"
 
 
 def _is_own(name: str, other: str) -> bool:
@@ -351,7 +351,7 @@ def _latency(seen: Examination) -> Iterator[Finding]:
         where = _where(seen, places, pairs, kind) if kind == "pair" else "to and from it"
         text = f"a round trip {where} takes {_time(shortest)}{others}; every collective waits for that"
         address = seen.paths[pairs[0]].address
-        yield Finding("warn", places, "latency", text, f"tracepath {address}; take hosts of one network")
+        yield Finding("warn", places, "latency", text, f"tracepath {address}; use hosts on the same network")
 
 
 def slow(rates: Mapping[Pair, float], paths: Mapping[Pair, Probed]) -> set[Pair]:

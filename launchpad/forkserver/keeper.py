@@ -51,6 +51,7 @@ class Keeper:
         self._last_cold = ""
         self._head: _Kept | None = None  # that of the launcher's head
         self._why_no_head = ""  # for the last run
+        self._failed_head: tuple[fit.ColdStart, str] | None = None  # one that could not be made, and why
         self._to_look = False  # at the files of images, once nothing else is to be done: the caller is not ready either
         self._over = ""  # why the keeper ends
 
@@ -175,9 +176,9 @@ class Keeper:
         left = None if self._busy else round(self._idle_ends() - now)
         images = [image.described(now) for image in self._images]
         head = {**self._head.described(now), "last_cold": self._why_no_head} if self._head else None
-        caller.say(
-            {"pid": os.getpid(), "idle_ends": left, "last_cold": self._last_cold, "images": images, "head": head}
-        )
+        failed = self._failed_head[1] if self._failed_head and not head else ""
+        found = {"last_cold": self._last_cold, "images": images, "head": head, "head_failed": failed}
+        caller.say({"pid": os.getpid(), "idle_ends": left, **found})
 
     def _warm(self, caller: _Caller, settings: dict[str, Any], _: list[int]) -> None:
         """Keep images by these settings from now on; answer when the first is ready."""
@@ -186,6 +187,7 @@ class Keeper:
                 self._drop(image)
         self._settings = settings
         self._idle_since = time.monotonic()
+        self._failed_head = None
         if settings["head"]:
             self._start_head(self._wanted_head(caller, settings["head"] | {"thread": settings["thread"]}))
         wanted = self._wanted(caller, settings)
@@ -234,7 +236,9 @@ class Keeper:
             if not cannot and head is not None:
                 head.look()
                 why = head.why_not(wanted)
-            if why and not cannot:
+            if self._failed_head and self._failed_head[0] == wanted:
+                why = self._failed_head[1]
+            elif why and not cannot:
                 caller.lacked_head = wanted
             why = cannot or why
         self._why_no_head = why
@@ -274,8 +278,11 @@ class Keeper:
         if self._would_help(wanted):
             caller.lacked = wanted
 
-    def _say_cold(self, caller: _Caller, why: str) -> None:
-        self._last_cold = why
+    def _say_cold(self, caller: _Caller, why: str, *, head: bool = False) -> None:
+        if head:
+            self._why_no_head = why
+        else:
+            self._last_cold = why
         caller.say({"cold": why})
 
     def _would_help(self, wanted: fit.ColdStart) -> bool:
@@ -388,18 +395,16 @@ class Keeper:
                 image.used = time.monotonic()
                 if image is not self._head:
                     self._last_cold = ""
-            case {"cold": why, "number": number} if image is self._head:
-                self._why_no_head = why
-                image.waiting.pop(number).say({"cold": why})
             case {"cold": why, "number": number}:
-                self._say_cold(image.waiting.pop(number), why)
+                self._say_cold(image.waiting.pop(number), why, head=image is self._head)
             case {"gone": pid}:
                 image.jobs.discard(pid)
                 self._idle_since = time.monotonic()
 
     def _drop(self, image: _Kept, why: str = "it was ended") -> None:
         """End an image. Jobs that it has forked go on."""
-        if image is self._head:
+        is_head = image is self._head
+        if is_head:
             self._head = None
         elif image in self._images:
             self._images.remove(image)
@@ -408,16 +413,18 @@ class Keeper:
         for fd in (image.link.fileno(), *image.streams):
             self._unwatch(fd)
         for caller in image.waiting.values():
-            self._say_cold(caller, why)
+            self._say_cold(caller, why, head=is_head)
         for caller in image.awaited:
             caller.say({"off": why})
             self._end(why)
-        if image.image is None:
+        if image.image is None and not is_head:
             self._last_cold = why
         image.kill()
 
     def _lose(self, image: _Kept, why: str) -> None:
         """It has ended by itself, or can't be used. If it was the last one, there is nothing to keep."""
+        if image is self._head and image.image is None:
+            self._failed_head = (image.wanted, why)
         self._drop(image, why)
         if not self._images:
             self._end(why)

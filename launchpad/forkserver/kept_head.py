@@ -29,12 +29,13 @@ from .kept import Fork, Imports, serve, set_environ
 ORDER = ("caller", "folder")
 
 
-def keep(link: socket.socket, rehearse: str, main: str) -> NoReturn:
+def keep(link: socket.socket, rehearse: str, main: str, watched_by: Callable[[], str]) -> NoReturn:
     """Get ready, and fork for each request.
 
     `rehearse`, `main`: "module:function". The first is called here, the second in each fork with the caller's pid.
+    `watched_by`: which tool or library watches this process.
     """
-    imports = Imports(lambda: _get_ready(rehearse, main))
+    imports = Imports(lambda: watched_by() or _get_ready(rehearse, main))
     request, fds = serve(link, imports, lambda: None)
     _HeadFork(request, dict(zip(ORDER, fds, strict=False)), link).run(imports, main, fds[len(ORDER) :])
 
@@ -55,21 +56,26 @@ class _HeadFork(Fork):
             self._decline(f"{shadow} comes first on the path")
         self.take_over()
         numbers = self.request["fds"]
+        processes.close_inherited(keep=(*inherited, *self.fds.values(), self.link.fileno()))
         if resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= max(numbers) + len(numbers) + 1:
             self._decline("the limit of open files is too low")
-        os.setpgid(0, 0)  # not a session of its own, whose leader would get any terminal that it opens
         set_environ(self.request["environ"])
         own_process.show_as([os.fsencode(word) for word in self.request["command"]], dict(os.environb))
         minder = os.getpid()
-        own, others = os.pipe()
         # What comes for the head before it is ready would be lost in the fork, or raise KeyboardInterrupt.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
         try:
+            own, others = os.pipe()
+            # One of our own, as the keeper holds the other connection open too.
+            ours, callers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             head = os.fork()
         except OSError as error:
             self._decline(f"its fork failed ({error.strerror})")
         if head == 0:
             own_process.die_with_parent(minder)
+            # Not a session of its own, whose leader would get any terminal that it opens. The minder stays in another
+            # group of this session: else a head that is stopped would be sent HUP when its image ends.
+            os.setpgid(0, 0)
             os.close(others)
             if not os.read(own, 1):
                 os._exit(0)
@@ -79,16 +85,14 @@ class _HeadFork(Fork):
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _run(self.request, main)
         os.close(own)
-        # One of our own, as the keeper holds the other connection open too.
-        ours, callers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with socket.socket(fileno=self.fds["caller"]) as caller, callers:
                 channel.send(caller, {"head": head}, [os.pidfd_open(head), callers.fileno()])
             os.write(others, b".")
-        except OSError:  # it has gone
+        except OSError as error:
             os.close(others)
             os.waitpid(head, 0)
-            os._exit(0)
+            self._decline(f"its caller can't be told of it ({error.strerror})")
         self.say({"job": minder})
         _watch(head, ours, self.request["caller"][0])
 
@@ -107,13 +111,16 @@ def _watch(head: int, caller: socket.socket, pid: int) -> NoReturn:
     poll = select.poll()
     poll.register(wakeup, select.POLLIN)
     poll.register(caller, 0)  # reports only a hang-up
+    stopped = False  # the caller, by us
     while True:
-        ended, status = os.waitpid(head, os.WNOHANG | os.WUNTRACED)
-        if ended and not os.WIFSTOPPED(status):
-            break
-        if ended:
+        changed, status = os.waitpid(head, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if changed and os.WIFSTOPPED(status) != stopped:
+            stopped = not stopped
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+                os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+        if changed and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            break
+        if changed:
             continue
         for fd, _ in poll.poll():
             if fd == wakeup:

@@ -57,7 +57,7 @@ def main() -> None:
     if "main" in request:
         from . import kept_head
 
-        kept_head.keep(link, request["rehearse"], request["main"])
+        kept_head.keep(link, request["rehearse"], request["main"], watched_by)
     if "keep" in request:
         from . import kept
 
@@ -88,7 +88,7 @@ def preload(names: list[str]) -> str:
     """Import the modules. Returns why forking this process is unsound, "" if it is sound."""
     if own_process.is_free_threaded():
         return "this Python is free-threaded, which is not known to be safe after a fork"
-    if why_not := _watched_by():
+    if why_not := watched_by():
         return why_not
     if not all(name.startswith("torch") for name in names):
         mpi_init.hold()
@@ -112,7 +112,7 @@ def preload(names: list[str]) -> str:
         # Here and not in each rank, where both would write to hundreds of pages, and so copy them.
         importlib.invalidate_caches()
         exit.remember()
-    if why_not := _watched_by():  # an import may have started it
+    if why_not := watched_by():  # an import may have started it
         return why_not
     try:
         gpu, threads = own_process.holds_gpu(), own_process.threads()
@@ -154,7 +154,7 @@ def _started() -> list[str]:
         return []
 
 
-def _watched_by() -> str:
+def watched_by() -> str:
     """The tracer or preloaded library that watches this process, and would miss what its forks do; "" for none."""
     if sys.gettrace() or sys.getprofile():
         return "a tracer or profiler has been running since the interpreter started"
@@ -207,7 +207,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
             middle = os.fork()
         except OSError as error:
             _say(link, "done", _no_process(error))
-            _close(born, go, *fds)
+            channel.close([born, go, *fds])
             continue
         if middle == 0:
             global _request
@@ -229,7 +229,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
                 os.close(born)
                 link.close()
                 own = fds[place * share : (place + 1) * share]
-                _close(*(fd for fd in fds if fd not in own))
+                channel.close([fd for fd in fds if fd not in own])
                 return wanted, own
             os._exit(0)
         _, status = os.waitpid(middle, 0)
@@ -238,7 +238,7 @@ def _serve(link: socket.socket) -> tuple[Request, list[int]]:
             _say(link, "done", "")
         elif os.WIFSIGNALED(status):
             _say(link, "done", f"signal {os.WTERMSIG(status)} killed it during the fork")
-        _close(born, go, *fds)
+        channel.close([born, go, *fds])
 
 
 def _may_go(born: int, middle: int) -> bool:
@@ -266,8 +266,3 @@ def _receive(link: socket.socket) -> tuple[Request, list[int]]:
 
 def _say(link: socket.socket, *words: object) -> None:
     link.send(json.dumps(words).encode())
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)

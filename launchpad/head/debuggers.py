@@ -62,7 +62,7 @@ class RankDebuggers:
     ) -> None:
         """`post` reports to the loop; `send(rank, command)` sends to the rank's node.
 
-        `attend(wait, begins)`: something waits for a person, so that the job's time limits stand still, or no more.
+        `attend(wait, begins)`: something waits for a person, so that the job's time limits are paused, or no more.
         `folder_of` a rank on another machine, else "". `tell` answers who asked, or shows where a debugger listens.
         """
         self._post = post
@@ -87,7 +87,7 @@ class RankDebuggers:
         _, asker, rank, port = event
         if rank not in running:
             there = ranks_in_words(sorted(running)) if running else "none"
-            self._answer(rank, asker, port, f"rank {rank} is not running; of this job's run now: {there}")
+            self._answer(rank, asker, port, f"rank {rank} is not running; running now: {there}")
         elif rank in self._ready:
             self._answer(rank, asker, port, "")
         else:

@@ -412,7 +412,7 @@ class Machine:
         if not self._goes_on(now):
             if self._restartable and self._max_restarts and self._restart_period is not None:
                 most = f"{self._max_restarts} restarts in {duration(self._restart_period)}"
-                return self._refuse(f"{most} are used up; not started again", now)
+                return self._refuse(f"{most} are used up; not restarted", now)
             return self._over(now)
         self._counted = not self._changes_nodes
         self._judged = not self._counted

@@ -67,8 +67,8 @@ def clock_note(name: str, ready: AgentReady, wall: float, now: int) -> str:
         return ""
     way = "ahead of" if skew > 0 else "behind"
     return (
-        f"the clock of {name} is {abs(skew):.0f} s {way} this machine's: launchpad's own times are of one clock, those "
-        "of files and in the ranks' own messages are not"
+        f"the clock of {name} is {abs(skew):.0f} s {way} this machine's: launchpad's own times are corrected for that, "
+        "but file times and the ranks' own timestamps are not"
     )
 
 

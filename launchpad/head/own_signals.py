@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
+from launchpad import caller
 from launchpad.job.outcome import STOPPING
 from launchpad.protocol.events import StopRequested
+
+# A signal to all processes with some command line, or of a cgroup, comes to a kept head itself and from its caller.
+_TWICE_NS = 50_000_000
 
 HANDLED = (
     *STOPPING,
@@ -37,10 +41,14 @@ def catch(post: Callable[[StopRequested], None], more: Iterable[int] = ()) -> No
 
 
 def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None]) -> None:
+    last: dict[int, int] = {}
     while numbers := os.read(reader, 64):
         for number in numbers:
-            if number in handled:
-                post(StopRequested(time.monotonic_ns(), number))
+            now = time.monotonic_ns()
+            is_new = not caller.is_another_process() or now - last.get(number, 0) > _TWICE_NS
+            last[number] = now
+            if number in handled and is_new:
+                post(StopRequested(now, number))
 
 
 @contextlib.contextmanager

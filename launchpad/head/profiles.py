@@ -36,7 +36,7 @@ class Profiles:
         if not ranks or not set(ranks) <= set(running):
             there = ranks_in_words(sorted(running)) if running else "none"
             which = f"rank {rank} is not running" if rank >= 0 else "no rank is running"
-            self._tell(ProfilesTaken(time.monotonic_ns(), asker, [], f"{which}; of this job's run now: {there}"))
+            self._tell(ProfilesTaken(time.monotonic_ns(), asker, [], f"{which}; running now: {there}"))
             return
         self._last += 1
         self._open[self._last] = _Collection(asker, ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket  # socket takes 3 ms to import: it makes enumerations of all constants
+import errno
 import marshal  # json takes 4 ms
 import os
 import sys
@@ -56,8 +57,10 @@ def connect(path: str) -> _socket.socket | None:
     if not place.is_private(os.path.dirname(path)):
         return None
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    connection.settimeout(ANSWER_SECONDS)  # or it would wait for a keeper that has been stopped to accept others
     try:
         linux.by_short_path(path, connection.connect)
+        connection.settimeout(None)
         if peer(connection)[1] != os.geteuid():
             raise PermissionError
     except OSError:
@@ -87,10 +90,13 @@ def send(link: _socket.socket, message: Message, fds: Sequence[int] = ()) -> Non
 def receive(link: _socket.socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None at the end. Raises OSError (TimeoutError), ValueError."""
     fds: list[int] = []
-    data, ancillary, _, _ = link.recvmsg(1, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT), _socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = link.recvmsg(1, _socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT), _socket.MSG_CMSG_CLOEXEC)
     for level, kind, payload in ancillary:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
             fds += _ints(payload)
+    if flags & _socket.MSG_CTRUNC:  # we may not have as many open
+        close(fds)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     if not data or not fds:
         close(fds)
         return None

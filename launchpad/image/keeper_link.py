@@ -100,8 +100,8 @@ class KeeperLink:
         try:
             _ = self.cores
             channel.send(self._connection, message, fds)
-        except OSError as error:
-            raise Cold(f"it can't be asked ({error.strerror or error})") from None
+        except (OSError, ValueError) as error:
+            raise Cold(f"it can't be asked ({error})") from None
 
     def answer(self, seconds: float | None = channel.ANSWER_SECONDS) -> Message:
         """The answer to `ask`. Raises Cold."""

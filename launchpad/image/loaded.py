@@ -45,7 +45,7 @@ def _configuration() -> Iterator[str]:
     for base in {os.path.dirname(sys.executable), sys.prefix}:
         yield os.path.join(base, "pyvenv.cfg")
     for folder in sys.path:
-        if os.path.isabs(folder):
+        if isinstance(folder, str) and os.path.isabs(folder):
             yield folder
             yield from _pth_files(folder)
 

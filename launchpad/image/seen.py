@@ -30,7 +30,8 @@ class Seen:
         """Start to note."""
 
         def getitem(environ: Any, name: Any) -> Any:
-            self.variables.add(os.fsdecode(name) if isinstance(name, str | bytes) else ALL)
+            # A plain str, whatever subclass of str it is.
+            self.variables.add(os.fsdecode(os.fsencode(name)) if isinstance(name, str | bytes) else ALL)
             return self._getitem(environ, name)
 
         def iterate(environ: Any) -> Iterator[Any]:

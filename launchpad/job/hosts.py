@@ -14,7 +14,7 @@ Where these launchers disagree:
 - The slots of a host that is listed again are added up, as in Open MPI (DeepSpeed refuses this); a mention without a
   number adds one. If no mention has a number, --nproc takes precedence over the number of mentions.
 - slots-max= without slots= is the number of slots, as in Open MPI.
-- MPICH's binding= is refused, because ranks are not bound to cores. So are words that Open MPI ignores.
+- MPICH's binding= is refused, because --bind says how ranks are bound. So are words that Open MPI ignores.
 - DeepSpeed's slot lists (`worker-1:0,2`) are refused: they select GPUs, not just a number of ranks.
 """
 
@@ -183,7 +183,7 @@ def _mention(words: Sequence[str], where: str) -> _Mention:
                 f"{where}: unexpected {_show(word)}; a line is one host and its settings, like node1 slots=4"
             )
         if word == "binding":
-            raise UsageError(f"{where}: launchpad does not bind ranks to cores; remove binding=")
+            raise UsageError(f"{where}: remove binding=, and bind ranks with --bind")
         key = _KEYS.get(word)
         if key is None:
             raise UsageError(f"{where}: unknown setting {_show(word)}; the settings are {', '.join(_KEYS)}")

@@ -30,7 +30,7 @@ class Cause(NamedTuple):
     code: int = 0  # failure: its exit code, -n for signal n
     signum: int = 0  # signal: the one that the head received
     seconds: float = 0.0  # stall: how long there was no progress
-    text: str = ""  # start, lost, peer, console: the reason; failure: what the rank did, if it did not just exit
+    text: str = ""  # start, lost, console: the reason; failure: what the rank did, if it did not just exit
 
     @property
     def exit_code(self) -> int:

@@ -22,7 +22,6 @@ TYPE_CHECKING = False  # typing takes longer to import than all the rest of an i
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_Module = type(sys)
 
 _imported_before: set[str] = set()
 

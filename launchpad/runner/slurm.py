@@ -262,7 +262,7 @@ def _listen(secret: bytes, gate: SrunNodes) -> JoinServer:
         try:
             return JoinServer(("0.0.0.0", 0), secret, gate)
         except OSError as error:
-            raise NodeError(f"this machine can't be listened at for the nodes: {error.strerror}") from None
+            raise NodeError(f"can't listen for the nodes on this machine: {error.strerror}") from None
 
 
 def _place(address: str, port: int) -> str:

@@ -113,7 +113,9 @@ def supervise(
     summary, journal, folder = observers.summary, observers.journal, observers.folder
     shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
     if reports.report is not None and not journal.folder:
-        raise UsageError(f"--report {reports.report}: no record of this job can be kept, from which to write it")
+        raise UsageError(
+            f"--report {reports.report}: this job's record can't be kept, and the report is written from it"
+        )
     if machine:
         shows.append(machine)
     ends: RankEnds | None = None

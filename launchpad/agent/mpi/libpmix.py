@@ -8,14 +8,10 @@ from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_int, c_size_t, c_uint
 from typing import Any
 
 SUCCESS = 0
-ERROR = -1
-NOT_FOUND = -46
 NOT_SUPPORTED = -47
 DONE = -157  # PMIX_OPERATION_SUCCEEDED, from an upcall: the callback will not be called
 
-WILDCARD = 0xFFFFFFFE  # a rank: all of its namespace
-
-BOOL, STRING, INT, UINT16, UINT32, PROC, INFO, PERSIST, ARRAY, RANK, ENVAR = 1, 3, 6, 13, 14, 22, 24, 30, 39, 40, 46
+BOOL, STRING, UINT16, UINT32, PROC, INFO, ARRAY, RANK = 1, 3, 13, 14, 22, 24, 39, 40
 BYTES, COMPRESSED = 27, 42
 
 # The sizes of the plain types that can be published.

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,7 +105,7 @@ class Forkserver:
         try:
             process = rank.start(-1, command_line(argv), environ, cwd, null, outlets, files)
         finally:
-            _close((null, outlets.rank_stdout, outlets.rank_stderr))
+            channel.close((null, outlets.rank_stdout, outlets.rank_stderr))
             far_end.close()
         assert process.status_fd is not None
         os.close(process.status_fd)  # if exec fails here, it fails for the ranks too, and they report it
@@ -208,13 +209,9 @@ class Forkserver:
     def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         try:
             channel.send(self.link, request, fds)
-        except OSError:  # it is gone; its exit will be noticed
-            pass
-
-
-def _close(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+        except OSError:  # it is gone, or a limit has been reached: the ranks are executed once its exit is noticed
+            if self.pid:
+                self.process.signal(signal.SIGKILL)
 
 
 def _readable(fd: int) -> bool:

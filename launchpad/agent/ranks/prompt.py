@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ...protocol.events import AtPrompt
 from ..host import procfs
 
-# How often to look. A person doesn't notice, and the time limits that stand still meanwhile are longer.
+# How often to look. A person doesn't notice, and the time limits that are paused meanwhile are longer.
 LOOK_SECONDS = 0.5
 
 # By processor: the numbers of read and readv; of select and pselect6; of poll and ppoll; of epoll_wait and epoll_pwait.

@@ -16,7 +16,7 @@ from launchpad.transport.ssh.turns import Dropped
 # A longer pause between two keys means that the user was at a prompt.
 PROMPT_SECONDS = 1.0
 
-_OTHERWISE = "give --ssh openssh on a terminal, or have its sshd_config be content with a key"
+_OTHERWISE = "give --ssh openssh on a terminal, or set its sshd_config to accept a key alone"
 
 
 class LoginRefused(ConnectError):
