@@ -150,21 +150,39 @@ def _cached(path: str) -> dict[str, str]:
 
 
 def which(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Mpi:
-    """The MPI that a command will use."""
-    program = executable(argv[0], environ, cwd)
-    words = _interpreter(program)
-    if re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(argv[0])):
-        return of_python(program, environ)
-    if words:
-        if os.path.basename(words[0]) == "env" and len(words) > 1:
-            words = words[1:]
-        if re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(words[0])):
-            return of_python(executable(words[0], environ, cwd), environ)
-    path = Search(environ).needed(program, _LINKED)
-    elf = read_elf(path) if path else None
-    if elf is None:
-        return Mpi("", "", f"{argv[0]} is not linked with MPI")
-    return Mpi(elf.library, path, f"{argv[0]} is linked with {path}")
+    """The MPI that a command will use. It may stand behind another one: numactl -l ./solve."""
+    for word in argv:
+        program = executable(word, environ, cwd)
+        if python := _python_of(program, environ, cwd):
+            return of_python(python, environ)
+        path = Search(environ).needed(program, _LINKED)
+        elf = read_elf(path) if path else None
+        if elf is not None:
+            return Mpi(elf.library, path, f"{word} is linked with {path}")
+    return Mpi("", "", f"{argv[0]} is not linked with MPI")
+
+
+def installed(library: str, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:
+    """The libmpi of this kind that is installed with the Python of a command, or ""."""
+    pythons = (_python_of(executable(word, environ, cwd), environ, cwd) for word in argv)
+    python = next(filter(None, pythons), "")
+    for prefix in _prefixes(python, environ) if python else ():
+        for name in _LOADED:
+            path = os.path.join(prefix, "lib", name)
+            elf = read_elf(path)
+            if elf is not None and elf.library == library:
+                return path
+    return ""
+
+
+def _python_of(program: str, environ: Mapping[str, str], cwd: str) -> str:
+    """The Python that runs this program, which may be one itself; "" if none does."""
+    words = [program] if os.path.isfile(program) else []
+    if script := _interpreter(program):
+        words = script[1:] if os.path.basename(script[0]) == "env" and len(script) > 1 else script
+    if words and re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(words[0])):
+        return executable(words[0], environ, cwd)
+    return ""
 
 
 def executable(name: str, environ: Mapping[str, str], cwd: str) -> str:
@@ -190,8 +208,8 @@ def _interpreter(path: str) -> list[str]:
 
 def of_python(python: str, environ: Mapping[str, str]) -> Mpi:
     """The MPI that mpi4py will load."""
-    prefixes = list(_prefixes(python))
-    folder = _mpi4py(prefixes, environ)
+    prefixes = list(_prefixes(python, environ))
+    folder = _mpi4py(python, prefixes, environ)
     if not folder:
         return Mpi("", "", NO_MPI4PY)
     search = Search(environ)
@@ -223,7 +241,7 @@ def _named(path: str, why: str) -> Mpi:
     return Mpi(elf.library if elf else "", path, why)
 
 
-def _prefixes(python: str) -> Iterator[str]:
+def _prefixes(python: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Where an interpreter and its packages are installed: its virtual environment, the user's folder, its own."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     base = os.path.dirname(os.path.dirname(os.path.realpath(python)))
@@ -234,18 +252,25 @@ def _prefixes(python: str) -> Iterator[str]:
                 return
     except OSError:
         pass
-    yield os.path.expanduser("~/.local")
+    if not environ.get("PYTHONNOUSERSITE"):
+        yield os.path.expanduser("~/.local")
     yield base
 
 
-def _mpi4py(prefixes: Sequence[str], environ: Mapping[str, str]) -> str:
+def _mpi4py(python: str, prefixes: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The folder of mpi4py. Of other Pythons of the same prefixes, nothing counts."""
     import glob
 
+    name = os.path.basename(os.path.realpath(python))
+    version = name if re.fullmatch(r"python3\.\d+t?", name) else "python3*"
     for folder in environ.get("PYTHONPATH", "").split(":"):
         if folder and os.path.isdir(os.path.join(folder, "mpi4py")):
             return os.path.join(folder, "mpi4py")
     for prefix in prefixes:
-        for pattern in (f"{prefix}/lib*/python3*/site-packages", f"{prefix}/lib/python3/dist-packages"):
+        patterns = [f"{prefix}/lib*/{version}/site-packages", f"{prefix}/lib/python3/dist-packages"]
+        if prefix == "/usr":  # Debian's
+            patterns.insert(0, f"/usr/local/lib/{version}/dist-packages")
+        for pattern in patterns:
             for site in sorted(glob.glob(pattern)):
                 for folder in (site, *_added(site)):
                     if os.path.isdir(os.path.join(folder, "mpi4py")):
@@ -272,9 +297,10 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-def open_mpi(environ: Mapping[str, str]) -> str:
-    """The libmpi of an Open MPI where the dynamic linker finds one, or ""."""
-    return Search(environ).find("libmpi.so.40")
+def open_mpi(environ: Mapping[str, str], cwd: str) -> str:
+    """The libmpi of an Open MPI where the dynamic linker finds one, or next to its tools; or ""."""
+    tool = os.path.realpath(executable("ompi_info", environ, cwd))
+    return Search(environ).find("libmpi.so.40", runpath=[os.path.join(os.path.dirname(os.path.dirname(tool)), "lib")])
 
 
 def libpmix(libmpi: str, environ: Mapping[str, str]) -> str:

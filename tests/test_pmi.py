@@ -299,6 +299,8 @@ def test_the_name_service_answers_like_hydra() -> None:
         ("cmd=publish_name service=s port=tag=0$description=x", "cmd=publish_result rc=0"),
         ("cmd=publish_name service=s port=other", "cmd=publish_result rc=1 msg=key_already_present"),
         ("cmd=lookup_name service=s", "cmd=lookup_result rc=0 port=tag=0$description=x"),
+        ("cmd=publish_name service=s and more port=third", "cmd=publish_result rc=0"),
+        ("cmd=lookup_name service=s and more", "cmd=lookup_result rc=0 port=third"),
         ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=0"),
         ("cmd=unpublish_name service=s", "cmd=unpublish_result rc=1 msg=service_not_found"),
     ]
@@ -339,6 +341,7 @@ def test_an_abort_while_the_job_is_being_stopped_is_not_the_cause() -> None:
         ([2, 2, 2], "(vector,(0,3,2))"),
         ([1, 3], "(vector,(0,1,1),(1,1,3))"),
         ([2, 2, 1, 2], "(vector,(0,2,2),(2,1,1),(3,1,2))"),
+        ([1, 2] * 80, ""),  # too long for a value
     ],
 )
 def test_the_mapping_of_ranks_to_nodes(counts: list[int], mapping: str) -> None:
@@ -407,12 +410,13 @@ def test_a_spawn_of_several_programs_is_a_single_request() -> None:
         (["python", "-c", "pass"], ["python", "-c", "pass"], False),
         (["python"], ["python"], False),
         (["pythonista", "s.py"], ["pythonista", "s.py"], False),
+        (["sh", "-c", "cd x\n\ny=1 z", "w"], ["sh", "-c", "cd x\n\ny=1 z", "w"], False),
     ],
 )
 def test_a_spawned_program_may_be_python(words: list[str], argv: list[str], python: bool) -> None:
     args = [f"arg{place}={word}" for place, word in enumerate(words[1:], 1)]
     lines = ["mcmd=spawn", "nprocs=1", f"execname={words[0]}", f"argcnt={len(args)}", *args, "endcmd"]
-    (program,) = spawned_programs(lines)
+    (program,) = spawned_programs("\n".join(lines).split("\n"))
     assert (program.argv, program.python) == (argv, python)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import signal
 import struct
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 
 from launchpad import mpi_library
-from launchpad.agent.mpi import libpmix, pmix_worlds
+from launchpad.agent.mpi import libpmix, pmix_worlds, shm
 from launchpad.agent.mpi.node_worlds import NodeWorlds
+from launchpad.agent.mpi.open_mpi_settings import choose_interfaces
 from launchpad.agent.mpi.pmix_helper import Helper
 from launchpad.agent.outbox import Outbox
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks.starter import Starter
 from launchpad.head.pmix import PmixExchange
 from launchpad.protocol.commands import MpiWorld, PmixFetch, PmixReply
-from launchpad.protocol.events import PmixFetched, PmixRequest, RankExited
+from launchpad.protocol.events import NoMpi, PmixFetched, PmixRequest, RankExited
 
 # Which MPI.
 
@@ -66,6 +68,14 @@ def test_a_program_uses_what_it_is_linked_with(tmp_path: Path, kind: str) -> Non
     found = mpi_library.which(["./solve"], {}, str(program.parent))
     assert (found.library, Path(found.path).samefile(library)) == (kind, True)
     assert found.why == f"./solve is linked with {found.path}"
+
+
+def test_a_program_behind_another_one(tmp_path: Path) -> None:
+    library = libmpi(tmp_path / "lib", "openmpi")
+    bound = elf(tmp_path / "numactl", ["libc.so.6"])
+    program = elf(tmp_path / "solve", [library.name], rpath=str(library.parent))
+    found = mpi_library.which([str(bound), "-l", str(program)], {}, "/")
+    assert (found.library, found.why) == ("openmpi", f"{program} is linked with {library}")
 
 
 def test_the_linkers_order(tmp_path: Path) -> None:
@@ -131,6 +141,43 @@ def test_an_mpi4py_that_was_built_for_one_mpi(tmp_path: Path) -> None:
     variables = {"LD_LIBRARY_PATH": str(library.parent), "MPI4PY_MPIABI": "mpich"}
     assert mpi_library.which([python], variables, "/") == ("openmpi", str(library), f"mpi4py is linked with {library}")
     assert mpi_library.which([python], {}, "/").library in ("", "openmpi")  # the system's, if there is one
+
+
+def test_an_mpi4py_of_another_python_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    elf(tmp_path / ".local" / "lib" / "python3.9" / "site-packages" / "mpi4py" / "MPI.cpython-39.so", ["libmpi.so.40"])
+    (tmp_path / "bin").mkdir()
+    python = elf(tmp_path / "bin" / "python3.11")
+    elf(tmp_path / "lib" / "python3.11" / "site-packages" / "mpi4py" / "MPI.cpython-311.so", ["libmpi.so.12"])
+    libmpi(tmp_path / "libs", "openmpi")
+    mpich = libmpi(tmp_path / "libs", "mpich")
+    variables = {"LD_LIBRARY_PATH": str(mpich.parent)}
+    assert mpi_library.which([str(python)], variables, "/").library == "mpich"
+    users = tmp_path / ".local" / "lib" / "python3.11" / "site-packages" / "mpi4py" / "MPI.cpython-311.so"
+    elf(users, ["libmpi.so.40"])
+    assert mpi_library.which([str(python)], variables, "/").library == "openmpi"
+    assert mpi_library.which([str(python)], {**variables, "PYTHONNOUSERSITE": "1"}, "/").library == "mpich"
+
+
+def test_the_mpi_of_a_kind_that_is_installed_with_a_python(tmp_path: Path) -> None:
+    python = str(environment(tmp_path / "env", [".mpich", ".openmpi"]))
+    paths = {kind: libmpi(tmp_path / "env" / "lib", kind) for kind in ("mpich", "openmpi")}
+    for kind, path in paths.items():
+        assert mpi_library.installed(kind, [python, "-u", "solve.py"], {}, "/") == str(path)
+    assert mpi_library.installed("intel", [python], {}, "/") == ""
+    assert mpi_library.installed("mpich", ["sh", "-c", "exit"], {}, "/") == ""
+
+
+def test_the_users_choice_of_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not choose_interfaces({})
+    assert choose_interfaces({"OMPI_MCA_btl_tcp_if_exclude": "lo"})
+    (tmp_path / ".openmpi").mkdir()
+    file = tmp_path / ".openmpi" / "mca-params.conf"
+    file.write_text("# btl_tcp_if_include = eth0\nbtl = tcp,self\n")
+    assert not choose_interfaces({})
+    file.write_text("btl = tcp,self\nbtl_tcp_if_exclude = lo,docker0\n")
+    assert choose_interfaces({})
 
 
 def test_where_there_is_no_mpi4py(tmp_path: Path) -> None:
@@ -271,6 +318,31 @@ def test_a_rank_that_calls_mpi_init(upcall: str) -> None:
     one = ctypes.byref(libpmix.proc("job-0", 3))
     assert getattr(module, upcall)(one, None, *more, None, None) in (libpmix.SUCCESS, libpmix.DONE)
     assert said == [("connected", "job-0", 3)]
+
+
+@pytest.mark.parametrize("what", ["folder", "libpmix"])
+def test_why_open_mpi_is_not_served_is_said_at_once(tmp_path: Path, what: str) -> None:
+    """A folder that is there already is another user's, who has seen the name of the job's folder."""
+    library = libmpi(tmp_path / "lib", "openmpi")
+    program = elf(tmp_path / "solve", [library.name], rpath=str(library.parent))
+    if what == "folder":
+        elf(library, ["libpmix.so.2"], runpath="$ORIGIN", symbols=[SYMBOLS["openmpi"]])
+        elf(tmp_path / "lib" / "libpmix.so.2")
+    said, folder = Said(), tmp_path / f"launchpad-{os.getpid()}"
+    taken = Path(shm.open_mpis(str(folder)))
+    taken.mkdir()
+    try:
+        worlds = NodeWorlds(Poll(), said, str(folder))
+        worlds.add(world(0, [0, 1], 0))
+        worlds.serve({"LD_LIBRARY_PATH": "/nowhere"}, [str(program)], "/")
+    finally:
+        taken.rmdir()
+    assert worlds.pmix is None
+    (why,) = [event.why for event in said.events if isinstance(event, NoMpi)]
+    if what == "folder":
+        assert why == "the PMIx server for Open MPI can't be started: File exists"
+    elif why != f"the libpmix.so.2 of {library} was not found":  # the system's is there
+        assert "can't be started" in why
 
 
 def test_a_signal_ends_spawned_ranks_that_wait_for_the_server(tmp_path: Path, worlds: pmix_worlds.PmixWorlds) -> None:

@@ -276,6 +276,25 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
 
 
+def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> None:
+    """Its parent would wait for it forever."""
+    (launchpad.folder / "spawns.py").write_text("from mpi4py import MPI\nMPI.COMM_SELF.Spawn('true', maxprocs=1)\n")
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert done.returncode == 1
+    assert (
+        "launchpad: rank 1, spawned by rank 0, failed first: exited with code 0 without calling MPI_Init" in done.stderr
+    )
+
+
+def test_what_is_spawned_gets_its_arguments_as_they_are(launchpad: Launchpad) -> None:
+    code = "from mpi4py import MPI\nprint('its parent has', MPI.Comm.Get_parent().Get_remote_size())"
+    (launchpad.folder / "spawns.py").write_text(
+        f"import sys\nfrom mpi4py import MPI\nMPI.COMM_SELF.Spawn(sys.executable, args=['-c', {code!r}], maxprocs=1)\n"
+    )
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert (done.returncode, done.stdout) == (0, "[1] its parent has 1\n"), done.stderr
+
+
 # Several hosts.
 
 

@@ -92,6 +92,26 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
 
 
+def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> None:
+    """Its parent would wait for it forever."""
+    (launchpad.folder / "spawns.py").write_text("from mpi4py import MPI\nMPI.COMM_SELF.Spawn('true', maxprocs=1)\n")
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert done.returncode == 1
+    assert (
+        "launchpad: rank 1, spawned by rank 0, failed first: exited with code 0 without calling MPI_Init" in done.stderr
+    )
+
+
+def test_variables_for_what_is_spawned(launchpad: Launchpad) -> None:
+    (launchpad.folder / "spawned.py").write_text("import os\nfrom mpi4py import MPI\nprint('got', os.environ['FOO'])\n")
+    (launchpad.folder / "spawns.py").write_text(
+        "import sys\nfrom mpi4py import MPI\ninfo = MPI.Info.Create()\ninfo.Set('env', 'FOO=bar')\n"
+        "MPI.COMM_SELF.Spawn(sys.executable, args=['spawned.py'], maxprocs=1, info=info)\n"
+    )
+    done = mpi(launchpad, "-n", 1, "spawns.py")
+    assert (done.returncode, printed(done, "got")) == (0, ["bar"]), done.stderr
+
+
 def test_an_impossible_spawn_raises_in_its_rank(launchpad: Launchpad) -> None:
     (launchpad.folder / "spawns.py").write_text(
         "from mpi4py import MPI\n"

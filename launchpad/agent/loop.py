@@ -413,7 +413,7 @@ class Agent:
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
         if self._mpi:
-            if leave and self._mpi.unused:
+            if leave and self._mpi.is_unused:
                 self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
             self._mpi.close()
         self._outbox.drain()

@@ -205,9 +205,9 @@ class Summary:
 
 
 def _no_mpi(library: str, why: str) -> str:
-    if why:
-        return f"each rank was a world of its own: {why}"
     if not library:
-        return "no rank called MPI_Init"
+        return f"no rank called MPI_Init; if they use Open MPI: {why}" if why else "no rank called MPI_Init"
+    if why:
+        return f"each rank is a world of its own: {why}"
     served, other = ("Open MPI", "mpich") if library == "openmpi" else ("MPICH or Intel MPI", "openmpi")
     return f"no rank called MPI_Init of {served}; if they use another MPI, name it (--mpi {other})"

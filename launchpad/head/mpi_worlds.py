@@ -191,14 +191,15 @@ class MpiWorlds:
 
     def _name_service(self, line: str) -> str:
         """Answer publish_name, lookup_name and unpublish_name like Hydra (mpiexec/pmiserv_publish.c)."""
-        fields = dict(word.partition("=")[::2] for word in line.split(" "))
-        verb = fields["cmd"].removesuffix("_name")
-        service = fields.get("service", "")
+        verb = line.partition(" ")[0].removeprefix("cmd=").removesuffix("_name")
+        service, port = line.partition(" service=")[2].rstrip(), ""  # a name may have spaces
+        if verb == "publish":
+            service, _, port = service.rpartition(" port=")
         failed = f"cmd={verb}_result rc=1 msg="
         if verb == "publish":
             if service in self._published:
                 return failed + "key_already_present"
-            self._published[service] = fields.get("port", "")
+            self._published[service] = port
         elif service not in self._published:
             return failed + "service_not_found"
         elif verb == "lookup":
@@ -216,6 +217,6 @@ def _programs(given: list[Any]) -> list[Spawned]:
             raise ValueError("a spawn of nothing")
         argv, python = python_argv(app["argv"])
         environ = dict(line.partition("=")[::2] for line in app["environ"])
-        own = {name: value for name, value in environ.items() if name.startswith("OMPI_")}
+        own = {name: value for name, value in environ.items() if not name.startswith(("PMIX_", "PMI_"))}
         programs.append(Spawned(argv, app["count"], app["cwd"], python, {}, own))
     return programs

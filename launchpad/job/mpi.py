@@ -4,6 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+# A line of PMI-1 with the value has at most 1024 bytes in MPICH.
+_LONGEST_MAPPING = 960
+
+# The fields of a request to spawn. MPICH does not escape newlines in their values.
+_FIELD = re.compile(
+    r"(nprocs|execname|totspawns|spawnssofar|argcnt|arg\d+|(info|preput)_num|(info|preput)_(key|val)_\d+)="
+)
+
 
 class MpiSeat(NamedTuple):
     """A rank's place in its world."""
@@ -33,14 +41,18 @@ def environ(seat: MpiSeat) -> dict[str, str]:
 
 
 def process_mapping(counts: Sequence[int]) -> str:
-    """PMI_process_mapping for these numbers of ranks per node: (vector,(first node,nodes,ranks on each),…)."""
+    """PMI_process_mapping for these numbers of ranks per node: (vector,(first node,nodes,ranks on each),…).
+
+    "" if it would be too long for a value of PMI-1: MPICH then compares the names of hosts.
+    """
     blocks: list[list[int]] = []
     for node, count in enumerate(counts):
         if blocks and blocks[-1][2] == count:
             blocks[-1][1] += 1
         else:
             blocks.append([node, 1, count])
-    return f"(vector,{','.join(f'({first},{nodes},{each})' for first, nodes, each in blocks)})"
+    found = f"(vector,{','.join(f'({first},{nodes},{each})' for first, nodes, each in blocks)})"
+    return found if len(found) < _LONGEST_MAPPING else ""
 
 
 class Spawned(NamedTuple):
@@ -58,14 +70,16 @@ def spawned_programs(lines: Sequence[str]) -> list[Spawned]:
     """Parse `mcmd=spawn … endcmd`, once per program. Raises ValueError if the request is malformed."""
     programs = []
     fields: dict[str, str] = {}
+    name = ""
     for line in lines:
         if line == "endcmd":
             programs.append(_spawned(fields))
         elif line == "mcmd=spawn":
-            fields = {}
+            fields, name = {}, ""
+        elif _FIELD.match(line) or not name:
+            name, _, fields[name] = line.partition("=")
         else:
-            name, _, value = line.partition("=")
-            fields[name] = value
+            fields[name] += f"\n{line}"
     if not programs:
         raise ValueError("a spawn of nothing")
     return programs

@@ -278,7 +278,7 @@ class MpiFound(Message):
 
 
 class NoMpi(Message):
-    """The ranks of an MPI world have all exited with 0, and none of them ever contacted us over PMI or PMIx."""
+    """Open MPI can't be served here, or all ranks have exited with 0 without ever contacting us over PMI or PMIx."""
 
     time: int
     library: str  # the MPI that was served; "" for all

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from ... import linux, mpi_library
 from ...protocol.commands import BarrierOut, MpiWorld
-from ...protocol.events import NO_INIT, BarrierIn, MpiFound, MpiRequest, RankFailed
+from ...protocol.events import NO_INIT, BarrierIn, MpiFound, MpiRequest, NoMpi, RankFailed
 from ..host import resources
 from ..outbox import Listener
 from ..poll import Poll
 from ..ranks import rundir
-from . import shm
+from . import open_mpi_settings, shm
 from .pmi import Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class Members:
 
     def __init__(self, world: MpiWorld) -> None:
         self.world = world
-        known = {**world.keys, "PMI_process_mapping": world.mapping}
+        known = dict(world.keys)
+        if world.mapping:
+            known["PMI_process_mapping"] = world.mapping
         self.keys = Keys(world.name, world.size, known)
         self._local = range(world.first, world.first + len(world.ranks))  # their MPI ranks
         self._waiting: dict[str, set[int]] = {}  # ranks in our numbering, by barrier
@@ -102,44 +104,56 @@ class NodeWorlds:
             del environ[name]
         if interface and not _has_fabric():
             # By default both may pick an interface that doesn't reach the other nodes (pmodels/mpich#7863).
-            for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE", "OMPI_MCA_btl_tcp_if_include"):
+            for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):
                 environ.setdefault(name, interface)
+            if not open_mpi_settings.choose_interfaces(environ):
+                environ["OMPI_MCA_btl_tcp_if_include"] = interface
 
     def serve(self, environ: dict[str, str], argv: Sequence[str], cwd: str) -> None:
         """Begin to serve the MPI that this command line uses; all that are here if that is not known."""
         world = self._worlds[0].world
         library, path, why = mpi_library.which(argv, environ, cwd)
         if world.library and world.library != library:
-            library, path, why = world.library, "", f"--mpi {world.library}"
-            environ.setdefault("MPI4PY_MPIABI", mpi_library.ABIS[library])
+            library, why = world.library, f"--mpi {world.library}"
+            path = mpi_library.installed(library, argv, environ, cwd)
+            if path:  # with MPI4PY_MPIABI, mpi4py looks only where the dynamic linker does
+                environ.setdefault("MPI4PY_LIBMPI", path)
+            else:
+                environ.setdefault("MPI4PY_MPIABI", mpi_library.ABIS[library])
         self._outbox.say(MpiFound(time.monotonic_ns(), library, why))
         self.library = library
-        path = path or mpi_library.open_mpi(environ)
-        if library not in ("", mpi_library.OPEN_MPI) or not (library or path):
+        if library not in ("", mpi_library.OPEN_MPI):
             return
-        libpmix = mpi_library.libpmix(path, environ)
+        path = path or mpi_library.open_mpi(environ, cwd)
+        if library or path:
+            self.why_not = self._serve_pmix(path, environ)
+        if library and self.why_not:
+            self._outbox.say(NoMpi(time.monotonic_ns(), library, self.why_not))
+
+    def _serve_pmix(self, libmpi: str, environ: dict[str, str]) -> str:
+        """Begin to serve ranks of Open MPI; returns why that can't be, or ""."""
+        world = self._worlds[0].world
+        libpmix = mpi_library.libpmix(libmpi, environ)
         if not libpmix:
-            self.why_not = "they use Open MPI, whose libpmix.so.2 was not found" if library else ""
-            return
+            return f"the libpmix.so.2 of {libmpi or 'Open MPI'} was not found"
         try:
             from . import pmix_worlds
         except (ImportError, OSError) as error:
-            self.why_not = f"the PMIx server for Open MPI can't be started: {error}"
-            return
+            return f"the PMIx server for Open MPI can't be started: {error}"
         found = {**pmix_worlds.settings(shm.open_mpis(self._folder)), YIELD: "1"}
-        if not library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
+        if not self.library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
             found["MPIR_CVAR_PMI_VERSION"] = "1"
         self._settings = {name: value for name, value in found.items() if name not in environ}
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
-            os.makedirs(shm.open_mpis(self._folder), 0o700, exist_ok=True)
+            os.mkdir(shm.open_mpis(self._folder), 0o700)  # one that exists is another user's
             self.pmix = pmix_worlds.PmixWorlds(
                 self._poll, self._outbox, libpmix, environ, self._pmix_folder, host, self._report_silent
             )
         except OSError as error:
-            self.why_not = f"the PMIx server for Open MPI can't be started: {error.strerror}"
-            return
+            return f"the PMIx server for Open MPI can't be started: {error.strerror}"
         self.pmix.add(world)
+        return ""
 
     @property
     def _pmix_folder(self) -> str:
@@ -265,13 +279,17 @@ class NodeWorlds:
         if self._is_inside(rank):
             self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, NO_FINALIZE))
         elif not self._has_spoken(rank):
+            if self._members[rank].world.number:  # those that spawned it wait for it
+                self._outbox.say(RankFailed(time.monotonic_ns(), rank, 1, NO_INIT))
+                return
             self._members[rank].silent.append(rank)
             self._report_silent(rank)
 
     @property
-    def unused(self) -> bool:
-        """Whether all ranks here have exited with 0 without calling MPI_Init."""
-        return self._succeeded == len(self._members) and not any(map(self._has_spoken, self._members))
+    def is_unused(self) -> bool:
+        """Whether all ranks here have exited with 0 without calling MPI_Init, and nothing was said of it."""
+        said = self.library and self.why_not
+        return not said and self._succeeded == len(self._members) and not any(map(self._has_spoken, self._members))
 
     def _world_sessions(self, rank: int) -> list[PmiSession]:
         """The sessions of all local ranks of this rank's world, its own too."""

@@ -14,7 +14,7 @@ from ..poll import Poll
 from .pmix_server import PmixServer
 
 _ALL = 0xFFFFFFFE  # PMIX_RANK_WILDCARD
-_BAD_PARAM = -27
+_BAD_PARAM, _NOT_FOUND = -27, -46
 
 
 class PmixWorlds:
@@ -123,7 +123,10 @@ class PmixWorlds:
                 self._ask(number, verb, [member], *given)
 
     def _ask(self, number: int, verb: str, members: list[tuple[str, int]], *given: Any) -> None:
-        if self._are_known(members):
+        if verb == "modex" and members[0][1] == _ALL:
+            # Of a world as a whole, ours knows all that there is once it has been told of it.
+            self._server.send("answer", number, _NOT_FOUND, None)
+        elif self._are_known(members):
             numbers = {world.name: world.number for world in self._worlds.values()}
             listed = [[numbers[name], -1 if rank == _ALL else rank] for name, rank in members]
             self._outbox.say(PmixRequest(time.monotonic_ns(), number, verb, listed, list(given)))
