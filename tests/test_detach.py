@@ -454,6 +454,19 @@ def test_a_time_to_begin_with(tmp_path: Path) -> None:
         reader.close()
 
 
+def test_wait_is_over_once_the_report_is_written(launchpad: Launchpad, detach: Detach) -> None:
+    job = detach("--report", "job.html", "--notify", "while [ ! -e go ]; do sleep 0.01; done; touch notified", "true")
+    page = launchpad.folder / "job.html"
+    wait_until(lambda: page.exists() and "</html>" in page.read_text(), "the page")
+    waiting = launchpad.start("wait", job)
+    assert launchpad.run("jobs").returncode == 0
+    assert waiting.poll() is None
+    (launchpad.folder / "go").touch()
+    waiting.communicate(timeout=DEADLINE)
+    assert waiting.returncode == 0
+    assert (launchpad.folder / "notified").exists()
+
+
 def test_a_line_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     line = ConsoleEntry("say", 1, "whole").line()
     path = Path(segment(str(tmp_path), 1))

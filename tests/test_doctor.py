@@ -303,6 +303,8 @@ CASES = {
     "full shm": Case(fact("shm", free=0), "bad", "shm", "has 0 B left", "ls -l /dev/shm"),
     "no shm": Case(fact("shm", problem="no such file or directory"), "warn", "shm", "can't be used", "mount -t tmpfs"),
     "full disk": Case(fact("tmp", free=0), "bad", "tmp", "/tmp, for temporary files, has 0 B left", "TMPDIR"),
+    "no space": Case(fact("cache", free=0), "warn", "cache", "has 0 B left", "XDG_CACHE_HOME"),
+    "no files": Case(fact("cache", inodes=0), "warn", "cache", "has room for 0 more files", "XDG_CACHE_HOME"),
     "little space": Case(fact("cache", free=500 << 20), "warn", "cache", "/home/me/.cache", "XDG_CACHE_HOME"),
     "no inodes": Case(fact("tmp", inodes=3), "bad", "tmp", "room for 3 more files", "find /tmp"),
     "noexec": Case(fact("tmp", noexec=True), "warn", "tmp", "mounted noexec", "TMPDIR"),
@@ -509,6 +511,14 @@ def test_every_clock_but_ours_may_be_right() -> None:
     seen = healthy(4)
     seen = seen._replace(hosts=[host._replace(skew=-500.0) for host in seen.hosts])
     assert judge(seen) == []
+
+
+@pytest.mark.parametrize("skews", [[10.0], [10.0, 10.0, 0.0]])
+def test_how_wrong_a_clock_is(skews: list[float]) -> None:
+    seen = healthy(len(skews))
+    seen = seen._replace(hosts=[host._replace(skew=skew) for host, skew in zip(seen.hosts, skews, strict=True)])
+    found = [(one.subject, one.hosts, "clock is 10 s ahead" in one.text) for one in judge(seen)]
+    assert found == [("clock", (place,), True) for place, skew in enumerate(skews) if skew]
 
 
 def test_the_table_names_each_host_once_and_fits() -> None:

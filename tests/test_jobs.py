@@ -68,6 +68,14 @@ def test_one_of_several_jobs(launchpad: Launchpad) -> None:
     assert (done.returncode, done.stderr, len(shown(done.stdout))) == (0, "", 1)
 
 
+@pytest.mark.parametrize(("words", "option"), [(("--job", "first"), "--job"), (("--deta",), "--detach")])
+def test_options_for_one_job_are_refused(launchpad: Launchpad, words: tuple[str, ...], option: str) -> None:
+    done = launchpad.run("smoke", write(launchpad, TWO), *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert option in done.stderr
+    assert "leave it out" in done.stderr
+
+
 def test_a_failed_job_does_not_keep_the_others_from_running(launchpad: Launchpad) -> None:
     codes = {"a": 5, "b": 0, "c": 6}
     text = "".join(f'[jobs.{name}]\ntarget = ["sh", "-c", "exit {code}"]\n' for name, code in codes.items())

@@ -109,6 +109,14 @@ def test_a_program_gets_no_local_rank_by_surprise(launchpad: Launchpad) -> None:
     assert launchpad.run("launch", "--no-python", "--use-env", "echo", "x").stdout == "[0] x\n"
 
 
+def test_launch_takes_no_job_file(launchpad: Launchpad) -> None:
+    """Its targets would get no --local-rank."""
+    (launchpad.folder / "job.toml").write_text('target = "true"\n')
+    done = launchpad.run("launch", "--config", "job.toml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--config: launchpad launch takes TARGET from the command line; use launchpad run" in done.stderr
+
+
 def test_no_option_of_torchrun_is_missing() -> None:
     """Against the torchrun that is installed: a new option there is to be noticed here."""
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or shutil.which("torchrun")
@@ -192,6 +200,14 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
     assert launchpad.run("run", "-n", 2, *words, "t.py").returncode == 0
     (found,) = (launchpad.folder / "logs").glob("*/attempt_0/filtered_stdout.log")
     assert sorted(found.read_text().splitlines()) == ["[0] a,b 0", "[0] loss 0", "[1] a,b 1", "[1] loss 1"]
+
+
+def test_with_a_filter_alone_all_output_is_recorded(launchpad: Launchpad) -> None:
+    words = ("--log-dir", "logs", "--redirects", 0, "--duplicate-stdout-filters", "loss")
+    assert launchpad.run("run", *words, "printf", "loss 1\nother\n").returncode == 0
+    assert launchpad.run("logs").stdout.splitlines() == ["[0] loss 1", "[0] other"]
+    (found,) = (launchpad.folder / "logs").glob("*/attempt_0/filtered_stdout.log")
+    assert found.read_text() == "[0] loss 1\n"
 
 
 @pytest.mark.parametrize(

@@ -176,11 +176,15 @@ def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:
     return found
 
 
-def run_all(names: list[str], args: list[str]) -> int:
-    """Run `launchpad run --job NAME ARGS` for each; show how they ended. Returns the first failure's code, or 0.
+def run_all(path: str, jobs: Mapping[str, Settings], args: list[str]) -> int:
+    """Run `launchpad run --job NAME ARGS` for each job of a file; show how they ended.
 
-    Raises UsageError if they would write the same report.
+    Returns the first failure's code, or 0. Raises UsageError if they would write the same report.
     """
+    names = list(jobs)
+    pages = [settings["report"] for settings in jobs.values() if "report" in settings]
+    if len({str(page) for page in pages}) < len(pages):
+        raise UsageError(f"{path}: report: several jobs would write the same page; name a page per job")
     if len(names) > 1 and any(word.partition("=")[0] == "--report" for word in args):
         raise UsageError(
             "--report: each job would overwrite the page of the one before; name a page per job in the file"

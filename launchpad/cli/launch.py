@@ -20,6 +20,8 @@ It comes before the arguments of TARGET. With --use-env there is none, and this 
 @click.pass_context
 def _launch(ctx: click.Context, /, **options: Any) -> int:
     if ctx.get_parameter_source("use_env") is ParameterSource.DEFAULT:
+        if options["config"] is not None:
+            raise UsageError("--config: launchpad launch takes TARGET from the command line; use launchpad run")
         if options["no_python"]:
             raise UsageError("--no-python: a program that isn't Python gets no --local-rank; add --use-env")
         name, *args = options["target"] or [""]

@@ -43,11 +43,12 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Expand abbreviated long options before the target, then parse the command line."""
         options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        ctx.meta["args"] = _complete(options, list(args))
+        ctx.meta["args"] = complete(options, list(args))
         return super().parse_args(ctx, list(ctx.meta["args"]))
 
 
-def _complete(options: list[click.Option], args: list[str]) -> list[str]:
+def complete(options: list[click.Option], args: list[str]) -> list[str]:
+    """The words of a command line, with abbreviated long options before the target expanded. Raises UsageError."""
     by_name = {name: option for option in options for name in option.opts if not option.hidden}
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):

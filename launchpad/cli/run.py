@@ -81,7 +81,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             if options["detach"]:
                 raise UsageError(f"{ONE_JOB}; add --job NAME")
             ctx.obj.close()  # each job starts its own agent
-            return job_file.run_all(list(found), ctx.meta["args"])
+            return job_file.run_all(options["config"], found, ctx.meta["args"])
         options = job_file.with_job(ctx, found, options["job"] or "")
     elif options["job"] is not None:
         raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")

@@ -6,6 +6,7 @@ import click
 
 from launchpad.cli import run
 from launchpad.cli.job_file import read_job_file, run_all
+from launchpad.cli.options import complete
 from launchpad.errors import UsageError
 
 
@@ -21,7 +22,9 @@ def command(file: str, overrides: tuple[str, ...]) -> int:
 
     Options of `launchpad run` override those of the file. The exit code is that of the first failed job, or 0.
     """
-    if "--detach" in overrides:
-        raise UsageError(f"{run.ONE_JOB}; leave it out")
-    names = list(read_job_file(file, run.command))
-    return run_all(names, ["--config", file, *overrides])
+    options = [option for option in run.command.params if isinstance(option, click.Option)]
+    words = complete(options, list(overrides))
+    for name, why in (("--detach", run.ONE_JOB), ("--job", "--job: smoke runs all jobs of the file")):
+        if any(word.partition("=")[0] == name for word in words):
+            raise UsageError(f"{why}; leave it out")
+    return run_all(file, read_job_file(file, run.command), ["--config", file, *words])

@@ -152,13 +152,13 @@ def _folder(place: int, subject: str, what: str, folder: Folder) -> Iterator[Fin
         return
     if folder.free < LITTLE_SPACE:
         yield found(
-            "bad" if folder.free < TOO_LITTLE_SPACE else "warn",
+            "bad" if folder.free < TOO_LITTLE_SPACE and subject == "tmp" else "warn",
             f"{folder.path}, {what}, has {size(folder.free)} left",
             f"du -xsh {folder.path}/* | sort -h, or {other}",
         )
     if 0 <= folder.inodes < FEW_INODES:
         yield found(
-            "bad" if folder.inodes < TOO_FEW_INODES else "warn",
+            "bad" if folder.inodes < TOO_FEW_INODES and subject == "tmp" else "warn",
             f"{folder.path}, {what}, has room for {folder.inodes} more files (inodes)",
             f"find {folder.path} -xdev | wc -l, or {other}",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from statistics import median
+from statistics import median, median_high, median_low
 
 from launchpad.doctor.seen import Examination, Finding, Level, Pair, listed, size
 from launchpad.protocol.health import LookUp, Probed
@@ -47,7 +47,8 @@ def _same_machine(seen: Examination) -> Iterator[Finding]:
 
 def _clocks(seen: Examination) -> Iterator[Finding]:
     skews = {place: host.skew for place, host in enumerate(seen.hosts) if host.skew is not None}
-    usual = median([*skews.values(), 0.0])
+    clocks = [*skews.values(), 0.0]  # the last is this machine's
+    usual = min(median_low(clocks), median_high(clocks), key=abs)
     for place, skew in skews.items():
         off = skew - usual
         if abs(off) - seen.hosts[place].uncertain < SKEW_SECONDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 MASK = "***"
 
@@ -12,6 +12,9 @@ _SECRET_ENDS = (
     *("CREDENTIAL", "CREDENTIALS", "AUTH", "COOKIE", "DSN"),
 )
 _SECRET_WORDS = {"PASS", "PW", "PAT"}
+
+# One-letter options without a value, which may stand before the x: -qx NAME=VALUE.
+_FLAGS = "[mqv]*"
 
 _IN_URL = re.compile(r"(\b[\w+.-]+://[^\s/:@]*:)[^\s/@]+(?=@)")
 
@@ -24,9 +27,12 @@ def is_secret(name: str) -> bool:
     )
 
 
-def masked_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with secrets masked."""
-    return {name: MASK if is_secret(name) and value else _masked_url(value) for name, value in environ.items()}
+def masked_environ(environ: Mapping[str, str], hidden: Collection[str] = ()) -> dict[str, str]:
+    """The variables, with secrets and the values of `hidden` masked."""
+    return {
+        name: MASK if value and (name in hidden or is_secret(name)) else _masked_url(value)
+        for name, value in environ.items()
+    }
 
 
 def masked_words(words: Iterable[str]) -> list[str]:
@@ -37,10 +43,10 @@ def masked_words(words: Iterable[str]) -> list[str]:
         option = name.startswith("-") and not equals
         if hides and not word.startswith("-"):
             word = MASK
-        elif equals and (sets or is_secret(name) or re.match("--env$|-x.", name)):
+        elif equals and (sets or is_secret(name) or re.match(f"--env$|-{_FLAGS}x.", name)):
             word = f"{name}={MASK}"
         hides = option and is_secret(name)
-        sets = option and name in ("-x", "--env")
+        sets = option and re.fullmatch(f"--env|-{_FLAGS}x", name) is not None
         found.append(_masked_url(word))
     return found
 

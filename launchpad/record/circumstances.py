@@ -13,6 +13,7 @@ from typing import Any
 from launchpad._version import __version__
 from launchpad.job.masking import masked_environ, masked_words
 from launchpad.job.plan import Plan
+from launchpad.job.user_environment import forwarded
 from launchpad.record import job_store
 
 # The plan of more ranks is not written out.
@@ -26,10 +27,11 @@ def circumstances(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
     from launchpad.console.dry_run import in_words
 
     argv = plan.nodes[0].argv
+    given = {name for node in plan.nodes for name in node.environ}  # by --env
     program = os.path.basename(sys.argv[0])
     return {
         "command": masked_words(["launchpad" if program == "__main__.py" else program, *sys.argv[1:]]),
-        "environment": masked_environ(dict(sorted(environ.items()))),
+        "environment": masked_environ(dict(sorted(environ.items())), given - forwarded(environ).keys()),
         "versions": {
             "launchpad": __version__,
             "Python of launchpad": "{}.{}.{}".format(*sys.version_info),

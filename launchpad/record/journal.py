@@ -101,6 +101,7 @@ class Journal:
         self._flush_at: float | None = None
         self._put_bytes = self._done_bytes = 0  # each is written by one thread only
         self._broken = False
+        self._lock = -1
         self._joined = {rank.rank for node in plan.nodes if node.shown_there for rank in node.ranks}
         self._folders = job_store.rank_folders(plan)
         try:
@@ -121,7 +122,8 @@ class Journal:
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._plan = plan
         self._told = False  # what the job is run with has been written
-        self._thread = threading.Thread(target=_JournalWriter(self._queue, self._lock, folder, self).run, daemon=True)
+        writer = _JournalWriter(self._queue, os.dup(self._lock), folder, self)
+        self._thread = threading.Thread(target=writer.run, daemon=True)
         self._thread.start()
 
     def on(self, event: Any) -> bool:
@@ -226,14 +228,21 @@ class Journal:
             text = json.dumps(as_json(history, verdict, lines, earlier), indent=1)
             self._put(_Write(job_store.VERDICT, text.encode(errors="backslashreplace") + b"\n"))
 
-    def close(self) -> None:
-        """Write what is left, but don't wait long for a disk that does not answer. Then the record has ended."""
+    def finish(self) -> None:
+        """Write what is left, but don't wait long for a disk that does not answer. The job still counts as running."""
         if self._broken:
             return
         self._flush()
         self._broken = True
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
+
+    def close(self) -> None:
+        """Finish the record, and release its lock: the job is over."""
+        self.finish()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     # Called by the writer thread.
 
@@ -283,7 +292,7 @@ class _JournalWriter:
             self._run()
         finally:
             self._streams.close_all()
-            os.close(self._events)  # releases the lock: the job is over
+            os.close(self._events)
 
     def _run(self) -> None:
         self._journal.make_room(0)

@@ -81,6 +81,11 @@ class Files:
             ) from None
         self._writer = Writer(post, self._failed)
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether it files whole streams of ranks, not only the lines that a filter picks."""
+        return bool(self._spec.redirects or self._spec.tee)
+
     def keeps(self, rank: int, stream: int) -> bool:
         """Whether this stream of the rank is written to a file."""
         return (rank, stream) in self._files

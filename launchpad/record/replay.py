@@ -19,6 +19,9 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 _PLACE = ("time", "rank", "stream", "offset", "length")
 
+# How much of a file is read at a time.
+_BLOCK_BYTES = 1 << 20
+
 
 def find_job(name: str | None, environ: Mapping[str, str]) -> str:
     """The folder of the job whose id is or starts with `name`; None: of the latest job. Raises UsageError."""
@@ -249,7 +252,8 @@ class OutputReader:
             for stream, name in _NAMES.items():
                 base = os.path.join(self._folder, f"attempt_{self._attempt}", number, name)
                 for path in (f"{base}.log", *segments(base)):
-                    data = read_from(path, self._read.get(path, 0))
-                    self._read[path] = self._read.get(path, 0) + len(data)
-                    if data and self._is_wanted(_changed(path)):
-                        yield Output(0, rank, stream, data)
+                    wanted = self._is_wanted(_changed(path))
+                    while data := read_from(path, self._read.get(path, 0), _BLOCK_BYTES):
+                        self._read[path] = self._read.get(path, 0) + len(data)
+                        if wanted:
+                            yield Output(0, rank, stream, data)

@@ -29,7 +29,7 @@ TAIL_BYTES = 6000
 # How finely lines are counted, in ns.
 TICK_NS = 50_000_000
 
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 @dataclass
@@ -122,8 +122,7 @@ def cleaned(block: bytes) -> bytes:
     if b"\x1b" in block:
         block = _ESCAPES.sub(b"", block)
     if b"\r" in block:
-        block = re.sub(rb"\r+\n", b"\n", block)
-        block = re.sub(rb"[^\n]*\r", b"", block)
+        block = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in block.split(b"\n"))
     return block
 
 

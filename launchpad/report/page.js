@@ -88,7 +88,7 @@ async function chunk(number) {
   if (chunks[number]) return chunks[number];
   const whole = await unpack(packed[number].textContent), head = whole.indexOf("\n");
   const starts = [];
-  for (let at = head + 1; at < whole.length; at = whole.indexOf("\n", at) + 1) starts.push(at);
+  for (let at = head + 1; at > head && at < whole.length; at = whole.indexOf("\n", at) + 1) starts.push(at);
   let line = 0;
   const runs = JSON.parse(whole.slice(0, head)).map(([count, attempt, rank, stream, time]) => {
     line += count;

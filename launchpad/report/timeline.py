@@ -118,7 +118,9 @@ def timeline_of(events: Iterable[Any], curves: Iterable[Curve] = ()) -> Timeline
     builder = _Builder()
     for event in events:
         builder.on(event)
-    return replace(builder.done(), curves=tuple(curves))
+    drawn = tuple(curves)
+    builder.reach(max((at for curve in drawn for points in curve.by_rank.values() for at, _ in points), default=0))
+    return replace(builder.done(), curves=drawn)
 
 
 class _Builder:
@@ -142,6 +144,11 @@ class _Builder:
         self._hosts[len(self._hosts) :] = [name for name, _ in self._history.planned.nodes[len(self._hosts) :]]
         self._note(at, event)
         self._last = max(self._last, self._at(event))
+
+    def reach(self, at: int) -> None:
+        """The job still ran then, if its end is not recorded."""
+        if self._history.over is None:
+            self._last = max(self._last, at)
 
     def _at(self, event: Any) -> int:
         """When it was; an Output that read_events makes up has no time."""

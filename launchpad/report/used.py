@@ -38,6 +38,7 @@ def curves(samples: Iterable[dict[str, Any]], began: int) -> list[Curve]:
     cores: _Points = {}
     memory: _Points = {}
     gpus: dict[int, float] = {}
+    latest: dict[str, float] = {}  # a sample has the GPUs of one host
     before: dict[int, tuple[int, float]] = {}  # when, and CPU seconds
     for sample in samples:
         at = sample["time"] - began
@@ -48,9 +49,10 @@ def curves(samples: Iterable[dict[str, Any]], began: int) -> list[Curve]:
             before[rank] = (at, seconds)
             if 0 <= spent <= seconds and at > then:  # less: the rank was started again
                 cores.setdefault(rank, []).append((at, (seconds - spent) * 1e9 / (at - then)))
-        for _, percent, *_ in sample["gpus"]:
-            if percent >= 0:
-                gpus[at] = gpus.get(at, 0.0) + percent / 100
+        busy = {uuid: percent / 100 for uuid, percent, *_ in sample["gpus"] if percent >= 0}
+        if busy:
+            latest.update(busy)
+            gpus[at] = sum(latest.values())
     found = [("CPU", "cores", cores), ("memory", "GB", memory), ("GPUs in use", "GPUs", {JOB: list(gpus.items())})]
     return [
         Curve(name, unit, {rank: tuple(points) for rank, points in by_rank.items()})

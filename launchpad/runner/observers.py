@@ -45,7 +45,7 @@ class Observers:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
         self.note: Callable[[str], None] = _say_nothing if quiet else say
         self.summary = Summary(say, quiet, verbose, reports_bindings=spec.report_bindings)
-        self.journal = Journal(job, plan, files, self.note, post, os.environ)
+        self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = Control(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)

@@ -177,7 +177,7 @@ def supervise(
 
     def last() -> None:
         if reports.report is not None:
-            journal.close()
+            journal.finish()
             if problem := page.write(reports.report, journal.folder):
                 console.say(f"--report {problem}", bad=True)
         if reports.notify is not None:
@@ -197,7 +197,7 @@ def supervise(
     if supervisor.leaving:  # all that is left is output that nobody reads
         console.say_and_leave("\n".join(lines))
         journal.on(over)
-        journal.close()
+        journal.finish()
         last()
         os._exit(code)
     console.flush()
@@ -210,7 +210,7 @@ def supervise(
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
     last()
-    for sink in sinks:
+    for sink in reversed(sinks):  # the record comes first among them: until it is closed, others wait for the job
         sink.close()
     return code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import resource
@@ -14,6 +15,8 @@ from ..host import resources
 # How long to watch what the host is doing.
 WATCH_SECONDS = 0.4
 
+_CAP_IPC_LOCK = 14
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -24,12 +27,31 @@ def limits() -> Limits:
     return Limits(
         nofile=soft,
         nofile_hard=hard,
-        memlock=memlock,
+        memlock=-1 if _may_lock_memory() else memlock,
         processes=resources.process_limit(),
         cores=resources.core_share(),
         all_cores=os.cpu_count() or 1,
-        infiniband=os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband")),
+        infiniband=any(map(_is_used, glob.glob("/sys/class/infiniband/*/ports/*"))),
     )
+
+
+def _is_used(port: str) -> bool:
+    """Whether this is a port of an InfiniBand network, not one of Ethernet with RDMA."""
+    return "ACTIVE" in _text(f"{port}/state") and "InfiniBand" in _text(f"{port}/link_layer")
+
+
+def _may_lock_memory() -> bool:
+    """Whether the limit of locked memory does not count (CAP_IPC_LOCK)."""
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.MULTILINE)
+    return effective is not None and bool(int(effective.group(1), 16) >> _CAP_IPC_LOCK & 1)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def expanded(use: str, request: dict[str, Any]) -> str:
