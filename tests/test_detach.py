@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.record import job_store
 from launchpad.record.console_record import ConsoleEntry, ConsoleReader, segment
 from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.test_journal import store_of
@@ -458,12 +459,9 @@ def test_wait_is_over_once_the_report_is_written(launchpad: Launchpad, detach: D
     job = detach("--report", "job.html", "--notify", "while [ ! -e go ]; do sleep 0.01; done; touch notified", "true")
     page = launchpad.folder / "job.html"
     wait_until(lambda: page.exists() and "</html>" in page.read_text(), "the page")
-    waiting = launchpad.start("wait", job)
-    assert launchpad.run("jobs").returncode == 0
-    assert waiting.poll() is None
+    assert job_store.state_of(str(launchpad.state / "launchpad" / "jobs" / job)) == "running"
     (launchpad.folder / "go").touch()
-    waiting.communicate(timeout=DEADLINE)
-    assert waiting.returncode == 0
+    assert launchpad.run("wait", job).returncode == 0
     assert (launchpad.folder / "notified").exists()
 
 

@@ -203,10 +203,10 @@ def test_lines_that_match_a_filter_are_duplicated(launchpad: Launchpad) -> None:
 
 
 def test_with_a_filter_alone_all_output_is_recorded(launchpad: Launchpad) -> None:
-    words = ("--log-dir", "logs", "--redirects", 0, "--duplicate-stdout-filters", "loss")
-    assert launchpad.run("run", *words, "printf", "loss 1\nother\n").returncode == 0
+    done = launchpad.run("run", "--duplicate-stdout-filters", "loss", "printf", "loss 1\nother\n")
+    assert done.returncode == 0
     assert launchpad.run("logs").stdout.splitlines() == ["[0] loss 1", "[0] other"]
-    (found,) = (launchpad.folder / "logs").glob("*/attempt_0/filtered_stdout.log")
+    (found,) = launchpad.scratch.glob("launchpad-logs-*/*/attempt_0/filtered_stdout.log")
     assert found.read_text() == "[0] loss 1\n"
 
 
