@@ -1,7 +1,8 @@
 """Several hosts over SSH, beside mpirun and torchrun in one run: python tests/bench/ssh.py [--runs N] [--part PART]
 
 noop: a rank on each of 2, 8, 16 hosts that prints and leaves. sum: 2 hosts with 2 ranks each, to the first gloo
-all_reduce and out; warm: the same, with images that `launchpad warm` keeps on both. lines: MB (10^6 bytes) a second of
+all_reduce and out; warm: the same, with images that `launchpad warm` keeps on both. mpi: the same hosts and ranks, to
+the first sum over an MPI_COMM_WORLD of Open MPI and out. lines: MB (10^6 bytes) a second of
 a rank's lines over one link into a file; damaged: how many of them did not arrive whole and once. cpu, memory: of the
 launcher's processes on this machine, for each of 16 hosts.
 
@@ -37,7 +38,7 @@ DEADLINE = 240.0
 MOST_HOSTS = 16
 THOUSANDS = 2000  # of lines, 100 bytes each
 PORT = 29511
-PARTS = ["noop", "sum", "warm", "lines", "memory"]
+PARTS = ["noop", "sum", "warm", "mpi", "lines", "memory"]
 
 
 class Ended(NamedTuple):
@@ -120,6 +121,14 @@ def noop(peer: Peer, cluster: Hosts, count: int) -> Ended:
 def first_sum(peer: Peer, cluster: Hosts) -> float:
     """Seconds for 2 hosts with 2 ranks each to meet, sum once, and leave."""
     return run(peer.argv(cluster.names[:2], 2, False, [str(PROGRAMS / "first_sum.py")]), cluster).seconds
+
+
+def mpi_sum(peer: Peer, cluster: Hosts) -> float:
+    """Seconds for 2 hosts with 2 ranks each to form a world of Open MPI, sum once, and leave."""
+    options = ["--backend", "mpi", "--mpi", "openmpi"] if peer.name == "launchpad" else []
+    ended = run(peer.argv(cluster.names[:2], 2, False, [*options, str(PROGRAMS / "openmpi_sum.py")]), cluster)
+    assert ended.out.count(b"here") == 4, ended
+    return ended.seconds
 
 
 def warm(cluster: Hosts, *words: str) -> None:
@@ -252,6 +261,12 @@ def bench(found: list[Peer], cluster: Hosts, parts: Sequence[str], runs: int) ->
             )
         finally:
             warm(cluster, "--stop")
+    if "mpi" in parts:
+        row(
+            "2 hosts, 2 ranks each: an MPI world of Open MPI, sum, exit",
+            turns(slow, lambda peer: mpi_sum(peer, cluster)),
+            "s",
+        )
     if "lines" in parts:
         damaged: dict[str, list[float]] = {peer.name: [] for peer in found}
 
