@@ -13,6 +13,7 @@ SITE = "LAUNCHPAD_MEASURED"  # where the agent finds coverage
 
 
 def be_launchpad() -> None:
+    sys.path[0] = str(Path(__file__).parent.parent)  # of the checkout, as only that is measured
     import coverage
 
     from launchpad.transport import local
