@@ -276,7 +276,7 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
     assert "launchpad: rank 1, spawned by rank 0, could not be started: can't execute no-such-program" in done.stderr
 
 
-def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> None:
+def spawns_a_program_without_mpi(launchpad: Launchpad) -> None:
     """Its parent would wait for it forever."""
     (launchpad.folder / "spawns.py").write_text("from mpi4py import MPI\nMPI.COMM_SELF.Spawn('true', maxprocs=1)\n")
     done = mpi(launchpad, "-n", 1, "spawns.py")
@@ -284,6 +284,10 @@ def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> Non
     assert (
         "launchpad: rank 1, spawned by rank 0, failed first: exited with code 0 without calling MPI_Init" in done.stderr
     )
+
+
+def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> None:
+    spawns_a_program_without_mpi(launchpad)
 
 
 def test_what_is_spawned_gets_its_arguments_as_they_are(launchpad: Launchpad) -> None:

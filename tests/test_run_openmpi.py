@@ -17,7 +17,7 @@ from tests.conftest import DEADLINE, Launchpad, wait_until
 from tests.netns import Network, needs_namespaces
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
-from tests.test_run_mpi import MPI, mpi, no_memory_is_left, printed, sums
+from tests.test_run_mpi import MPI, mpi, no_memory_is_left, printed, spawns_a_program_without_mpi, sums
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun.openmpi") is None, reason="Open MPI is not installed"),
@@ -93,13 +93,7 @@ def test_a_failed_spawn_ends_the_job(launchpad: Launchpad) -> None:
 
 
 def test_a_spawned_program_without_mpi_ends_the_job(launchpad: Launchpad) -> None:
-    """Its parent would wait for it forever."""
-    (launchpad.folder / "spawns.py").write_text("from mpi4py import MPI\nMPI.COMM_SELF.Spawn('true', maxprocs=1)\n")
-    done = mpi(launchpad, "-n", 1, "spawns.py")
-    assert done.returncode == 1
-    assert (
-        "launchpad: rank 1, spawned by rank 0, failed first: exited with code 0 without calling MPI_Init" in done.stderr
-    )
+    spawns_a_program_without_mpi(launchpad)
 
 
 def test_variables_for_what_is_spawned(launchpad: Launchpad) -> None:

@@ -9,6 +9,7 @@ import resource
 import time
 from typing import Any
 
+from ... import linux
 from ...protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
 from ..host import resources
 
@@ -37,21 +38,13 @@ def limits() -> Limits:
 
 def _is_used(port: str) -> bool:
     """Whether this is a port of an InfiniBand network, not one of Ethernet with RDMA."""
-    return "ACTIVE" in _text(f"{port}/state") and "InfiniBand" in _text(f"{port}/link_layer")
+    return "ACTIVE" in linux.text_of(f"{port}/state") and "InfiniBand" in linux.text_of(f"{port}/link_layer")
 
 
 def _may_lock_memory() -> bool:
     """Whether the limit of locked memory does not count (CAP_IPC_LOCK)."""
-    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.MULTILINE)
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", linux.text_of("/proc/self/status"), re.MULTILINE)
     return effective is not None and bool(int(effective.group(1), 16) >> _CAP_IPC_LOCK & 1)
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def expanded(use: str, request: dict[str, Any]) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from ... import linux
+
 # The user's and the system's file (mca_base_param_files).
 _FILES = ("~/.openmpi/mca-params.conf", "/etc/openmpi/openmpi-mca-params.conf")
 
@@ -17,12 +19,4 @@ def choose_interfaces(environ: Mapping[str, str]) -> bool:
     """Whether they say which network interfaces to use."""
     if any(f"OMPI_MCA_{name}" in environ for name in _INTERFACES):
         return True
-    return any(_CHOICE.search(_text(os.path.expanduser(path))) for path in _FILES)
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return any(_CHOICE.search(linux.text_of(os.path.expanduser(path))) for path in _FILES)
