@@ -236,10 +236,11 @@ class Keeper:
             if not cannot and head is not None:
                 head.look()
                 why = head.why_not(wanted)
-            if self._failed_head and self._failed_head[0] == wanted:
-                why = self._failed_head[1]
-            elif why and not cannot:
-                caller.lacked_head = wanted
+            if why and not cannot:
+                if self._failed_head and self._failed_head[0] == wanted:
+                    why = self._failed_head[1]
+                else:
+                    caller.lacked_head = wanted
             why = cannot or why
         self._why_no_head = why
         if why or head is None:
