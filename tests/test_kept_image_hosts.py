@@ -134,6 +134,19 @@ def test_with_torch(launchpad: Launchpad, with_torch: WarmHosts) -> None:
     assert starts(with_torch.run(launchpad, "-v", "-H", "n1,n2", "w.py")) == [FORKED] * 2
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("mpi4py"), reason="mpi4py is not installed")
+def test_with_mpi(launchpad: Launchpad, hosts: WarmHosts) -> None:
+    """The interface that MPI is given on each host is no reason to start cold."""
+    (launchpad.folder / "m.py").write_text(
+        "import gc, os\nforked = gc.get_freeze_count() > 0\nfrom mpi4py import MPI\n"
+        "told = os.environ['UCX_NET_DEVICES'] and os.environ['FI_TCP_IFACE']\n"
+        "print(forked, MPI.COMM_WORLD.allreduce(1), bool(told))\n"
+    )
+    assert hosts.warm("--preload", "mpi4py.MPI").returncode == 0
+    words = ("-v", "--backend", "mpi", "--preload", "mpi4py.MPI", "-H", "n1:2,n2:1", "m.py")
+    assert ranks(hosts.run(launchpad, *words)) == [["True", "3", "True"]] * 3
+
+
 @needs_torch
 def test_doctor_uses_the_image_of_each_host_and_has_no_other_one_made(
     launchpad: Launchpad, with_torch: WarmHosts

@@ -16,7 +16,7 @@ import pytest
 from launchpad import mpi_library
 from launchpad.agent.mpi import libpmix, pmix_worlds, shm
 from launchpad.agent.mpi.node_worlds import NodeWorlds
-from launchpad.agent.mpi.open_mpi_settings import choose_interfaces
+from launchpad.agent.mpi.open_mpi_settings import interfaces, without_absent
 from launchpad.agent.mpi.pmix_helper import Helper
 from launchpad.agent.outbox import Outbox
 from launchpad.agent.poll import Poll
@@ -168,16 +168,56 @@ def test_the_mpi_of_a_kind_that_is_installed_with_a_python(tmp_path: Path) -> No
     assert mpi_library.installed("mpich", ["sh", "-c", "exit"], {}, "/") == ""
 
 
-def test_the_users_choice_of_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not choose_interfaces({})
-    assert choose_interfaces({"OMPI_MCA_btl_tcp_if_exclude": "lo"})
-    (tmp_path / ".openmpi").mkdir()
-    file = tmp_path / ".openmpi" / "mca-params.conf"
-    file.write_text("# btl_tcp_if_include = eth0\nbtl = tcp,self\n")
-    assert not choose_interfaces({})
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """An installation of Open MPI, with an empty file of parameters."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "openmpi-mca-params.conf").touch()
+    components = tmp_path / "lib" / "openmpi"
+    components.mkdir(parents=True)
+    for name in ("mca_mtl_psm.so", "mca_mtl_psm2.so"):
+        (components / name).touch()
+    return tmp_path
+
+
+def test_the_users_choice_of_interfaces(prefix: Path) -> None:
+    libmpi = str(prefix / "lib" / "libmpi.so.40")
+    home = {"HOME": str(prefix / "home")}
+    ours = {"OMPI_MCA_btl_tcp_if_include": "eth0"}
+    assert interfaces(libmpi, home, "eth0") == ours
+    assert interfaces(libmpi, {"OMPI_MCA_btl_tcp_if_exclude": "lo"}, "eth0") == {}
+    file = prefix / "home" / ".openmpi" / "mca-params.conf"
+    file.parent.mkdir(parents=True)
+    file.write_text("# btl_tcp_if_include = eth1\nbtl = tcp,self\n")
+    assert interfaces(libmpi, home, "eth0") == ours
     file.write_text("btl = tcp,self\nbtl_tcp_if_exclude = lo,docker0\n")
-    assert choose_interfaces({})
+    assert interfaces(libmpi, home, "eth0") == {}
+
+
+ABSENT = [
+    ("", [], "^psm,psm2"),
+    ("mtl = ^ofi", [], "^ofi,psm,psm2"),
+    ("mtl=^psm2", [], "^psm2,psm"),
+    ("mtl = psm2", [], None),  # the user insists, and should see Open MPI refuse
+    ("", ["hfi1_0"], "^psm"),
+    ("", ["ipath", "hfi1_0"], None),
+]
+
+
+@pytest.mark.parametrize(("text", "devices", "value"), ABSENT)
+def test_adapters_that_are_not_there(prefix: Path, text: str, devices: list[str], value: str | None) -> None:
+    libmpi = str(prefix / "lib" / "libmpi.so.40")
+    (prefix / "etc" / "openmpi-mca-params.conf").write_text(f"{text}\n")
+    (prefix / "dev").mkdir()
+    for device in devices:
+        (prefix / "dev" / device).touch()
+    found = without_absent(libmpi, {}, str(prefix))
+    assert found == ({} if value is None else {"OMPI_MCA_mtl": value})
+    assert without_absent(libmpi, {"OMPI_MCA_mtl": "^ofi"}, str(prefix)) == {}
+
+
+def test_a_build_without_components_for_such_adapters(tmp_path: Path) -> None:
+    assert without_absent(str(tmp_path / "lib" / "libmpi.so.40"), {}, str(tmp_path)) == {}
 
 
 def test_where_there_is_no_mpi4py(tmp_path: Path) -> None:

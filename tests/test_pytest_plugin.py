@@ -31,7 +31,7 @@ HEAD = "import os, signal, subprocess, sys, threading, time, unittest, warnings\
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run pytest on a file with this code; afterwards no process of it is left."""
-    # Without the folder for temporary files that pytester gives it, the inner pytest would clean up after earlier sessions.
+    # Without pytester's folder for temporary files, the inner pytest would clean up after earlier sessions.
     kept = ("PYTEST_CURRENT_TEST", "PYTEST_DEBUG_TEMPROOT")
     for name in list(os.environ):
         if name.startswith(("PYTEST_", "LAUNCHPAD_", "OMP_", "MASTER_")) and name not in kept:

@@ -45,6 +45,14 @@ def test_a_world(launchpad: Launchpad, size: int, way: tuple[str, ...]) -> None:
     assert printed(done, "sum") == sums(size)
 
 
+def test_the_hardware_is_looked_at_once(launchpad: Launchpad) -> None:
+    """The ranks have what the PMIx server found."""
+    (launchpad.folder / "maps.py").write_text(
+        "from mpi4py import MPI\nprint('hwloc.sm' in open('/proc/self/maps').read())\n"
+    )
+    assert sorted(mpi(launchpad, "-n", 2, "maps.py").stdout.splitlines()) == ["[0] True", "[1] True"]
+
+
 ENDS = [
     ("abort", 5, "called MPI_Abort(5)"),
     ("raise", 1, "ValueError: no good (exit code 1"),
@@ -241,6 +249,7 @@ def test_names_and_spawned_ranks_across_hosts(launchpad: Launchpad, hosts: Hosts
 @needs_sshd
 def test_hosts_with_different_mpis(launchpad: Launchpad, tmp_path: Path) -> None:
     (launchpad.folder / "waits.py").write_text("import signal\nsignal.pause()\n")
+    del launchpad.environ["MPI4PY_MPIABI"]  # it would be forwarded
     hosts = Hosts(launchpad, tmp_path / "ssh")
     for host, abi in zip(hosts.hosts, ("openmpi", "mpich"), strict=False):
         host.environ["MPI4PY_MPIABI"] = abi
@@ -253,8 +262,7 @@ def test_hosts_with_different_mpis(launchpad: Launchpad, tmp_path: Path) -> None
 @needs_namespaces
 def test_hosts_with_their_own_addresses(launchpad: Launchpad, tmp_path: Path) -> None:
     with Network(tmp_path / "network", 2) as network:
-        forwarded = [word for name in ABI for word in ("-x", name)]
-        options = ("--ssh-config", network.ssh_config, *MPI, *forwarded, "-H", "h1:2,h2:1")
+        options = ("--ssh-config", network.ssh_config, *MPI, "-x", "MPI4PY_LIBMPI", "-H", "h1:2,h2:1")
         argv = network.argv(*launchpad.argv("run", *options, "mpi_does.py", "sum"))
         done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE, env=launchpad.environ)
         assert done.returncode == 0, done.stderr

@@ -250,6 +250,9 @@ def test_variables_that_are_forwarded_by_default() -> None:
         "PYTHONPATH": "lib",
         "PYTHONHASHSEED": "0",
         "TORCH_LOGS": "all",
+        "OMPI_MCA_btl": "tcp,self",
+        "MPI4PY_MPIABI": "openmpi",
     }
     here = {"PATH": "/bin", "PYTHONHOME": "/usr", "CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "x", "HOME": "/h"}
+    here |= {"MPI4PY_LIBMPI": "/lib/libmpi.so", "OMPI_MCA_orte_node_regex": "n[1:1-2]"}
     assert forwarded({**there, **here}) == there

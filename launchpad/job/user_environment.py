@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from launchpad.errors import UsageError
@@ -13,16 +13,26 @@ _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 
 
 # Forwarded to other machines by default: settings of communication libraries, and Python's. Variables that name paths
-# or devices of this machine (PATH, CUDA_VISIBLE_DEVICES …) are not.
+# or devices of this machine (PATH, CUDA_VISIBLE_DEVICES …) are not, nor what mpirun has set for its own ranks.
 FORWARDED = (
     *("NCCL_*", "GLOO_*", "TP_*", "UCX_*", "FI_*", "TORCH_*", "PYTORCH_*", "OMP_*", "MKL_*", "KMP_*"),
-    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHON[!H]*", "PYTHONHASHSEED"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHON*"),
+    *("OMPI_MCA_*", "PMIX_MCA_*", "MPICH_*", "MPIR_*", "I_MPI_*", "MPI4PY_*"),
 )
+_NOT_FORWARDED = ("PYTHONHOME", "I_MPI_ROOT", "MPI4PY_LIBMPI", "OMPI_MCA_orte_*", "OMPI_MCA_ess*")
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that are forwarded to other machines by default."""
-    return {name: value for name, value in environ.items() if any(fnmatchcase(name, one) for one in FORWARDED)}
+
+    def is_one_of(name: str, patterns: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    return {
+        name: value
+        for name, value in environ.items()
+        if is_one_of(name, FORWARDED) and not is_one_of(name, _NOT_FORWARDED)
+    }
 
 
 def parse_option(text: str, environ: Mapping[str, str]) -> dict[str, str]:

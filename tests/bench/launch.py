@@ -1,9 +1,10 @@
 """Launching, beside torchrun and mpirun in one run: python tests/bench/launch.py [--runs N] [--part PART]
 
-noop: 4 ranks that print and exit. mpi: 4 that join an MPI_COMM_WORLD and sum over it. mpi-kept: the same, launchpad's
-from a kept image. crash: from a rank's death until its launcher is gone. lines: two million lines from 4 ranks, each
-marked with its rank. damaged: how many of those did not arrive whole. memory: the launcher's own processes while it
-passes them on.
+noop: 4 ranks that print and exit. mpi: 4 that join an MPI_COMM_WORLD and sum over it, launchpad's by MPICH. mpi-kept:
+the same, launchpad's from a kept image. openmpi: all by Open MPI. openmpi-told: the same, and all are told to leave out
+the adapters that launchpad leaves out itself where they are missing. crash: from a rank's death until its launcher is
+gone. lines: two million lines from 4 ranks, each marked with its rank. damaged: how many of those did not arrive whole.
+memory: the launcher's own processes while it passes them on.
 
 faults: what is left after a fault (faults.py); warm: until the first all_reduce (warm.py). Only where asked for.
 
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 RANKS = 4
 LINES = 2_000_000
 DEADLINE = 120.0
+
+WITHOUT_PSM = "^ofi,psm,psm2"  # ofi is left out by Debian's file of parameters
 
 
 class Peer(NamedTuple):
@@ -83,15 +86,17 @@ def noop(peer: Peer) -> float:
     return seconds
 
 
-def mpi(peer: Peer, *, kept: bool = False) -> float:
-    """Seconds for 4 ranks that join an MPI_COMM_WORLD, sum over it and leave, by mpi4py; not a number for torchrun.
+def mpi(peer: Peer, *, kept: bool = False, library: str = "", variables: Mapping[str, str] | None = None) -> float:
+    """Seconds for 4 ranks that join an MPI_COMM_WORLD, sum over it and leave, by mpi4py.
 
-    kept: launchpad's ranks are forked from an image that has imported mpi4py.MPI.
+    kept: launchpad's ranks are forked from an image that has imported mpi4py.MPI. library: "Open MPI" if all are to use
+    that. Not a number for a launcher that can't.
     """
-    if peer.name == "torchrun":
+    if peer.name != "launchpad" and (peer.name == "torchrun" or library not in peer.name):
         return math.nan
-    # mpi4py takes the MPI of its own environment first, whoever has started it.
-    environ = os.environ | ({"MPI4PY_LIBMPI": "libmpi.so.40"} if "Open MPI" in peer.name else {})
+    environ = os.environ | (variables or {})
+    if "Open MPI" in peer.name or library:  # mpi4py takes the MPI of its own environment first, whoever has started it
+        environ["MPI4PY_LIBMPI"] = "libmpi.so.40"
     own = ["--backend", "mpi"] if peer.name == "launchpad" else []
     if own and kept:
         own += ["--preload", "mpi4py.MPI"]
@@ -192,6 +197,12 @@ PARTS: dict[str, tuple[str, Callable[[Peer], float], str]] = {
     "noop": ("4 ranks that print and exit", noop, "s"),
     "mpi": ("4 ranks that join an MPI world, sum and exit", mpi, "s"),
     "mpi-kept": ("… launchpad from a kept image of mpi4py.MPI", functools.partial(mpi, kept=True), "s"),
+    "openmpi": ("4 ranks that join a world of Open MPI, sum and exit", functools.partial(mpi, library="Open MPI"), "s"),
+    "openmpi-told": (
+        f"… all with OMPI_MCA_mtl={WITHOUT_PSM}",
+        functools.partial(mpi, library="Open MPI", variables={"OMPI_MCA_mtl": WITHOUT_PSM}),
+        "s",
+    ),
     "crash": ("a rank exits with 7: launcher exits after", crash, "s"),
     "lines": ("2 000 000 marked lines from 4 ranks", lines, "s"),
     "damaged": ("… of them cut, lost or mixed up", damaged, "lines"),

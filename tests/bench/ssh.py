@@ -2,7 +2,8 @@
 
 noop: a rank on each of 2, 8, 16 hosts that prints and leaves. sum: 2 hosts with 2 ranks each, to the first gloo
 all_reduce and out; warm: the same, with images that `launchpad warm` keeps on both. mpi: the same hosts and ranks, to
-the first sum over an MPI_COMM_WORLD of Open MPI and out. lines: MB (10^6 bytes) a second of
+the first sum over an MPI_COMM_WORLD of Open MPI and out, then all told to leave out the adapters that launchpad leaves
+out itself where they are missing, and then launchpad's from images. lines: MB (10^6 bytes) a second of
 a rank's lines over one link into a file; damaged: how many of them did not arrive whole and once. cpu, memory: of the
 launcher's processes on this machine, for each of 16 hosts.
 
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ DEADLINE = 240.0
 MOST_HOSTS = 16
 THOUSANDS = 2000  # of lines, 100 bytes each
 PORT = 29511
+WITHOUT_PSM = "^ofi,psm,psm2"  # ofi is left out by Debian's file of parameters
 PARTS = ["noop", "sum", "warm", "mpi", "lines", "memory"]
 
 
@@ -92,9 +94,12 @@ def installed(cluster: Hosts) -> list[Peer]:
     return found
 
 
-def run(argv: Sequence[str], cluster: Hosts, out: Path | None = None) -> Ended:
+def run(
+    argv: Sequence[str], cluster: Hosts, out: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Ended:
     """Run a launcher to its end."""
     environ = {**os.environ, "MASTER_ADDR": cluster.address("n1"), "MASTER_PORT": str(PORT), "OMP_NUM_THREADS": "1"}
+    environ |= variables or {}
     path = out or cluster.folder / "out"
     with path.open("wb") as file:
         start = time.monotonic()
@@ -123,10 +128,14 @@ def first_sum(peer: Peer, cluster: Hosts) -> float:
     return run(peer.argv(cluster.names[:2], 2, False, [str(PROGRAMS / "first_sum.py")]), cluster).seconds
 
 
-def mpi_sum(peer: Peer, cluster: Hosts) -> float:
-    """Seconds for 2 hosts with 2 ranks each to form a world of Open MPI, sum once, and leave."""
-    options = ["--backend", "mpi", "--mpi", "openmpi"] if peer.name == "launchpad" else []
-    ended = run(peer.argv(cluster.names[:2], 2, False, [*options, str(PROGRAMS / "openmpi_sum.py")]), cluster)
+def mpi_sum(peer: Peer, cluster: Hosts, variables: Mapping[str, str], *options: str) -> float:
+    """Seconds for 2 hosts with 2 ranks each to form a world of Open MPI, sum once, and leave.
+
+    `options`: of launchpad.
+    """
+    own = ["--backend", "mpi", "--mpi", "openmpi", *options] if peer.name == "launchpad" else []
+    argv = peer.argv(cluster.names[:2], 2, False, [*own, str(PROGRAMS / "openmpi_sum.py")])
+    ended = run(argv, cluster, variables=variables)
     assert ended.out.count(b"here") == 4, ended
     return ended.seconds
 
@@ -264,9 +273,24 @@ def bench(found: list[Peer], cluster: Hosts, parts: Sequence[str], runs: int) ->
     if "mpi" in parts:
         row(
             "2 hosts, 2 ranks each: an MPI world of Open MPI, sum, exit",
-            turns(slow, lambda peer: mpi_sum(peer, cluster)),
+            turns(slow, lambda peer: mpi_sum(peer, cluster, {})),
             "s",
         )
+        row(
+            f"… all with OMPI_MCA_mtl={WITHOUT_PSM}",
+            turns(slow, lambda peer: mpi_sum(peer, cluster, {"OMPI_MCA_mtl": WITHOUT_PSM})),
+            "s",
+        )
+        os.environ["MPI4PY_MPIABI"] = "openmpi"
+        warm(cluster, "--preload", "mpi4py.MPI", "--for", "1h")
+        try:
+            row(
+                "… with images of mpi4py.MPI kept on the hosts",
+                turns(slow, lambda peer: mpi_sum(peer, cluster, {}, "--preload", "mpi4py.MPI")),
+                "s",
+            )
+        finally:
+            warm(cluster, "--stop")
     if "lines" in parts:
         damaged: dict[str, list[float]] = {peer.name: [] for peer in found}
 

@@ -81,7 +81,7 @@ class NodeWorlds:
         self.pmix: PmixWorlds | None = None  # if the ranks use Open MPI
         self.library = ""  # the MPI that the ranks use; "" if that is not known, and all are served
         self.why_not = ""  # why Open MPI is not
-        self._settings: dict[str, str] = {}  # of Open MPI, for each rank, so that a kept image still fits
+        self._settings: dict[str, str] = {}  # of the MPI; each rank gets them, so that a kept image still fits
 
     def add(self, world: MpiWorld) -> None:
         """Add a world whose ranks are about to start. The job's own, number 0, replaces all previous worlds."""
@@ -99,15 +99,17 @@ class NodeWorlds:
 
     def prepare(self, environ: dict[str, str]) -> None:
         """Adapt the environment that all ranks share, so that MPI finds us and no other launcher."""
-        interface = self._worlds[0].world.interface if self._worlds else ""
         for name in [name for name in environ if name.startswith(_NOT_OURS) and not name.startswith(_USERS)]:
             del environ[name]
-        if interface and not _has_fabric():
-            # By default both may pick an interface that doesn't reach the other nodes (pmodels/mpich#7863).
-            for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):
-                environ.setdefault(name, interface)
-            if not open_mpi_settings.choose_interfaces(environ):
-                environ["OMPI_MCA_btl_tcp_if_include"] = interface
+        self._settings = {}
+        if self._interface:
+            # By default they may pick an interface that doesn't reach the other nodes (pmodels/mpich#7863).
+            self._settings = dict.fromkeys({"UCX_NET_DEVICES", "FI_TCP_IFACE"} - environ.keys(), self._interface)
+
+    @property
+    def _interface(self) -> str:
+        """The interface that reaches the other nodes, if MPI has nothing better."""
+        return "" if not self._worlds or _has_fabric() else self._worlds[0].world.interface
 
     def serve(self, environ: dict[str, str], argv: Sequence[str], cwd: str) -> None:
         """Begin to serve the MPI that this command line uses; all that are here if that is not known."""
@@ -141,9 +143,12 @@ class NodeWorlds:
         except (ImportError, OSError) as error:
             return f"the PMIx server for Open MPI can't be started: {error}"
         found = {**pmix_worlds.settings(shm.open_mpis(self._folder)), YIELD: "1"}
+        found |= open_mpi_settings.without_absent(libmpi, environ)
+        if self._interface:
+            found |= open_mpi_settings.interfaces(libmpi, environ, self._interface)
         if not self.library:  # MPICH refuses to choose (MPIR_pmi_init of src/util/mpir_pmi.c)
             found["MPIR_CVAR_PMI_VERSION"] = "1"
-        self._settings = {name: value for name, value in found.items() if name not in environ}
+        self._settings |= {name: value for name, value in found.items() if name not in environ}
         host = next(host for host, first in zip(world.hosts, _firsts(world), strict=True) if first == world.first)
         try:
             os.mkdir(shm.open_mpis(self._folder), 0o700)  # one that exists is another user's
@@ -176,7 +181,7 @@ class NodeWorlds:
 
     def environ(self, rank: int) -> Mapping[str, str]:
         """The variables with which a rank finds us."""
-        found = {**self._settings, **self.pmix.environ(rank)} if self.pmix else {}
+        found = {**self._settings, **(self.pmix.environ(rank) if self.pmix else {})}
         if len(self._members) <= resources.usable_cores():
             found.pop(YIELD, None)
         return found if self.library == mpi_library.OPEN_MPI else {**found, "PMI_FD": "3"}

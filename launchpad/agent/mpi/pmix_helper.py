@@ -97,6 +97,7 @@ class Helper:
                 ("pmix.hname", STRING, host),
                 ("pmix.srv.nspace", STRING, f"launchpad-{host}-{os.getpid()}"),
                 ("pmix.srv.rank", RANK, 0),
+                ("pmix.srvr.share", BOOL, True),  # the node's hardware, which each rank would otherwise look at itself
             ]
         )
         self._check(self._pmix.PMIx_server_init(ctypes.byref(self._module), info, ctypes.c_size_t(len(info))), "init")
