@@ -318,6 +318,10 @@ def test_a_request_that_names_a_world_of_which_the_node_has_not_been_told(worlds
     assert heard(worlds)[0] == [asks, request(4, "modex", [[1, 0]])]
     worlds.reply(PmixReply(4, 0, "eA=="))
     assert heard(worlds)[1][-1] == ("answer", 4, 0, b"x")
+    worlds.reply(PmixReply(5, 0, {"data": ["eA==", "eQ=="]}))
+    assert heard(worlds)[1][-1] == ("answer", 5, 0, b"xy")
+    worlds.reply(PmixReply(6, 0, {"data": ["eA==", ""], "group": 3}))
+    assert heard(worlds)[1][-1] == ("answer", 6, 0, (3, b"x"))
 
 
 def test_a_request_that_names_no_world_fails(worlds: pmix_worlds.PmixWorlds) -> None:
@@ -342,6 +346,40 @@ def test_the_answer_to_a_failed_request_has_no_data() -> None:
     for answer in asked:
         answer(-27, None)
     assert given == [(-27, 0), (-27, 0), (-27, b"")]
+
+
+def test_a_group() -> None:
+    """What libpmix is told: a number, the members, and what they have put, in memory that it frees."""
+    given: list[Any] = []
+    helper = Helper.__new__(Helper)
+    helper._loaned, helper._loans = {}, 0
+    helper._given_back = libpmix.RELEASE(helper._on_given_back)
+    asked: list[Any] = []
+    helper._ask = lambda *words: asked.append(words) or 0  # type: ignore[method-assign, func-returns-value]
+
+    def take(status: int, infos: Any, count: int, _: int, give_back: Any, loan: int) -> None:
+        number, members, put = infos[:count]
+        listed = ctypes.cast(members.value.data.pointer, ctypes.POINTER(libpmix.Array))[0]
+        procs = ctypes.cast(listed.array, ctypes.POINTER(libpmix.Proc))[: listed.size]
+        held = put.value.data.bytes
+        data = ctypes.string_at(held.bytes, held.size)
+        ctypes.CDLL(None).free(ctypes.c_void_p(held.bytes))
+        given.append((status, number.value.data.size, [(one.nspace, one.rank) for one in procs], data))
+        give_back(loan)
+
+    call = libpmix.INFOS(take)
+    members = (libpmix.Proc * 2)(libpmix.proc("job-0", 0), libpmix.proc("job-0", 3))
+    numbered = [("pmix.grp.actxid", libpmix.BOOL, True), ("pmix.grp.endpt", libpmix.BYTES, b"mine")]
+    asks = libpmix.infos(numbered)
+    assert helper.group(libpmix.CONSTRUCT, b"name", members, 2, asks, 2, address(call), 0) == libpmix.SUCCESS
+    ((answer, *words),) = asked
+    assert words == ["group", [("job-0", 0), ("job-0", 3)], "name", b"mine"]
+    answer(0, (7, b"mine and yours"))
+    assert given == [(0, 7, [(b"job-0", 0), (b"job-0", 3)], b"mine and yours")]
+    assert not helper._loaned
+    assert helper.group(libpmix.CONSTRUCT + 1, b"name", members, 2, None, 0, address(call), 0) == libpmix.DONE
+    assert helper.group(libpmix.CONSTRUCT, b"name", members, 2, None, 0, address(call), 0) == libpmix.DONE
+    assert len(asked) == 1
 
 
 def address(callback: Any) -> int:
@@ -420,7 +458,7 @@ def test_a_fence_ends_when_all_its_nodes_are_in_and_brings_what_they_gave() -> N
     assert made.on(1, request(7, "fence", [[0, -1]], "Yg==")) == []
     assert made.waits_for(0)
     assert not made.waits_for(1)
-    found = {"fence": ["Yg==", "YQ=="]}
+    found = {"data": ["Yg==", "YQ=="]}
     assert made.on(0, request(3, "fence", [[0, -1]], "YQ==")) == [
         (1, PmixReply(7, 0, found)),
         (0, PmixReply(3, 0, found)),
@@ -436,6 +474,19 @@ def test_fences_of_some_ranks_and_of_two_worlds() -> None:
     assert made.on(0, request(2, "fence", [[0, 2], [0, 0]], "")) == []
     assert [to for to, _ in made.on(1, request(1, "connect", [[1, -1], [0, 2]]))] == [0, 1]
     assert [to for to, _ in made.on(1, request(2, "fence", [[0, 0], [0, 2]], ""))] == [0, 1]
+
+
+def test_each_group_has_its_own_number() -> None:
+    made = exchange()
+    both = [[0, 1], [0, 2]]
+    assert made.on(0, request(1, "group", both, "one", "YQ==")) == []
+    assert made.on(0, request(2, "group", both, "two", "")) == []
+    two = {"data": ["", "Yg=="], "group": 1}
+    assert made.on(1, request(1, "group", both, "two", "Yg==")) == [
+        (0, PmixReply(2, 0, two)),
+        (1, PmixReply(1, 0, two)),
+    ]
+    assert made.on(1, request(2, "group", both, "one", ""))[0][1] == PmixReply(1, 0, {"data": ["YQ==", ""], "group": 2})
 
 
 def test_data_of_a_rank_on_another_node() -> None:
@@ -483,7 +534,8 @@ def test_impossible_requests_are_recognised(node: int, members: list[list[int]])
 
 
 @pytest.mark.parametrize(
-    ("verb", "given"), [("fence", []), ("publish", [True, [["a", "3", ""]]]), ("lookup", [0, ["a"]]), ("other", [])]
+    ("verb", "given"),
+    [("fence", []), ("group", ["name"]), ("publish", [True, [["a", "3", ""]]]), ("lookup", [0, ["a"]]), ("other", [])],
 )
 def test_malformed_requests(verb: str, given: list[Any]) -> None:
     with pytest.raises(ValueError, match=re.escape(verb)):

@@ -10,9 +10,10 @@ from launchpad.protocol.events import PmixFetched, PmixRequest
 
 _SUCCESS, _BAD_PARAM, _NOT_FOUND, _DUPLICATE = 0, -27, -46, -53
 
-_TOGETHER = ("fence", "connect", "disconnect")  # what all members take part in
+_TOGETHER = ("fence", "group", "connect", "disconnect")  # what all members take part in
 
 Replies = list[tuple[int, Command]]  # a node, and what to send it
+Meeting = tuple[str, str, tuple[tuple[int, int], ...]]  # a verb, a group's name, and the members
 
 
 class _Published:
@@ -27,7 +28,8 @@ class PmixExchange:
 
     def __init__(self) -> None:
         self._node_of: list[list[int]] = []  # by world and MPI rank
-        self._arrived: dict[str, dict[int, tuple[int, str]]] = {}  # nodes, by what they do together
+        self._arrived: dict[Meeting, dict[int, tuple[int, str]]] = {}  # nodes, by what they do together
+        self._groups = 0  # how many have been made
         self._silent: set[int] = set()  # nodes that have not taken part in a fence
         self._fetches: dict[int, tuple[int, int]] = {}  # the node that asks, and its number
         self._last_fetch = 0
@@ -62,7 +64,7 @@ class PmixExchange:
 
     def waits_for(self, node: int) -> bool:
         """Whether other nodes wait for this one in MPI_Init."""
-        together = [self._nodes(_members(key)) - arrived.keys() for key, arrived in self._arrived.items()]
+        together = [self._nodes(members) - arrived.keys() for (_, _, members), arrived in self._arrived.items()]
         return node in self._silent and any(node in missing for missing in together)
 
     def on(self, node: int, event: PmixRequest) -> Replies:
@@ -70,9 +72,11 @@ class PmixExchange:
         match event.verb, event.given:
             case "fence", [str(data)]:
                 self._silent.discard(node)
-                return self._together(node, event, data)
+                return self._together(node, event, "", data)
+            case "group", [str(name), str(data)]:
+                return self._together(node, event, name, data)
             case "connect" | "disconnect", []:
-                return self._together(node, event, "")
+                return self._together(node, event, "", "")
             case "modex", []:
                 ((world, rank),) = event.members
                 self._last_fetch += 1
@@ -99,14 +103,19 @@ class PmixExchange:
         asked = self._fetches.pop(event.number, None)
         return [(asked[0], PmixReply(asked[1], event.status, event.data))] if asked else []
 
-    def _together(self, node: int, event: PmixRequest, data: str) -> Replies:
-        key = _key(event)
-        arrived = self._arrived.setdefault(key, {})
+    def _together(self, node: int, event: PmixRequest, name: str, data: str) -> Replies:
+        meeting = event.verb, name, tuple(sorted((world, rank) for world, rank in event.members))
+        arrived = self._arrived.setdefault(meeting, {})
         arrived[node] = event.number, data
         if arrived.keys() < self._nodes(event.members):
             return []
-        del self._arrived[key]
-        found = {"fence": [data for _, data in arrived.values()]} if event.verb == "fence" else None
+        del self._arrived[meeting]
+        found: dict[str, Any] | None = None
+        if event.verb in ("fence", "group"):
+            found = {"data": [data for _, data in arrived.values()]}
+        if found and event.verb == "group":
+            self._groups += 1
+            found["group"] = self._groups
         return [(to, PmixReply(number, _SUCCESS, found)) for to, (number, _) in arrived.items()]
 
     def _publish(self, node: int, event: PmixRequest, once: bool, values: list[Any]) -> Replies:
@@ -139,11 +148,3 @@ class PmixExchange:
 
 def _is_value(value: Any) -> bool:
     return isinstance(value, list) and [type(part) for part in value] == [str, int, str]
-
-
-def _key(event: PmixRequest) -> str:
-    return f"{event.verb} {' '.join(f'{world}.{rank}' for world, rank in sorted(event.members))}"
-
-
-def _members(key: str) -> list[list[int]]:
-    return [[int(number) for number in word.split(".")] for word in key.split(" ")[1:]]

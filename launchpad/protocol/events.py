@@ -254,7 +254,7 @@ class PmixRequest(Message):
 
     time: int
     number: int  # the node's own
-    verb: str  # fence, connect, disconnect, modex, publish, lookup, unpublish, spawn, or worlds (tell of all of them)
+    verb: str  # fence, group, connect, disconnect, modex, publish, lookup, unpublish, spawn, worlds (tell of all)
     # [world, MPI rank] each, with rank -1 for a whole world: who takes part, who asks, or (modex) whose data is wanted
     members: list[list[int]]
     given: list[Any]

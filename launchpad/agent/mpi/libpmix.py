@@ -11,7 +11,7 @@ SUCCESS = 0
 NOT_SUPPORTED = -47
 DONE = -157  # PMIX_OPERATION_SUCCEEDED, from an upcall: the callback will not be called
 
-BOOL, STRING, UINT16, UINT32, PROC, INFO, ARRAY, RANK = 1, 3, 13, 14, 22, 24, 39, 40
+BOOL, STRING, SIZE, UINT16, UINT32, PROC, INFO, ARRAY, RANK = 1, 3, 4, 13, 14, 22, 24, 39, 40
 BYTES, COMPRESSED = 27, 42
 
 # The sizes of the plain types that can be published.
@@ -36,6 +36,7 @@ _PLAIN = {
 }
 
 FIRST_READ = 1  # PMIX_PERSIST_FIRST_READ
+CONSTRUCT = 0  # PMIX_GROUP_CONSTRUCT
 
 
 class Proc(ctypes.Structure):
@@ -71,6 +72,7 @@ class Data(ctypes.Union):
         ("integer", c_int),
         ("uint16", c_uint16),
         ("uint32", c_uint32),
+        ("size", c_size_t),
         ("uint8", ctypes.c_uint8),
         ("pointer", c_void_p),
         ("bytes", Bytes),
@@ -119,9 +121,13 @@ RELEASE = CFUNCTYPE(None, c_void_p)
 MODEX = CFUNCTYPE(None, c_int, c_void_p, c_size_t, c_void_p, RELEASE, c_void_p)
 LOOKUP = CFUNCTYPE(None, c_int, POINTER(Pdata), c_size_t, c_void_p)
 SPAWN = CFUNCTYPE(None, c_int, c_char_p, c_void_p)
+INFOS = CFUNCTYPE(None, c_int, POINTER(Info), c_size_t, c_void_p, RELEASE, c_void_p)
 
 # Callbacks from it.
 FETCHED = CFUNCTYPE(None, c_int, c_void_p, c_size_t, c_void_p)
+
+_malloc = ctypes.CDLL(None).malloc
+_malloc.restype, _malloc.argtypes = c_void_p, (c_size_t,)
 
 _PROC, _INFO = POINTER(Proc), POINTER(Info)
 _KEYS = POINTER(c_char_p)
@@ -141,7 +147,9 @@ _UPCALLS: dict[str, tuple[Any, ...] | None] = {
     "disconnect": (_PROC, c_size_t, _INFO, c_size_t, c_void_p, c_void_p),
     **dict.fromkeys(("register_events", "deregister_events", "listener", "notify_event", "query")),
     **dict.fromkeys(("tool_connected", "log", "allocate", "job_control", "monitor", "get_credential")),
-    **dict.fromkeys(("validate_credential", "iof_pull", "push_stdin", "group", "fabric")),
+    **dict.fromkeys(("validate_credential", "iof_pull", "push_stdin")),
+    "group": (c_int, c_char_p, _PROC, c_size_t, _INFO, c_size_t, c_void_p, c_void_p),
+    "fabric": None,
     "client_connected2": (_PROC, c_void_p, _INFO, c_size_t, c_void_p, c_void_p),
     **dict.fromkeys(f"later{number}" for number in range(16)),  # what newer versions have added
 }
@@ -180,12 +188,18 @@ def infos(entries: Sequence[Entry]) -> Any:
             data.uint16 = value
         elif kind in (UINT32, RANK):
             data.uint32 = value
+        elif kind == SIZE:
+            data.size = value
+        elif kind == BYTES:  # libpmix frees what it is given for a group
+            data.bytes = Bytes(_malloc(len(value)), len(value))
+            ctypes.memmove(data.bytes.bytes, value, len(value))
         elif kind == PROC:
             made.kept.append(value)
             data.pointer = ctypes.addressof(value)
-        elif kind == ARRAY:
-            inner = infos(value)
-            array = Array(INFO, len(value), ctypes.addressof(inner))
+        elif kind == ARRAY:  # of ranks, or of entries
+            of_procs = isinstance(value[0], Proc)
+            inner = (Proc * len(value))(*value) if of_procs else infos(value)
+            array = Array(PROC if of_procs else INFO, len(value), ctypes.addressof(inner))
             made.kept += (inner, array)
             data.pointer = ctypes.addressof(array)
     return made

@@ -19,7 +19,7 @@ from ... import mpi_library
 from ..host import processes
 from . import libpmix
 from .frames import framed, unframed
-from .libpmix import ARRAY, BOOL, DONE, PROC, RANK, STRING, SUCCESS, UINT16, UINT32, Entry, proc
+from .libpmix import ARRAY, BOOL, BYTES, DONE, PROC, RANK, SIZE, STRING, SUCCESS, UINT16, UINT32, Entry, proc
 
 # libpmix takes milliseconds to start. After so many seconds it is stuck, and the helper dies of SIGALRM.
 START_SECONDS = 60
@@ -266,12 +266,43 @@ class Helper:
     def _modex(self, call: int, arg: int) -> Callable[..., None]:
         def answer(status: int, found: bytes | None) -> None:
             found = found or b""
-            self._loans += 1
-            loan = self._loaned[self._loans] = ctypes.create_string_buffer(found, len(found))
+            loan = ctypes.create_string_buffer(found, len(found))
             address = ctypes.addressof(loan) if found else None
-            libpmix.MODEX(call)(status, address, len(found), arg, self._given_back, self._loans)
+            libpmix.MODEX(call)(status, address, len(found), arg, self._given_back, self._lend(loan))
 
         return answer
+
+    def _lend(self, what: Any) -> int:
+        """Keep this until libpmix gives it back by the number returned."""
+        self._loans += 1
+        self._loaned[self._loans] = what
+        return self._loans
+
+    def group(self, op: int, name: bytes, procs: Any, count: int, info: Any, n: int, call: int, arg: int) -> int:
+        """All ranks here that take part want to be a group with others, as a communicator made from one is.
+
+        As Open MPI's own launcher does, a group gets a number that no other has, and its members what each node's have
+        put. A group ends without any word between nodes.
+        """
+        entries = {entry.key: entry.value.data for entry in _entries(info, n)}
+        numbered = b"pmix.grp.actxid" in entries and entries[b"pmix.grp.actxid"].flag
+        alone = b"pmix.grp.lcl" in entries and entries[b"pmix.grp.lcl"].flag
+        if op != libpmix.CONSTRUCT or alone or not numbered:
+            return DONE
+        members = [_named(procs[at]) for at in range(count)]
+        put = entries.get(b"pmix.grp.endpt")
+        given = ctypes.string_at(put.bytes.bytes, put.bytes.size) if put else b""
+
+        def answer(status: int, found: tuple[int, bytes] | None) -> None:
+            listed: list[Entry] = []
+            if found:
+                number, data = found
+                listed = [("pmix.grp.ctxid", SIZE, number), ("pmix.grp.mbrs", ARRAY, [proc(*one) for one in members])]
+                listed += [("pmix.grp.endpt", BYTES, data)] if data else []
+            made = libpmix.infos(listed)
+            libpmix.INFOS(call)(status, made, len(listed), arg, self._given_back, self._lend(made))
+
+        return self._ask(answer, "group", members, name.decode(errors="replace"), given)
 
     def connect(self, procs: Any, count: int, _info: Any, _n: int, call: int, arg: int) -> int:
         """All ranks here that take part want to connect with others."""

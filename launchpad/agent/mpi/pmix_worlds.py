@@ -117,6 +117,8 @@ class PmixWorlds:
                     self._ask(number, "fence", members, _text(data))
             case ("publish", number, member, once, values):
                 self._ask(number, "publish", [member], once, [[key, kind, _text(data)] for key, kind, data in values])
+            case ("group", number, members, name, data):
+                self._ask(number, "group", members, name, _text(data))
             case ("connect" | "disconnect" as verb, number, members):
                 self._ask(number, verb, members)
             case (verb, number, member, *given):
@@ -172,8 +174,9 @@ class PmixWorlds:
         found = reply.found
         if isinstance(found, str):
             found = binascii.a2b_base64(found)
-        elif isinstance(found, dict):  # what the nodes have brought to a fence
-            found = b"".join(map(binascii.a2b_base64, found["fence"]))
+        elif isinstance(found, dict):  # what the nodes have brought to a fence or a group
+            data = b"".join(map(binascii.a2b_base64, found["data"]))
+            found = (found["group"], data) if "group" in found else data
         elif isinstance(found, int):  # a spawned world
             found = self._worlds[found].name
         elif isinstance(found, list):
