@@ -15,7 +15,7 @@ import pytest
 
 from launchpad import mpi_library
 from launchpad.agent.mpi import libpmix, pmix_worlds, shm
-from launchpad.agent.mpi.node_worlds import NodeWorlds
+from launchpad.agent.mpi.node_worlds import NodeWorlds, has_fabric
 from launchpad.agent.mpi.open_mpi_settings import interfaces, without_absent
 from launchpad.agent.mpi.pmix_helper import Helper
 from launchpad.agent.outbox import Outbox
@@ -192,6 +192,14 @@ def test_the_users_choice_of_interfaces(prefix: Path) -> None:
     assert interfaces(libmpi, home, "eth0") == ours
     file.write_text("btl = tcp,self\nbtl_tcp_if_exclude = lo,docker0\n")
     assert interfaces(libmpi, home, "eth0") == {}
+
+
+@pytest.mark.parametrize(("state", "connected"), [("4: ACTIVE\n", True), ("1: DOWN\n", False), (None, False)])
+def test_a_fast_network(tmp_path: Path, state: str | None, connected: bool) -> None:
+    if state:
+        (tmp_path / "mlx5_0" / "ports" / "1").mkdir(parents=True)
+        (tmp_path / "mlx5_0" / "ports" / "1" / "state").write_text(state)
+    assert has_fabric(str(tmp_path)) == connected
 
 
 ABSENT = [

@@ -5,6 +5,7 @@ For ranks of Open MPI, PMIx takes its place.
 
 from __future__ import annotations
 
+import glob
 import os
 import socket
 import time
@@ -109,7 +110,7 @@ class NodeWorlds:
     @property
     def _interface(self) -> str:
         """The interface that reaches the other nodes, if MPI has nothing better."""
-        return "" if not self._worlds or _has_fabric() else self._worlds[0].world.interface
+        return "" if not self._worlds or has_fabric() else self._worlds[0].world.interface
 
     def serve(self, environ: dict[str, str], argv: Sequence[str], cwd: str) -> None:
         """Begin to serve the MPI that this command line uses; all that are here if that is not known."""
@@ -327,9 +328,7 @@ def _firsts(world: MpiWorld) -> list[int]:
     return [sum(world.counts[:node]) for node in range(len(world.counts))]
 
 
-def _has_fabric() -> bool:
-    """Whether there is a fast network, such as InfiniBand, that MPI should pick itself."""
-    try:
-        return bool(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return False
+def has_fabric(folder: str = "/sys/class/infiniband") -> bool:
+    """Whether a fast network is connected, such as InfiniBand, that MPI should pick itself."""
+    states = glob.glob(f"{folder}/*/ports/*/state")
+    return any("ACTIVE" in linux.text_of(state) for state in states)
