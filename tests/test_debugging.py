@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -385,6 +386,19 @@ def test_a_rank_waits_for_its_debugger(launchpad: Launchpad, steps: Path, way: t
         "[1] rank 1 has 7",
         "[2] rank 2 has 44",
     ]
+
+
+@pytest.mark.parametrize("way", [("--preload", "json"), ("--start-method", "exec")], ids=["forked", "executed"])
+def test_a_rank_that_waits_for_its_debugger_can_be_stopped(
+    launchpad: Launchpad, steps: Path, way: tuple[str, ...]
+) -> None:
+    assert steps
+    process = launchpad.start("run", "-n", 2, "--debug", 1, *way, "steps.py")
+    reader = Reader(process)
+    reader.expect(r"rank 1 waits for a debugger at")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE) == 143
+    assert "SIGKILL" not in reader.expect(r"(?s)the job was stopped by SIGTERM.*").string
 
 
 def test_nothing_but_loopback_listens_and_no_secret_is_shown(launchpad: Launchpad, steps: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import resource
 import signal
 import socket
@@ -121,3 +123,14 @@ def test_cancelled_ranks_are_not_asked_for(played: Played) -> None:
     assert sorted(played.client.cancel_orders()) == first
     played.says(*(("forked", number, 1) for number in first), ("done", ""))
     assert played.asked() == []
+
+
+def test_no_descriptor_is_left_of_a_rank_that_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="unavailable"):
+        Forkserver.started(["python"], {}, "/", (64, 64))
+    assert sorted(os.listdir("/proc/self/fd")) == before

@@ -290,6 +290,17 @@ def test_every_kind_of_target(command: Launchpad, kind: str) -> None:
         assert seen(command, way, *words, "--own") == executed
 
 
+def test_a_stdout_that_cannot_say_whether_it_is_closed(command: Launchpad) -> None:
+    (command.folder / "tee.py").write_text(
+        "import sys\nclass Tee:\n    write = sys.stdout.write\n    flush = sys.stdout.flush\n"
+        "sys.stdout = Tee()\nprint('here')\n"
+    )
+    for way in (FORK, IMAGE, EXEC):
+        code, out, err = seen(command, way, "tee.py")
+        assert (code, err) == (0, [])
+        assert out[-1].endswith("here")
+
+
 def test_pytest_runs_forked(command: Launchpad) -> None:
     (command.folder / "test_it.py").write_text(
         "import os\ndef test_rank(capfd): assert os.environ['RANK'] == '0'; os.system('echo x')\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -188,6 +189,15 @@ def test_error_file_with_half_a_character(launchpad: Launchpad) -> None:
     assert done.returncode == 3
     assert "launchpad:     no such file: \\ud83d\n" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", [("--preload", "json"), ("--start-method", "exec")], ids=["forked", "executed"])
+def test_exception_with_half_a_character(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    (launchpad.folder / "half.py").write_text("raise ValueError('bad token \\ud83d')\n")
+    done = launchpad.run("run", "-n", 2, *way, "half.py")
+    assert done.returncode == 1
+    assert re.search(r"rank \d failed first: ValueError: bad token \S+ \(exit code 1", done.stderr)
+    assert "bug" not in done.stderr
 
 
 # A name server that never answers.

@@ -21,7 +21,7 @@ import pytest
 
 from launchpad import linux
 from launchpad.api.job import prepare
-from launchpad.forkserver.keeper import Keeper
+from launchpad.forkserver.keeper import Keeper, _Kept
 from launchpad.image import Cold, channel, facts, fit, loaded, place, pressure
 from launchpad.image.keeper_link import ForkRequest, KeeperLink, connect_at
 from launchpad.image.seen import ALL, Seen
@@ -593,6 +593,15 @@ def test_killed_images_are_not_missed(own: Launchpad, which: str) -> None:
     if which == "keeper":  # its socket is still there
         assert own.run("warm").returncode == 0
         assert own.run("run", "-v", "w.py").stderr == ""
+
+
+def test_an_image_whose_output_has_been_read_already() -> None:
+    """Its streams and its last word may come in the same round."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    image = _Kept.__new__(_Kept)
+    with open(reader), open(writer):
+        assert image.read(1, reader)
 
 
 def test_an_answer_of_a_fork_is_for_who_asked_for_it() -> None:

@@ -149,6 +149,10 @@ def test_the_ranks_interpreter_is_probed_with_its_paths(tmp_path: Path) -> None:
     found = probe.probe(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}))
     assert (found.python, found.torch) == (str(python), "7.8.9")
     assert probe.probe(Asked("/", True, str(python), {})).torch == ""
+    python.write_bytes(
+        b"#!/bin/sh\necho loading caf\xe9 | tee /dev/stderr\nexec " + os.fsencode(sys.executable) + b' "$@"\n'
+    )
+    assert probe.probe(Asked("/", True, str(python), {})).version == ".".join(map(str, sys.version_info[:3]))
     python.write_text("#!/bin/sh\necho 3.99.1\n")
     assert probe.probe(Asked("/", False, str(python), {})).version == "3.99.1"
 

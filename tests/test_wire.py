@@ -18,7 +18,8 @@ from launchpad.protocol.wire import Decoder, WireError, encode
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine must not fail a test
 
-TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape"))
+# What a process reads, and halves of characters, which only a program's own strings have.
+TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape")) | st.just("half \ud83d!")
 INTEGER = st.integers(-(2**63), 2**63 - 1)
 RANK = st.fixed_dictionaries({"rank": INTEGER, "argv": st.lists(TEXT), "environ": st.dictionaries(TEXT, TEXT)})
 FIELDS: dict[Any, st.SearchStrategy[Any]] = {

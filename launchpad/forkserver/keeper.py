@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import linux
 from ..agent.host import processes, resources
 from ..agent.ranks import rank
 from ..agent.ranks.forkserver_client import MAIN, PRINTED_BYTES, bring_launchpad
@@ -504,7 +505,9 @@ class _Kept:
 
     def read(self, which: int, fd: int) -> bool:
         """Keep what the imports print; False at the end."""
-        data = os.read(fd, 1 << 16)
+        data = linux.read_now(fd, 1 << 16)
+        if data is None:
+            return True
         if self.image is None:
             self.printed[which] = (self.printed[which] + data)[: PRINTED_BYTES + 1]
         return bool(data)
@@ -517,8 +520,7 @@ class _Kept:
     def complete(self, found: dict[str, Any]) -> str:
         """It has imported all. Returns why it can't be used, or ""."""
         for which, fd in enumerate(self.streams):
-            with contextlib.suppress(BlockingIOError):
-                self.read(which, fd)
+            self.read(which, fd)
         if any(len(text) > PRINTED_BYTES for text in self.printed):
             return "the imports print too much"
         self._files = found["files"]

@@ -77,7 +77,7 @@ def main() -> None:
     if "serve" in request:
         store.serve(fds[0], request["serve"])
     else:
-        become.become(request, fds)
+        become.become(request, fds, mask)
         if heeds_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

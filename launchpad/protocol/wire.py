@@ -148,6 +148,7 @@ LARGEST_FRAME = 64 << 20
 _HEAD = struct.Struct("!IB")
 
 _JSON = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+_ESCAPED = json.JSONEncoder(check_circular=False)
 
 _RAW = {entry.kind: entry.raw for entry in TABLE if entry.raw}
 _OUTPUT = _RAW[events.Output]
@@ -164,7 +165,10 @@ def encode(message: events.Event | commands.Command) -> bytes:
         fields: list[Any] = list(message)
         data: bytes = fields.pop()
         return _HEAD.pack(1 + layout.size + len(data), CODES[type(message)]) + layout.pack(*fields) + data
-    payload = _JSON.encode(message).encode("utf-8", "surrogateescape")
+    try:
+        payload = _JSON.encode(message).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, which a rank's exception may have in its text
+        payload = _ESCAPED.encode(message).encode()
     return _HEAD.pack(len(payload) + 1, CODES[type(message)]) + payload
 
 

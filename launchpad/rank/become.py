@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Any
 
 from . import exceptions, exit, import_watch, own_process, program, stack_server, store
 
 
-def become(request: dict[str, Any], fds: list[int]) -> None:
-    """Turn this copy of the forkserver into the rank that the request describes."""
+def become(request: dict[str, Any], fds: list[int], mask: set[int]) -> None:
+    """Turn this copy of the forkserver into the rank that the request describes; `mask`: the signals it blocks."""
     if request["own_session"]:
         os.setsid()
     else:
@@ -34,6 +35,7 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     if request["debug"]:
         from . import debugger
 
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # one that ends the job ends it while it waits, too
         debugger.wait(stack_server.start)
         exit.remember()
     exceptions.begin()

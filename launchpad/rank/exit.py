@@ -156,7 +156,7 @@ def _flush() -> bool:
     done = True
     for stream in (sys.stdout, sys.stderr):
         try:
-            if stream is not None and not stream.closed:
+            if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except BaseException as error:
             if stream is sys.stdout:

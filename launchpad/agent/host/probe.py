@@ -55,11 +55,18 @@ def _versions(command: Probe) -> tuple[str, str, str] | None:
     environ = {name: value for name, value in {**os.environ, **command.environ}.items() if name}
     try:
         output = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, cwd=command.cwd, env=environ
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            cwd=command.cwd,
+            env=environ,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    version, torch, launchpad, *_ = [*output.split("\n"), "", "", ""]
+    lines = output.decode(errors="replace").splitlines()[-3:]  # a wrapper may print something before
+    version, torch, launchpad, *_ = [*lines, "", "", ""]
     return (version, torch, launchpad) if version else None
 
 

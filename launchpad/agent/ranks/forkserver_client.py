@@ -104,6 +104,10 @@ class Forkserver:
         outlets = rank.open_outlets([])._replace(rank_link=far_end.fileno())
         try:
             process = rank.start(-1, command_line(argv), environ, cwd, null, outlets, files)
+        except OSError:
+            link.close()
+            channel.close((outlets.stdout, outlets.stderr))
+            raise
         finally:
             channel.close((null, outlets.rank_stdout, outlets.rank_stderr))
             far_end.close()

@@ -57,7 +57,12 @@ def open_outlets(terminal: list[int]) -> Outlets:
     Line editing (readline, and so breakpoint()) works only if standard input and output are both terminals.
     """
     stdout, rank_stdout = _open_terminal(*terminal) if terminal else _open_pipe()
-    stderr, rank_stderr = _open_pipe()
+    try:
+        stderr, rank_stderr = _open_pipe()
+    except OSError:
+        os.close(stdout)
+        os.close(rank_stdout)
+        raise
     return Outlets(stdout, stderr, rank_stdout, rank_stderr)
 
 
@@ -174,6 +179,8 @@ def start(
         pid = os.fork()
     except OSError:
         processes.release_signals(mask)
+        os.close(status_fd)
+        os.close(status_writer)
         raise
     if pid == 0:
         step = "start"

@@ -211,11 +211,11 @@ class Starter:
 
     def _open_outlets(self, number: int) -> rank.Outlets:
         outlets = rank.open_outlets(self._terminal(number))
-        if self._start.sends_input and number == self._start.stdin_rank:
-            self._feed(outlets)
-        if self.mpi is None or not self.mpi.has(number):
-            return outlets
         try:
+            if self._start.sends_input and number == self._start.stdin_rank:
+                self._feed(outlets)
+            if self.mpi is None or not self.mpi.has(number):
+                return outlets
             return outlets._replace(rank_link=self.mpi.open(number))
         except OSError:
             _close(*outlets)
