@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -108,14 +109,17 @@ def memory_of(process: subprocess.Popen[bytes]) -> int:
 
 def wait_until_blocked(process: subprocess.Popen[bytes], word: str) -> None:
     """Wait until rank 0, whose command line has this word, can't write any more."""
-    blocked = None
-    for child in psutil.Process(process.pid).children(recursive=True):
-        try:
-            if word in child.cmdline() and child.environ().get("RANK") == "0":
-                blocked = child
-        except psutil.NoSuchProcess:  # a rank that leaves
-            continue
-    assert blocked is not None
+    found: list[psutil.Process] = []
+
+    def is_running() -> bool:  # rank 0 may still be a shell when another rank has printed its first line
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # a rank that leaves
+                if word in child.cmdline() and child.environ().get("RANK") == "0":
+                    found.append(child)
+        return bool(found)
+
+    wait_until(is_running, "rank 0 to run")
+    blocked = found[0]
     # A pipe that is full: the rank sleeps in write() and its counter of written bytes stands still.
     seen = [-1]
 
