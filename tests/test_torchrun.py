@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.errors import UsageError
+from launchpad.job.world import parse_endpoint, parse_nnodes
 from tests.conftest import DEADLINE, Launchpad
 from tests.test_run_targets import shown
 
@@ -210,6 +212,13 @@ def test_with_a_filter_alone_all_output_is_recorded(launchpad: Launchpad) -> Non
     assert found.read_text() == "[0] loss 1\n"
 
 
+def test_numbers_that_are_too_long_for_python() -> None:
+    with pytest.raises(UsageError, match=r"^--nnodes 999"):
+        parse_nnodes("9" * 5000)
+    with pytest.raises(UsageError, match=r"^--rdzv-endpoint h:999"):
+        parse_endpoint(f"h:{'9' * 5000}", "--rdzv-endpoint")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -227,6 +236,11 @@ def test_with_a_filter_alone_all_output_is_recorded(launchpad: Launchpad) -> Non
         (["--nnodes=2", "--node-rank=1"], "--nnodes 2: where do the nodes meet? Give --rdzv-endpoint"),
         (["--node-rank=1"], "--node-rank 1: with one node the only node rank is 0; give --nnodes"),
         (["--rdzv-endpoint=h:x"], "--rdzv-endpoint h:x: write HOST:PORT"),
+        (["--rdzv-endpoint=2001:db8::5"], "--rdzv-endpoint 2001:db8::5: write HOST:PORT, or [::1]:PORT"),
+        (["--rdzv-endpoint=:29400"], "--rdzv-endpoint :29400: write HOST:PORT"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id="], "--rdzv-id is empty, and with it"),
+        (["--rdzv-conf=join_timeout=nan"], "--rdzv-conf join_timeout=nan: join_timeout must be a number of seconds"),
+        (["--rdzv-conf=timeout=-5"], "--rdzv-conf timeout=-5: timeout must be a number of seconds"),
         (["--rdzv-conf=x"], "--rdzv-conf x: 'x' is not NAME=VALUE"),
         (["--signals-to-handle=SIGFOO"], "--signals-to-handle: 'SIGFOO' is not a signal"),
         (

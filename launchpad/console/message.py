@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from launchpad.console import live
 from launchpad.protocol.events import STDERR
 
 
 def say_on_stderr(text: str, *, bad: bool = False) -> None:
-    """Show a message of the launcher's own before there is a console, or without one."""
-    with live.aside:
+    """Show a message of the launcher's own before there is a console, or without one, if stderr takes it."""
+    with live.aside, suppress(OSError):
         os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
 
 

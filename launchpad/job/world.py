@@ -71,7 +71,7 @@ def resolve_world(
     least, nodes = parse_nnodes(nnodes)
     run_id = "" if rdzv_id == "none" else rdzv_id
     static = rdzv_backend == "static"
-    if rdzv_endpoint and not (master_addr or master_port):
+    if rdzv_endpoint:
         host, port = parse_endpoint(rdzv_endpoint, "--rdzv-endpoint")
     else:
         host, port = _bare(master_addr or ""), master_port
@@ -119,7 +119,7 @@ def resolve_world(
 def parse_nnodes(text: str) -> tuple[int, int]:
     """The least and the most nodes of --nnodes, as torchrun reads it. Raises UsageError."""
     least, _, most = text.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal() and int(least) > 0):
+    if not (len(text) < 20 and least.isdecimal() and (most or least).isdecimal() and int(least) > 0):
         raise UsageError(f"--nnodes {text}: give the number of nodes, like 2, or the least and the most, like 2:4")
     if most and int(most) < int(least):
         raise UsageError(f"--nnodes {text}: the least number of nodes is more than the most; write {most}:{least}")
@@ -131,7 +131,8 @@ def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         return _bare(text), None
-    if not port.isdecimal() or not 0 <= int(port) < 65536:
+    bare_ipv6 = ":" in host and not host.startswith("[")
+    if not host or bare_ipv6 or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise UsageError(f"{option} {text}: write HOST:PORT, or [::1]:PORT for an IPv6 address")
     return _bare(host), int(port) or None
 
@@ -146,9 +147,11 @@ def parse_conf(text: str) -> dict[str, str]:
         found[name.strip()] = value.strip()
     for name in ("timeout", "join_timeout", "last_call_timeout"):
         try:
-            float(found.get(name, "0"))
+            seconds = float(found.get(name, "0"))
         except ValueError:
-            raise UsageError(f"--rdzv-conf {text}: {name} must be a number of seconds") from None
+            seconds = -1.0
+        if not 0 <= seconds < 1e9:
+            raise UsageError(f"--rdzv-conf {text}: {name} must be a number of seconds")
     return found
 
 

@@ -38,7 +38,10 @@ LOCALHOST = ("localhost", "127.0.0.1", "::1")
 def job_secret(nodes: NodeOptions, environ: Mapping[str, str]) -> bytes:
     """What all nodes of the job know: a file's contents, a variable, or else the job's id. Raises UsageError."""
     if nodes.rdzv_secret_file is None:
-        return (environ.get(SECRET) or nodes.rdzv_id).encode()
+        secret = os.fsencode(environ.get(SECRET) or nodes.rdzv_id).strip()
+        if not secret:
+            raise UsageError("--rdzv-id is empty, and with it the job's secret; give an id, the same on each node")
+        return secret
     try:
         with open(nodes.rdzv_secret_file, "rb") as file:
             secret = file.read().strip()
