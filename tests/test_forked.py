@@ -225,6 +225,12 @@ def test_a_forked_rank_is_like_an_executed_one(command: Launchpad, name: str) ->
         assert seen(command, way, script.name, "an argument") == executed
 
 
+@pytest.mark.parametrize("way", [FORK, IMAGE, EXEC], ids=["fork", "image", "exec"])
+def test_an_exit_with_what_only_equals_zero(command: Launchpad, way: tuple[str, ...]) -> None:
+    (command.folder / "zero.py").write_text("import sys; sys.exit(0.0)")
+    assert seen(command, way, "zero.py") == (1, [], ["[0] 0.0"])
+
+
 @pytest.mark.parametrize("way", [FORK, IMAGE], ids=["fork", "image"])
 def test_unflushed_files_are_whole(command: Launchpad, way: tuple[str, ...]) -> None:
     for name in ("unflushed", "unflushed_in_module"):

@@ -81,11 +81,16 @@ def _watch_threads() -> None:
         threading.excepthook = threading.__excepthook__ = _excepthook
 
 
+def is_success(code: object) -> bool:
+    """Whether sys.exit with this ends a program with 0. What is no integer is printed, and ends it with 1."""
+    return code is None or (isinstance(code, int) and code == 0)
+
+
 def keep(error: BaseException | None, thread: str = "", ours: tuple[str, ...] = ()) -> None:
     """Record an exception. `ours`: files whose frames above the program's are left out. Never raises."""
     if not _prefix or error is None:
         return
-    if isinstance(error, SystemExit) and error.code in (None, 0, False):
+    if isinstance(error, SystemExit) and is_success(error.code):
         keep_end()
         return
     _write(error, thread, ours)

@@ -86,7 +86,7 @@ def execute(argv: list[str], calls: str, *, whole: bool) -> None:
 
         exit.remember()
     ended = _run(argv, calls)
-    if not ended or (isinstance(ended[0], SystemExit) and ended[0].code in (None, 0)):
+    if not ended or (isinstance(ended[0], SystemExit) and exceptions.is_success(ended[0].code)):
         exceptions.keep_end()
         return
     from . import exit

@@ -137,12 +137,12 @@ class _Tunnel:
         self._room = WINDOW_BYTES
         self._backlog: deque[memoryview] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)  # first: connecting waits while others wait to be accepted
         try:
             linux.by_short_path(path, self._socket.connect)
         except OSError:
             self._hang_up()
             return
-        self._socket.setblocking(False)
         self._watch()
 
     def _watch(self) -> None:
