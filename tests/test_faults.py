@@ -19,7 +19,7 @@ from launchpad.head.nodes import Node, Nodes
 from launchpad.job.faults import Fault, Faults, RandomKills, check_noticed, check_targets, parse_faults
 from launchpad.job.plan import NodePlacement, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
-from launchpad.protocol.commands import SignalAgent, SignalRank
+from launchpad.protocol.commands import JobEnded, SignalAgent, SignalRank
 from launchpad.protocol.events import (
     AgentReady,
     FaultInjected,
@@ -192,7 +192,7 @@ def test_a_fault_waits_for_its_rank() -> None:
 def test_a_fault_waits_for_its_host() -> None:
     job = Job("kill:host=h1@2,kill:3@2")
     job.injector.on(NodeLost(0, 1, "gone", [2, 3]))
-    job.nodes.abandon(1)
+    job.nodes.abandon(1, JobEnded(4, []))
     assert (job.injector.deadline, job.at(3)) == (None, [])
     job.nodes.adopt(1, Node(MemoryLink("h1", remote=True), lambda _: None))
     assert job.at(4, "clearing") == [(KILL, -1, 1)]
@@ -231,7 +231,7 @@ def test_nothing_comes_through_a_link_that_is_cut() -> None:
     assert job.heard(1) == []
     abandoned: queue.SimpleQueue[str] = queue.SimpleQueue()
     job.links[1].abandon = lambda: abandoned.put("now")  # type: ignore[method-assign]
-    job.nodes.abandon(1)
+    job.nodes.abandon(1, JobEnded(4, []))
     assert abandoned.empty()
     job.links[1].hang_up()
     assert abandoned.get(timeout=DEADLINE) == "now"

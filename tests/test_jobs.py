@@ -140,6 +140,14 @@ def test_a_reader_that_is_gone_ends_the_next_job_too(launchpad: Launchpad) -> No
     assert re.search(rb"launchpad: a .*failed, exit code 141\nlaunchpad: b +not run\n", err)
 
 
+def test_a_file_that_begins_with_a_byte_order_mark(launchpad: Launchpad) -> None:
+    path = write(launchpad, '\ufefftarget = "show_env.py"\nenv-file = "vars"\n')
+    (launchpad.folder / "vars").write_text("\ufeffA=1\n")
+    launchpad.environ["SHOW"] = "A"
+    done = launchpad.run("run", "--config", path)
+    assert (done.returncode, '"A": "1"' in done.stdout) == (0, True), done
+
+
 def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
     path = write(launchpad, 'target = "show_env.py"\ngrace = "2m"\n[env]\nTOKEN = "hunter2"\n')
     launchpad.environ["PET_ROLE"] = "pet"
@@ -163,6 +171,9 @@ def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
         ("jobs = 3", "jobs: write a table for each job, like [jobs.hello]"),
         ("nproc = [[1]]", "nproc: write a string, a number, true, false"),
         ("dry-run = true", "dry-run: there is no such option"),
+        ('module = "a\\u0000b"', "module: it contains a NUL byte, which no program can be given"),
+        ('env = { A = "\\u0000" }', "env: it contains a NUL byte"),
+        (f"module = {'[' * 5000}", "its tables and lists are nested too deeply"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(text: str, message: str) -> None:

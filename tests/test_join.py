@@ -20,12 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.errors import NodeError
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec, RestartLimit, Target
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.events import Pong
+from launchpad.runner import joining
 from launchpad.runner.joining import Joining
 from launchpad.transport.join import client, proof, server
 from launchpad.transport.join.client import HeadConnection, JoinRefused
@@ -333,6 +335,62 @@ def test_a_launchpad_that_does_not_belong_is_not_let_in(
     code, _, err = ends(head)
     assert code == 143
     assert f"a node at 127.0.0.1 can't join: {message}" in err
+
+
+def test_a_refusal_that_nobody_reads_holds_up_no_node(launchpad: Launchpad) -> None:
+    """The head's stderr is a pipe that is full."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x")
+    os.set_blocking(writer, True)
+    port = free_port()
+    head = launchpad.start("run", *c10d(port, rdzv_conf="is_host=1"), "true", stderr=writer)
+    done = launchpad.run("run", *c10d(port, rdzv_id="other", rdzv_conf="is_host=0"), "true")
+    assert (done.returncode, "the job's secret differs" in done.stderr) == (3, True)
+    done = launchpad.run("run", *c10d(port, rdzv_conf="is_host=0"), "true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert head.wait(timeout=DEADLINE) == 0
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_node_that_is_stopped_while_it_waits_leaves_its_place(launchpad: Launchpad) -> None:
+    port = free_port()
+    head = launchpad.start("run", *static(0, port, 3), "exits.py", "0", "0", "0")
+    first = launchpad.start("run", *static(1, port, 3), "exits.py", "0", "0", "0")
+    refused = launchpad.run(
+        "run", *static(1, port, 3, rdzv_conf="is_host=0"), "exits.py", "0", "0", "0", timeout=DEADLINE
+    )
+    assert "--node-rank 1 has already joined" in refused.stderr  # so the first one has
+    first.terminate()
+    assert ends(first) == (143, "", "")
+    others = [launchpad.start("run", *static(rank, port, 3), "exits.py", "0", "0", "0") for rank in (1, 2)]
+    assert [ends(job)[0] for job in (head, *others)] == [0, 0, 0]
+
+
+def test_a_head_whose_name_has_no_address_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's own name may come into the DNS after the pod has started."""
+    answers: list[list[str]] = [[], [], ["127.0.0.1"]]
+
+    def resolve(host: str, port: int) -> list[str]:  # noqa: ARG001
+        if not (found := answers.pop(0)):
+            raise OSError(-2, "Name or service not known")
+        return found
+
+    monkeypatch.setattr(joining, "resolve", resolve)
+    monkeypatch.setattr(joining, "RESOLVE_SECONDS", 0.0)
+    assert joining.leads(Meeting("pod-0.train", 29400, 2), pytest.fail)
+    assert answers == []
+    answers[:] = [[]] * 3
+    with pytest.raises(
+        NodeError, match=r"^waiting for the head of the job at pod-0\.train:29400: pod-0\.train can't be"
+    ):
+        joining.leads(Meeting("pod-0.train", 29400, 2, join_seconds=0.0), pytest.fail)
 
 
 def test_two_nodes_of_one_rank(launchpad: Launchpad) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import PurePosixPath
 
-import click
 import pytest
 
 from launchpad.cli.run import command
@@ -13,10 +12,6 @@ from launchpad.head.machine import GRACE_AFTER_REQUEST, KILL_SECONDS
 from tests.conftest import DEADLINE, Launchpad
 from tests.kubernetes import Pod, pods_of, read_manifest, value_of, with_values
 from tests.sshd import free_port
-
-OPTIONS = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
-
-needs_secret_file = pytest.mark.skipif("--rdzv-secret-file" not in OPTIONS, reason="comes with another change")
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +71,10 @@ def test_fewer_pods_can_be_read(pods: list[Pod]) -> None:
     assert with_values(["a", "--b", "c", "d"], {"--b": "x"}) == ["a", "--b", "x", "d"]
 
 
-@needs_secret_file
 def test_the_line_is_one_that_launchpad_takes(pods: list[Pod]) -> None:
     command.make_context("run", pods[0].argv[2:])
 
 
-@needs_secret_file
 def test_the_pods_form_one_world(launchpad: Launchpad) -> None:
     """Here they are processes of one machine, with two ranks each."""
     (launchpad.folder / "train.py").write_text(

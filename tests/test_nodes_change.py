@@ -357,6 +357,61 @@ def test_a_node_too_many_is_a_spare(launchpad: Launchpad) -> None:
     assert [ends(job)[0] for job in (head, other)] == [0, -9]
 
 
+def test_a_late_node_without_enough_gpus_does_not_end_the_job(launchpad: Launchpad) -> None:
+    """What the plan of the nodes to come would say, is said before there is one."""
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    port = free_port()
+    line = ["run", *c10d(port, rdzv_conf="last_call_timeout=0.2", nnodes="1:2"), "--virtual-local-rank"]
+    head = launchpad.start(*line, "stays.py")
+    started(launchpad, 1)
+    late = launchpad.start(*line, "-n", 2, "-x", "CUDA_VISIBLE_DEVICES=3", "stays.py")
+    code, out, err = ends(late)
+    assert (code, out) == (3, "")
+    assert "local rank 1 has no GPU in CUDA_VISIBLE_DEVICES=3" in err
+    said_until(head, "local rank 1 has no GPU in CUDA_VISIBLE_DEVICES=3")
+    (launchpad.folder / "go").touch()
+    assert ends(head)[:2] == (0, "[0] 1 1 0 0\n")
+
+
+def test_a_late_node_that_is_stopped_before_it_takes_part(launchpad: Launchpad) -> None:
+    """Its agent is still busy: it loads the module that its ranks need."""
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    (launchpad.folder / "slow.py").write_text(
+        "import os, time\nopen('loading', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    port = free_port()
+    line = ["run", *c10d(port, rdzv_conf="last_call_timeout=0.2", nnodes="1:2")]
+    head = launchpad.start(*line, "stays.py")
+    started(launchpad, 1)
+    late = launchpad.start(*line, "--preload", "slow", "stays.py")
+    wait_until(lambda: (launchpad.folder / "loading").exists(), "the late node to be brought up")
+    late.terminate()
+    code, out, err = ends(late)
+    assert (code, out) == (143, "")
+    assert err.endswith("launchpad: this node has left the job\n")
+    said_until(head, "can't join: its launchpad got SIGTERM")
+    (launchpad.folder / "go").touch()
+    assert ends(head)[:2] == (0, "[0] 1 1 0 0\n")
+
+
+def test_a_lost_node_hears_that_it_is(launchpad: Launchpad) -> None:
+    """Its launchpad was suspended for longer than the heartbeat timeout."""
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    port = free_port()
+    line = ["run", *c10d(port, rdzv_conf="last_call_timeout=0.2", nnodes="1:2"), "--heartbeat-timeout", "4"]
+    head = launchpad.start(*line, "stays.py")
+    started(launchpad, 1)
+    other = launchpad.start(*line, "stays.py")
+    started(launchpad, 3)
+    other.send_signal(signal.SIGSTOP)
+    started(launchpad, 4)
+    other.send_signal(signal.SIGCONT)
+    code, _, err = ends(other)
+    assert (code, err.splitlines()[-1]) == (4, "launchpad: the job counts this node as lost: no heartbeat for 4 s")
+    (launchpad.folder / "go").touch()
+    assert ends(head)[0] == 0
+
+
 def test_a_wrong_word_for_late_nodes(launchpad: Launchpad) -> None:
     done = launchpad.run("run", *c10d(free_port(), rdzv_conf="on_join=maybe"), "true")
     assert (done.returncode, done.stdout) == (2, "")

@@ -50,7 +50,7 @@ class JobResult(NamedTuple):
 def read_job_file(path: str, command: click.Command) -> dict[str, Settings]:
     """The file's jobs. Raises UsageError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # Windows editors begin a file with a mark
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
@@ -67,6 +67,8 @@ def parse_jobs(text: str, path: str, known: Collection[str]) -> dict[str, Settin
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}; see https://toml.io for the syntax") from None
+    except RecursionError:
+        raise UsageError(f"{path}: its tables and lists are nested too deeply") from None
     tables = content.pop("jobs", None)
     shared = _settings(content, path, "", known)
     if tables is None:
@@ -97,6 +99,8 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
                 f"{path}: {where}{key}: there is no such option{_suggestion(name, [*known, 'target', 'jobs'])}"
             )
         found[name] = _words(value, f"{path}: {where}{key}")
+        if any("\0" in word for word in _each(found[name])):
+            raise UsageError(f"{path}: {where}{key}: it contains a NUL byte, which no program can be given")
     return found
 
 
@@ -111,6 +115,10 @@ def _words(value: Any, where: str) -> str | bool | list[str]:
         case dict() if all(isinstance(item, str | int | float) for item in value.values()):
             return [f"{name}={item}" for name, item in value.items()]
     raise UsageError(f"{where}: write a string, a number, true, false, or a list of strings (for env, a table of them)")
+
+
+def _each(value: str | bool | list[str]) -> Sequence[str]:
+    return value if isinstance(value, list) else [str(value)]
 
 
 def _suggestion(name: str, names: Collection[str]) -> str:

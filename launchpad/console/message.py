@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import queue
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from launchpad.console import live
@@ -14,6 +16,34 @@ def say_on_stderr(text: str, *, bad: bool = False) -> None:
     """Show a message of the launcher's own before there is a console, or without one, if stderr takes it."""
     with live.aside, suppress(OSError):
         os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
+
+
+class QueuedMessages:
+    """Shows messages in a thread of its own, for threads that must not wait for a paused terminal."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Show a message soon."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="messages", daemon=True)
+                self._thread.start()
+        self._queue.put(text)
+
+    def close(self) -> None:
+        """Wait until all have been shown, for a moment at most."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(live.LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        while (text := self._queue.get()) is not None:
+            self._show(text)
 
 
 def message_line(line: str, colour: bool, bad: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head.cluster import Cluster, Newcomer
+from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.protocol.commands import JobEnded
 from launchpad.transport import Link
@@ -80,7 +81,7 @@ class Arrivals:
             except UsageError as error:  # it will be the same the next time
                 self._put((-1, JoinFailed(name, str(error))))
                 return
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 reason = str(error).removeprefix(f"{name}: ")
                 if link is not None and isinstance(error, LaunchpadError) and reason != told:
                     told = reason
@@ -99,7 +100,7 @@ class Arrivals:
         self._names.append(member.name)
         try:
             self._bring_up(link, member, None)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             reason = str(error) if isinstance(error, LaunchpadError) else f"{type(error).__name__}: {error}"
             self._put((-1, JoinFailed(member.name, reason)))
         finally:
@@ -113,7 +114,11 @@ class Arrivals:
             return
         try:
             newcomer = self._cluster.prepare(link, member, node)
-        except (Exception, SystemExit) as error:
+        except SystemExit as stopped:  # by a signal to its own launchpad
+            code = int(stopped.code or 0)
+            link.send(JobEnded(code, ["this node has left the job"]))
+            raise NodeError(f"its launchpad got {signal_name(code - 128)}") from None
+        except Exception as error:
             if member is None:
                 link.abandon()
             else:

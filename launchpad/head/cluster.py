@@ -195,7 +195,8 @@ class Cluster:
             probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
             (facts,) = probe_nodes(talk, [probe], lambda _: None, apart=False)
             first = next(one for one in self._facts if one is not None)
-            check_versions([self._places[0].name, place.name], [first, facts], torch=self.spec.torch)
+            names = NodeNames([self._places[0].name])
+            check_versions([self._places[0].name, names.take(place.name)], [first, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
         topologies = read_topologies(talk, [place.own or self.spec])
         places = [place] if self._places else []

@@ -12,7 +12,7 @@ from typing import Any
 
 from launchpad.errors import NodeError
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Command, Ping, Signal
+from launchpad.protocol.commands import Command, JobEnded, Ping, Signal
 from launchpad.protocol.events import AgentFailed, LinkClosed, Pong
 from launchpad.transport import Delivering, Link
 
@@ -223,9 +223,11 @@ class Nodes:
         self.ended(node)
         self._nodes[node].put = _forget
 
-    def abandon(self, node: int) -> None:
-        """Hang up on a lost node, and forget it."""
+    def abandon(self, node: int, ended: JobEnded) -> None:
+        """Hang up on a lost node, and forget it. One that has joined is told, if it can be."""
         self.forget(node)
+        if isinstance(self._nodes[node].link, Delivering):
+            self.send(node, ended)
         # Closing a connection whose far end is silent takes time.
         lost = self._nodes[node]
         threading.Thread(target=lost.abandon, args=(2 * self.silence,), name=f"abandon-{node}", daemon=True).start()

@@ -29,7 +29,7 @@ from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.masking import masked_words
 from launchpad.job.membership import Membership, Seat
-from launchpad.job.outcome import STOPPING, Cause
+from launchpad.job.outcome import NODE_LOST, STOPPING, Cause
 from launchpad.protocol.commands import Command, Credit, JobEnded, MpiReply, MpiWorld, PmixReply, StartMore
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
@@ -315,6 +315,8 @@ class Supervisor:
                         self._lose(source, "its agent hung up", at, machine)
             case AgentFailed(_, reason, trace) if source not in self._lost:
                 self._lose(source, reason, self.nodes.in_our_time(source, event).time, machine, trace)
+            case StopRequested() if source in self._lost:  # it has left, or is no longer part of the job
+                pass
             case StopRequested():  # a signal to the launchpad of a node that has joined
                 if event.signum == signal.SIGQUIT:
                     self._stack_requests.ask("asked")
@@ -504,7 +506,7 @@ class Supervisor:
         self._lost.add(node)
         if self._search is not None:
             self._search.lose(node)
-        self.nodes.abandon(node)
+        self.nodes.abandon(node, JobEnded(NODE_LOST, [f"the job counts this node as lost: {reason}"]))
         ranks = self._ranks_of.get(node, [])
         if self._debuggers:
             self._debuggers.gone(ranks)

@@ -85,7 +85,7 @@ def _parse_fault(part: str) -> Fault:
     where, at, when = rest.rpartition("@")
     is_host = where.startswith("host=")
     host = where.removeprefix("host=") if is_host else ""
-    if not (at and (host if is_host else where.isdecimal())):
+    if not (at and (host if is_host else where.isdecimal() and len(where) < 10)):
         raise UsageError(f"--inject: {part!r} is not WHAT:WHERE@WHEN; {_FORMS}")
     if what not in get_args(What):
         raise UsageError(f"--inject {part}: {what!r} is not a fault; choose from {', '.join(get_args(What))}")

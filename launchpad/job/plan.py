@@ -315,6 +315,8 @@ def make_plan(
         defaults = defaults_for(threads)
         if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
             _check_limits(node, place.name, count, _files_per_rank(spec, here))
+            if here.virtual_local_rank:
+                _own_gpu(here, node, count - 1)
         kind = here.target.kind
         laid_out.append(
             NodePlan(

@@ -67,7 +67,7 @@ class StreamMap(NamedTuple):
         chosen: dict[int, int] = {}
         for part in text.split(","):
             rank, colon, streams = part.strip().partition(":")
-            if not (colon and rank.isdecimal() and streams in ("0", "1", "2", "3")):
+            if not (colon and rank.isdecimal() and len(rank) < 10 and streams in ("0", "1", "2", "3")):
                 raise UsageError(
                     f"{option} {text}: {part.strip()!r} is not LOCAL_RANK:STREAMS; write 3 for all ranks or 0:3,1:2 "
                     "for some (0 neither, 1 stdout, 2 stderr, 3 both)"

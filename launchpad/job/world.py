@@ -94,7 +94,7 @@ def resolve_world(
             f"--nnodes {nodes}: where do the nodes meet? Give --rdzv-endpoint HOST:PORT, the same on each, where HOST "
             "is one of them"
         )
-    if node_rank is not None and not 0 <= node_rank < nodes:
+    if static and node_rank is not None and not 0 <= node_rank < nodes:
         raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} it must be from 0 to {nodes - 1}")
     is_head = _flag(conf, "is_host", rdzv_conf)
     if static and is_head is None and node_rank is not None:
@@ -129,7 +129,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
     """HOST or HOST:PORT, without the brackets of an IPv6 address. Raises UsageError."""
     host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    if (text and not colon) or text.endswith("]"):
         return _bare(text), None
     bare_ipv6 = ":" in host and not host.startswith("[")
     if not host or bare_ipv6 or not port.isdecimal() or len(port) > 5 or int(port) > 65535:

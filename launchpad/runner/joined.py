@@ -45,13 +45,13 @@ def run_joined(
     meeting = world.meeting
     secret = job_secret(options.nodes, os.environ)
     say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
-    head = leads(meeting)
     try:
         spec = make_spec(options, (), world)
     except UsageError as error:
-        if not head:
-            _tell_head(meeting, secret, str(error))
+        _tell_head(meeting, secret, str(error))
         raise
+    with own_signals.exit_on_signals():
+        head = leads(meeting, say)
     if head:
         try:
             joining = Joining(meeting, spec, secret, say, functools.partial(_member, spec=spec, options=options))
@@ -106,9 +106,11 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
-    """Tell the head, if it is there, that this node can't take part: it would wait for it."""
+    """Tell the head, if it is there and on another machine, that this node can't take part: it would wait for it."""
     short = meeting._replace(join_seconds=min(FAILED_SECONDS, meeting.join_seconds))
     with contextlib.suppress(LaunchpadError):
+        if leads(short, lambda _: None):
+            return
         Relay(short, secret, _offer(meeting, None, why), None, quiet=True).tell()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launchpad import linux
+from launchpad.console.message import QueuedMessages
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.arrivals import Dialled
 from launchpad.job.hosts import some_of
@@ -21,13 +22,16 @@ from launchpad.job.world import Meeting
 from launchpad.protocol.commands import JobEnded
 from launchpad.runner.options import NodeOptions
 from launchpad.runner.this_machine import own_addresses
-from launchpad.transport.join.client import resolve
+from launchpad.transport.join.client import no_address, resolve
 from launchpad.transport.join.server import JoinedLink, JoinServer
 from launchpad.transport.local import SECRET
 
 # When to tell the user who is missing: seconds after the start, and how often after the last of them.
 TELL_AT = (3.0, 30.0)
 TELL_EVERY = 60.0
+
+# How often to look for the address of the host where the nodes meet, while its name has none.
+RESOLVE_SECONDS = 0.5
 
 # How many refusals are told at most.
 MOST_TURNED_AWAY = 100
@@ -89,7 +93,7 @@ class Joining:
         """Listen. `member` makes one of an offer. Raises OSError if another program listens there."""
         self._meeting = meeting
         self._spec = spec
-        self._say = say
+        self._messages = QueuedMessages(say)
         self._member = member
         self._changed = threading.Condition()
         self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # by arrival; once all are there, by rank from 1
@@ -154,7 +158,7 @@ class Joining:
         told = (address, reason) in self._turned_away or len(self._turned_away) >= MOST_TURNED_AWAY
         if not told and reason != "the head has been told":
             self._turned_away.add((address, reason))
-            self._say(f"a node at {address} can't join: {reason}")
+            self._messages.say(f"a node at {address} can't join: {reason}")
 
     # In the head's own thread.
 
@@ -186,7 +190,7 @@ class Joining:
                     raise NodeError(f"{missing} ({names}) within {self._meeting.join_seconds:g} s")
                 if reminders.due(now):
                     rest = f"on the others, run the same line, or: launchpad join {self._meeting.place}"
-                    self._say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
+                    self._messages.say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
                 self._changed.wait(reminders.wait(now, deadline if last_call is None else last_call))
 
     # While the job runs.
@@ -222,6 +226,7 @@ class Joining:
         for link, _ in self._nodes:
             link.close()
         self._server.close()
+        self._messages.close()
 
 
 # What a node hears that comes when the job has all its nodes.
@@ -237,16 +242,28 @@ def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]], most: int) -> list[tupl
     return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)] + spares
 
 
-def leads(meeting: Meeting) -> bool:
-    """Whether the launchpad on this machine is the one that leads the job."""
+def leads(meeting: Meeting, say: Callable[[str], None]) -> bool:
+    """Whether the launchpad on this machine is the one that leads the job.
+
+    Waits until the host's name has an address: that of a pod may come a while after the pod. Raises NodeError.
+    """
     if meeting.is_head is not None:
         return meeting.is_head
     if meeting.host in (*LOCALHOST, socket.gethostname()):
         return True
-    try:
-        return bool(_own(resolve(meeting.host, meeting.port)))
-    except OSError:
-        return False
+    start = time.monotonic()
+    reminders = Reminders(start)
+    while True:
+        try:
+            return bool(_own(resolve(meeting.host, meeting.port)))
+        except OSError as error:
+            waiting = f"waiting for the head of the job at {meeting.place}: {no_address(meeting.host, error)}"
+        now = time.monotonic()
+        if now >= start + meeting.join_seconds:
+            raise NodeError(f"{waiting}; gave up after {meeting.join_seconds:g} s")
+        if reminders.due(now):
+            say(waiting)
+        time.sleep(RESOLVE_SECONDS)
 
 
 def _own(addresses: list[str]) -> list[str]:

@@ -38,7 +38,7 @@ from launchpad.protocol.events import (
     Written,
 )
 from launchpad.runner.links import LocalAgent
-from launchpad.transport.join.client import HeadConnection, JoinRefused, resolve
+from launchpad.transport.join.client import HeadConnection, JoinRefused, no_address, resolve
 
 # How often to look for the head while it is not there.
 RETRY_SECONDS = 0.2
@@ -54,6 +54,10 @@ TAIL_BYTES = 64 << 10
 
 # After this machine's agent has gone, the head has this long to say how the job ended.
 END_SECONDS = 60.0
+
+# The same for a head that has been silent for too long: it is gone, unless we were suspended and what it said about
+# that is still on its way to us.
+SILENT_SECONDS = 1.0
 
 # Signals that are about the whole job; others go to the ranks here.
 _FOR_THE_HEAD = (*STOPPING, signal.SIGQUIT)
@@ -191,7 +195,7 @@ class Relay:
         try:
             addresses = resolve(host, port)
         except OSError as error:
-            self._reason = f"{host} can't be resolved ({error.strerror})"
+            self._reason = no_address(host, error)
             return None
         for address in addresses:
             try:
@@ -216,6 +220,8 @@ class Relay:
                 case "agent":
                     self._event(item, head)
                 case "own":
+                    if not self._heard and type(item) is StopRequested and item.signum in STOPPING:
+                        return JobEnded(128 + item.signum, [])  # the others go on waiting for their nodes
                     self._own(item, head, link)
 
     def _next(self) -> tuple[str, Any]:
@@ -257,7 +263,7 @@ class Relay:
                 now = time.monotonic()
                 # The agent leaves if it hears nothing from the head for so long; its timer runs a little after ours.
                 silent = 0 < self._silence * 0.9 < now - self._heard
-                self._deadline = now + (0.0 if silent else END_SECONDS)
+                self._deadline = now + (SILENT_SECONDS if silent else END_SECONDS)
                 head.send(AgentLeft(time.monotonic_ns()))
             return
         for one in (event,) if self._own_output is None else self._own_output.take(event):

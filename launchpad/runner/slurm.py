@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from launchpad.console.message import QueuedMessages
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.job.hosts import Host, some_of
 from launchpad.job.offer import NodeOffer
@@ -124,7 +125,7 @@ class SrunNodes:
         """Listen for the nodes. Raises NodeError."""
         self._names = [host.name for host in hosts]
         self._every = len(hosts) == len(options.hosts.allocation)
-        self._say = say
+        self._messages = QueuedMessages(say)
         self._seconds = join_seconds(parse_conf(options.nodes.rdzv_conf))
         self._changed = threading.Condition()
         self._links: dict[str, JoinedLink] = {}
@@ -168,7 +169,7 @@ class SrunNodes:
 
     def refused(self, address: str, reason: str) -> None:
         """Tell the user: only what srun has started knows the secret."""
-        self._say(f"a node at {address} can't join: {reason}")
+        self._messages.say(f"a node at {address} can't join: {reason}")
 
     # In the head's own threads.
 
@@ -195,7 +196,7 @@ class SrunNodes:
                 if now >= start + seconds:
                     raise NodeError("\n  ".join([f"{missing} within {seconds:g} s", *srun.said()]))
                 if reminders.due(now):
-                    self._say("\n  ".join([f"{missing} after {now - start:.0f} s", *srun.said()]))
+                    self._messages.say("\n  ".join([f"{missing} after {now - start:.0f} s", *srun.said()]))
                 self._changed.wait(reminders.wait(now, start + seconds))
 
     def _is_here(self, name: str) -> bool:
@@ -241,6 +242,7 @@ class SrunNodes:
             else:
                 srun.close()
         self._server.close()
+        self._messages.close()
 
 
 def _code(error: BaseException | None) -> int:

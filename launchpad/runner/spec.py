@@ -279,7 +279,7 @@ def collect_environ(
     found: dict[str, str] = forwarded(environ) if far else {}
     for path in files:
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:  # Windows editors begin a file with a mark
                 text = file.read()
         except OSError as error:
             raise UsageError(f"--env-file {path}: {error.strerror}; give a file of VAR=VALUE lines") from None

@@ -129,3 +129,8 @@ def resolve(host: str, port: int) -> list[str]:
     except UnicodeError:  # an empty label, or one of more than 63 characters
         raise OSError(0, "no valid host name") from None
     return list(dict.fromkeys(str(place[4][0]) for place in found))
+
+
+def no_address(host: str, error: OSError) -> str:
+    """Why `resolve` has found no address."""
+    return f"{host} can't be resolved ({error.strerror})"
