@@ -54,6 +54,18 @@ def ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def open_closed(*fds: int) -> None:
+    """Open those of these descriptors (0, 1, 2) that are closed, or a pipe of ours would be taken for them.
+
+    They refer to /dev/null, also in child processes.
+    """
+    for fd in fds:
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+
+
 def text_of(path: str) -> str:
     """The whole text of a file; "" if it can't be read."""
     try:

@@ -59,7 +59,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 ReturnToService=2
-KillWait=5
+KillWait=30
 SlurmctldTimeout=60
 SlurmdTimeout=60
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0

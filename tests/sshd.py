@@ -11,6 +11,7 @@ their process tree.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -144,7 +145,8 @@ class Sshd:
         while left := [pid for pid in doomed if _lives(pid)] + self._marked():
             assert time.monotonic() < deadline, f"processes of sshd are left: {left}"
             for pid in self._marked():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
 
     def _marked(self) -> list[int]:

@@ -221,7 +221,7 @@ def test_every_pair_sends_once_and_nobody_twice_in_a_round(count: int) -> None:
 
 def measure(launchpad: Launchpad, *args: object, **options: object) -> dict[str, list[dict[str, object]]]:
     """What --json prints of a run in which nothing was wrong."""
-    done = launchpad.run("bench", "--json", *args, **options)
+    done = launchpad.run("bench", "--json", *args, **{"timeout": 3 * DEADLINE, **options})
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, list[dict[str, object]]] = json.loads(done.stdout)
     return found

@@ -402,6 +402,7 @@ def test_a_rank_that_waits_for_its_debugger_can_be_stopped(
 
 
 def test_nothing_but_loopback_listens_and_no_secret_is_shown(launchpad: Launchpad, steps: Path) -> None:
+    (launchpad.folder / "wait").touch()  # no rank ends while we look
     process = launchpad.start("run", "-n", 2, "--debug", 0, "steps.py")
     reader = Reader(process)
     port = int(reader.expect(r"debugger at 127\.0\.0\.1:(\d+)")[1])

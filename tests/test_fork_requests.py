@@ -12,12 +12,18 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from launchpad.agent.outbox import Outbox
+from launchpad.agent.poll import Poll
 from launchpad.agent.ranks import rank
-from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver
+from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver, KeptFork
+from launchpad.agent.ranks.starter import Starter
 from launchpad.image import channel
+from launchpad.protocol.commands import Start
+from launchpad.protocol.events import ImageUnused, SpareReady
 
 
 class Played:
@@ -134,3 +140,31 @@ def test_no_descriptor_is_left_of_a_rank_that_cannot_be_forked(monkeypatch: pyte
     with pytest.raises(OSError, match="unavailable"):
         Forkserver.started(["python"], {}, "/", (64, 64))
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+class Said(Outbox):
+    """Keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def say(self, event: object) -> None:
+        self.events.append(event)
+
+
+def test_a_kept_fork_that_dies_before_it_is_needed(tmp_path: Path) -> None:
+    """The ranks start cold, and why is told."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = KeptFork(12345, near, None, (), (), (b"", b""))  # type: ignore[arg-type]  # its image is not asked
+    said = Said()
+    starter = Starter(Poll(), said, str(tmp_path), None, (64, 64), lambda _: None, kept)
+    starter.exited(12345)
+    with closing(far):
+        assert far.recv(1) == b""
+    start = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", -1, False, [], False, True)
+    starter.start(start, lambda: None, "")
+    why, ready = said.events
+    assert isinstance(ready, SpareReady)
+    assert isinstance(why, ImageUnused)
+    assert why.reason == "the process that was forked from it has died"
+    assert starter.own == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import re
 import shutil
 import subprocess
@@ -95,6 +96,8 @@ ENDS = {
     "exit_true": "import sys; sys.exit(True)",
     "exit_huge": "import sys; sys.exit(2 ** 70)",
     "exit_text": "import sys; sys.exit('that is why')",
+    "exit_text_closed": "import sys; sys.stderr.close(); sys.exit('that is why')",
+    "exit_text_none": "import sys; sys.stderr = None; sys.exit('that is why')",
     "exit_object": "import sys; sys.exit([1, 2])",
     "exit_in_thread": "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,)); t.start(); t.join()\n",
     "exit_builtin": "print('x'); exit(4)",
@@ -229,6 +232,18 @@ def test_a_forked_rank_is_like_an_executed_one(command: Launchpad, name: str) ->
 def test_an_exit_with_what_only_equals_zero(command: Launchpad, way: tuple[str, ...]) -> None:
     (command.folder / "zero.py").write_text("import sys; sys.exit(0.0)")
     assert seen(command, way, "zero.py") == (1, [], ["[0] 0.0"])
+
+
+@pytest.mark.parametrize("way", [FORK, IMAGE, EXEC], ids=["fork", "image", "exec"])
+def test_a_compiled_script(command: Launchpad, way: tuple[str, ...]) -> None:
+    folder = command.folder
+    (folder / "whole.py").write_text("import sys\nprint(__name__, __file__, sys.argv, type(__loader__).__name__)\n")
+    py_compile.compile(str(folder / "whole.py"), str(folder / "whole.pyc"))
+    plain = subprocess.run([sys.executable, "whole.pyc", "x"], cwd=folder, capture_output=True, text=True, check=True)
+    assert seen(command, way, "whole.pyc", "x") == (0, [f"[0] {plain.stdout.strip()}"], [])
+    (folder / "half.pyc").write_bytes(b"half")
+    code, _, errors = seen(command, way, "half.pyc")
+    assert (code, errors[0]) == (1, "[0] RuntimeError: Bad magic number in .pyc file")
 
 
 @pytest.mark.parametrize("way", [FORK, IMAGE], ids=["fork", "image"])

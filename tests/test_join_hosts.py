@@ -19,7 +19,7 @@ pytestmark = needs_namespaces
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 HOSTS = ("h1", "h2", "h3")
-SILENCE = 2.0  # --heartbeat-timeout
+SILENCE = 5.0  # --heartbeat-timeout
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_lost_host_ends_the_job_everywhere(launchpad: OnHosts, network: Networ
         if name != lost and lost == "h1":
             assert b"the head of the job at 10.77.0.1:29400 is gone; the ranks here were stopped" in err
         elif lost != "h1" and name != lost:
-            assert b"h2 was lost: no heartbeat for 2 s" in err
+            assert b"h2 was lost: no heartbeat for 5 s" in err
     for name in HOSTS:
         wait_until(lambda name=name: not network.processes(name), f"{name} to be empty")  # type: ignore[misc]
     if how == "power_off":  # a host that lost its power removes nothing

@@ -67,7 +67,7 @@ def test_what_takes_long_keeps_the_nodes_alive_meanwhile() -> None:
 
 
 def test_a_silent_node_is_lost_and_one_that_answers_is_not() -> None:
-    nodes, inbox = nodes_of(*(links := [MemoryLink("a", remote=True), MemoryLink("b", remote=True)]), silence=0.4)
+    nodes, inbox = nodes_of(*(links := [MemoryLink("a", remote=True), MemoryLink("b", remote=True)]), silence=2.0)
     nodes.read()
     start = time.monotonic()
     nodes.forgive(start)

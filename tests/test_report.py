@@ -150,7 +150,7 @@ def test_what_ranks_use_is_a_curve_for_each() -> None:
 
 
 def test_what_ranks_use_is_on_the_page(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", "-n", 2, "--sample", "0.1", "--report", "job.html", "sh", "-c", "sleep 0.5")
+    done = launchpad.run("run", "-n", 2, "--sample", "0.1", "--report", "job.html", "sh", "-c", "sleep 2")
     assert done.returncode == 0
     text = (launchpad.folder / "job.html").read_text()
     assert re.findall(r'aria-label="(\w+) over time, in (\w+)', text)[:2] == [("CPU", "cores"), ("memory", "GB")]
@@ -270,7 +270,7 @@ SUMS = """\
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(3):
-    if os.environ["RANK"] == "1": time.sleep(0.1)
+    if os.environ["RANK"] == "1": time.sleep(1)
     dist.all_reduce(torch.ones(1))
 """
 
@@ -286,7 +286,7 @@ def test_the_collectives_of_all_ranks_are_in_the_timeline(launchpad: Launchpad) 
     spans = [one for one in events if one.get("cat") == "collective" and one["ph"] == "X"]
     assert [one["name"] for one in spans] == 2 * ["all_reduce 1", "all_reduce 2", "all_reduce 3"]
     # Rank 0 waited for rank 1 each time, and an arrow says so.
-    assert all(first["dur"] > 50_000 > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
+    assert all(first["dur"] > 500_000 > last["dur"] for first, last in zip(spans[:3], spans[3:], strict=True))
     flows = [(one["ph"], one["id"], one["tid"] % 10_000) for one in events if one["ph"] in "stf"]
     assert [one["name"] for one in events if one.get("cat") == "milestone"] == 2 * ["begins its first process group"]
     imports = [one for one in events if one["name"].startswith("importing torch")]

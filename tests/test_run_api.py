@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import gc
@@ -46,7 +47,8 @@ def nothing_is_left(launchpad: Launchpad, keeper: Launchpad, monkeypatch: pytest
     gc.collect()  # an exception that was caught holds frames, which hold what was returned
     assert descriptors().items() <= before.items()
     assert signal.getsignal(signal.SIGINT) is handler
-    assert [thread.name for thread in threading.enumerate() if thread.name in ("launchpad", "control")] == []
+    names = ("launchpad", "control")
+    wait_until(lambda: not any(thread.name in names for thread in threading.enumerate()), "the threads to be gone")
 
 
 @pytest.fixture
@@ -446,6 +448,23 @@ def test_whatever_is_raised_while_it_waits_ends_the_job() -> None:
 def test_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert lp.run(lambda: print("nobody sees this"), nproc=2, backend=None) == (None, None)
+
+
+def test_in_a_daemon(tmp_path: Path) -> None:
+    """Its standard descriptors are closed: no pipe of ours gets their numbers."""
+    code = (
+        "import os, launchpad\nfor fd in range(3): os.close(fd)\n"
+        "def where(): return [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]\n"
+        "found = launchpad.run(where, nproc=2, backend=None)\n"
+        "left = [fd for fd in range(3) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "open('found', 'w').write(repr([list(found), left]))\n"
+    )
+    (tmp_path / "daemon.py").write_text(code)
+    subprocess.run([sys.executable, "daemon.py"], cwd=tmp_path, check=True, timeout=DEADLINE)
+    found, left = ast.literal_eval((tmp_path / "found").read_text())
+    assert [one[0] for one in found] == ["/dev/null"] * 2
+    assert all(name.startswith("pipe:") for one in found for name in one[1:])
+    assert left == [0, 1, 2]
 
 
 def test_what_a_call_that_could_not_be_packed_would_have_told_is_told_by_the_next(

@@ -60,7 +60,7 @@ def test_others_are_told_by_term_and_not_blamed(launchpad: Launchpad) -> None:
 
 
 def test_rank_that_ignores_term_is_killed_after_the_grace(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", "-n", 2, "--grace", "0.3", "obeys.py", "fail", "ignore")
+    done = launchpad.run("run", "-n", 2, "--grace", "2", "obeys.py", "fail", "ignore")
     assert done.returncode == 7
     assert "[0] got SIGTERM" in done.stdout
     assert "launchpad: rank 0 still running: sent SIGKILL" in done.stderr

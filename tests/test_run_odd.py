@@ -62,7 +62,10 @@ def test_report_is_said_although_output_is_left_that_nobody_takes(launchpad: Lau
     script = "[ $RANK = 1 ] && { sleep 0.3; echo dead >&2; exit 7; }; exec yes"
     process = launchpad.start("run", "-n", 2, "sh", "-c", script)
     assert process.stderr.readline() == b"[1] dead\n"
-    wait_until(lambda: not any(one.split()[1:] == ["yes"] for one in launchpad.survivors()), "the ranks to be gone")
+    wait_until(
+        lambda: any(path.read_text().count('"RankExited"') == 2 for path in launchpad.state.rglob("events.jsonl")),
+        "the ranks to be gone",
+    )
     while process.poll() is None:  # Ctrl-C ends the wait for the reader
         process.send_signal(signal.SIGINT)
         try:

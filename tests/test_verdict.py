@@ -865,6 +865,41 @@ def test_a_signal_handler_that_raises_costs_no_record(launchpad: Launchpad) -> N
     assert "ValueError: bad batch\n    epoch 3" in text, done.stderr
 
 
+def test_a_failure_that_is_recorded_before_the_start_is_noted() -> None:
+    """A forked rank is quicker than the agent that forked it."""
+    events = [*job(1), *raises(-0.5, 0, "ValueError", "own", after=1), over(2)]
+    history = History(events)
+    line = describe(history, verdict_on(history))[0]
+    assert ", 0.00 s after the start, " in line
+
+
+def test_threads_that_fail_for_ever_do_not_hide_the_end(launchpad: Launchpad) -> None:
+    (launchpad.folder / "many.py").write_text(
+        "import sys, threading\nthreading.__excepthook__ = threading.excepthook\nsys.stderr = open('/dev/null', 'w')\n"
+        "def fail(): raise OSError('x' * 4000)\n"
+        "for _ in range(1000):\n    t = threading.Thread(target=fail); t.start(); t.join()\n"
+        "raise ValueError('the end')\n"
+    )
+    assert launchpad.run("run", "many.py").returncode == 1
+    assert "ValueError: the end" in "\n".join(verdict_of(launchpad)["text"])
+
+
+def test_a_child_that_crashed_is_not_the_rank(launchpad: Launchpad) -> None:
+    """They write into one report."""
+    (launchpad.folder / "survives.py").write_text(
+        "import os, sys\npid = os.fork()\nif not pid: os.abort()\nos.waitpid(pid, 0)\nsys.exit(3)\n"
+    )
+    done = launchpad.run("run", "survives.py")
+    assert (done.returncode, "crashed here" in done.stderr) == (3, False), done.stderr
+    assert "sys.exit(3)" in done.stderr
+
+
+def test_a_crash_in_a_file_with_another_name_than_ascii(launchpad: Launchpad) -> None:
+    (launchpad.folder / "größer.py").write_text("import os\nos.abort()\n")
+    done = launchpad.run("run", "größer.py")
+    assert re.search(r'launchpad: +File ".*/größer\.py", line 2, in <module>\nlaunchpad: +os\.abort\(\)', done.stderr)
+
+
 def test_the_users_own_faulthandler_still_works(launchpad: Launchpad) -> None:
     (launchpad.folder / "c.py").write_text("import faulthandler, os\nfaulthandler.enable()\nos.abort()\n")
     done = launchpad.run("run", "-n", 1, "c.py")

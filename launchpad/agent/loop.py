@@ -466,7 +466,7 @@ class Agent:
             self._outbox.say(RankRaised(now, started.rank, error))
         for raised in rundir.take_exceptions(self._rundir, started.rank):
             self._outbox.say(raised)
-        crash = rundir.take_crash(self._rundir, started.rank)
+        crash = rundir.take_crash(self._rundir, started.rank, self._starter.cwd)
         if crash:
             self._outbox.say(Crashed(now, started.rank, crash))
         if self._mpi:

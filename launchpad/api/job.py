@@ -78,7 +78,11 @@ def prepare(
     ssh_config: str | None,
     bind: Bind,
 ) -> JobRequest:
-    """The spec that these parameters of launchpad.run describe. Raises UsageError."""
+    """The spec that these parameters of launchpad.run describe. Raises UsageError.
+
+    Standard descriptors that are closed, as in some daemons, refer to /dev/null from here on.
+    """
+    linux.open_closed(0, 1, 2)
     if bind not in get_args(Bind):
         raise UsageError(f"bind={bind!r}: give one of {', '.join(map(repr, get_args(Bind)))}")
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)

@@ -26,6 +26,10 @@ COINCIDENCE_NS = 1_000_000_000
 LAST_BYTES = 2048
 
 
+# Signals on which faulthandler writes a report.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
 class Candidate(NamedTuple):
     """A rank's failure, or the loss of a node."""
 
@@ -104,7 +108,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         if traceback is None or (one.pid and raised.pid != one.pid):  # a child process raised it; the rank went on
             continue
         candidate = Candidate(
-            "exception", one.rank, one.node, raised.time, code=code, traceback=traceback, crash=one.crash
+            "exception", one.rank, one.node, raised.time, code=code, traceback=traceback, crash=_crash(one, code)
         )
         if raised.thread:
             if stopping is None or raised.time <= stopping:
@@ -174,13 +178,18 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         blur=EXIT_BLUR_NS,
         code=end.code,
         traceback=traceback,
-        crash=one.crash or (one.tail.decode(errors="replace") if "Fatal Python error:" in tail else ""),
+        crash=_crash(one, end.code) or (one.tail.decode(errors="replace") if "Fatal Python error:" in tail else ""),
         memory=end.memory,
         finished=finished,
         secondary=secondary.secondary_in(symptom) if symptom else "",
         symptom=symptom,
     )
     _add(_explained(candidate, one), found)
+
+
+def _crash(one: RankHistory, code: int) -> str:
+    """The rank's crash report, unless it is that of a child which the rank survived: they write into one file."""
+    return one.crash if -code in _CRASHES or code - 128 in _CRASHES else ""
 
 
 def _explained(candidate: Candidate, one: RankHistory) -> Candidate:

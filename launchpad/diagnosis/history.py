@@ -147,6 +147,10 @@ class History:
         to = self.name(one.rank) if one.rank >= 0 else f"the agent on {self.node_name(one.node)}"
         return f"{signal_name(one.signum)} to {to}"
 
+    def since_start(self, at: int) -> float:
+        """Seconds between the start of the ranks and this. A forked rank may fail before its start is noted."""
+        return max(0, at - self.started) / 1e9
+
     def of(self, rank: int) -> RankHistory:
         """What is known about the rank."""
         return self.ranks.setdefault(rank, RankHistory(rank))

@@ -60,7 +60,7 @@ def as_json(history: History, verdict: Verdict, lines: list[str], earlier: Seque
         "node": cause.node,
         "host": history.node_name(cause.node),
         "time": wall(history, cause.time),
-        "after": (cause.time - history.started) / 1e9 if history.started else None,
+        "after": history.since_start(cause.time) if history.started else None,
         "how": cause.kind,
     }
     if cause.rank >= 0:

@@ -88,7 +88,7 @@ def summarize(history: History, verdict: Verdict) -> str:
         return f"{history.node_name(cause.node)} was lost ({cause.text}{injected})"
     if cause.kind == "hang":
         return f"{history.name(cause.rank)} held up the others ({cause.text})"
-    after = (cause.time - history.started) / 1e9
+    after = history.since_start(cause.time)
     how = cause.traceback.title if cause.kind == "exception" and cause.traceback else ""
     how = "" if how.startswith("SystemExit") else how
     what = f"{cause.text or how or exit_in_words(cause.code)}{injected and f'{injected},'}"
@@ -225,7 +225,7 @@ def _how(history: History, cause: Candidate) -> str:
     if cause.finished:
         how += ", after its program had finished"
     pid = history.of(cause.rank).pid
-    after = f"{(cause.time - history.started) / 1e9:.2f} s after the start"
+    after = f"{history.since_start(cause.time):.2f} s after the start"
     return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, _date(history, cause.time))))})"
 
 

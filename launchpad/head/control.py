@@ -106,8 +106,10 @@ class Control:
             caller.settimeout(REQUEST_SECONDS)
             event = _event(asker, json.loads(caller.makefile("rb").readline(1000)))
             if isinstance(event, StopRequested):
-                self._post(event)
-                caller.sendall(f"sent {signal_name(event.signum)} to job {self._job}".encode())
+                try:  # before the job may end, and this process with it
+                    caller.sendall(f"sent {signal_name(event.signum)} to job {self._job}".encode())
+                finally:
+                    self._post(event)
                 return
             done: tuple[threading.Event, list[str]] = (threading.Event(), [])
             with self._lock:

@@ -23,6 +23,9 @@ MOST_KEPT = 4
 MOST_TEXT = 4096
 MOST_SOURCE = 200
 
+# When there is this much, no more exceptions of threads and children are recorded. The agent reads up to 1 MiB.
+MOST_BYTES = 1 << 18
+
 # High, so that the first file that the program opens is 3, as under plain Python.
 _OUR_FD = 200
 
@@ -118,7 +121,9 @@ def _write(error: BaseException, thread: str, ours: tuple[str, ...]) -> None:
             line = _line(error, thread, ours)
             fd = os.open(f"{_prefix}.raised", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.write(fd, line)
+                is_main = not thread and os.getpid() == _pid
+                if is_main or os.fstat(fd).st_size < MOST_BYTES:  # a thread pool may fail for ever
+                    os.write(fd, line)
             finally:
                 os.close(fd)
             return

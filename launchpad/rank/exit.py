@@ -135,7 +135,13 @@ def _exit_code(value: object) -> int:
     if isinstance(value, int):
         return value & 0xFF if -(2**63) <= value < 2**63 else 0xFF
     _flush()
-    print(value, file=sys.stderr)
+    try:
+        if sys.stderr is None:
+            os.write(2, f"{value}\n".encode(errors="backslashreplace"))
+        else:
+            print(value, file=sys.stderr)
+    except BaseException:  # as in CPython, how it fails is not told; the newline goes to C's stderr
+        os.write(2, b"\n")
     return 1
 
 

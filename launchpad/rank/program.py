@@ -150,10 +150,7 @@ def _fresh_main() -> dict[str, Any]:
 
 def _run_script(path: str, main: dict[str, Any]) -> None:
     """Like pymain_run_file in CPython's Modules/main.c."""
-    loader = __import__(
-        "_frozen_importlib_external"
-    ).SourceFileLoader  # importlib.machinery has it too, but is slower to import
-
+    loaders = __import__("_frozen_importlib_external")  # importlib.machinery has them too, but is slower to import
     path = absolute(path)
     try:
         with open(path, "rb") as file:
@@ -161,8 +158,17 @@ def _run_script(path: str, main: dict[str, Any]) -> None:
     except OSError as error:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
+    if path.endswith(".pyc") or source[:4] == loaders.MAGIC_NUMBER:
+        import marshal
+
+        if source[:4] != loaders.MAGIC_NUMBER:
+            raise RuntimeError("Bad magic number in .pyc file")
+        loader, code = loaders.SourcelessFileLoader, marshal.loads(source[16:])
+    else:
+        loader, code = loaders.SourceFileLoader, None
     main.update(__loader__=loader("__main__", path), __file__=path, __cached__=None)
-    code = compile(source, path, "exec", dont_inherit=True)
+    if code is None:
+        code = compile(source, path, "exec", dont_inherit=True)
     exec(code, main)  # noqa: S102
 
 

@@ -214,8 +214,12 @@ class Forkserver:
         try:
             channel.send(self.link, request, fds)
         except OSError:  # it is gone, or a limit has been reached: the ranks are executed once its exit is noticed
-            if self.pid:
-                self.process.signal(signal.SIGKILL)
+            self.kill()
+
+    def kill(self) -> None:
+        """End it, but not what it has just forked, which may still be in its process group."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _readable(fd: int) -> bool:

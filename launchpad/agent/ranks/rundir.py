@@ -205,20 +205,24 @@ def take_exceptions(folder: str, rank: int) -> list[_AtEnd]:
     return found
 
 
-def take_crash(folder: str, rank: int) -> str:
-    """Read and remove the rank's faulthandler report, with the source line added to each frame."""
+def take_crash(folder: str, rank: int, cwd: str) -> str:
+    """Read and remove the rank's faulthandler report, with the source line added to each frame.
+
+    `cwd`: what paths are relative to.
+    """
     text = _take(os.path.join(folder, f"{rank}.crash"), _MAX_CHARACTERS)
     if not text:
         return ""
-    import linecache
+    from ..stacks import dump
 
+    sources = dump.SourceLines(cwd)
     lines = []
-    for line in text.splitlines():
+    for line in map(dump.unescaped, text.splitlines()):
         lines.append(line)
         head, _, rest = line.partition('", line ')
         number = rest.split(" ", 1)[0]
         if head.startswith('  File "') and number.isdecimal():
-            source = linecache.getline(head[8:], int(number)).strip()
+            source = sources.line(head[8:], int(number))
             lines += [f"    {source}"] if source else []
     return "\n".join(lines)
 

@@ -169,6 +169,11 @@ class Starter:
         return self._start.window
 
     @property
+    def cwd(self) -> str:
+        """The ranks' folder."""
+        return self._start.cwd
+
+    @property
     def terminal_rank(self) -> int:
         """The rank that has the user's terminal; -1 for none."""
         return self._start.stdin_rank if self._terminal(self._start.stdin_rank) else -1
@@ -295,11 +300,13 @@ class Starter:
         start = self._start
         opened = self._take_kept()
         if opened is None:
-            if not start.preload:
-                return
             try:
-                opened = forkserver_client.Forkserver.started(start.argv, self._shared, start.cwd, self._files)
+                if start.preload:
+                    opened = forkserver_client.Forkserver.started(start.argv, self._shared, start.cwd, self._files)
             except OSError:  # executing the ranks will fail likewise, and report it
+                pass
+            if opened is None:
+                self._bell.close()
                 return
         self._opened = time.monotonic_ns()
         self._forkserver = opened
@@ -460,6 +467,9 @@ class Starter:
             if self._forkserver.state != "off" and not self._forkserver.is_forking:
                 self._turn_off("the forkserver died")
                 self._say_ready()
+        elif self._kept is not None and pid == self._kept.pid:
+            self._kept.link.close()
+            self._kept, self._why_cold = None, "the process that was forked from it has died"
         elif pid == self._store:
             self._store = 0
             if self._asked_for_store:
@@ -483,8 +493,8 @@ class Starter:
         return {pid for pid in (self._store, self._forkserver.pid if self._forkserver else 0) if pid}
 
     def _end_forkserver(self) -> None:
-        if self._forkserver is not None and self._forkserver.pid:
-            self._forkserver.process.signal(signal.SIGKILL)
+        if self._forkserver is not None:
+            self._forkserver.kill()
 
 
 def _close_far_ends(outlets: rank.Outlets) -> None:

@@ -289,17 +289,17 @@ def parse(text: str, line_of: Callable[[str, int], str]) -> list[Any]:
             continue
         frame = _FRAME.match(line)
         if frame and threads and len(threads[-1]["frames"]) < _MOST_FRAMES:
-            path, number = _unescaped(frame[1]), int(frame[2]) if frame[2].isdigit() else 0
+            path, number = unescaped(frame[1]), int(frame[2]) if frame[2].isdigit() else 0
             if path.startswith(_OURS):
                 if frame[3] == "_answer":  # our own thread, which serves the socket
                     threads.pop()
                 continue
             source = "" if is_library(path) else line_of(path, number)
-            threads[-1]["frames"].append([path, number, _unescaped(frame[3]), source])
+            threads[-1]["frames"].append([path, number, unescaped(frame[3]), source])
     return threads[-1:] + threads[:-1]
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
     """Undo faulthandler's escapes of non-ASCII characters: \\xNN, \\uNNNN and \\UNNNNNNNN."""
     return re.sub(r"\\(?:x(..)|u(....)|U(........))", lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
 
