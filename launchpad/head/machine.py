@@ -340,7 +340,9 @@ class Machine:
         earlier = self.cause and self.cause.kind in ("failure", "start") and lost.time < self._failed_at
         # The host may have killed its ranks as it went down.
         own = self.cause and self.cause.rank in lost.ranks and self.cause.code == -signal.SIGKILL
-        secondary = self.cause and self._is_secondary(self.cause)
+        # MPICH crashes in ranks that talk to one that has vanished.
+        crashed = self.cause and self.cause.kind == "failure" and self.cause.code == -signal.SIGSEGV
+        secondary = self.cause and (self._is_secondary(self.cause) or crashed)
         planned = self.cause and self.cause.kind in ("joined", "left")
         if takes_part and (not self.cause or planned or earlier or own or secondary):
             self.cause = Cause("lost", node=lost.node, text=lost.reason)
