@@ -57,7 +57,7 @@ class Frontend(NamedTuple):
     unreduced: Sequence[str] = ()  # the dtypes that reductions refuse
     unaveraged: Sequence[str] = ()  # and those whose average is refused
     refusals: Sequence[str] = ()  # with some of these words
-    strided_peers: str = ""  # why isend and irecv are not tried on strided tensors; "" where they are
+    strided_batch: str = ""  # why batch_isend_irecv is not tried on strided tensors; "" where it is
     empty_from_any: str = ""  # why nothing empty is received from any rank
     from_any: str = ""  # why nothing at all is
     premul_sum: bool = True
@@ -92,7 +92,7 @@ FRONTENDS = [
         unmoved=[*FLOAT8, *UNSIGNED, "int16"],
         unaveraged=[*WHOLE, "bool"],
         refusals=["Invalid scalar type", "can't be cast", "with non-integral dtype", "complex tensors", "PREMUL_SUM"],
-        strided_peers="gloo refuses strided tensors in isend and irecv",
+        strided_batch="gloo refuses strided tensors in batch_isend_irecv",
         empty_from_any="gloo can't receive an empty tensor from any rank",
         premul_sum=False,
     )
@@ -131,14 +131,14 @@ def cases(size: int) -> Iterator[tuple[str, str, str, bool, int]]:
         yield name, "float32", "vector", False, group
 
 
-def skip(frontend: Frontend, name: str, shape: str, is_async: bool, group: int) -> str:
+def skip(frontend: Frontend, name: str, shape: str, group: int) -> str:
     """Why a case is not tried."""
     if name not in PEERS.split():
         return ""
     if group == 1:
         return ALONE
-    if shape in STRIDED and (is_async or name == "batch") and frontend.strided_peers:
-        return frontend.strided_peers
+    if shape in STRIDED and name == "batch" and frontend.strided_batch:
+        return frontend.strided_batch
     if name == "recv_any":
         return frontend.from_any or (frontend.empty_from_any if shape in EMPTY else "")
     return ""
@@ -150,8 +150,8 @@ def check_contract(frontend: Frontend, size: int, printed: str) -> None:
     checked: Counter[str] = Counter()
     skipped: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    for name, dtype, shape, is_async, group in cases(size):
-        if why := skip(frontend, name, shape, is_async, group):
+    for name, dtype, shape, _, group in cases(size):
+        if why := skip(frontend, name, shape, group):
             skipped[f"{name}: {why}"] += 1
         elif frontend.refuses(name, dtype):
             refused[name] += 1
@@ -199,6 +199,14 @@ def run(launchpad: Launchpad, size: int, *words: object, options: Sequence[str] 
     done = launchpad.run("run", "--nproc", size, *options, "together.py", *words)
     assert done.returncode == 0, done.stderr
     return sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("how", ["gloo", "mpi", "gloo-with-mpi"])
+def test_what_torch_does_wrong_or_not_at_all(how: str, launchpad: Launchpad) -> None:
+    if "mpi" in how and not find_spec("mpi4py"):
+        pytest.skip("mpi4py is not installed")
+    done = launchpad.run("run", "-n", 2, *(["--backend", "mpi"] if "mpi" in how else []), "edges.py", how)
+    assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr
 
 
 def test_ranks_meet_where_the_url_says(launchpad: Launchpad, tmp_path: Path) -> None:

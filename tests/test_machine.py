@@ -400,9 +400,7 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
     assert machine.cause == Cause("lost", node=0, text="killed")
 
 
-@pytest.mark.parametrize(
-    ("at", "code", "kind"), [(99, 1, "lost"), (101, 1, "failure"), (101, -signal.SIGSEGV, "lost")]
-)
+@pytest.mark.parametrize(("at", "code", "kind"), [(99, 1, "lost"), (101, 1, "failure"), (101, -signal.SIGSEGV, "lost")])
 def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, code: int, kind: str) -> None:
     machine = Machine(range(4), None, None, START, seats=on_nodes(2))
     machine.on(RankExited(100, 0, code, 0, False), START)

@@ -11,7 +11,8 @@ Everything in torch.distributed is here too, so it, DDP and this module share on
 - `recv` and `recv_object_list`, which receive from any rank if no sender is named, and return the sender's rank;
 - `monitored_barrier`, which works over the mpi frontend too;
 - `send` and the tensor collectives, which are correct for strided tensors (`layout` says where torch's are not);
-- `isend` and `irecv`, whose requests report completion over gloo too;
+- `isend` and `irecv`, which take strided tensors, and whose requests report completion over gloo too;
+- `new_group`, which makes groups of the mpi frontend in a world of gloo, too;
 - `init_process(rank, size, fn)`, the tutorials' way to run a function in a group;
 - the API of early torch, in `early`; textbook algorithms to learn from, in `algorithms`;
 - `is_available`, which returns False instead of raising if there is no torch;
@@ -47,9 +48,7 @@ if TYPE_CHECKING:
         get_world_size,
         group,
         is_initialized,
-        new_group,
         scatter_object_list,
-        send_object_list,
     )
 
     from launchpad.collectives.early import (
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
         all_gather_into_tensor,
         all_gather_single,
         all_reduce,
+        all_reduce_coalesced,
         all_to_all,
         all_to_all_single,
         broadcast,
@@ -77,8 +77,17 @@ if TYPE_CHECKING:
         reduce_scatter_tensor,
         scatter,
     )
-    from launchpad.collectives.peers import P2POp, irecv, isend, monitored_barrier, recv, recv_object_list, send
-    from launchpad.collectives.start import init_process, init_process_group
+    from launchpad.collectives.peers import (
+        P2POp,
+        irecv,
+        isend,
+        monitored_barrier,
+        recv,
+        recv_object_list,
+        send,
+        send_object_list,
+    )
+    from launchpad.collectives.start import init_process, init_process_group, new_group
 
 __all__ = [
     "Backend",
@@ -95,6 +104,7 @@ __all__ = [
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_reduce_multigpu",
     "all_to_all",
     "all_to_all_single",
@@ -139,11 +149,11 @@ __all__ = [
 # Our own functions, by module. Every other name is torch's.
 _HOMES = {
     ".layout": (
-        "all_gather all_gather_into_tensor all_gather_single all_reduce all_to_all all_to_all_single broadcast gather "
-        "reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
+        "all_gather all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all "
+        "all_to_all_single broadcast gather reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
     ),
-    ".peers": "P2POp irecv isend monitored_barrier recv recv_object_list send",
-    ".start": "init_process init_process_group",
+    ".peers": "P2POp irecv isend monitored_barrier recv recv_object_list send send_object_list",
+    ".start": "init_process init_process_group new_group",
     ".early": (
         "all_gather_multigpu all_reduce_multigpu broadcast_multigpu dist_backend init_master_worker reduce_multigpu "
         "reduce_op reduce_scatter_multigpu _clear_group_cache _register_stream"

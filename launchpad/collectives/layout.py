@@ -10,6 +10,7 @@ Signatures, shapes and errors are torch's.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -30,6 +31,19 @@ class CopyBack:
     def __init__(self, work: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._work = work
         self._pairs = pairs
+        self._lock = threading.Lock()
+
+    def is_completed(self) -> bool:
+        """Whether it is done. If so, the results are in the caller's tensors."""
+        done = bool(self._work.is_completed())
+        if done:
+            self.copy()
+        return done
+
+    def synchronize(self) -> None:
+        """Wait like torch's Work; then the results are in the caller's tensors."""
+        self._work.synchronize()
+        self.copy()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the results are in the caller's tensors. Returns True, or raises what torch raises."""
@@ -48,9 +62,10 @@ class CopyBack:
 
     def copy(self) -> None:
         """Copy the results into the caller's tensors, once."""
-        for tensor, stand_in in self._pairs:
-            tensor.copy_(stand_in)
-        self._pairs = []
+        with self._lock:
+            for tensor, stand_in in self._pairs:
+                tensor.copy_(stand_in)
+            self._pairs = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -103,6 +118,12 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def _share_memory(one: Any, other: Any) -> bool:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.layout is not torch.strided:
+        return False
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
 def _row(tensor: Any) -> Any:
     """A 0-d tensor as one with a single element: torch's gloo refuses 0-d tensors here, or crashes."""
     return tensor.reshape(1) if isinstance(tensor, torch.Tensor) and tensor.dim() == 0 else tensor
@@ -116,6 +137,10 @@ def _real(tensor: Any) -> Any:
 def _root(tensors: Any, rank: int | None, group_rank: int | None) -> int | None:
     """The root. Before torch 1.0 the rank that passes the list didn't have to name itself."""
     return dist.get_rank() if tensors and rank is None and group_rank is None else rank
+
+
+def _is_root(rank: int | None, group_rank: int | None, group: Any) -> bool:
+    return dist.get_rank(group) == group_rank if group_rank is not None else dist.get_rank() == rank
 
 
 def _sum(op: Any, tensor: Any) -> Any:
@@ -132,13 +157,21 @@ def broadcast(
 ) -> Any:
     """Copy `tensor` from rank `src` to all ranks."""
     stage = Stage()
-    return stage.end(dist.broadcast(stage.write(tensor), src, group, async_op, group_src))
+    passed = stage.read(tensor) if _is_root(src, group_src, group) else stage.write(tensor)
+    return stage.end(dist.broadcast(passed, src, group, async_op, group_src))
 
 
 def all_reduce(tensor: torch.Tensor, op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over all ranks, in place on all of them."""
     stage = Stage()
     return stage.end(dist.all_reduce(stage.write(tensor), _sum(op, tensor), group, async_op))
+
+
+def all_reduce_coalesced(tensors: list[torch.Tensor], op: Any = _SUM, group: Any = None, async_op: bool = False) -> Any:
+    """Reduce each of `tensors` over all ranks, in place on all of them."""
+    stage = Stage()
+    op = _sum(op, tensors[0]) if isinstance(tensors, Sequence) and tensors else op
+    return stage.end(dist.all_reduce_coalesced(stage.writes(tensors), op, group, async_op))
 
 
 def reduce(
@@ -151,7 +184,8 @@ def reduce(
 ) -> Any:
     """Reduce `tensor` over all ranks, in place on rank `dst`; its contents on the others are undefined."""
     stage = Stage()
-    return stage.end(dist.reduce(stage.write(tensor), dst, _sum(op, tensor), group, async_op, group_dst))
+    passed = stage.write(tensor) if _is_root(dst, group_dst, group) else stage.read(tensor)
+    return stage.end(dist.reduce(passed, dst, _sum(op, tensor), group, async_op, group_dst))
 
 
 def scatter(
@@ -237,6 +271,8 @@ def all_to_all_single(
 ) -> Any:
     """all_to_all of the parts of one tensor along its first dimension: equal parts, or parts of the given rows."""
     stage = Stage()
+    if _share_memory(output, input):  # gloo would overwrite the input before it has sent all of it
+        input = input.clone()
     return stage.end(
         dist.all_to_all_single(
             stage.write(output), stage.read(input), output_split_sizes, input_split_sizes, group, async_op

@@ -59,8 +59,12 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Any:
-    """torch.distributed.isend: start to send `tensor`, which must not be modified until the request completes."""
-    return _request(dist.isend(tensor, dst, group, tag, group_dst), tensor, group)
+    """torch.distributed.isend: start to send `tensor`, which must not be modified until the request completes.
+
+    Raises ValueError for a rank that doesn't exist.
+    """
+    _check("isend", dst, group_dst, group)
+    return _request(dist.isend(Stage().read(tensor), dst, group, tag, group_dst), tensor, group)
 
 
 def irecv(
@@ -70,12 +74,17 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Any:
-    """torch.distributed.irecv: start to fill `tensor`, which must not be touched until the request completes."""
-    return _request(dist.irecv(tensor, src, group, tag, group_src), tensor, group)
+    """torch.distributed.irecv: start to fill `tensor`, which must not be touched until the request completes.
+
+    Raises ValueError for a rank that doesn't exist.
+    """
+    _check("irecv", src, group_src, group)
+    stage = Stage()
+    return _request(stage.end(dist.irecv(stage.write(tensor), src, group, tag, group_src)), tensor, group)
 
 
 class P2POp(dist.P2POp):
-    """torch's P2POp, which accepts our `isend` and `irecv` too."""
+    """torch's P2POp, which accepts our `isend` and `irecv` too. Raises ValueError for a rank that doesn't exist."""
 
     def __new__(
         cls,
@@ -97,6 +106,7 @@ class P2POp(dist.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
+        _check("P2POp", peer, group_peer, group)
         super().__init__(_TORCH_OPS.get(op, op), tensor, peer, group, tag, group_peer)
 
 
@@ -106,29 +116,28 @@ _TORCH_OPS: dict[Callable[..., Any], Callable[..., Any]] = {isend: dist.isend, i
 class Request:
     """A gloo send or receive in flight. gloo's own Work doesn't report completion until it is waited on.
 
-    So polling it starts a thread that waits. A second wait on gloo's Work would hang, so there is only ever one.
+    So polling it starts a thread that waits. A second wait on gloo's Work would hang, so there is only ever one,
+    whichever threads call this.
     """
 
     def __init__(self, work: Any) -> None:
         self._work = work
-        self._waiter: threading.Thread | None = None
-        self._done = False
+        self._lock = threading.Lock()
+        self._begun = False  # somebody waits on gloo's Work, or has
+        self._done = threading.Event()
         self._error: Exception | None = None
 
     def is_completed(self) -> bool:
         """Whether it is done; `wait` raises the error, if any."""
-        if not self._done and self._waiter is None:
-            self._waiter = threading.Thread(target=self._run, name="gloo request", daemon=True)
-            self._waiter.start()
-        return self._done
+        if self._begin():
+            threading.Thread(target=self._run, name="gloo request", daemon=True).start()
+        return self._done.is_set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is done and return True. Raises what torch raises, or RuntimeError after `timeout`."""
-        if self._waiter is not None:
-            self._waiter.join(None if timeout is None else timeout.total_seconds())
-        elif not self._done:
+        if self._begin():
             self._run(*([] if timeout is None else [timeout]))
-        if not self._done:
+        elif not self._done.wait(None if timeout is None else timeout.total_seconds()):
             seconds = math.inf if timeout is None else timeout.total_seconds()
             raise RuntimeError(f"the request did not complete within {seconds:g} s")
         if self._error is not None:
@@ -137,18 +146,25 @@ class Request:
 
     def is_success(self) -> bool:
         """Whether it has succeeded."""
-        return self._done and self._error is None
+        return self._done.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
         """Its error, if it has failed."""
         return self._error
+
+    def _begin(self) -> bool:
+        """Whether the caller is the one to wait on gloo's Work."""
+        with self._lock:
+            first, self._begun = not self._begun, True
+            return first
 
     def _run(self, *timeout: timedelta) -> None:
         try:
             self._work.wait(*timeout)
         except Exception as error:
             self._error = error
-        self._done = True
+        finally:
+            self._done.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -161,6 +177,19 @@ def _request(work: Any, tensor: torch.Tensor, group: dist.ProcessGroup | None) -
     return Request(work)
 
 
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """torch.distributed.send_object_list. Raises ValueError for a rank that doesn't exist."""
+    _check("send_object_list", dst, group_dst, group)
+    dist.send_object_list(object_list, dst, group, device, group_dst, use_batch)
+
+
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -169,7 +198,11 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """torch.distributed.recv_object_list, but without `src` it really receives from any rank, as torch documents."""
+    """torch.distributed.recv_object_list, but without `src` it really receives from any rank, as torch documents.
+
+    Raises ValueError for a rank that doesn't exist.
+    """
+    _check("recv_object_list", src, group_src, group)
     if src is not None or group_src is not None:
         return int(dist.recv_object_list(object_list, src, group, device, group_src, use_batch))
     device = device or torch.device(_get_object_coll_device(group))
@@ -202,7 +235,9 @@ def monitored_barrier(
 
 
 def _check(name: str, peer: int | None, group_peer: int | None, group: dist.ProcessGroup | None) -> None:
-    """Raise ValueError for a rank that doesn't exist; gloo would wait for it until the timeout."""
+    """Raise ValueError for a rank that doesn't exist: gloo would wait for it until the timeout, or crash."""
+    if dist.get_rank(group) < 0:  # outside the group nothing happens
+        return
     for rank, size, scope in (
         (peer, dist.get_world_size(), "the world"),
         (group_peer, dist.get_world_size(group), "the group"),

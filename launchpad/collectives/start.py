@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import socket
@@ -177,6 +178,15 @@ def claim(store: Store, gpu: str, rank: int) -> None:
             f"nccl: ranks {owner} and {rank} both use {gpu}, and NCCL needs one GPU per rank: start fewer ranks, give "
             "each its own with torch.cuda.set_device(LOCAL_RANK), or use backend='gloo'"
         )
+
+
+@functools.wraps(dist.new_group)
+def new_group(*args: Any, **options: Any) -> Any:
+    """torch.distributed.new_group, also with backend "mpi" in a world of another backend."""
+    backend = args[2] if len(args) > 2 else options.get("backend")
+    if str(backend).lower() == "mpi":
+        importlib.import_module(".mpi", __package__).install()
+    return dist.new_group(*args, **options)
 
 
 def _start_mpi(rank: int, size: int, timeout: timedelta | None) -> None:
