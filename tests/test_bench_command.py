@@ -391,6 +391,8 @@ def test_two_hosts_where_no_launchpad_is_installed(launchpad: Launchpad, tmp_pat
         ("--op ,", "--op: no name given; choose from all_reduce, "),
         ("--backend tcp", "--backend: 'tcp' is not a backend; choose from gloo, nccl, mpi"),
         ("--sizes 4,many", "--sizes: 'many' is not a size; give bytes (4096), or 4K, 1M, 1G"),
+        ("--sizes 1MK", "--sizes: '1MK' is not a size; give bytes (4096), or 4K, 1M, 1G"),
+        ("--sizes 9999999999G", "--sizes: '9999999999G' is not a size; give bytes (4096), or 4K, 1M, 1G"),
         ("--sizes 0", "--sizes: '0' is not a size; give bytes (4096), or 4K, 1M, 1G"),
         ("--min -4", "--min: '-4' is not a size; give bytes (4096), or 4K, 1M, 1G"),
         ("--min 1M --max 1K", "--max 1024 is less than --min 1048576; give a larger --max"),

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from launchpad.api import magic
+from launchpad.errors import UsageError
 from tests.conftest import DEADLINE, Launchpad, needs_torch, wait_until
 
 # Imported where they are used: that takes a while.
@@ -146,3 +149,41 @@ def test_the_example_notebook(launchpad: Launchpad, jupyter: dict[str, str]) -> 
     path = Path(__file__).parent.parent / "examples" / "ranks.ipynb"
     cells = executed(nbformat.read(path, as_version=4), launchpad, jupyter)
     assert "[0] loss" in "".join(text_of(cell) for cell in cells if cell.cell_type == "code")
+
+
+class Started:
+    """Stands in for ranks."""
+
+    closed = False
+
+    def run(self, *words: object, **more: object) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_ranks_that_run_are_kept_unless_others_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(magic, "ranks", lambda *_, **__: Started())
+    shell: Any = SimpleNamespace(user_ns={})
+    run = magic.RanksMagic(shell)
+    for wrong in ("", "--backend none", "2 '"):
+        with pytest.raises(UsageError, match="usage: %%ranks"):
+            run(wrong)
+    run("2 --backend none")
+    first = shell.user_ns["ranks"]
+    for same in ("", "2", "--backend none", "2 --backend none"):
+        run(same)
+        assert shell.user_ns["ranks"] is first
+    with pytest.raises(UsageError, match="say how many ranks to start"):
+        run("--backend gloo")
+    assert (shell.user_ns["ranks"], first.closed) == (first, False)
+    run("3")
+    assert first.closed
+    assert shell.user_ns["ranks"] is not first
+
+
+def test_a_cell_has_no_future_of_ours() -> None:
+    source = "class A:\n    x: int\nfound = A.__annotations__['x']\nfound"
+    magic._runner()(source, "<cell>")
+    assert vars(sys.modules["__main__"]).pop("found") is int

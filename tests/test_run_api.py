@@ -212,6 +212,17 @@ def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"progress": "*"}, "only work with restarts; add max_restarts=N"),
         ({"nproc": 2, "hosts": "a:3"}, "a is given 3 ranks, but --nproc asks for 2"),
         ({"env": {"RANK": "3"}}, "launchpad sets RANK"),
+        ({"env": {"A": None}}, "A is None; leave it out"),
+        ({"env": {1: "2"}}, "give a dict of names and values"),
+        ({"nproc": 0}, "nproc=0: give a number of ranks"),
+        ({"nproc": 2.0}, r"nproc=2\.0: give a number of ranks"),
+        ({"nproc": "2"}, "nproc='2': give a number of ranks"),
+        ({"timeout": "5"}, "timeout='5': give a positive number"),
+        ({"wdir": 5}, "wdir=5: give the path of a folder"),
+        ({"hosts": 5}, "hosts=5: give 'a:4,b:4'"),
+        ({"max_restarts": "3"}, "max_restarts='3': give a number"),
+        ({"max_restarts": (1,)}, "give a number, or "),
+        ({"input_rank": "0"}, "input_rank='0': give a rank"),
     ):
         with pytest.raises(lp.UsageError, match=message):
             lp.run(by_reference, **options)

@@ -354,7 +354,104 @@ def test_a_ctrl_c_that_does_not_interrupt_a_system_call_is_heard(monkeypatch: py
     finally:
         signal.signal(signal.SIGINT, before)
         screen.close()
-        screen.join()
+        screen.thread.join()
+
+
+def interrupts_itself() -> None:
+    if os.environ["RANK"] == "1":
+        raise KeyboardInterrupt
+
+
+def test_a_rank_that_interrupts_itself() -> None:
+    with lp.ranks(2, backend=None, timeout=DEADLINE) as ranks:
+        with pytest.raises(lp.RankError, match="rank 1 raised KeyboardInterrupt") as caught:
+            ranks.run(interrupts_itself)
+        assert (caught.value.rank, caught.value.code) == (1, 130)
+        assert ranks.run(rank) == (0, 1)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e8])
+def test_limits_that_poll_does_not_take(timeout: float) -> None:
+    with lp.ranks(1, backend=None) as ranks:
+        assert ranks.run(rank, timeout=timeout) == (0,)
+
+
+def test_many_small_results_are_kept_without_descriptors() -> None:
+    with lp.ranks(1, backend=None) as ranks:
+        ranks.run(bytes, 1 << 15)
+        before = len(descriptors())
+        kept = [ranks.run(bytearray, 1 << 15) for _ in range(20)]
+        assert len(descriptors()) < before + 10  # the job's own come at their own time
+        assert all(len(one[0]) == 1 << 15 for one in kept)
+
+
+class WithoutFlush:
+    def write(self, text: str) -> None:
+        if text.startswith("[0] bad"):
+            raise RuntimeError(text)
+
+
+def test_an_output_of_the_callers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", WithoutFlush())
+    with lp.ranks(1, backend=None) as ranks:
+        for words in ("good", "bad", "good"):
+            assert ranks.submit(print, words).result(DEADLINE) == (None,)
+
+
+def test_ranks_that_nobody_keeps_finish_their_call() -> None:
+    assert lp.ranks(1, backend=None).submit(rank).result(DEADLINE) == (0,)
+    gc.collect()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("launchpad")], "the threads")
+
+
+def test_ranks_that_a_futures_callback_closes() -> None:
+    ranks = lp.ranks(1, backend=None)
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        ranks.close()
+        closed.set()
+
+    ranks.submit(rank).add_done_callback(close)
+    assert closed.wait(DEADLINE)
+    ranks.close()
+
+
+def test_a_forked_process_leaves_the_block() -> None:
+    with lp.ranks(1, backend=None) as ranks:
+        ranks.submit(called.wait_for_ever)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with ranks:
+                    pass
+            finally:
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        ranks.close()
+
+
+def begins_more_than_rank_0() -> None:
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        raise ValueError("rank 0 does not take part")
+    dist.all_reduce(torch.ones(1), async_op=True)
+
+
+def leaves_a_file(path: str) -> None:
+    open(f"{path}/{os.environ['RANK']}", "w").close()
+
+
+@needs_torch
+def test_a_call_after_the_one_that_ends_the_ranks_does_not_begin(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    with lp.ranks(2, backend="gloo") as ranks:
+        first, second = ranks.submit(begins_more_than_rank_0), ranks.submit(leaves_a_file, str(tmp_path / "left"))
+        assert isinstance(first.exception(DEADLINE), ValueError)
+        assert "the ranks are gone" in str(second.exception(DEADLINE))
+        assert list((tmp_path / "left").iterdir()) == []
 
 
 def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from launchpad import linux
 from launchpad.api.packing import deliver
@@ -53,7 +54,7 @@ def check(name: str, backend: str | None, timeout: float | None) -> None:
 
 def check_timeout(timeout: float | None) -> None:
     """Raises UsageError."""
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
         raise UsageError(f"timeout={timeout!r}: give a positive number of seconds, or None")
 
 
@@ -85,6 +86,16 @@ def prepare(
     linux.open_closed(0, 1, 2)
     if bind not in get_args(Bind):
         raise UsageError(f"bind={bind!r}: give one of {', '.join(map(repr, get_args(Bind)))}")
+    nproc = _checked(nproc)
+    if hosts is not None and not (isinstance(hosts, str | Sequence) and all(isinstance(one, str) for one in hosts)):
+        raise UsageError(f"hosts={hosts!r}: give 'a:4,b:4', or a list of such names")
+    if env is not None and not (isinstance(env, Mapping) and all(isinstance(name, str) for name in env)):
+        raise UsageError(f"env={env!r}: give a dict of names and values")
+    for name, value in (env or {}).items():
+        if value is None:
+            raise UsageError(f"env: {name} is None; leave it out, or give its value")
+    if wdir is not None and not isinstance(wdir, str | os.PathLike):
+        raise UsageError(f"wdir={wdir!r}: give the path of a folder")
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
     nodes = read_hosts(options, nproc)
@@ -110,6 +121,19 @@ def _preload(backend: str | None, environ: Mapping[str, str], bind: Bind) -> tup
     """The modules to import once per node: torch, unless no rank will need it."""
     needed = backend is not None or "torch" in sys.modules
     return TORCH if needed and not why_not_forked(environ, bind) else ()
+
+
+def _checked(nproc: Any) -> Nproc | None:
+    """A number of ranks, or a word for it. Raises UsageError."""
+    if nproc is None or (isinstance(nproc, str) and nproc in get_args(get_args(Nproc)[1])):
+        return nproc  # type: ignore[return-value]
+    try:
+        count = 0 if isinstance(nproc, bool) else operator.index(nproc)
+    except TypeError:
+        count = 0
+    if count <= 0:
+        raise UsageError(f"nproc={nproc!r}: give a number of ranks, from 1 on, or 'auto', 'cpu' or 'gpu'")
+    return count
 
 
 @contextlib.contextmanager

@@ -41,7 +41,10 @@ class RanksMagic:
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         """Start the ranks that the line asks for, unless they run, and run the cell on each of them."""
-        wanted = _parser().parse_args(shlex.split(line))
+        try:
+            wanted = _parser().parse_args(shlex.split(line))
+        except ValueError as error:  # a quotation without its end
+            raise UsageError(f"{error}; usage: {_USAGE}") from None
         if wanted.close:
             self.close()
             return
@@ -55,11 +58,12 @@ class RanksMagic:
     def _start(self, wanted: argparse.Namespace) -> None:
         backend: Any = None if wanted.backend == "none" else wanted.backend or "auto"
         asked = (wanted.nproc, wanted.backend, wanted.hosts)
-        if self._ranks is not None and (asked in ((None, None, None), self._started_with)):
+        pairs = zip(asked, self._started_with, strict=False)
+        if self._ranks is not None and all(one is None or one == before for one, before in pairs):
             return
-        self.close()
         if wanted.nproc is None and wanted.hosts is None:
-            raise UsageError(f"no ranks run yet: say how many; usage: {_USAGE}")
+            raise UsageError(f"say how many ranks to start; usage: {_USAGE}")
+        self.close()
         self._ranks = ranks(wanted.nproc, hosts=wanted.hosts, backend=backend)
         self._started_with = asked
         self._shell.user_ns["ranks"] = self._ranks
@@ -87,9 +91,9 @@ def _runner() -> Callable[[str, str], None]:
         final = tree.body[-1] if tree.body else None
         last = ast.Expression(final.value) if isinstance(final, ast.Expr) else None
         del tree.body[len(tree.body) - (last is not None) :]
-        exec(compile(tree, name, "exec"), space)  # noqa: S102
+        exec(compile(tree, name, "exec", dont_inherit=True), space)  # noqa: S102
         if last is not None:
-            value = eval(compile(last, name, "eval"), space)  # noqa: S307
+            value = eval(compile(last, name, "eval", dont_inherit=True), space)  # noqa: S307
             if value is not None:
                 print(repr(value))
 

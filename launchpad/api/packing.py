@@ -10,6 +10,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
@@ -85,6 +86,10 @@ def _check(caller: str, function: Any) -> None:
         raise UsageError(f"{caller} needs a function to call on each rank, but {function!r:.80} is not callable")
 
 
+# Held while a module is registered with cloudpickle, whose registry is the process's.
+_registering = threading.Lock()
+
+
 def _written(
     before: Sequence[Any],
     function: Callable[..., Any],
@@ -93,11 +98,25 @@ def _written(
     in_main: bool,
     by_value: types.ModuleType | None = None,
 ) -> int:
+    if by_value is None:
+        return _dumped(before, function, arguments, in_main, None)
+    with _registering:
+        return _dumped(before, function, arguments, in_main, by_value)
+
+
+def _dumped(
+    before: Sequence[Any],
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    in_main: bool,
+    by_value: types.ModuleType | None,
+) -> int:
     import cloudpickle
 
     fd = os.memfd_create("launchpad-call")
+    registers = by_value is not None and by_value.__name__ not in cloudpickle.list_registry_pickle_by_value()
     try:
-        if by_value is not None:
+        if registers:
             cloudpickle.register_pickle_by_value(by_value)
         for value in before:
             pickling.dump(value, fd)
@@ -113,7 +132,7 @@ def _written(
                 raise UnpicklableError(f"{why}; {remedy}") from None
         raise
     finally:
-        if by_value is not None:
+        if registers:
             cloudpickle.unregister_pickle_by_value(by_value)
     return fd
 

@@ -110,7 +110,7 @@ class Ranks:
     ) -> None:
         """Wait for all calls, unless there is an exception; then end the ranks."""
         try:
-            if kind is None and (last := self._last()) is not None:
+            if kind is None and self._pid == os.getpid() and (last := self._last()) is not None:
                 concurrent.futures.wait([last])
         finally:
             self.close()
@@ -128,6 +128,8 @@ class Ranks:
             raise gone(self._session.error)
         call = PendingCall(self._packer.pack(fn, args), name_of(fn), self._timeout if timeout is None else timeout)
         self._last = weakref.ref(call.future)
+        call.owner = self
+        call.future.add_done_callback(lambda _: setattr(call, "owner", None))
         self._session.submit(call)
         return call
 

@@ -118,6 +118,8 @@ class ResultCollector:
                     error = RankError(f"{self._name(rank)} raised {last}", rank, self._host(rank), 1)
                 error.__cause__ = trace
                 return error
+            case ("interrupted",):
+                return RankError(f"{self._name(rank)} raised KeyboardInterrupt", rank, self._host(rank), 130)
         return RankError(report, rank, self._host(rank), self.codes.get(rank, 1))
 
     def _ended(self, rank: int) -> Any:

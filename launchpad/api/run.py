@@ -61,7 +61,7 @@ def run(
     can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
     """
     check("launchpad.run", backend, timeout)
-    if input_rank < 0:
+    if not isinstance(input_rank, int) or input_rank < 0:
         raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
@@ -95,8 +95,10 @@ def run(
 def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:
     if restart not in get_args(Restarts):
         raise UsageError(f"restart={restart!r}: give 'judged' or 'always'")
-    most, period = max_restarts if isinstance(max_restarts, tuple) else (max_restarts, None)
-    if most < 0 or (period is not None and not period > 0):
+    given: Any = max_restarts if isinstance(max_restarts, tuple | list) else (max_restarts, None)
+    most, period = given if len(given) == 2 else (None, None)
+    timed = isinstance(period, int | float) and period > 0
+    if not isinstance(most, int) or most < 0 or not (period is None or timed):
         raise UsageError(f"max_restarts={max_restarts!r}: give a number, or (number, seconds)")
     if not most and (restart == "always" or progress):
         raise UsageError("restart='always' and progress only work with restarts; add max_restarts=N, or leave them out")

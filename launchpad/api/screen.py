@@ -131,8 +131,8 @@ class Screen:
             except UnicodeEncodeError:
                 encoding = getattr(file, "encoding", None) or "ascii"
                 file.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            file.flush()
-        except (OSError, ValueError) as error:  # ValueError: it was closed
+            getattr(file, "flush", lambda: None)()  # print() needs none
+        except Exception as error:  # it was closed, or is the caller's own and fails
             if self.failure is None and fd == STDOUT:
                 self.failure = error
                 self._lost(error)
@@ -152,8 +152,8 @@ class SessionScreen(Screen):
         self._lock = threading.Lock()
         self._fences = 0
         self._caller: _Items | None = None
-        self._thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self.show, name="launchpad-screen", daemon=True)
+        self.thread.start()
 
     def _put(self, item: _Item) -> None:
         with self._lock:
@@ -202,10 +202,6 @@ class SessionScreen(Screen):
             while not own.empty():
                 if (item := own.get()) is not None:
                     self._take(item, files)
-
-    def join(self) -> None:
-        """Wait until everything is written, after `close`."""
-        self._thread.join()
 
     def _lost(self, error: Exception) -> None:
         """Go on without the output: the ranks are still wanted."""

@@ -57,6 +57,9 @@ INTERRUPT_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 WAITING_SECONDS = 3.0
 
+# poll(2) takes no more milliseconds than a C int.
+LONGEST_WAIT_SECONDS = 3600.0
+
 # How long to wait for the ranks' stacks.
 STACKS_SECONDS = 5.0
 
@@ -95,10 +98,11 @@ class PendingCall:
         self.stacks_asked = False
         self.given_up = False  # the rank that has raised exits
         self.fences = 0  # that are missing before the output is complete
+        self.owner: Any = None  # keeps the ranks until it is done
 
     def failed(self) -> int:
         """The rank that was the first to raise, -1 if none has."""
-        bad = ("raised", "refused", "unreadable")
+        bad = ("raised", "refused", "unreadable", *(("interrupted",) if self.ending is None else ()))
         return next((rank for rank, outcome in self.outcomes.items() if outcome[0] in bad), -1)
 
 
@@ -171,6 +175,7 @@ class RankSession:
         self.pid = os.getpid()
         self.screen = SessionScreen()
         self.start = PendingCall(-1, "the start of the ranks", None)
+        self._doomed = False  # the ranks are being ended after the last call
         self._packed = packed
         self._call: PendingCall | None = self.start
         self.start.future.set_running_or_notify_cancel()
@@ -230,9 +235,10 @@ class RankSession:
 
     def join(self) -> None:
         """Wait until nothing is left of the ranks."""
-        self.thread.join()
-        self._job.thread.join()
-        self.screen.join()
+        here = threading.current_thread()  # one of these, if a future's callback closes the ranks
+        for thread in (self.thread, self._job.thread, self.screen.thread):
+            if thread is not here:
+                thread.join()
 
     def _report(self, event: Any) -> None:
         self._inbox.append(event)
@@ -259,7 +265,7 @@ class RankSession:
     def _serve(self) -> None:
         while not self.over:
             due = self._due()
-            wait = None if due is None else max(0.0, due - time.monotonic()) * 1000
+            wait = None if due is None else min(max(0.0, due - time.monotonic()), LONGEST_WAIT_SECONDS) * 1000
             for fd, _ in self._poll.poll(wait):
                 if fd == self._bell:
                     os.eventfd_read(self._bell)
@@ -329,7 +335,7 @@ class RankSession:
 
     def _next(self) -> None:
         """Begin the next call, if none is running."""
-        while self._call is None and self._waiting and not self._closing:
+        while self._call is None and self._waiting and not (self._closing or self._doomed):
             call = self._waiting.popleft()
             if not call.future.set_running_or_notify_cancel():
                 os.close(call.file)
@@ -388,7 +394,6 @@ class RankSession:
 
     def _finish(self, call: PendingCall) -> None:
         """The call is complete: the thread that writes the output says so after what is queued."""
-        self._call = None
         error: BaseException | None = call.ending
         assert self._collector is not None
         if error is None and (rank := call.failed()) >= 0:
@@ -396,17 +401,21 @@ class RankSession:
             error = outcome[1] if outcome[0] == "unreadable" else self._collector.failure_of(rank, outcome, "")
         if error is not None:
             self._collector.last = call.outcomes
-            self._check_places(call, error)
+            self._doomed = self._check_places(call, error)
+            self._call = None
             self.screen.after(lambda: call.future.set_exception(error))
         else:
             values = [call.outcomes[rank][1] for rank in sorted(self._node_of)]
             results = Results(values, self._collector.places)
             self._places = call.places
+            self._call = None
             self.screen.after(lambda: call.future.set_result(results))
         self._next()
 
-    def _check_places(self, call: PendingCall, error: BaseException) -> None:
+    def _check_places(self, call: PendingCall, error: BaseException) -> bool:
         """End the ranks if in this call some of them have begun operations in a process group that others have not.
+
+        Returns whether they are ended.
 
         In calls that all ranks have returned from, gloo may have counted more on some: it counts sends and receives.
         """
@@ -427,7 +436,8 @@ class RankSession:
                     self._give_up(call, rank)
                 else:
                     self._kill()
-                return
+                return True
+        return False
 
     # What goes wrong.
 

@@ -71,8 +71,8 @@ def size(text: str) -> int:
     """A size in bytes; the number may be followed by k, m or g (powers of 1024), as in 4k, 4kb or 4KiB."""
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = _UNITS.get(number[-1:] if number[-1:].isalpha() else "")
-    digits = number.rstrip("kmg")
-    if not unit or not digits.isdecimal() or not int(digits):
+    digits = number[:-1] if number[-1:].isalpha() else number
+    if not unit or not digits.isdecimal() or len(digits) > 18 or not 0 < int(digits) * unit < 1 << 63:
         raise click.BadParameter(f"{text!r} is not a size; give bytes (4096), or 4K, 1M, 1G")
     return int(digits) * unit
 

@@ -163,6 +163,10 @@ def dump(value: Any, fd: int, *, in_main: bool = False) -> None:
     del pickler
 
 
+# A file of at least this many bytes is mapped.
+_MAPPED = 1 << 20
+
+
 def _padded(offset: int) -> int:
     return -(-offset // _ALIGNED) * _ALIGNED
 
@@ -175,10 +179,17 @@ def _write(fd: int, view: memoryview, at: int) -> None:
 
 
 def map_file(fd: int, *, shared: bool) -> memoryview:
-    """Map the file for reading and writing; unless `shared`, writes don't reach the file."""
+    """Map the file for reading and writing; unless `shared`, writes don't reach the file. A small one is read instead.
+
+    A map keeps a descriptor, and a program may keep many small results.
+    """
     import mmap
 
     size = os.fstat(fd).st_size
+    if 0 < size < _MAPPED:
+        memory = mmap.mmap(-1, size)  # aligned like a map
+        os.preadv(fd, [memory], 0)
+        return memoryview(memory)
     return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY) if size else b"")
 
 
