@@ -194,9 +194,9 @@ def test_error_file_with_half_a_character(launchpad: Launchpad) -> None:
 @pytest.mark.parametrize("way", [("--preload", "json"), ("--start-method", "exec")], ids=["forked", "executed"])
 def test_exception_with_half_a_character(launchpad: Launchpad, way: tuple[str, ...]) -> None:
     (launchpad.folder / "half.py").write_text("raise ValueError('bad token \\ud83d')\n")
-    done = launchpad.run("run", "-n", 2, *way, "half.py")
+    done = launchpad.run("run", *way, "half.py")  # of two ranks, one may be stopped while it exits
     assert done.returncode == 1
-    assert re.search(r"rank \d failed first: ValueError: bad token \S+ \(exit code 1", done.stderr)
+    assert re.search(r"rank 0 failed first: ValueError: bad token \S+ \(exit code 1", done.stderr)
     assert "bug" not in done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -138,8 +139,10 @@ class Session(paramiko.Transport):
         """Close, without waiting for the thread."""
         # paramiko's handshake timer is a thread that outlives a failed handshake and delays the interpreter's exit.
         self.packetizer.complete_handshake()
-        self.close()
-        self.sock.close()
+        with contextlib.suppress(EOFError, OSError):  # the jump host's connection may end just now
+            self.close()
+        with contextlib.suppress(EOFError, OSError):
+            self.sock.close()
 
     def wait_closed(self, timeout: float) -> None:
         """Wait for the thread to end."""
