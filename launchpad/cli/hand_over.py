@@ -25,6 +25,9 @@ _HIGHEST_DESCRIPTOR = 255
 
 _MOST_TOOLS = 6  # of PEP 669
 
+# How late a signal may be passed on that came just before a wait.
+_LOOK_SECONDS = 0.5
+
 # These mean this very process: faults, what Python ignores, and the terminal's answer to a read or write of ours.
 _OURS = "SIGSEGV SIGBUS SIGFPE SIGILL SIGTRAP SIGSYS SIGABRT SIGPIPE SIGXFSZ SIGCHLD SIGKILL SIGSTOP SIGTTIN SIGTTOU"
 
@@ -89,8 +92,18 @@ class _Handover:
             return
         for early in self._early:
             self._pass_on(early)
-        ended = channel.receive(_socket.socket(fileno=self._end))
+        ended = self._await_end()
         _leave(-signal.SIGKILL if ended is None else ended[0]["code"])  # None: it was killed with its minder
+
+    def _await_end(self) -> tuple[dict[str, Any], list[int]] | None:
+        end = _socket.socket(fileno=self._end)
+        # A signal that comes just before the wait doesn't interrupt it: Python calls its handler afterwards.
+        end.settimeout(_LOOK_SECONDS)
+        while True:
+            try:
+                return channel.receive(end)
+            except TimeoutError:
+                continue
 
     def _pass_on(self, signum: int, _: object = None) -> None:
         if self._head < 0:
