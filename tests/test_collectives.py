@@ -29,7 +29,8 @@ DTYPES = (
 ).split()
 SHAPES = ["0-d", "one", "empty", "no rows", "vector", "cube", "transposed", "strided", "mixed", "large"]
 STRIDED, EMPTY = {"transposed", "strided", "mixed"}, {"empty", "no rows"}
-MOVING = "broadcast scatter gather all_gather all_gather_into_tensor all_to_all all_to_all_single all_to_all_uneven"
+MOVING = "broadcast scatter gather gather_single all_gather all_gather_into_tensor "
+MOVING += "all_to_all all_to_all_single all_to_all_uneven"
 REDUCING = "all_reduce reduce reduce_scatter reduce_scatter_tensor"
 PEERS = "send_recv recv_any batch"
 ONCE = "objects barriers coalesced future in_place premul_sum negative"
@@ -394,10 +395,13 @@ PROGRAMS_ALONE = {
         "assert all(hasattr(dist, name) for name in dist.__all__) and set(dist.__all__) <= set(dir(dist))\n"
         "for name in dist.__all__:\n"
         "    if name in own: continue\n"
-        "    ours, theirs = getattr(dist, name), getattr(td, name)\n"
+        "    ours, theirs = getattr(dist, name), getattr(td, name, None)\n"
         "    if ours is not theirs and callable(theirs):\n"
-        "        a, b = inspect.signature(ours).parameters, inspect.signature(theirs).parameters\n"
+        "        a, b = dict(inspect.signature(ours).parameters), inspect.signature(theirs).parameters\n"
         "        b = {k: v for k, v in b.items() if not k.startswith('_')}\n"
+        "        if 'options' in a and 'options' not in b:  # what a newer torch has besides\n"
+        "            assert a.pop('options').kind is inspect.Parameter.VAR_KEYWORD, name\n"
+        "            b = {k: b[k] for k in list(b)[: len(a)]}\n"
         "        assert list(a) == list(b), name\n"
         "        assert [v.default for v in a.values()] == [v.default for v in b.values()], name\n"
         "print('same')",

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
         all_to_all_single,
         broadcast,
         gather,
+        gather_into_tensor,
+        gather_single,
         reduce,
         reduce_scatter,
         reduce_scatter_single,
@@ -116,7 +118,9 @@ __all__ = [
     "destroy_process_group",
     "dist_backend",
     "gather",
+    "gather_into_tensor",
     "gather_object",
+    "gather_single",
     "get_backend",
     "get_rank",
     "get_world_size",
@@ -150,7 +154,8 @@ __all__ = [
 _HOMES = {
     ".layout": (
         "all_gather all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all "
-        "all_to_all_single broadcast gather reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter"
+        "all_to_all_single broadcast gather gather_into_tensor gather_single reduce reduce_scatter "
+        "reduce_scatter_single reduce_scatter_tensor scatter"
     ),
     ".peers": "P2POp irecv isend monitored_barrier recv recv_object_list send send_object_list",
     ".start": "init_process init_process_group new_group",

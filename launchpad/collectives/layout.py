@@ -23,6 +23,7 @@ _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 # torch 2.13 renamed two functions and warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_gather_single = getattr(dist, "gather_single", None)  # new in torch 2.15
 
 
 class CopyBack:
@@ -216,6 +217,24 @@ def gather(
     return stage.end(dist.gather(_real(stage.read(tensor)), parts, dst, group, async_op, group_dst))
 
 
+def gather_single(
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Any:
+    """Fill `gather_tensor` on rank `dst`, by default 0, with all ranks' tensors, one after the other or stacked."""
+    stage, sent = Stage(), _row(_real(tensor))
+    dst = 0 if dst is None and group_dst is None else dst
+    whole = stage.write(_real(gather_tensor)) if _is_root(dst, group_dst, group) else None
+    if _gather_single is not None:
+        return stage.end(_gather_single(stage.read(sent), whole, dst, group, async_op, group_dst))
+    parts = None if whole is None else list(whole.view(dist.get_world_size(group), *sent.shape))
+    return stage.end(dist.gather(stage.read(sent), parts, dst, group, async_op, group_dst))
+
+
 def all_gather(tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
     """Fill item i of each rank's list with rank i's `tensor`."""
     stage = Stage()
@@ -273,12 +292,10 @@ def all_to_all_single(
     stage = Stage()
     if _share_memory(output, input):  # gloo would overwrite the input before it has sent all of it
         input = input.clone()
-    return stage.end(
-        dist.all_to_all_single(
-            stage.write(output), stage.read(input), output_split_sizes, input_split_sizes, group, async_op
-        )
-    )
+    filled, sent = _row(stage.write(output)), _row(stage.read(input))
+    return stage.end(dist.all_to_all_single(filled, sent, output_split_sizes, input_split_sizes, group, async_op))
 
 
 all_gather_single = all_gather_into_tensor
+gather_into_tensor = gather_single
 reduce_scatter_single = reduce_scatter_tensor

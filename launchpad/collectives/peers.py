@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_object_coll_device, _tensor_to_object
 
 from launchpad.collectives.layout import Stage
 from launchpad.errors import FrontendError
@@ -184,10 +185,15 @@ def send_object_list(
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    **options: Any,
 ) -> None:
-    """torch.distributed.send_object_list. Raises ValueError for a rank that doesn't exist."""
+    """torch.distributed.send_object_list. Raises ValueError for a rank that doesn't exist.
+
+    `options`: those of a newer torch, such as `weights_only`.
+    """
     _check("send_object_list", dst, group_dst, group)
-    dist.send_object_list(object_list, dst, group, device, group_dst, use_batch)
+    options |= {"use_batch": True} if use_batch else {}  # which older ones don't know
+    dist.send_object_list(object_list, dst, group, device, group_dst, **options)
 
 
 def recv_object_list(
@@ -197,15 +203,20 @@ def recv_object_list(
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    **options: Any,
 ) -> int:
     """torch.distributed.recv_object_list, but without `src` it really receives from any rank, as torch documents.
 
-    Raises ValueError for a rank that doesn't exist.
+    `options`: those of a newer torch, such as `weights_only`. Raises ValueError for a rank that doesn't exist.
     """
     _check("recv_object_list", src, group_src, group)
     if src is not None or group_src is not None:
-        return int(dist.recv_object_list(object_list, src, group, device, group_src, use_batch))
-    device = device or torch.device(_get_object_coll_device(group))
+        options |= {"use_batch": True} if use_batch else {}
+        return int(dist.recv_object_list(object_list, src, group, device, group_src, **options))
+    weights_only = bool(options.pop("weights_only", False))
+    if options:
+        raise TypeError(f"recv_object_list: unexpected options from any rank: {', '.join(options)}")
+    device = device or torch.device("cpu")  # NCCL, which needs another, can't receive from any rank
     sizes = torch.empty(len(object_list), dtype=torch.long, device=device)
     sender = recv(sizes, group=group)
     if sender < 0:
@@ -214,8 +225,8 @@ def recv_object_list(
     dist.recv(joined, src=sender, group=group)
     start = 0
     for index, size in enumerate(sizes.tolist()):
-        data = joined[start : start + size]
-        object_list[index] = _tensor_to_object(data, size, group)  # type: ignore[no-untyped-call]
+        data = joined[start : start + size].cpu().numpy().tobytes()
+        object_list[index] = torch.load(io.BytesIO(data), weights_only=True) if weights_only else pickle.loads(data)
         start += size
     return sender
 

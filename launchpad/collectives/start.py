@@ -38,6 +38,7 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any | None = None,
     device_id: torch.device | int | None = None,
+    **options: Any,
 ) -> None:
     """torch.distributed.init_process_group, which needs no arguments under any launcher.
 
@@ -51,7 +52,8 @@ def init_process_group(
     argument must agree with it.
     `timeout`: for the rendezvous and for each operation. None means torch's default, 10 min for nccl and 30 min for
     others.
-    `store`, `pg_options`, `device_id`: as in torch. `group_name` has no effect, as in torch.
+    `store`, `pg_options`, `device_id`: as in torch, and so are `options` that a newer torch has, such as
+    `enable_reconfigure`. `group_name` has no effect, as in torch.
 
     Raises FrontendError if the frontend isn't available, WorldError if the world can't be determined, ValueError if
     the group exists already, and whatever torch raises.
@@ -69,7 +71,7 @@ def init_process_group(
         refuse(backend, machine)
     url, rank, world_size = _split(init_method, rank, world_size)
     if backend == "mpi":
-        _start_mpi(rank, world_size, timeout)
+        _start_mpi(rank, world_size, timeout, options)
         return
     if store is None and rank < 0 < world_size and url.scheme in ("tcp", "file") and _is_alone():
         store, rank = bootstrap.take_rank(url, world_size, timeout or dist.default_pg_timeout, _prefix())
@@ -90,6 +92,7 @@ def init_process_group(
         group_name=group_name,
         pg_options=pg_options,
         device_id=device_id,
+        **options,
     )
     _started += 1
 
@@ -189,7 +192,7 @@ def new_group(*args: Any, **options: Any) -> Any:
     return dist.new_group(*args, **options)
 
 
-def _start_mpi(rank: int, size: int, timeout: timedelta | None) -> None:
+def _start_mpi(rank: int, size: int, timeout: timedelta | None, options: dict[str, Any]) -> None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: it found no MPI library to load
@@ -204,4 +207,4 @@ def _start_mpi(rank: int, size: int, timeout: timedelta | None) -> None:
         )
     install = importlib.import_module(".mpi", __package__).install
     install()
-    dist.init_process_group("mpi", timeout=timeout)
+    dist.init_process_group("mpi", timeout=timeout, **options)

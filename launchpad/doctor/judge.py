@@ -10,7 +10,7 @@ from launchpad.doctor.gpus import judge_gpus
 from launchpad.doctor.hosts import judge_host
 from launchpad.doctor.network import address_of, interface_of, judge_network
 from launchpad.doctor.seen import Examination, Finding, Level, listed, size
-from launchpad.doctor.software import judge_software, mpi_in_words
+from launchpad.doctor.software import judge_software, mpi_in_words, untested_torch
 
 
 def judge(seen: Examination) -> list[Finding]:
@@ -55,7 +55,9 @@ def about_host(seen: Examination, place: int) -> str:
         words += [f"{len(gpus.gpus)} × {gpus.gpus[0].name}"] if gpus.gpus else []
     if software := facts.get("software"):
         words.append(f"Python {software.python}")
+        untested = untested_torch(software.torch)
         words.append(f"torch {software.torch}" if software.torch else "no torch")
+        words[-1] += f" ({untested})" if untested else ""
     if (mpi := facts.get("mpi")) and mpi.library and not mpi.problem:
         words.append(mpi_in_words(mpi))
     if (kept := facts.get("kept")) and kept.images:

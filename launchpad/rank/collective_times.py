@@ -10,7 +10,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 # How many of the last ones are told for the report.
@@ -78,23 +77,15 @@ def last_news(now: int) -> list[list[Any]]:
 def _sizes() -> dict[str, int]:
     """How many ranks each group has; of those that are destroyed it is not known any more."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    if world is None:
-        return {}
-    return {
-        f"{mpi}{world.pg_names[group]}": len(ranks)
-        for group, ranks in world.pg_group_ranks.items()
-        for mpi in ("", "mpi ")
-    }
+    names, members = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
+    return {f"{mpi}{names[group]}": len(ranks) for group, ranks in members.items() for mpi in ("", "mpi ")}
 
 
 def _of_torch() -> list[tuple[str, int, str, int, int]]:
     """(group, number, what, when by the monotonic clock, ns that it took or 0) each; of messages `what` is empty."""
-    module = sys.modules.get("torch._C._distributed_c10d")
-    dump: Callable[..., bytes] | None = getattr(module, "_dump_fr_trace", None)
-    if dump is None:
-        return []
-    import pickle
     import time
+
+    from . import flight_recorder
 
     to_monotonic = time.monotonic_ns() - time.time_ns()
     return [
@@ -105,7 +96,8 @@ def _of_torch() -> list[tuple[str, int, str, int, int]]:
             int(one["time_created_ns"]) + to_monotonic,
             int(one.get("duration_ms", 0) * 1e6),
         )
-        for one in pickle.loads(dump(True, False, False)).get("entries") or ()
+        for dumped in flight_recorder.dumps(True, False, False)
+        for one in dumped.get("entries") or ()
     ]
 
 

@@ -221,7 +221,7 @@ def _places() -> dict[str, int]:
     """How many operations this rank has begun in each of its process groups, by the group's name."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     found: dict[str, int] = {}
-    for group, name in list(module._world.pg_names.items()) if module is not None else ():
+    for group, name in list(getattr(getattr(module, "_world", None), "pg_names", {}).items()):
         try:
             found[str(name)] = int(group._get_sequence_number_for_group())
         except Exception:  # this kind of group does not count

@@ -21,7 +21,6 @@ import sys
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 # The agent finds the file by name among the rank's descriptors. If the program has closed it, no signal is sent.
@@ -298,14 +297,14 @@ def _waits_in() -> list[float] | None:
 
 def _begun(group: str, number: int) -> int:
     """When a collective was entered, by torch's flight recorder, in ns since 1970; 0 if unknown."""
-    dump: Callable[..., bytes] | None = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace", None)
-    if dump is None or not group.startswith("#"):  # one of launchpad's mpi frontend
+    if not group.startswith("#"):  # one of launchpad's mpi frontend
         return 0
-    import pickle
+    from . import flight_recorder
 
     times = [
         int(entry["time_created_ns"])
-        for entry in pickle.loads(dump(True, False, True)).get("entries") or ()
+        for dumped in flight_recorder.dumps(True, False, True)
+        for entry in dumped.get("entries") or ()
         if entry["collective_seq_id"] == number and not entry["is_p2p"] and not entry["retired"]
     ]
     return min(times, default=0)
@@ -352,32 +351,31 @@ def _groups() -> dict[str, Any]:
     module = sys.modules.get(_GROUPS)
     if module is None:
         return {}
-    world = module._world
+    world = getattr(module, "_world", None)
+    names, members = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
     found = {}
-    for group, ranks in world.pg_group_ranks.items():
+    for group, ranks in members.items():
         description = str(getattr(group, "group_desc", ""))
-        found[str(world.pg_names[group])] = [description, sorted(map(int, ranks))]
+        found[str(names[group])] = [description, sorted(map(int, ranks))]
     return found
 
 
 def _of_torch(everything: bool) -> list[dict[str, Any]]:
     """Entries from torch's flight recorder; without `everything`, only the last one of each group, without frames."""
-    module = sys.modules.get("torch._C._distributed_c10d")
-    dump: Callable[..., bytes] | None = getattr(module, "_dump_fr_trace", None)
-    if dump is None or _GROUPS not in sys.modules:
+    if _GROUPS not in sys.modules:
         return []
-    import pickle
+    from . import flight_recorder
 
-    found = []
+    found: list[dict[str, Any]] = []
     if not everything:
-        status = pickle.loads(dump(False, False, False)).get("pg_status") or {}
-        for place, group in status.items():
+        dumped = flight_recorder.dumps(False, False, False)
+        for place, group in (row for one in dumped for row in (one.get("pg_status") or {}).items()):
             number, done = int(group["last_enqueued_collective"]), int(group["last_completed_collective"])
             found.append({"group": f"#{place}", "number": number, "done": done >= number})
         return found
     with _NoInductor():
-        dumped = dump(True, True, False)
-    for entry in pickle.loads(dumped).get("entries") or ():
+        full = list(flight_recorder.dumps(True, True, False))
+    for entry in (entry for one in full for entry in one.get("entries") or ()):
         if entry["is_p2p"]:
             continue
         frames = [[one["filename"], one["line"], one["name"]] for one in entry["frames"][:ENTRY_FRAMES]]

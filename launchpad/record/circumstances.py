@@ -36,7 +36,7 @@ def circumstances(plan: Plan, environ: Mapping[str, str]) -> dict[str, Any]:
             "launchpad": __version__,
             "Python of launchpad": "{}.{}.{}".format(*sys.version_info),
             "Linux": os.uname().release,
-            **_packages(argv[0] if plan.nodes[0].python and argv else sys.executable),
+            **packages_of(argv[0] if plan.nodes[0].python and argv else sys.executable),
         },
         "plan": in_words(_masked(plan)) if len(plan.ranks) <= MOST_RANKS else f"{len(plan.ranks)} ranks",
     }
@@ -50,7 +50,7 @@ def _masked(plan: Plan) -> Plan:
     return replace(plan, nodes=tuple(nodes))
 
 
-def _packages(python: str) -> dict[str, str]:
+def packages_of(python: str) -> dict[str, str]:
     """The versions of the packages that matter, installed beside this interpreter, without running it."""
     found = {}
     for name in _PACKAGES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,8 @@ def run_job(
         from launchpad.console.summary import no_kept_image
 
         say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
+    if options.reports.verbose and spec.torch:
+        _say_if_untested(spec.python)
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
     if show is not None:
@@ -126,6 +129,15 @@ def run_job(
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
     return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
+
+
+def _say_if_untested(python: str) -> None:
+    from launchpad.doctor.software import untested_torch
+    from launchpad.record.circumstances import packages_of
+
+    version = packages_of(shutil.which(python) or python).get("torch", "")
+    if untested := untested_torch(version):
+        say_on_stderr(f"torch {version} of {python} is {untested}")
 
 
 def _import_the_rest() -> None:

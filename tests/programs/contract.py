@@ -192,6 +192,14 @@ def gather(case):
         case.expect(part, wanted)
 
 
+def gather_single(case):
+    root = case.size - 1
+    whole = case.lay_out(torch.zeros_like(case.plain(0, rows=case.size))) if case.rank == root else None
+    case.end(dist.gather_single(case.value(case.rank), whole, group_dst=root, **case.how))
+    if whole is not None:
+        case.expect(whole.cpu().reshape(case.size, *case.dims), torch.stack(case.all_of()))
+
+
 def all_gather(case):
     parts = [case.blank() for _ in range(case.size)]
     case.end(dist.all_gather(parts, case.value(case.rank), **case.how))
@@ -338,7 +346,8 @@ def negative(case):
 
 
 MOVING = [
-    *(broadcast, scatter, gather, all_gather, all_gather_into_tensor, all_to_all, all_to_all_single, all_to_all_uneven),
+    *(broadcast, scatter, gather, gather_single, all_gather, all_gather_into_tensor),
+    *(all_to_all, all_to_all_single, all_to_all_uneven),
     *(send_recv, recv_any, batch),
 ]
 REDUCING = [all_reduce, reduce, reduce_scatter, reduce_scatter_tensor]

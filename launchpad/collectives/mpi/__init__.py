@@ -11,7 +11,10 @@ import inspect
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed import distributed_c10d as c10d
+
+from launchpad.errors import FrontendError
 
 if TYPE_CHECKING:
     from launchpad.collectives.mpi.group import MpiGroup
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 NEEDS = "the mpi frontend needs mpi4py and an MPI library; `pip install mpi4py mpich` installs both"
+UNKNOWN_TORCH = "the mpi frontend can't be used with torch {}: {}; use backend='gloo', or another release of torch"
+FIXED = "backend mpi: the ranks of an MPI world can't be reconfigured; leave out enable_reconfigure"
 MIXED = "backend {}: mpi handles tensors of every device and can't be combined with another; use backend='mpi'"
 STORELESS = (
     "an mpi world has no store, which a group with backend {} needs; "
@@ -36,6 +41,8 @@ class MpiBackend:
         try:
             from launchpad.collectives.mpi.group import MpiGroup
         except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py found no MPI library
+            if str(getattr(error, "name", "")).startswith("torch"):
+                raise RuntimeError(UNKNOWN_TORCH.format(torch.__version__, error)) from error
             raise RuntimeError(f"{NEEDS} ({' '.join(str(error).split())})") from error
         return MpiGroup.create(ranks, cls.timeout)
 
@@ -47,8 +54,11 @@ def install() -> None:
     """
     if c10d.is_mpi_available():
         return
-    make_group = c10d._new_process_group_helper
-    signature = inspect.signature(make_group)
+    make_group: Any = getattr(c10d, "_new_process_group_helper", None)
+    signature = inspect.signature(make_group or (lambda: None))
+    if not {"backend", "timeout"} <= signature.parameters.keys():
+        what = "torch.distributed.distributed_c10d._new_process_group_helper is missing or takes other arguments"
+        raise FrontendError(UNKNOWN_TORCH.format(torch.__version__, what))
 
     @functools.wraps(make_group)
     def with_timeout(*args: Any, **options: Any) -> Any:
@@ -58,6 +68,8 @@ def install() -> None:
             raise ValueError(MIXED.format(backend))
         if c10d.is_initialized() and c10d.get_backend() == "mpi" and backend not in ("mpi", "fake"):
             raise ValueError(STORELESS.format(backend))
+        if given.get("enable_reconfigure"):
+            raise ValueError(FIXED)
         MpiBackend.timeout = given.get("timeout") or c10d.default_pg_timeout
         return make_group(*args, **options)
 

@@ -71,6 +71,14 @@ class Base(ProcessGroup):
     def name(self) -> str:
         return "mpi"
 
+    def _get_backend(self, _device: torch.device) -> Self:  # type: ignore[override]
+        """The group itself, for tensors of every device: torch 2.14 asks it whether operations can be coalesced."""
+        return self
+
+    def get_backend(self, device: torch.device) -> Self:
+        """The same: its name since torch 2.15."""
+        return self._get_backend(device)
+
     @property
     def label(self) -> str:
         return repr(self._description if self._description not in ("", "undefined") else self._name)

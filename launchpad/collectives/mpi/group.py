@@ -173,6 +173,17 @@ class MpiGroup(Base):
         request = self._live().Igatherv(buffers.raw(source), received, root)
         return Work(self, "gather", opts, request, outputs, (source, host), lambda: buffers.store_all(pieces, host))
 
+    def gather_single(self, output: Tensor, input: Tensor, opts: GatherOptions = GATHER) -> Work:
+        root = opts.rootRank
+        self._check_rank("gather_single", root)
+        source = buffers.loaded(input)
+        if self._rank != root:
+            return Work(self, "gather_single", opts, self._live().Igather(buffers.raw(source), None, root), [], source)
+        check_whole("gather_single", output, input, self._size)
+        host = buffers.room(output)
+        request = self._live().Igather(buffers.raw(source), buffers.raw(host, self._size), root)
+        return Work(self, "gather_single", opts, request, [output], (source, host), buffers.stored(output, host))
+
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: ScatterOptions = SCATTER) -> Work:
         own, root = one("scatter", outputs), opts.rootRank
         self._check_rank("scatter", root)

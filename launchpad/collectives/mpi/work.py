@@ -81,7 +81,7 @@ class Work(TorchWork):
         """The memory that MPI reads or writes in the meantime; the request holds only its address."""
         self._arrived = arrived
         self._lock = threading.Lock()
-        if profiler._is_profiler_enabled:
+        if getattr(profiler, "_is_profiler_enabled", False):
             self._event = profiling.begin(what, keep)
         group.hold(self)
         group.recorded.add(self, what, outputs)
