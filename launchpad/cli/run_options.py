@@ -134,6 +134,14 @@ _OPTIONS = (
         pet=True,
         help="Write to files and the console; same syntax as --redirects.",
     ),
+    _output(
+        "--log-line-prefix-template",
+        default="",
+        metavar="TEMPLATE",
+        pet=True,
+        help="What stands before each line instead of [RANK], like '${hostname}:${rank}: '. Also ${local_rank}, "
+        "${role_name}.",
+    ),
     _output("--local-ranks-filter", type=local_ranks, metavar="R,R,…", pet=True, help="Show only these local ranks."),
     _output(
         "--duplicate-stdout-filters",
