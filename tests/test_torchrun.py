@@ -128,7 +128,7 @@ def test_no_option_of_torchrun_is_missing() -> None:
     text = subprocess.run([torchrun, "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
     theirs = set(re.findall(r"^  (?:-\w [A-Z_]*, |-\w, )?(--[a-z-]+)", text, flags=re.M)) - {"--help"}
     assert len(theirs) > 25
-    assert theirs <= {*OPTIONS, "--module", "--no-python"}
+    assert theirs <= {*OPTIONS, "--module", "--no-python", "--print-completion"}
 
 
 @pytest.mark.parametrize(
