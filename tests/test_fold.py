@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from launchpad.console.fold import HOLD_SECONDS, MOST_LINES_A_SECOND, Fold, FoldedLine, FoldingDevice, merged
 from launchpad.console.lines import QUIET_SECONDS_TERMINAL, Device, LineStream
+from launchpad.console.prefix import of_several
 from tests.conftest import Launchpad
 from tests.test_lines import UNHURRIED
 from tests.test_run_output import memory_of, wait_until_blocked
@@ -121,8 +122,12 @@ def test_a_device_that_folds_shows_what_one_that_does_not_shows(
                 assert texts[0] == texts[1]
 
 
+def _prefix(ranks: tuple[int, ...], _: int) -> tuple[bytes, int]:
+    return of_several(ranks).encode(), len(of_several(ranks))
+
+
 def folding(ranks: int, columns: int | None = None) -> FoldingDevice:
-    return FoldingDevice(2 * ranks, columns, Fold(ranks), lambda label, _: f"{label} ".encode())
+    return FoldingDevice(2 * ranks, columns, Fold(ranks), _prefix)
 
 
 def by_rank(shown: bytes) -> dict[int, list[bytes]]:

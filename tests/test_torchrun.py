@@ -16,7 +16,7 @@ from launchpad.job.world import parse_endpoint, parse_nnodes
 from tests.conftest import DEADLINE, Launchpad
 from tests.test_run_targets import shown
 
-# Every option of torchrun 2.13, as people give them; the value is what `--help` says it takes.
+# Every option of torchrun 2.15, as people give them; the value is what `--help` says it takes.
 OPTIONS = {
     "--nnodes": "1:1",
     "--nproc-per-node": "1",
@@ -33,6 +33,7 @@ OPTIONS = {
     "--log-dir": "logs",
     "--redirects": "0",
     "--tee": "0:3",
+    "--log-line-prefix-template": "[${rank}] ",
     "--local-ranks-filter": "0",
     "--duplicate-stdout-filters": "a,b",
     "--duplicate-stderr-filters": "a,b",
@@ -127,7 +128,7 @@ def test_no_option_of_torchrun_is_missing() -> None:
     text = subprocess.run([torchrun, "--help"], capture_output=True, text=True, check=True, timeout=DEADLINE).stdout
     theirs = set(re.findall(r"^  (?:-\w [A-Z_]*, |-\w, )?(--[a-z-]+)", text, flags=re.M)) - {"--help"}
     assert len(theirs) > 25
-    assert theirs <= {*OPTIONS, "--module", "--no-python"}
+    assert theirs <= {*OPTIONS, "--module", "--no-python", "--print-completion"}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,9 @@ def test_abbreviations_as_argparse_takes_them(launchpad: Launchpad) -> None:
 def test_ambiguous_abbreviation_is_refused(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--log", "x", "show_env.py")
     assert done.returncode == 2
-    assert done.stderr.startswith("launchpad: error: --log could be --log-dir or --logs-specs")
+    assert done.stderr.startswith(
+        "launchpad: error: --log could be --log-dir or --log-line-prefix-template or --logs-specs"
+    )
 
 
 def test_defaults_from_pet_variables(launchpad: Launchpad) -> None:

@@ -17,6 +17,7 @@ from launchpad import linux
 from launchpad.api.packing import deliver
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
+from launchpad.console.prefix import chosen_template
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
@@ -111,6 +112,7 @@ def prepare(
         },
         torch=False,
         preload=_preload(backend, {**os.environ, **(env or {})}, bind),
+        line_prefix=chosen_template("", os.environ),
         bind=bind,
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
     )
@@ -255,7 +257,7 @@ class FunctionJob:
         self._collector = self._collect(cluster.plan, remote)
         cluster.plan = self._with_files(cluster.plan, remote)
         deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
-        self.screen.open(cluster.plan)
+        self.screen.open(cluster.plan, spec)
         self._conduct(cluster)
 
     def _conduct(self, cluster: Cluster) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any, TextIO
 
-from launchpad.console.console import labels
 from launchpad.console.lines import Device, LineStream
+from launchpad.console.prefix import encoded, prefixes, template_of
 from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Fenced, Output, RanksSpawned, Written
 
 _Pieces = list[tuple[int, bytes]]
@@ -48,27 +49,27 @@ class Screen:
         self._devices: dict[int, Device] = {}
         self._streams: dict[tuple[int, int], LineStream] = {}
 
-    def open(self, plan: Plan) -> None:
+    def open(self, plan: Plan, spec: JobSpec) -> None:
         """Prepare for the plan's ranks."""
         same = self._files[STDOUT] is self._files[STDERR] or all(_is_terminal(file) for file in self._files.values())
         count = len(plan.ranks)
         self._devices[STDOUT] = Device(2 * count if same else count, None)
         self._devices[STDERR] = self._devices[STDOUT] if same else Device(count, None)
-        self._label = labels([node.name for node in plan.nodes], plan.world_size)
+        self._prefix = prefixes(plan.by_node, template_of(spec.line_prefix, spec.role))
         for place, node in enumerate(plan.nodes):
             for rank in node.ranks:
-                self._add(rank.rank, place)
+                self._add(place, rank.rank, rank.local_rank)
 
-    def _add(self, rank: int, node: int) -> None:
-        prefix = f"{self._label(node, rank)} "
+    def _add(self, node: int, rank: int, local_rank: int) -> None:
+        prefix = self._prefix(node, rank, local_rank).text
         for fd in self._files:
-            self._streams[rank, fd] = LineStream(fd, prefix.encode(), len(prefix))
+            self._streams[rank, fd] = LineStream(fd, encoded(prefix), len(prefix))
 
     def on(self, event: Any) -> bool:
         """Queue what a rank has printed. Returns True if it will be written later."""
         if type(event) is RanksSpawned:
             for rank in event.ranks:
-                self._add(rank, event.node)
+                self._add(event.node, rank, rank)
         if type(event) is not Output or (event.rank, event.stream) not in self._streams:
             return False
         stream = self._streams[event.rank, event.stream]

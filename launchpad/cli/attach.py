@@ -13,6 +13,7 @@ import click
 from launchpad.cli.options import FOLD, since
 from launchpad.cli.wait import is_running, wait_for
 from launchpad.console.console import LAST_WORDS_SECONDS, StandardStreams
+from launchpad.console.prefix import Prefix, template_of
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.control import send_signal
@@ -91,7 +92,8 @@ class _Attached:
         planned = replay.first_event(folder)
         ranks = sum(len(ranks) for _, ranks in planned.nodes) if planned else 1
         self._now = 0.0  # how far we are in the record, or in the present: seconds since 1970
-        self._screen = StandardStreams(ranks, os.environ, self._inbox.put, fold, lambda: self._now)
+        template = template_of(planned.line_prefix, planned.role) if planned else None
+        self._screen = StandardStreams(ranks, os.environ, self._inbox.put, fold, lambda: self._now, template)
         self._waiting = 0  # bytes that the terminal has not taken yet
         self._input: StdinForwarder | None = None
         self._key = b""  # the last one
@@ -154,7 +156,7 @@ class _Attached:
         match entry.kind:
             case "output":
                 output = Output(0, entry.rank, entry.stream, entry.text.encode(errors="surrogateescape"))
-                if self._screen.show(output, entry.label):
+                if self._screen.show(output, Prefix(entry.label, entry.local_rank, entry.host)):
                     self._waiting += len(output.data)
             case "say":
                 self._screen.say(entry.text, bad=entry.bad)

@@ -21,6 +21,9 @@ _FLAGS = "mqv"  # may stand before the H, as in -qH
 # A job file may name hosts. ssh may ask the user something on /dev/tty then, which is nothing to a kept head.
 _NO_KEPT_HEAD = ("--config",)
 
+# A shell asks what can stand at the cursor, and this names it (complete.py): nothing is to be started.
+COMPLETION = "_LAUNCHPAD_COMPLETE"
+
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
 
 
@@ -29,6 +32,10 @@ def main() -> None:
     if sys.platform != "linux":
         sys.stderr.write(f"launchpad: error: {_NEEDS_LINUX.format(sys.platform)}\n")
         raise SystemExit(2)
+    if COMPLETION in os.environ:
+        from launchpad.cli.complete import answer
+
+        answer()
     _prepare()
     _open_standard_descriptors()
     if _starts_agent() and _has_keeper() and not _has_option(_NO_KEPT_HEAD):

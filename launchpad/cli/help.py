@@ -107,6 +107,7 @@ def _list() -> str:
             "",
             *lines,
             "",
+            "launchpad completion SHELL has the Tab key complete command lines (launchpad help quickstart).",
             "launchpad help TOPIC shows a page; launchpad COMMAND --help shows a command's options.",
         ]
     )

@@ -36,7 +36,18 @@ from launchpad.protocol.events import STDERR
 Settings = dict[str, str | bool | list[str]]
 
 # These belong on the command line: they concern one invocation rather than the job.
-_NOT_IN_FILES = {"config", "job", "detach", "dry-run", "json", "hosts", "hostfile", "add-to-reports", "help"}
+_NOT_IN_FILES = {
+    "config",
+    "job",
+    "detach",
+    "dry-run",
+    "json",
+    "hosts",
+    "hostfile",
+    "add-to-reports",
+    "print-completion",
+    "help",
+}
 
 
 class JobResult(NamedTuple):

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from launchpad.cli.options import FOLD, since
-from launchpad.console.console import labels, wants_fold
+from launchpad.console.console import wants_fold
 from launchpad.console.fold import Fold, FoldingDevice
 from launchpad.console.lines import Device, LineStream
+from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, of_several, prefixes, template_of
 from launchpad.errors import UsageError
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
@@ -108,32 +109,33 @@ class _Printer:
         self._device = Device(1, None)
         if fold != "never":
             held = Fold(ranks, numbers=fold == "numbers")
-            self._device = FoldingDevice(1, None, held, lambda label, _: f"{label} ".encode())
+            self._device = FoldingDevice(1, None, held, self._shared_prefix)
         self._matches = matches
         self._notes = notes
         self._now = 0.0  # how far we are in the job, by launchpad's clock
         self._rest: dict[LineStream, bytes] = {}  # the beginning of a line, not matched yet
         self._streams: dict[tuple[int, int], LineStream] = {}
-        self._labels: dict[int, str] = {}
+        self._template: PrefixTemplate | None = None
+        self._prefixes: dict[int, Prefix] = {}
 
     def show(self, events: Iterable[Any]) -> None:
         """Print the output events; ignore others."""
         for event in events:
             match event:
-                case JobPlanned(nodes=nodes):
-                    self._label(nodes)
+                case JobPlanned(nodes=nodes, line_prefix=text, role=role):
+                    self._template = template_of(text, role)
+                    self._begin(nodes)
                 case Restarted(_, attempt):
                     self._end_lines()
                     if event.nodes:
-                        self._label(event.nodes)
+                        self._begin(event.nodes)
                     if self._notes:
                         self._write(self._device.note(f"launchpad: restart {attempt}".encode(), STDOUT))
                 case Output(at, rank, stream, data):
                     self._now = max(self._now, at / 1e9)
                     self._write(self._device.tick(self._now))
                     if (rank, stream) not in self._streams:
-                        label = self._labels.get(rank, f"[{rank}]")
-                        prefix = f"{label} ".encode()
+                        prefix = encoded(self._prefix(rank).text)
                         self._streams[rank, stream] = LineStream(STDOUT, prefix, len(prefix), rank, stream)
                     self._feed(self._streams[rank, stream], data)
         sys.stdout.buffer.flush()
@@ -145,10 +147,25 @@ class _Printer:
         if data:
             self._write(self._device.feed(stream, data, self._now))
 
-    def _label(self, nodes: Sequence[Sequence[Any]]) -> None:
-        label = labels([name for name, _ in nodes], sum(len(ranks) for _, ranks in nodes))
-        self._labels = {rank: label(place, rank) for place, (_, ranks) in enumerate(nodes) for rank in ranks}
+    def _begin(self, nodes: Sequence[Sequence[Any]]) -> None:
+        prefix = prefixes(nodes, self._template)
+        self._prefixes = {
+            rank: prefix(node, rank, local_rank)
+            for node, (_, ranks) in enumerate(nodes)
+            for local_rank, rank in enumerate(ranks)
+        }
         self._streams.clear()
+
+    def _prefix(self, rank: int) -> Prefix:
+        found = self._prefixes.get(rank)
+        if found is None:  # it was spawned
+            found = self._template.of(rank, rank, "") if self._template else Prefix(of_several((rank,)))
+        return found
+
+    def _shared_prefix(self, ranks: tuple[int, ...], _: int) -> tuple[bytes, int]:
+        template = self._template
+        text = template.of_several({rank: self._prefix(rank) for rank in ranks}) if template else of_several(ranks)
+        return encoded(text), columns(text)
 
     def tick(self, seconds: float) -> None:
         """So much time has passed: print what has waited long enough."""

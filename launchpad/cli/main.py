@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launchpad.transport.local import LocalLink
 
 # A command's module is imported only when the command is used, to keep start-up fast.
-_COMMANDS = {
+COMMANDS = {
     "run": "launchpad.cli.run",
     "launch": "launchpad.cli.launch",
     "attach": "launchpad.cli.attach",
@@ -38,6 +38,7 @@ _COMMANDS = {
     "jobs": "launchpad.cli.jobs",
     "report": "launchpad.cli.report",
     "trace": "launchpad.cli.trace",
+    "completion": "launchpad.cli.completion",
     "help": "launchpad.cli.help",
 }
 
@@ -60,11 +61,11 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The commands, in the order of --help."""
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command of that name, or None."""
-        module = _COMMANDS.get(cmd_name)
+        module = COMMANDS.get(cmd_name)
         command: click.Command | None = importlib.import_module(module).command if module else None
         return command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -10,6 +11,9 @@ import click
 from launchpad.job.duration import parse_seconds
 from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.spec import RestartLimit
+
+# Those that `launchpad completion` has a script for.
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 FOLD: dict[str, Any] = {"type": click.Choice(["equal", "numbers", "never"]), "metavar": "equal|numbers|never"}
 
@@ -49,18 +53,32 @@ class GroupedCommand(click.Command):
 
 def complete(options: list[click.Option], args: list[str]) -> list[str]:
     """The words of a command line, with abbreviated long options before the target expanded. Raises UsageError."""
-    by_name = {name: option for option in options for name in option.opts if not option.hidden}
+    by_name = named(options)
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-        word, equals, value = args[at].partition("=")
-        if word.startswith("--"):
-            word = _full_name(word.replace("_", "-"), by_name)
-            args[at] = word + equals + value
-        option = by_name.get(word) or _last_short(args[at], by_name)
-        takes_value = option is not None and not option.is_flag and not option.count
-        attached = equals or (word not in by_name and not _ends_with(args[at], option))
-        at += 2 if takes_value and not attached else 1
+        args[at], _, takes_next = read_option(args[at], by_name)
+        at += 2 if takes_next else 1
     return args
+
+
+def named(options: Iterable[click.Option]) -> dict[str, click.Option]:
+    """The options by all of their names."""
+    return {name: option for option in options for name in option.opts if not option.hidden}
+
+
+def read_option(word: str, by_name: dict[str, click.Option]) -> tuple[str, click.Option | None, bool]:
+    """A word that begins with a dash: with its name in full, the option, and whether the next word is its value.
+
+    Raises UsageError for an ambiguous abbreviation.
+    """
+    name, equals, value = word.partition("=")
+    if name.startswith("--"):
+        name = _full_name(name.replace("_", "-"), by_name)
+        word = name + equals + value
+    option = by_name.get(name) or _last_short(word, by_name)
+    takes_value = option is not None and not option.is_flag and not option.count
+    attached = equals or (name not in by_name and not _ends_with(word, option))
+    return word, option, takes_value and not attached
 
 
 def _full_name(word: str, by_name: dict[str, click.Option]) -> str:

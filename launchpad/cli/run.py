@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from launchpad.cli.options import GroupedCommand
 from launchpad.cli.run_options import run_options
+from launchpad.console import prefix
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.hosts import ALLOCATION_VARIABLES
@@ -89,6 +90,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         for option in _NO_EFFECT:
             if ctx.get_parameter_source(option.replace("-", "_")) is not ParameterSource.DEFAULT:
                 say_on_stderr(f"--{option} has no effect: plug-ins for torchrun are not loaded")
+        for name in prefix.unknown_macros(options["log_line_prefix_template"]):
+            say_on_stderr(
+                f"{prefix.OPTION}: there is no macro {name}, so it is shown as it is; there are "
+                + " ".join(f"${{{macro}}}" for macro in prefix.MACROS)
+            )
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
     if options["dry_run"] and options["sync"]:

@@ -10,6 +10,7 @@ import click
 
 from launchpad.cli.options import (
     FOLD,
+    SHELLS,
     GroupedOption,
     local_ranks,
     positive_seconds,
@@ -20,6 +21,15 @@ from launchpad.cli.options import (
     signal_names,
     stop_signal,
 )
+
+
+def _print_completion(ctx: click.Context, shell: str | None) -> None:
+    if shell is not None and not ctx.resilient_parsing:
+        from launchpad.cli.completion import script
+
+        click.echo(script(shell), nl=False)
+        ctx.exit()
+
 
 Declare = Callable[..., Callable[[Any], Any]]
 
@@ -133,6 +143,14 @@ _OPTIONS = (
         metavar="MAP",
         pet=True,
         help="Write to files and the console; same syntax as --redirects.",
+    ),
+    _output(
+        "--log-line-prefix-template",
+        default="",
+        metavar="TEMPLATE",
+        pet=True,
+        help="What stands before each line instead of [RANK], like '${hostname}:${rank}: '. Also ${local_rank}, "
+        "${role_name}.",
     ),
     _output("--local-ranks-filter", type=local_ranks, metavar="R,R,…", pet=True, help="Show only these local ranks."),
     _output(
@@ -259,6 +277,15 @@ _OPTIONS = (
         "--check",
         is_flag=True,
         help="Check the hosts first, and start nothing if a job can't run there. See launchpad doctor.",
+    ),
+    _before(
+        "--print-completion",
+        type=click.Choice(SHELLS),
+        metavar="|".join(SHELLS),
+        expose_value=False,
+        is_eager=True,
+        callback=lambda ctx, _, shell: _print_completion(ctx, shell),
+        help="Do what `launchpad completion` does, and exit.",
     ),
     _before("--dry-run", is_flag=True, help="Print what would be run, and exit."),
     _before("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON."),

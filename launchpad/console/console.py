@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launchpad import caller
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.message import message_line, wants_colour
+from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, of_several, prefixes, template_of
 from launchpad.console.writer import Target, Writer
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
@@ -36,7 +37,7 @@ LAST_WORDS_SECONDS = 0.5
 class ConsoleOutput(Protocol):
     """Where the console's lines go: standard output and error, or a record for `launchpad attach`."""
 
-    def show(self, output: Output, label: str) -> bool:
+    def show(self, output: Output, prefix: Prefix) -> bool:
         """Show output of a rank. Returns True if a writer holds its bytes."""
 
     def say(self, line: str, *, bad: bool = False) -> None:
@@ -63,48 +64,51 @@ class ConsoleOutput(Protocol):
 
 
 class Console:
-    """A sink: chooses what is shown of the ranks' output, and labels it."""
+    """A sink: chooses what is shown of the ranks' output, and what stands before it."""
 
     def __init__(self, spec: JobSpec, plan: Plan, shown: ConsoleOutput, *, shows: bool = True) -> None:
         """`shows`: whether to show the ranks' output, or only messages about the job."""
         self._spec = spec
         self._shown = shown
         self._shows = shows
-        self._labels: dict[tuple[int, int], str] = {}  # by rank and stream, if that is shown
+        self._template = template_of(spec.line_prefix, spec.role)
+        self._prefixes: dict[tuple[int, int], Prefix] = {}  # by rank and stream, if that is shown
         self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
-        self.margin = len(self._label(0, 0)) + 1  # the width of a prefix, in columns
+        # The width of the widest prefix, in columns. Without a template they are equal.
+        different = set(self._prefixes.values()) if self._template else ()
+        self.margin = max((columns(one.text) for one in different), default=columns(self._prefix(0, 0, 0).text))
 
     def _begin(self, nodes: Sequence[Sequence[Any]], shown_there: Collection[int]) -> None:
         """Show the ranks of these nodes, each [name, [rank, …]], except those that are shown elsewhere."""
-        names = ["" if node in shown_there else name for node, (name, _) in enumerate(nodes)]
-        self._label = labels(names, sum(len(ranks) for _, ranks in nodes))
+        self._prefix = prefixes(nodes, self._template, shown_there)
         for node, (_, ranks) in enumerate(nodes):
             for local_rank, rank in enumerate(() if node in shown_there else ranks):
-                self._open(rank, local_rank, self._label(node, rank))
+                self._open(node, rank, local_rank)
 
-    def _open(self, rank: int, local_rank: int, label: str) -> None:
+    def _open(self, node: int, rank: int, local_rank: int) -> None:
         spec = self._spec
         hidden = spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks
         if hidden or not self._shows:
             return
+        prefix = self._prefix(node, rank, local_rank)
         for stream in (STDOUT, STDERR):
             if not spec.redirects.has(local_rank, stream) or spec.tee.has(local_rank, stream):
-                self._labels[rank, stream] = label
+                self._prefixes[rank, stream] = prefix
 
     def on(self, event: Any) -> bool:
         """Show an event. Returns True if its bytes went to a writer."""
         if type(event) is RanksSpawned:
             for rank in event.ranks:
-                self._open(rank, rank, self._label(event.node, rank))
+                self._open(event.node, rank, rank)
         if type(event) is Restarted:
             self.flush()  # a killed rank may have left a line unfinished
             if event.nodes:
-                self._labels.clear()
+                self._prefixes.clear()
                 self._begin(event.nodes, event.shown_there)
         if type(event) is not Output:
             return False
-        label = self._labels.get((event.rank, event.stream))
-        return label is not None and self._shown.show(event, label)
+        prefix = self._prefixes.get((event.rank, event.stream))
+        return prefix is not None and self._shown.show(event, prefix)
 
     def print(self, text: str) -> None:
         """Show a text as it is, for a machine that reads the log; on stderr, as stdout is for the ranks' output."""
@@ -148,14 +152,17 @@ class StandardStreams:
         post: Callable[[Any], None],
         fold: FoldChoice | None = None,
         clock: Callable[[], float] = time.monotonic,
+        template: PrefixTemplate | None = None,
     ) -> None:
-        """`fold`: None for what `wants_fold` says. `clock`: when what is shown was written."""
+        """`fold`: None for what `wants_fold` says. `clock`: when what is shown was written. `template`: of prefixes."""
         self._post = post
         self._clock = clock
         shared = _same_device(STDOUT, STDERR)
         self._devices: dict[int, Device] = {}
         self._writers: dict[int, Writer] = {}
-        self._streams: dict[tuple[int, int, str], LineStream] = {}  # by rank, stream and label
+        self._streams: dict[tuple[int, int, Prefix], LineStream] = {}  # by rank, stream and prefix
+        self._template = template
+        self._prefixes: dict[int, Prefix] = {}  # the latest of each rank
         self._colour = {fd: wants_colour(fd, environ) for fd in (STDOUT, STDERR)}
         self._folding: dict[int, FoldingDevice] = {}
         for fd in (STDOUT, STDERR):
@@ -170,17 +177,18 @@ class StandardStreams:
                     from launchpad.console.fold import Fold, FoldingDevice
 
                     held = Fold(ranks, numbers=fold == "numbers")
-                    self._folding[fd] = FoldingDevice(streams, _columns(fd), held, self._group_prefix)
+                    self._folding[fd] = FoldingDevice(streams, _columns(fd), held, self._shared_prefix)
                 self._devices[fd] = self._folding.get(fd) or Device(streams, _columns(fd))
                 self._writers[fd] = Writer(post, self._failed)
 
-    def show(self, output: Output, label: str) -> bool:
+    def show(self, output: Output, prefix: Prefix) -> bool:
         """Show output of a rank. Returns True if a writer holds its bytes."""
         rank, fd = output.rank, output.stream
-        stream = self._streams.get((rank, fd, label))
+        self._prefixes[rank] = prefix
+        stream = self._streams.get((rank, fd, prefix))
         if stream is None:
-            prefix = self._prefix(label, fd, _COLOURS[rank % len(_COLOURS)])
-            stream = self._streams[rank, fd, label] = LineStream(fd, prefix, len(label) + 1, rank)
+            text = self._coloured(prefix.text, fd, _COLOURS[rank % len(_COLOURS)])
+            stream = self._streams[rank, fd, prefix] = LineStream(fd, text, columns(prefix.text), rank)
         pieces = self._devices[fd].feed(stream, output.data, self._clock())
         if fd in self._folding:
             holds = bool(pieces) or b"\n" in output.data
@@ -200,18 +208,24 @@ class StandardStreams:
             for output in self._folding[fd].done():
                 self._writers[fd].put((), output)
 
-    def _group_prefix(self, label: str, fd: int) -> bytes:
-        return self._prefix(label, fd, _BOLD)
+    def _shared_prefix(self, ranks: tuple[int, ...], fd: int) -> tuple[bytes, int]:
+        """The prefix of ranks that wrote the same, and its width in columns."""
+        template = self._template
+        text = template.of_several({rank: self._prefixes[rank] for rank in ranks}) if template else of_several(ranks)
+        return self._coloured(text, fd, _BOLD), columns(text)
 
-    def _prefix(self, label: str, fd: int, attribute: int) -> bytes:
+    def _coloured(self, prefix: str, fd: int, attribute: int) -> bytes:
         if not self._colour[fd]:
-            return f"{label} ".encode()
+            return encoded(prefix)
+        if "\x1b" in prefix:  # a template's own colours
+            return encoded(f"\x1b[0m{prefix}")
         # The reset in front undoes the attributes that an earlier line may have left on.
-        return f"\x1b[0;{attribute}m{label}\x1b[0m ".encode()
+        text = prefix.rstrip(" ")
+        return encoded(f"\x1b[0;{attribute}m{text}\x1b[0m{prefix[len(text) :]}")
 
     def print(self, text: str) -> None:
         """Show a text as it is, on stderr."""
-        self._put(STDERR, self._devices[STDERR].note(_encoded(text), STDERR))
+        self._put(STDERR, self._devices[STDERR].note(encoded(text), STDERR))
 
     def say(self, line: str, *, bad: bool = False) -> None:
         """Show a line of the launcher's own."""
@@ -252,22 +266,6 @@ class StandardStreams:
             self._post(StopRequested(time.monotonic_ns(), signal.SIGHUP))
         else:
             self._post(ConsoleClosed(time.monotonic_ns(), error.strerror or str(error)))
-
-
-def labels(names: Sequence[str], world_size: int) -> Callable[[int, int], str]:
-    """The label of a node's rank, padded to the same length for all: [3], or [name 3] with several nodes."""
-    digits = len(str(world_size - 1))
-    longest = max(map(len, names))
-    several = len([name for name in names if name]) > 1
-    names = [f"{name:<{longest}} " if several else "" for name in names]
-    return lambda place, rank: f"[{names[place]}{rank:>{digits}}]"
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode(errors="surrogateescape")
-    except UnicodeEncodeError:  # a lone surrogate, from the JSON of an error file
-        return text.encode(errors="backslashreplace")
 
 
 def wants_fold(choice: FoldChoice | None, ranks: int, fd: int) -> bool:

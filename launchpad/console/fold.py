@@ -12,12 +12,10 @@ import re
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from launchpad.console.lines import Device, LineStream
-from launchpad.job.outcome import ranges
 
 # How long a line waits for equal ones of other ranks.
 HOLD_SECONDS = 0.05
@@ -251,8 +249,14 @@ def _span(numbers: Sequence[bytes]) -> bytes:
 class FoldingDevice(Device):
     """A device on which equal lines of several ranks are one. Bars and unfinished lines are shown as ever."""
 
-    def __init__(self, streams: int, columns: int | None, fold: Fold, prefix: Callable[[str, int], bytes]) -> None:
-        """`prefix` makes one from a label, for a descriptor."""
+    def __init__(
+        self,
+        streams: int,
+        columns: int | None,
+        fold: Fold,
+        prefix: Callable[[tuple[int, ...], int], tuple[bytes, int]],
+    ) -> None:
+        """`prefix` makes one for several ranks and a descriptor, and says how wide it is."""
         super().__init__(streams, columns)
         self._fold = fold
         self._prefix = prefix
@@ -318,10 +322,4 @@ class FoldingDevice(Device):
         first = self._streams[ranks[0], number]
         if len(ranks) == 1:
             return first
-        label = _label(ranks)
-        return LineStream(first.fd, self._prefix(label, first.fd), len(label) + 1)
-
-
-@lru_cache
-def _label(ranks: tuple[int, ...]) -> str:
-    return f"[{','.join(ranges(ranks))}]"
+        return LineStream(first.fd, *self._prefix(ranks, first.fd))

@@ -107,6 +107,7 @@ class JobSpec(NamedTuple):
     # By stream: lines that contain one of these are also written to a filtered file.
     filters: Mapping[int, tuple[str, ...]] = {}
     shown_local_ranks: frozenset[int] | None = None  # None: all
+    line_prefix: str = ""  # the template of the lines' prefixes; "": our own
     input_rank: int = 0  # the rank that has our standard input, and the terminal if that is one
     debug: tuple[int, int] | None = None  # the rank that waits for a debugger, and the port for that; 0: any free one
     grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py

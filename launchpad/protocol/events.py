@@ -625,6 +625,8 @@ class JobPlanned(Message):
     boot: str = ""
     pids: str = ""
     born: float = 0.0
+    line_prefix: str = ""  # the template of --log-line-prefix-template; "" for none
+    role: str = "default"  # what ${role_name} is in it
 
 
 class ClocksSeen(Message):

@@ -1,7 +1,7 @@
 """The console of a detached job: what it would show on a terminal, as lines of JSON that `launchpad attach` replays.
 
 They are in console.1.jsonl, console.2.jsonl … in the job's folder; of these, the last SEGMENTS are kept. Output is kept
-as the ranks wrote it, with its label: prefixes, colours and redrawn lines depend on the terminal of whoever attaches. A
+as the ranks wrote it, with its prefix: folds, colours and redrawn lines depend on the terminal of whoever attaches. A
 line that is no JSON is shown as it is: launchpad's own stderr goes there too.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.console.console import LAST_WORDS_SECONDS
 from launchpad.console.message import say_on_stderr
+from launchpad.console.prefix import Prefix
 from launchpad.console.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
 from launchpad.record import job_store
@@ -36,7 +37,9 @@ class ConsoleEntry(NamedTuple):
     text: str = ""
     rank: int = -1
     stream: int = STDOUT
-    label: str = ""
+    label: str = ""  # its prefix
+    local_rank: int = -1  # of the rank, with --log-line-prefix-template, like `host`
+    host: str = ""
     within: bool = False  # it continues a line
     bad: bool = False
 
@@ -77,11 +80,12 @@ class ConsoleRecord:
         self._folder = folder
         self._next_segment()
 
-    def show(self, output: Output, label: str) -> bool:
+    def show(self, output: Output, prefix: Prefix) -> bool:
         """Record output of a rank. True: the writer holds its bytes."""
         key = output.rank, output.stream
         text = output.data.decode(errors="surrogateescape")
-        entry = ConsoleEntry("output", time.time(), text, *key, label, within=key in self._within)
+        within = key in self._within
+        entry = ConsoleEntry("output", time.time(), text, *key, prefix.text, prefix.local_rank, prefix.host, within)
         if output.data.endswith(b"\n"):
             self._within.discard(key)
         else:

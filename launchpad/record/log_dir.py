@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from launchpad.console.prefix import encoded, template_of
 from launchpad.console.writer import Target, Writer
 from launchpad.errors import UsageError
 from launchpad.job.plan import Plan
@@ -27,7 +28,9 @@ LONGEST_LINE = 1 << 20
 class Filter:
     """Picks the lines that contain one of some texts (--duplicate-stdout-filters) from one stream's bytes."""
 
-    def __init__(self, texts: tuple[str, ...]) -> None:
+    def __init__(self, texts: tuple[str, ...], mark: Callable[[int], bytes] = lambda rank: b"[%d] " % rank) -> None:
+        """`mark`: what stands before the lines of a rank."""
+        self._mark = mark
         self._texts = [text.encode(errors="surrogateescape") for text in texts]
         self._held: dict[int, bytes] = {}
 
@@ -44,7 +47,7 @@ class Filter:
         return b"".join(self._among(rank, [line]) for rank, line in held.items())
 
     def _among(self, rank: int, lines: Sequence[bytes]) -> bytes:
-        mark = b"[%d] " % rank
+        mark = self._mark(rank)
         return b"".join(mark + line + b"\n" for line in lines if any(text in line for text in self._texts))
 
 
@@ -65,11 +68,13 @@ class Files:
         self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
         self._spec = spec
         self._keep_alive = keep_alive
+        self._template = template_of(spec.line_prefix, spec.role)
+        self._marks: dict[int, bytes] = {}  # by rank, with a template
         self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
         self._post = post
         self._files: dict[tuple[int, int], str] = {}  # paths, by rank and stream
         self._folders: dict[int, str] = {}
-        self._filters = {stream: Filter(texts) for stream, texts in spec.filters.items() if texts}
+        self._filters = {stream: Filter(texts, self._mark) for stream, texts in spec.filters.items() if texts}
         self._filtered: dict[int, str] = {}  # paths, by stream
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -93,6 +98,18 @@ class Files:
     def _begin(self, nodes: Sequence[Sequence[Any]], shown_there: Collection[int]) -> None:
         """File the ranks of these nodes, each [name, [rank, …]], except those whose own launchpad does."""
         self._ranks = [ranks for node, (_, ranks) in enumerate(nodes) if node not in shown_there]
+        self._names = [name for name, _ in nodes]
+        self._marks.clear()
+        for node, (_, ranks) in enumerate(nodes if self._template else ()):
+            for local_rank, rank in enumerate(ranks):
+                self._add_mark(node, rank, local_rank)
+
+    def _add_mark(self, node: int, rank: int, local_rank: int) -> None:
+        if self._template:
+            self._marks[rank] = encoded(self._template.of(rank, local_rank, self._names[node]).text)
+
+    def _mark(self, rank: int) -> bytes:
+        return self._marks.get(rank) or b"[%d] " % rank
 
     def _make(self, attempt: int) -> None:
         for stream in self._filters:
@@ -154,6 +171,7 @@ class Files:
                 self._post(LogFailed(time.monotonic_ns(), path, error.strerror or str(error)))
         elif type(event) is RanksSpawned:
             for rank in event.ranks:
+                self._add_mark(event.node, rank, rank)
                 self._try_to(partial(self._make_rank, rank, rank, rank))
         elif type(event) is Restarted:
             self._restart(event)

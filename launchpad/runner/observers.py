@@ -118,5 +118,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         folders={str(rank): name for rank, name in rank_folders(plan).items()},
         timeout=spec.timeout or 0.0,
         logs=folder,
+        line_prefix=spec.line_prefix,
+        role=spec.role,
         **own_process()._asdict(),
     )

@@ -93,6 +93,7 @@ class RunOptions(NamedTuple):
     log_dir: str | None = None
     redirects: str = "0"
     tee: str = "0"
+    log_line_prefix_template: str = ""
     local_ranks_filter: frozenset[int] | None = None
     input_rank: int = 0
     debug: tuple[int, int] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 from launchpad.console.console import Console, StandardStreams, terminal_size
 from launchpad.console.message import say_on_stderr
+from launchpad.console.prefix import template_of
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.head import own_signals
 from launchpad.head.flow import Flow
@@ -306,7 +307,8 @@ class _OwnOutput:
 
             folder = spec.log_dir or temporary_folder()
             self._sinks.append(Files(spec, plan, folder, post, os.urandom(4).hex(), start.attempt))
-        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post, fold))
+        template = template_of(spec.line_prefix, spec.role)
+        self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post, fold, template=template))
         self._sinks.append(self._console)
         self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
         self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))
@@ -320,7 +322,7 @@ class _OwnOutput:
 
     def restart(self, start: Start) -> None:
         """The ranks are started again."""
-        nodes = [["", [one["rank"] for one in start.ranks]]]
+        nodes = [[os.uname().nodename, [one["rank"] for one in start.ranks]]]
         for sink in self._sinks:
             sink.on(Restarted(time.monotonic_ns(), start.attempt, 0, -1, 0, -1, nodes=nodes))
         self._begin(start)
@@ -380,5 +382,5 @@ def _plan(start: Start) -> Plan:
         RankPlan(one["rank"], local, tuple(one["argv"]), one["environ"]) for local, one in enumerate(start.ranks)
     )
     first = ranks[0].environ
-    node = NodePlan(int(first["GROUP_RANK"]), "", start.cwd, start.defaults, ranks, start.environ)
+    node = NodePlan(int(first["GROUP_RANK"]), os.uname().nodename, start.cwd, start.defaults, ranks, start.environ)
     return Plan(first["TORCHELASTIC_RUN_ID"], (node,))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launchpad.console.prefix import chosen_template
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
@@ -75,6 +76,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         redirects=redirects,
         tee=tee,
         shown_local_ranks=options.local_ranks_filter,
+        line_prefix=chosen_template(options.log_line_prefix_template, os.environ),
         input_rank=options.input_rank,
         debug=options.debug,
         filters={

@@ -16,6 +16,7 @@ from launchpad.console.console import (
     terminal_modes,
     terminal_size,
 )
+from launchpad.console.prefix import template_of
 from launchpad.console.summary import STANDING_STILL, Summary
 from launchpad.errors import UsageError
 from launchpad.head.arrivals import Door, Reopen
@@ -90,7 +91,9 @@ def supervise(
         from launchpad.record.console_record import ConsoleRecord
 
         record = ConsoleRecord(bringup.post)
-    destination: ConsoleOutput = record or StandardStreams(len(plan.ranks), os.environ, bringup.post, reports.fold)
+    destination: ConsoleOutput = record or StandardStreams(
+        len(plan.ranks), os.environ, bringup.post, reports.fold, template=template_of(spec.line_prefix, spec.role)
+    )
     console = Console(shown, plan, destination, shows=reports.events != "-")
     adds_to_junit = False
     if reports.junit is not None:

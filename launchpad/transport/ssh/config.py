@@ -23,6 +23,7 @@ from launchpad.transport.ssh.query import Query
 SYSTEM_FOLDER = "/etc/ssh"
 CONNECT_SECONDS = 10.0
 DEFAULT_PORT = 22
+USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 
 # OpenSSH's valid_hostname and valid_ruser refuse these: %h and %r go into ProxyCommand, which a shell runs.
 _UNSAFE = re.compile(r"""^-|['`"$;&<>|(){}\s\x00-\x1f\x7f]""")
@@ -31,6 +32,11 @@ _NO_HOST = re.compile(r"[@/\\]|^$")
 
 # With no IdentityFile ssh prints those it tries by default, some of which only some versions have.
 _DEFAULT_IDENTITIES = {"~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519"}
+
+
+def global_known_hosts() -> str:
+    """The known_hosts files of all users, if the configuration names no others."""
+    return f"{SYSTEM_FOLDER}/ssh_known_hosts {SYSTEM_FOLDER}/ssh_known_hosts2"
 
 
 class Hop(NamedTuple):
@@ -172,10 +178,8 @@ class _Reader:
             identity_agent=self._agent(),
             proxy_jump=tuple(self._hop(part) for part in self._expand(self._first("proxyjump")).split(",") if part),
             proxy_command=self._expand(self._first("proxycommand")),
-            known_hosts_files=self._files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
-            global_known_hosts_files=self._files(
-                "globalknownhostsfile", f"{SYSTEM_FOLDER}/ssh_known_hosts {SYSTEM_FOLDER}/ssh_known_hosts2"
-            ),
+            known_hosts_files=self._files("userknownhostsfile", USER_KNOWN_HOSTS),
+            global_known_hosts_files=self._files("globalknownhostsfile", global_known_hosts()),
             host_key_alias=self._first("hostkeyalias"),
             beyond_keys=tuple(self._beyond_keys()),
             gssapi=self._first("gssapiauthentication") == "yes",

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.errors import ConnectError
-from launchpad.transport.ssh.config import DEFAULT_PORT, Destination
+from launchpad.transport.ssh.config import DEFAULT_PORT, USER_KNOWN_HOSTS, Destination, global_known_hosts, home
 
 if TYPE_CHECKING:
     import paramiko
@@ -125,6 +125,20 @@ class KnownHosts:
                 destination, f"can't write its key to {path}: {error.strerror}; make that file writable"
             ) from None
         self._files.pop(path, None)
+
+
+def names() -> list[str]:
+    """The hosts that the usual files name, without patterns; what is hashed can't be read."""
+    found: dict[str, None] = {}
+    for path in f"{USER_KNOWN_HOSTS} {global_known_hosts()}".split():
+        for entry in _read(path.replace("~", home(), 1)):
+            if entry.marker or entry.hosts.startswith("|"):
+                continue
+            for name in entry.hosts.split(","):
+                host = name[1:].partition("]")[0] if name.startswith("[") else name
+                if host and not any(mark in host for mark in "*?!"):
+                    found[f"[{host}]" if ":" in host else host] = None
+    return list(found)
 
 
 def lookup_name(destination: Destination) -> str:
