@@ -74,7 +74,7 @@ from ..protocol.events import (
 )
 from .host import processes, resources
 from .outbox import Outbox, OutputStream
-from .poll import Poll
+from .poll import Poll, earliest
 from .ranks import rank, rundir
 from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
@@ -168,7 +168,7 @@ class Agent:
         if self._head_gone:  # the head, or the guard, which held the link open
             reason = "its agent lost contact with the head" if os.getppid() == guard else "its guard was killed"
             self._outbox.say(AgentFailed(time.monotonic_ns(), reason))
-            self._outbox.pump()
+            self._outbox.write()
         if self._synced:
             self._synced.close()
         if not linux.shows_our_pids():  # the sweep can't find them
@@ -182,40 +182,33 @@ class Agent:
 
     def _serve(self) -> None:
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(self._patience())
-            if self._stack_dumper:
-                self._stack_dumper.pump()
-            self._prompt.pump()
-            if self._debuggers:
-                self._debuggers.pump()
-            if self._profiler:
-                self._profiler.pump()
-            if self._sampler:
-                self._sampler.pump()
-            self._outbox.pump()
+            self._poll.wait(earliest([self._silence_ends, *(part.deadline for part in self._parts)]))
+            now = time.monotonic()
+            if self._silence_ends is not None and now >= self._silence_ends:
+                self._check_silence()
+            for part in self._parts:
+                part.tick(now)
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
                 self._outbox.say(Drained(time.monotonic_ns()))
-                self._outbox.pump()
+                self._outbox.write()
 
-    def _patience(self) -> float:
-        """Seconds to wait for events, -1 without limit. Also checks whether the head has been silent for too long."""
-        waits = [self._outbox.patience, self._prompt.patience]
-        if self._stack_dumper:
-            waits.append(self._stack_dumper.patience)
-        if self._debuggers:
-            waits.append(self._debuggers.patience)
-        if self._profiler:
-            waits.append(self._profiler.patience)
-        if self._sampler:
-            waits.append(self._sampler.patience)
-        own = min((wait for wait in waits if wait >= 0), default=-1.0)
+    @property
+    def _parts(self) -> list[Any]:
+        """Those that are in use; what they say is sent by the last one."""
+        parts = (self._stack_dumper, self._prompt, self._debuggers, self._profiler, self._sampler, self._outbox)
+        return [part for part in parts if part is not None]
+
+    @property
+    def _silence_ends(self) -> float | None:
+        """When a head that goes on being silent is taken for gone."""
         if not self._heartbeat_timeout or self._suspended:
-            return own
-        left = self._last_heard + self._heartbeat_timeout - time.monotonic()
-        if left <= 0 and not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
+            return None
+        return self._last_heard + self._heartbeat_timeout
+
+    def _check_silence(self) -> None:
+        if not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
             self._head_gone = True
-        return max(0.0, left if own < 0 else min(own, left))
 
     def _raise_file_limit(self) -> None:
         _, hard = self._file_limit
@@ -425,7 +418,7 @@ class Agent:
 
     def _give_sign_of_life(self) -> None:
         self._outbox.say(Pong(time.monotonic_ns(), 0))
-        self._outbox.pump()
+        self._outbox.write()
 
     # Children.
 

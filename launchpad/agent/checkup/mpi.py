@@ -145,7 +145,7 @@ class TrialWorld:
             0, lambda: self._begin(argv, {**environ, **request["seat"]}, cwd, poll, worlds, world.ranks[0])
         )
         while not self._over:
-            poll.wait(-1)
+            poll.wait(None)
         if self._process is None:
             return Reduced(-1.0, "given up")
         with suppress(ProcessLookupError):

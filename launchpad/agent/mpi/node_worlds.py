@@ -276,7 +276,7 @@ class NodeWorlds:
     def exited(self, rank: int, code: int) -> None:
         """A rank has exited. Its last messages are read first."""
         if self.pmix:
-            self.pmix.pump()
+            self.pmix.catch_up()
         self._read(rank)
         self._hang_up(rank)
         self._succeeded += code == 0

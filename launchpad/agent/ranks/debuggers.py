@@ -19,7 +19,7 @@ from ...protocol.events import DebuggerReady, TunnelRead, TunnelWritten
 from ...rank.stack_server import starting_signal
 from ..host import procfs
 from ..outbox import Outbox
-from ..poll import Poll
+from ..poll import Poll, earliest
 from ..stacks.debug_channel import DebugChannel
 from ..stacks.dump import MEMFD
 from . import rundir
@@ -49,14 +49,14 @@ class Debuggers:
         self._folder = folder
         self._ranks = ranks
         # Ranks that have not answered, and until when they may; without limit those that are being started.
-        self._wanted: dict[int, float] = {}
+        self._wanted: dict[int, float | None] = {}
         self._tunnels: dict[int, _Tunnel] = {}
         channel.on_connect = self._on_connect
         channel.on_debugger = self._on_answer
 
     def begin(self, rank: int) -> None:
         """This rank is about to start, and waits for its debugger."""
-        self._wanted[rank] = float("inf")
+        self._wanted[rank] = None
 
     def started(self, rank: Rank) -> None:
         """This rank has a process. It may have connected before we knew that."""
@@ -101,15 +101,13 @@ class Debuggers:
             self._say(rank, "it has exited")
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        until = min(self._wanted.values(), default=float("inf"))
-        return max(0.0, until - time.monotonic()) if until != float("inf") else -1
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return earliest(self._wanted.values())
 
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """Give up on ranks that don't answer."""
-        now = time.monotonic()
-        for rank in [rank for rank, until in self._wanted.items() if until <= now]:
+        for rank in [rank for rank, until in self._wanted.items() if until is not None and until <= now]:
             self._say(rank, NO_ANSWER)
 
     def lead(self, command: TunnelOpen | TunnelData | TunnelCredit) -> None:

@@ -64,29 +64,23 @@ class PromptWatch:
         self._rank = -1
         self._pid = 0
         self._waits = False
-        self._look = 0.0
+        self.deadline: float | None = None  # when to look
 
     def begin(self, rank: int, pid: int) -> None:
         """Watch this one."""
         self._rank, self._pid, self._waits = rank, pid, False
-        self._look = time.monotonic() + LOOK_SECONDS
+        self.deadline = time.monotonic() + LOOK_SECONDS
 
     def exited(self, pid: int) -> None:
         """This process is gone."""
         if pid == self._pid:
-            self._pid = 0
+            self._pid, self.deadline = 0, None
             self._set(False)
 
-    @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        return max(0.0, self._look - time.monotonic()) if self._pid else -1
-
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """Look, if it is time."""
-        now = time.monotonic()
-        if self._pid and now >= self._look:
-            self._look = now + LOOK_SECONDS
+        if self.deadline is not None and now >= self.deadline:
+            self.deadline = now + LOOK_SECONDS
             self._set(waits_for_input(self._pid))
 
     def _set(self, waits: bool) -> None:

@@ -40,13 +40,13 @@ class Sampler:
         self._trees = ProcessTrees()
         self._hindrances = HindranceReader()
         wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poll.watch(wake, lambda _: _drain(wake))
+        poll.watch(wake, self._on_wake)
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
         self._compares = False  # whether there are ranks with collectives, whose hindrances may explain who is slow
         self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
-        self._until: float | None = None  # when to report, if not everybody has answered by then
+        self.deadline: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
         self._answers: dict[int, dict[str, Any]] = {}  # by pid
@@ -56,7 +56,7 @@ class Sampler:
 
     def begin(self, request: Sample, ranks: Iterable[Rank]) -> None:
         """Take a sample of these ranks."""
-        if self._until is not None:
+        if self.deadline is not None:
             self._report()
         self._ranks = {rank.pid: rank.rank for rank in ranks}
         self._number = request.number
@@ -72,14 +72,23 @@ class Sampler:
             due = [pid for pid in self._ranks if pid not in self._untold]
             self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
         self._compares = not request.asks and bool(self._untold)
-        self._until = time.monotonic() + ANSWER_SECONDS
+        self.deadline = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
-        self.pump()
+        self._report_if_complete()
+
+    def _on_wake(self, wake: int) -> None:
+        """The GPUs have been read."""
+        try:
+            os.eventfd_read(wake)
+        except BlockingIOError:
+            pass
+        self._report_if_complete()
 
     def _take(self, pid: int, answer: dict[str, Any]) -> None:
         self._open.discard(pid)
         if answer.get("sample") == self._number:
             self._answers[pid] = answer
+        self._report_if_complete()
 
     def _entered(self, pid: int, answer: dict[str, Any]) -> None:
         self._untold.discard(pid)
@@ -87,21 +96,18 @@ class Sampler:
         if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
             self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
 
-    @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        return -1 if self._until is None else max(0.0, self._until - time.monotonic())
+    def tick(self, now: float) -> None:
+        """Report what there is."""
+        if self.deadline is not None and now >= self.deadline:
+            self._report()
 
-    def pump(self) -> None:
-        """Report, when everybody has answered or it is time."""
-        if self._until is None:
-            return
-        if (self._awaited & self._open or self._gpus.busy) and time.monotonic() < self._until:
-            return
-        self._report()
+    def _report_if_complete(self) -> None:
+        """Report, if everybody has answered."""
+        if self.deadline is not None and not (self._awaited & self._open or self._gpus.busy):
+            self._report()
 
     def _report(self) -> None:
-        self._until = None
+        self.deadline = None
         trees = self._trees.read(self._ranks)
         waits = [
             [self._ranks[pid], *wait] for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
@@ -153,10 +159,3 @@ class Sampler:
             if gpu.uuid in (answer.get("gpus") or ()):
                 users.setdefault(self._ranks[pid], -1)
         return users
-
-
-def _drain(wake: int) -> None:
-    try:
-        os.eventfd_read(wake)
-    except BlockingIOError:
-        pass

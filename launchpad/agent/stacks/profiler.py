@@ -91,16 +91,14 @@ class Profiler:
         self._outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile))
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        due = [one.deadline for one in self._spies.values()]
-        return max(0.0, min(due) - time.monotonic()) if due else -1
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return min((one.deadline for one in self._spies.values()), default=None)
 
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """End those that take too long."""
-        now = time.monotonic()
         for one in list(self._spies.values()):
-            one.pump(now)
+            one.tick(now)
 
     def end(self) -> None:
         """The ranks are gone."""
