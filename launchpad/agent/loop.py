@@ -39,10 +39,8 @@ from ..protocol.commands import (
     Ping,
     PmixFetch,
     PmixReply,
-    Probe,
     Profile,
     Reach,
-    ReadTopology,
     Sample,
     Signal,
     SignalAgent,
@@ -74,12 +72,13 @@ from ..protocol.events import (
 )
 from .host import processes, resources
 from .outbox import Outbox, OutputStream
+from .part import AgentHub
+from .parts import Parts
 from .poll import Poll, earliest
 from .ranks import rank, rundir
 from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
 from .ranks.starter import Starter
-from .stacks.debug_channel import DebugChannel
 
 if TYPE_CHECKING:
     from .host.synced_folder import SyncedFolder
@@ -125,22 +124,21 @@ class Agent:
         self._link_out = link_out
         self._rundir = folder
         self._decoder = wire.Decoder()
-        self._ranks: dict[int, rank.Rank] = {}  # by pid, until reaped
-        self._signals = Signals(self._ranks, self._report_exit)
         self._poll = Poll()
         self._outbox = Outbox(link_out, self._poll)
+        self._hub = AgentHub(self._poll, self._outbox, folder)
+        self._parts = Parts(self._hub)
+        self._ranks = self._hub.ranks
+        self._signals = Signals(self._ranks, self._report_exit)
         self._finishing = False  # all ranks are gone; the rest of their output is being sent
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(
-            self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept, why_cold
-        )
+        self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
         self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
-        self._debug_channel: DebugChannel | None = None
         self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
@@ -182,11 +180,11 @@ class Agent:
 
     def _serve(self) -> None:
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(earliest([self._silence_ends, *(part.deadline for part in self._parts)]))
+            self._poll.wait(earliest([self._silence_ends, *(part.deadline for part in self._timed)]))
             now = time.monotonic()
             if self._silence_ends is not None and now >= self._silence_ends:
                 self._check_silence()
-            for part in self._parts:
+            for part in self._timed:
                 part.tick(now)
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -194,10 +192,10 @@ class Agent:
                 self._outbox.write()
 
     @property
-    def _parts(self) -> list[Any]:
+    def _timed(self) -> list[Any]:
         """Those that are in use; what they say is sent by the last one."""
-        parts = (self._stack_dumper, self._prompt, self._debuggers, self._profiler, self._sampler, self._outbox)
-        return [part for part in parts if part is not None]
+        parts = (self._stack_dumper, self._prompt, self._debuggers, self._profiler, self._sampler)
+        return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
     def _silence_ends(self) -> float | None:
@@ -233,16 +231,6 @@ class Agent:
         match command:
             case Hello():
                 self._on_hello(command)
-            case Probe():
-                from .host.probe import probe
-
-                facts = probe(command)
-                self._starter.brings_launchpad = command.torch and not facts.launchpad
-                self._outbox.say(facts)
-            case ReadTopology(environ):
-                from .host.topology import read_topology
-
-                self._outbox.say(read_topology({**os.environ, **environ}))
             case Sync():
                 from .host.synced_folder import SyncedFolder
 
@@ -274,13 +262,12 @@ class Agent:
             case Start():
                 if self._reachability:
                     self._reachability.close()
-                self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
                 for entry in command.ranks:
                     if entry.get("debug"):
-                        self._rank_debuggers(self._debug_channel).begin(entry["rank"])
+                        self._rank_debuggers().begin(entry["rank"])
                 if command.calls == "session" and self._starter.has_call:
                     self._open_call_lines(command)
-                self._starter.start(command, self._reap, self._debug_channel.path)
+                self._starter.start(command, self._reap)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
                 self._starter.signal(signum, stops=stops)
@@ -310,30 +297,34 @@ class Agent:
                 self._mpi.pmix.fetch(command)
             case Finish(leave):
                 self._finish(leave)
-            case DumpStacks() if self._debug_channel:
+            case DumpStacks():
                 from .stacks.dump import StackDumper
 
-                self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
+                self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._hub.channel)
                 self._stack_dumper.begin(command, self._ranks.values())
-            case Sample() if self._debug_channel:
+            case Sample():
                 from .ranks.sampler import Sampler
 
-                self._sampler = self._sampler or Sampler(self._poll, self._outbox, self._debug_channel)
+                self._sampler = self._sampler or Sampler(self._poll, self._outbox, self._hub.channel)
                 self._sampler.begin(command, self._ranks.values())
             case Profile():
                 from .stacks.profiler import Profiler
 
                 self._profiler = self._profiler or Profiler(self._poll, self._outbox, self._rundir)
                 self._profiler.begin(command, self._ranks.values())
-            case Debug(number) if self._debug_channel:
-                self._rank_debuggers(self._debug_channel).ask(number)
+            case Debug(number):
+                self._rank_debuggers().ask(number)
             case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
                 self._debuggers.lead(command)
+            case _:
+                self._parts.on(command)
 
-    def _rank_debuggers(self, channel: DebugChannel) -> Debuggers:
+    def _rank_debuggers(self) -> Debuggers:
         from .ranks.debuggers import Debuggers
 
-        self._debuggers = self._debuggers or Debuggers(self._poll, self._outbox, channel, self._rundir, self._ranks)
+        self._debuggers = self._debuggers or Debuggers(
+            self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
+        )
         return self._debuggers
 
     def _say_all(self, events: list[Event]) -> None:

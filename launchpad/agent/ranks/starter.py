@@ -24,8 +24,9 @@ from ...protocol.events import (
 )
 from .. import PACKAGE
 from ..net import port
-from ..outbox import Outbox, OutputStream
-from ..poll import Poll
+from ..outbox import OutputStream
+from ..part import AgentHub
+from ..parts import Parts
 from . import forkserver_client, rank, rundir
 
 if TYPE_CHECKING:
@@ -45,18 +46,19 @@ class Starter:
 
     def __init__(
         self,
-        poll: Poll,
-        outbox: Outbox,
-        folder: str,
+        hub: AgentHub,
+        parts: Parts,
         stdin_fd: int | None,
         files: tuple[int, int],
         begun: Callable[[rank.Rank], None],
         kept: forkserver_client.KeptFork | None = None,
         why_cold: str = "",
     ) -> None:
-        self._poll = poll
-        self._outbox = outbox
-        self._folder = folder
+        self._poll = hub.poll
+        self._outbox = hub.outbox
+        self._folder = hub.folder
+        self._hub = hub
+        self._parts = parts
         self._stdin_fd = stdin_fd
         self._files = files
         self._begun = begun
@@ -74,7 +76,6 @@ class Starter:
         self._input: rank.StdinFeed | None = None
         self.has_call = False  # the function for the ranks is in the job's folder
         self.call_line = ""  # the name of the socket over which they get further ones
-        self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
         self.mpi: NodeWorlds | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # a signal that came while a rank was being forked
@@ -96,20 +97,16 @@ class Starter:
             return PortsHeld(time.monotonic_ns(), [], error.strerror or "no port is free")
         return PortsHeld(time.monotonic_ns(), [held.getsockname()[1] for held in self._ports], "")
 
-    def start(self, start: Start, reap: Callable[[], None], stacks: str) -> None:
-        """Start the ranks. `reap` is called after each, so that exits are reported in order.
-
-        `stacks`: the socket over which ranks report their stacks.
-        """
+    def start(self, start: Start, reap: Callable[[], None]) -> None:
+        """Start the ranks. `reap` is called after each, so that exits are reported in order."""
         self._start = start
-        self._stacks = stacks
+        self._stacks = self._hub.channel.path  # the socket over which ranks are asked
         self._may_begin = True
         self._shared = {**os.environ, **start.environ}
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
-        if self.brings_launchpad and start.hooks:
-            forkserver_client.bring_launchpad(self._shared)
+        self._parts.starting(start, self._shared)
         if self.mpi is not None:
             self.mpi.prepare(self._shared)
             if start.ranks:
@@ -254,6 +251,7 @@ class Starter:
         own |= {"LAUNCHPAD_CALL_LINE": self.call_line} if self.call_line else {}
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
+        own |= self._parts.environ(entry["rank"])
         return {**own, **self.mpi.environ(entry["rank"])} if self.mpi is not None and self._in_mpi(entry) else own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
