@@ -27,7 +27,6 @@ from ..protocol.commands import (
     EndCall,
     EndSession,
     Fence,
-    FileChunk,
     Finish,
     Hello,
     HoldPort,
@@ -48,7 +47,6 @@ from ..protocol.commands import (
     Start,
     StartMore,
     StdinData,
-    Sync,
     TunnelCredit,
     TunnelData,
     TunnelOpen,
@@ -60,7 +58,6 @@ from ..protocol.events import (
     ChunksTaken,
     Crashed,
     Drained,
-    Event,
     NoMpi,
     OrphansKilled,
     Pong,
@@ -81,7 +78,6 @@ from .ranks.signals import Signals
 from .ranks.starter import Starter
 
 if TYPE_CHECKING:
-    from .host.synced_folder import SyncedFolder
     from .mpi.node_worlds import NodeWorlds
     from .net.reachability import Reachability
     from .ranks.call_lines import CallLines
@@ -137,7 +133,6 @@ class Agent:
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
         self._reachability: Reachability | None = None
-        self._synced: SyncedFolder | None = None
         self._mpi: NodeWorlds | None = None
         self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
@@ -167,14 +162,14 @@ class Agent:
             reason = "its agent lost contact with the head" if os.getppid() == guard else "its guard was killed"
             self._outbox.say(AgentFailed(time.monotonic_ns(), reason))
             self._outbox.write()
-        if self._synced:
-            self._synced.close()
         if not linux.shows_our_pids():  # the sweep can't find them
             for started in self._ranks.values():
                 started.signal(signal.SIGKILL)
         self._sweep()
         if self._mpi:
             self._mpi.close()
+        for part in self._parts:
+            part.close()
         rundir.remove(self._rundir)
         return 0
 
@@ -231,13 +226,6 @@ class Agent:
         match command:
             case Hello():
                 self._on_hello(command)
-            case Sync():
-                from .host.synced_folder import SyncedFolder
-
-                self._synced = SyncedFolder(command)
-                self._say_all(self._synced.begin())
-            case FileChunk() if self._synced:
-                self._say_all(self._synced.take(command))
             case Call(data):
                 rundir.add_to_call(self._rundir, data)
                 self._starter.has_call = True
@@ -326,10 +314,6 @@ class Agent:
             self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
         )
         return self._debuggers
-
-    def _say_all(self, events: list[Event]) -> None:
-        for event in events:
-            self._outbox.say(event)
 
     def _check_reachability(self, command: Listen | Reach) -> None:
         from .net.reachability import Reachability

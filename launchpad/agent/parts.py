@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..protocol.commands import Probe, ReadTopology, Start
+from ..protocol.commands import FileChunk, Probe, ReadTopology, Start, Sync
 from .part import AgentHub, AgentPart
 from .poll import earliest
 
@@ -21,6 +21,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature(".host.probe", "HostProbe", (Probe,)),
     Feature(".host.topology", "HostTopology", (ReadTopology,)),
+    Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
 )
 
 
