@@ -31,7 +31,6 @@ from ..protocol.commands import (
     Hello,
     HoldPort,
     HoldPorts,
-    Listen,
     MpiReply,
     MpiWorld,
     NextCall,
@@ -39,7 +38,6 @@ from ..protocol.commands import (
     PmixFetch,
     PmixReply,
     Profile,
-    Reach,
     Sample,
     Signal,
     SignalAgent,
@@ -79,7 +77,6 @@ from .ranks.starter import Starter
 
 if TYPE_CHECKING:
     from .mpi.node_worlds import NodeWorlds
-    from .net.reachability import Reachability
     from .ranks.call_lines import CallLines
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
@@ -132,7 +129,6 @@ class Agent:
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
-        self._reachability: Reachability | None = None
         self._mpi: NodeWorlds | None = None
         self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
@@ -239,8 +235,6 @@ class Agent:
                 self._call_lines.close()
             case Fence(number):
                 self._outbox.fence(number)
-            case Listen() | Reach():
-                self._check_reachability(command)
             case HoldPort(address, port):
                 self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
             case HoldPorts(number):
@@ -248,8 +242,6 @@ class Agent:
             case Ping(at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
-                if self._reachability:
-                    self._reachability.close()
                 for entry in command.ranks:
                     if entry.get("debug"):
                         self._rank_debuggers().begin(entry["rank"])
@@ -314,15 +306,6 @@ class Agent:
             self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
         )
         return self._debuggers
-
-    def _check_reachability(self, command: Listen | Reach) -> None:
-        from .net.reachability import Reachability
-
-        self._reachability = self._reachability or Reachability(self._poll, self._outbox)
-        if isinstance(command, Listen):
-            self._reachability.listen(command)
-        else:
-            self._reachability.reach(command)
 
     def _open_call_lines(self, start: Start) -> None:
         from .ranks.call_lines import CallLines

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..protocol.commands import FileChunk, Probe, ReadTopology, Start, Sync
+from ..protocol.commands import FileChunk, Listen, Probe, Reach, ReadTopology, Start, Sync
 from .part import AgentHub, AgentPart
 from .poll import earliest
 
@@ -22,6 +22,7 @@ FEATURES = (
     Feature(".host.probe", "HostProbe", (Probe,)),
     Feature(".host.topology", "HostTopology", (ReadTopology,)),
     Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
+    Feature(".net.reachability", "Reachability", (Listen, Reach)),
 )
 
 
