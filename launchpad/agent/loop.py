@@ -20,12 +20,9 @@ from .. import linux
 from ..protocol import wire
 from ..protocol.commands import (
     BarrierOut,
-    Call,
     Credit,
     Debug,
     DumpStacks,
-    EndCall,
-    EndSession,
     Fence,
     Finish,
     Hello,
@@ -33,7 +30,6 @@ from ..protocol.commands import (
     HoldPorts,
     MpiReply,
     MpiWorld,
-    NextCall,
     Ping,
     PmixFetch,
     PmixReply,
@@ -50,10 +46,8 @@ from ..protocol.commands import (
     TunnelOpen,
 )
 from ..protocol.events import (
-    RESULT,
     AgentFailed,
     AgentReady,
-    ChunksTaken,
     Crashed,
     Drained,
     NoMpi,
@@ -66,7 +60,7 @@ from ..protocol.events import (
     Suspended,
 )
 from .host import processes, resources
-from .outbox import Outbox, OutputStream
+from .outbox import Outbox
 from .part import AgentHub
 from .parts import Parts
 from .poll import Poll, earliest
@@ -77,7 +71,6 @@ from .ranks.starter import Starter
 
 if TYPE_CHECKING:
     from .mpi.node_worlds import NodeWorlds
-    from .ranks.call_lines import CallLines
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
     from .ranks.sampler import Sampler
@@ -122,7 +115,7 @@ class Agent:
         self._hub = AgentHub(self._poll, self._outbox, folder)
         self._parts = Parts(self._hub)
         self._ranks = self._hub.ranks
-        self._signals = Signals(self._ranks, self._report_exit)
+        self._signals = Signals(self._ranks, self._outbox.say)
         self._finishing = False  # all ranks are gone; the rest of their output is being sent
         self._leaving = False  # exit once that is done
         self._head_gone = False
@@ -130,7 +123,6 @@ class Agent:
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
         self._mpi: NodeWorlds | None = None
-        self._call_lines: CallLines | None = None
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
@@ -222,17 +214,6 @@ class Agent:
         match command:
             case Hello():
                 self._on_hello(command)
-            case Call(data):
-                rundir.add_to_call(self._rundir, data)
-                self._starter.has_call = True
-                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
-            case NextCall(_, data) if self._call_lines:
-                self._call_lines.take(command)
-                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
-            case EndCall(number) if self._call_lines:
-                self._call_lines.end_call(number)
-            case EndSession() if self._call_lines:
-                self._call_lines.close()
             case Fence(number):
                 self._outbox.fence(number)
             case HoldPort(address, port):
@@ -245,8 +226,6 @@ class Agent:
                 for entry in command.ranks:
                     if entry.get("debug"):
                         self._rank_debuggers().begin(entry["rank"])
-                if command.calls == "session" and self._starter.has_call:
-                    self._open_call_lines(command)
                 self._starter.start(command, self._reap)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -306,13 +285,6 @@ class Agent:
             self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
         )
         return self._debuggers
-
-    def _open_call_lines(self, start: Start) -> None:
-        from .ranks.call_lines import CallLines
-
-        ranks = [entry["rank"] for entry in start.ranks]
-        self._call_lines = CallLines(self._poll, self._outbox, ranks, start.window)
-        self._starter.call_line = self._call_lines.name
 
     def _add_mpi_world(self, world: MpiWorld) -> None:
         from .mpi.node_worlds import NodeWorlds
@@ -422,14 +394,9 @@ class Agent:
             self._outbox.say(Crashed(now, started.rank, crash))
         if self._mpi:
             self._mpi.exited(started.rank, code)
+        for part in self._parts:
+            part.exited(started, code)
         self._signals.exited(started.pid, RankExited(now, started.rank, code, peak_memory, memory_killed))
-
-    def _report_exit(self, exited: RankExited) -> None:
-        self._outbox.say(exited)
-        has_result = self._starter.has_call and not (self._call_lines and self._call_lines.admitted(exited.rank))
-        result = rundir.open_result(self._rundir, exited.rank) if has_result else -1
-        if result >= 0:
-            self._outbox.send_file(OutputStream(exited.rank, RESULT, result, self._starter.window))
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:
         reason = os.read(fd, 4096)

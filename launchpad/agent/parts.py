@@ -3,7 +3,19 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..protocol.commands import FileChunk, Listen, Probe, Reach, ReadTopology, Start, Sync
+from ..protocol.commands import (
+    Call,
+    EndCall,
+    EndSession,
+    FileChunk,
+    Listen,
+    NextCall,
+    Probe,
+    Reach,
+    ReadTopology,
+    Start,
+    Sync,
+)
 from .part import AgentHub, AgentPart
 from .poll import earliest
 
@@ -23,6 +35,7 @@ FEATURES = (
     Feature(".host.topology", "HostTopology", (ReadTopology,)),
     Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
     Feature(".net.reachability", "Reachability", (Listen, Reach)),
+    Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
 )
 
 

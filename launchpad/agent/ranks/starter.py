@@ -74,8 +74,6 @@ class Starter:
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
         self._spawned: dict[int, dict[str, Any]] = {}  # ranks waiting for MPI to be ready for them
         self._input: rank.StdinFeed | None = None
-        self.has_call = False  # the function for the ranks is in the job's folder
-        self.call_line = ""  # the name of the socket over which they get further ones
         self.mpi: NodeWorlds | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # a signal that came while a rank was being forked
@@ -161,11 +159,6 @@ class Starter:
             self._order_all()
 
     @property
-    def window(self) -> int:
-        """How many bytes of a rank's stream may be in flight."""
-        return self._start.window
-
-    @property
     def cwd(self) -> str:
         """The ranks' folder."""
         return self._start.cwd
@@ -247,11 +240,9 @@ class Starter:
         }
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
-        own = {**rundir.call_files(self._folder, entry["rank"])} if self.has_call else {}
-        own |= {"LAUNCHPAD_CALL_LINE": self.call_line} if self.call_line else {}
+        own = self._parts.environ(entry["rank"])
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
-        own |= self._parts.environ(entry["rank"])
         return {**own, **self.mpi.environ(entry["rank"])} if self.mpi is not None and self._in_mpi(entry) else own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
