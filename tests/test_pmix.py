@@ -437,9 +437,9 @@ def test_a_signal_ends_spawned_ranks_that_wait_for_the_server(tmp_path: Path, wo
     said = Said()
     hub = AgentHub(Poll(), said, str(tmp_path))
     starter = Starter(hub, Parts(hub), None, (64, 64), lambda _: None)
-    starter.mpi = NodeWorlds(Poll(), said, str(tmp_path))
-    starter.mpi.pmix = worlds
-    starter.mpi.add(world(1, [2, 3], 0))
+    hub.mpi = NodeWorlds(Poll(), said, str(tmp_path))
+    hub.mpi.pmix = worlds
+    hub.mpi.add(world(1, [2, 3], 0))
     starter.start_more([{"rank": 2}, {"rank": 3}])
     starter.signal(signal.SIGCONT)
     assert said.events == []

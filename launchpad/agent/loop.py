@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from .. import linux
 from ..protocol import wire
 from ..protocol.commands import (
-    BarrierOut,
     Credit,
     Debug,
     DumpStacks,
@@ -28,11 +27,7 @@ from ..protocol.commands import (
     Hello,
     HoldPort,
     HoldPorts,
-    MpiReply,
-    MpiWorld,
     Ping,
-    PmixFetch,
-    PmixReply,
     Profile,
     Sample,
     Signal,
@@ -50,7 +45,6 @@ from ..protocol.events import (
     AgentReady,
     Crashed,
     Drained,
-    NoMpi,
     OrphansKilled,
     Pong,
     PortHeld,
@@ -70,7 +64,6 @@ from .ranks.signals import Signals
 from .ranks.starter import Starter
 
 if TYPE_CHECKING:
-    from .mpi.node_worlds import NodeWorlds
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
     from .ranks.sampler import Sampler
@@ -122,7 +115,6 @@ class Agent:
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
-        self._mpi: NodeWorlds | None = None
         self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
@@ -154,8 +146,6 @@ class Agent:
             for started in self._ranks.values():
                 started.signal(signal.SIGKILL)
         self._sweep()
-        if self._mpi:
-            self._mpi.close()
         for part in self._parts:
             part.close()
         rundir.remove(self._rundir)
@@ -242,18 +232,8 @@ class Agent:
                 self._starter.take_input(data)
             case Credit(number, stream, size):
                 self._outbox.credit(number, stream, size)
-            case MpiWorld():
-                self._add_mpi_world(command)
-            case BarrierOut() if self._mpi:
-                self._mpi.barrier_out(command)
             case StartMore(ranks):
                 self._starter.start_more(ranks)
-            case MpiReply(number, line) if self._mpi:
-                self._mpi.reply(number, line)
-            case PmixReply() if self._mpi and self._mpi.pmix:
-                self._mpi.pmix.reply(command)
-            case PmixFetch() if self._mpi and self._mpi.pmix:
-                self._mpi.pmix.fetch(command)
             case Finish(leave):
                 self._finish(leave)
             case DumpStacks():
@@ -285,12 +265,6 @@ class Agent:
             self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
         )
         return self._debuggers
-
-    def _add_mpi_world(self, world: MpiWorld) -> None:
-        from .mpi.node_worlds import NodeWorlds
-
-        self._mpi = self._starter.mpi = self._mpi or NodeWorlds(self._poll, self._outbox, self._rundir)
-        self._mpi.add(world)
 
     def _on_hello(self, hello: Hello) -> None:
         self._heartbeat_timeout = hello.silence
@@ -330,15 +304,13 @@ class Agent:
         if self._profiler:
             self._profiler.end()
             own |= self._profiler.own
-        if self._mpi:
-            own |= self._mpi.own
+        for part in self._parts:
+            own.update(part.end())
         killed = self._sweep(own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
-        if self._mpi:
-            if leave and self._mpi.is_unused:
-                self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
-            self._mpi.close()
+        for part in self._parts:
+            part.finish(leave)
         self._outbox.drain()
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
@@ -392,8 +364,6 @@ class Agent:
         crash = rundir.take_crash(self._rundir, started.rank, self._starter.cwd)
         if crash:
             self._outbox.say(Crashed(now, started.rank, crash))
-        if self._mpi:
-            self._mpi.exited(started.rank, code)
         for part in self._parts:
             part.exited(started, code)
         self._signals.exited(started.pid, RankExited(now, started.rank, code, peak_memory, memory_killed))

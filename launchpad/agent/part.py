@@ -10,6 +10,7 @@ from .stacks.debug_channel import DebugChannel
 
 if TYPE_CHECKING:
     from ..protocol.commands import Start
+    from .mpi.node_worlds import NodeWorlds
     from .outbox import Outbox
     from .poll import Poll
     from .ranks.rank import Rank
@@ -23,6 +24,7 @@ class AgentHub:
         self.outbox = outbox  # to say events
         self.folder = folder  # the job's private one
         self.ranks: dict[int, Rank] = {}  # those that run, by pid
+        self.mpi: NodeWorlds | None = None  # the worlds that ranks are to join
 
     @functools.cached_property
     def channel(self) -> DebugChannel:

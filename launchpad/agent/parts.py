@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..protocol.commands import (
+    BarrierOut,
     Call,
     EndCall,
     EndSession,
     FileChunk,
     Listen,
+    MpiReply,
+    MpiWorld,
     NextCall,
+    PmixFetch,
+    PmixReply,
     Probe,
     Reach,
     ReadTopology,
@@ -36,6 +41,7 @@ FEATURES = (
     Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
     Feature(".net.reachability", "Reachability", (Listen, Reach)),
     Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
+    Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ... import mpi_library
-from ...protocol.commands import BarrierOut, Command, MpiWorld, PmixFetch, PmixReply
+from ...protocol.commands import Command, MpiWorld
 from ...protocol.events import Event
 from ...protocol.health import MpiThere, Reduced
 from ..mpi.node_worlds import NodeWorlds
@@ -158,15 +158,11 @@ class TrialWorld:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while not self._commands.empty():
-            match self._commands.get():
-                case None:
-                    self._over = True
-                case BarrierOut() as command:
-                    worlds.barrier_out(command)
-                case PmixReply() as command if worlds.pmix:
-                    worlds.pmix.reply(command)
-                case PmixFetch() as command if worlds.pmix:
-                    worlds.pmix.fetch(command)
+            command = self._commands.get()
+            if command is None:
+                self._over = True
+            else:
+                worlds.on(command)
 
     def _begin(
         self, argv: list[str], environ: dict[str, str], cwd: str, poll: Poll, worlds: NodeWorlds, rank: int

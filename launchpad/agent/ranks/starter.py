@@ -74,7 +74,6 @@ class Starter:
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
         self._spawned: dict[int, dict[str, Any]] = {}  # ranks waiting for MPI to be ready for them
         self._input: rank.StdinFeed | None = None
-        self.mpi: NodeWorlds | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # a signal that came while a rank was being forked
 
@@ -99,17 +98,12 @@ class Starter:
         """Start the ranks. `reap` is called after each, so that exits are reported in order."""
         self._start = start
         self._stacks = self._hub.channel.path  # the socket over which ranks are asked
-        self._may_begin = True
         self._shared = {**os.environ, **start.environ}
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
         self._parts.starting(start, self._shared)
-        if self.mpi is not None:
-            self.mpi.prepare(self._shared)
-            if start.ranks:
-                self.mpi.serve(self._shared, start.argv, start.cwd)
-            self._may_begin = self.mpi.is_ready(0)
+        self._may_begin = self._mpi is None or self._mpi.is_ready(0)
         self._failure = ""
         self._cancelled = 0
         if self._why_cold:
@@ -123,8 +117,8 @@ class Starter:
             else:
                 self._execute(entry)
                 reap()
-        if self.mpi is not None and not self._may_begin:
-            self.mpi.when_ready(0, self._allow)
+        if self._mpi is not None and not self._may_begin:
+            self._mpi.when_ready(0, self._allow)
         elif self._forkserver is not None and self._forkserver.state == "ready":
             self._order_all()
         if self._forkserver is None or self._forkserver.state != "importing":
@@ -138,9 +132,9 @@ class Starter:
                 if self._spawned.pop(entry["rank"], None):  # else a signal has ended it
                     self._execute(entry)
 
-        assert self.mpi is not None
+        assert self._mpi is not None
         self._spawned |= {entry["rank"]: entry for entry in ranks}
-        self.mpi.when_ready(self.mpi.world_of(ranks[0]["rank"]), begin)
+        self._mpi.when_ready(self._mpi.world_of(ranks[0]["rank"]), begin)
 
     def _allow(self) -> None:
         """MPI is ready for the ranks."""
@@ -157,6 +151,10 @@ class Starter:
                 self._execute(entry, outlets)
         elif self._forkserver.state == "ready":
             self._order_all()
+
+    @property
+    def _mpi(self) -> NodeWorlds | None:
+        return self._hub.mpi
 
     @property
     def cwd(self) -> str:
@@ -209,9 +207,9 @@ class Starter:
         try:
             if self._start.sends_input and number == self._start.stdin_rank:
                 self._feed(outlets)
-            if self.mpi is None or not self.mpi.has(number):
+            if self._mpi is None or not self._mpi.has(number):
                 return outlets
-            return outlets._replace(rank_link=self.mpi.open(number))
+            return outlets._replace(rank_link=self._mpi.open(number))
         except OSError:
             _close(*outlets)
             raise
@@ -243,10 +241,10 @@ class Starter:
         own = self._parts.environ(entry["rank"])
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
-        return {**own, **self.mpi.environ(entry["rank"])} if self.mpi is not None and self._in_mpi(entry) else own
+        return own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
-        return self.mpi is not None and self.mpi.has(entry["rank"])
+        return self._mpi is not None and self._mpi.has(entry["rank"])
 
     def _own_session(self, entry: dict[str, Any]) -> bool:
         """Whether a rank gets a session of its own. Ranks of MPI share one, as they wait by yielding the CPU to others.
