@@ -21,7 +21,6 @@ from ..protocol import wire
 from ..protocol.commands import (
     Credit,
     Debug,
-    DumpStacks,
     Fence,
     Finish,
     Hello,
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
     from .ranks.sampler import Sampler
-    from .stacks.dump import StackDumper
     from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -115,7 +113,6 @@ class Agent:
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
-        self._stack_dumper: StackDumper | None = None
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
         self._sampler: Sampler | None = None
@@ -167,7 +164,7 @@ class Agent:
     @property
     def _timed(self) -> list[Any]:
         """Those that are in use; what they say is sent by the last one."""
-        parts = (self._stack_dumper, self._prompt, self._debuggers, self._profiler, self._sampler)
+        parts = (self._prompt, self._debuggers, self._profiler, self._sampler)
         return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
@@ -236,11 +233,6 @@ class Agent:
                 self._starter.start_more(ranks)
             case Finish(leave):
                 self._finish(leave)
-            case DumpStacks():
-                from .stacks.dump import StackDumper
-
-                self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._hub.channel)
-                self._stack_dumper.begin(command, self._ranks.values())
             case Sample():
                 from .ranks.sampler import Sampler
 
@@ -298,9 +290,6 @@ class Agent:
         self._leaving = leave
         self._signals.release()
         spared, own = self._starter.finish(leave), self._starter.own
-        if self._stack_dumper:
-            self._stack_dumper.end()
-            own |= self._stack_dumper.own
         if self._profiler:
             self._profiler.end()
             own |= self._profiler.own

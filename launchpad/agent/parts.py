@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ..protocol.commands import (
     BarrierOut,
     Call,
+    DumpStacks,
     EndCall,
     EndSession,
     FileChunk,
@@ -41,6 +42,7 @@ FEATURES = (
     Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
     Feature(".net.reachability", "Reachability", (Listen, Reach)),
     Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
+    Feature(".stacks.part", "NodeStacks", (DumpStacks,)),
     Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
 
