@@ -28,7 +28,6 @@ from ..protocol.commands import (
     HoldPorts,
     Ping,
     Profile,
-    Sample,
     Signal,
     SignalAgent,
     SignalRank,
@@ -65,7 +64,6 @@ from .ranks.starter import Starter
 if TYPE_CHECKING:
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
-    from .ranks.sampler import Sampler
     from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -115,7 +113,6 @@ class Agent:
         self._prompt = PromptWatch(self._outbox.say)
         self._debuggers: Debuggers | None = None
         self._profiler: Profiler | None = None
-        self._sampler: Sampler | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -164,7 +161,7 @@ class Agent:
     @property
     def _timed(self) -> list[Any]:
         """Those that are in use; what they say is sent by the last one."""
-        parts = (self._prompt, self._debuggers, self._profiler, self._sampler)
+        parts = (self._prompt, self._debuggers, self._profiler)
         return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
@@ -233,11 +230,6 @@ class Agent:
                 self._starter.start_more(ranks)
             case Finish(leave):
                 self._finish(leave)
-            case Sample():
-                from .ranks.sampler import Sampler
-
-                self._sampler = self._sampler or Sampler(self._poll, self._outbox, self._hub.channel)
-                self._sampler.begin(command, self._ranks.values())
             case Profile():
                 from .stacks.profiler import Profiler
 

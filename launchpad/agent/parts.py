@@ -19,6 +19,7 @@ from ..protocol.commands import (
     Probe,
     Reach,
     ReadTopology,
+    Sample,
     Start,
     Sync,
 )
@@ -43,6 +44,7 @@ FEATURES = (
     Feature(".net.reachability", "Reachability", (Listen, Reach)),
     Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
     Feature(".stacks.part", "NodeStacks", (DumpStacks,)),
+    Feature(".ranks.sampler", "Sampler", (Sample,)),
     Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
 
