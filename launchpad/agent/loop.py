@@ -27,7 +27,6 @@ from ..protocol.commands import (
     HoldPort,
     HoldPorts,
     Ping,
-    Profile,
     Signal,
     SignalAgent,
     SignalRank,
@@ -64,7 +63,6 @@ from .ranks.starter import Starter
 if TYPE_CHECKING:
     from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
-    from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -112,7 +110,6 @@ class Agent:
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
         self._debuggers: Debuggers | None = None
-        self._profiler: Profiler | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -161,7 +158,7 @@ class Agent:
     @property
     def _timed(self) -> list[Any]:
         """Those that are in use; what they say is sent by the last one."""
-        parts = (self._prompt, self._debuggers, self._profiler)
+        parts = (self._prompt, self._debuggers)
         return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
@@ -230,11 +227,6 @@ class Agent:
                 self._starter.start_more(ranks)
             case Finish(leave):
                 self._finish(leave)
-            case Profile():
-                from .stacks.profiler import Profiler
-
-                self._profiler = self._profiler or Profiler(self._poll, self._outbox, self._rundir)
-                self._profiler.begin(command, self._ranks.values())
             case Debug(number):
                 self._rank_debuggers().ask(number)
             case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
@@ -282,9 +274,6 @@ class Agent:
         self._leaving = leave
         self._signals.release()
         spared, own = self._starter.finish(leave), self._starter.own
-        if self._profiler:
-            self._profiler.end()
-            own |= self._profiler.own
         for part in self._parts:
             own.update(part.end())
         killed = self._sweep(own, spared)

@@ -17,6 +17,7 @@ from ..protocol.commands import (
     PmixFetch,
     PmixReply,
     Probe,
+    Profile,
     Reach,
     ReadTopology,
     Sample,
@@ -44,6 +45,7 @@ FEATURES = (
     Feature(".net.reachability", "Reachability", (Listen, Reach)),
     Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
     Feature(".stacks.part", "NodeStacks", (DumpStacks,)),
+    Feature(".stacks.profiler", "Profiler", (Profile,)),
     Feature(".ranks.sampler", "Sampler", (Sample,)),
     Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
