@@ -20,7 +20,6 @@ from .. import linux
 from ..protocol import wire
 from ..protocol.commands import (
     Credit,
-    Debug,
     Fence,
     Finish,
     Hello,
@@ -33,9 +32,6 @@ from ..protocol.commands import (
     Start,
     StartMore,
     StdinData,
-    TunnelCredit,
-    TunnelData,
-    TunnelOpen,
 )
 from ..protocol.events import (
     AgentFailed,
@@ -61,7 +57,6 @@ from .ranks.signals import Signals
 from .ranks.starter import Starter
 
 if TYPE_CHECKING:
-    from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
 
 # An error file is read up to this size: it holds a traceback, not a log.
@@ -109,7 +104,6 @@ class Agent:
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._prompt = PromptWatch(self._outbox.say)
-        self._debuggers: Debuggers | None = None
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -158,7 +152,7 @@ class Agent:
     @property
     def _timed(self) -> list[Any]:
         """Those that are in use; what they say is sent by the last one."""
-        parts = (self._prompt, self._debuggers)
+        parts = (self._prompt,)
         return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
@@ -204,9 +198,6 @@ class Agent:
             case Ping(at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
-                for entry in command.ranks:
-                    if entry.get("debug"):
-                        self._rank_debuggers().begin(entry["rank"])
                 self._starter.start(command, self._reap)
             case Signal(signum, stops):
                 self._signals.send(signum, stops=stops)
@@ -227,20 +218,8 @@ class Agent:
                 self._starter.start_more(ranks)
             case Finish(leave):
                 self._finish(leave)
-            case Debug(number):
-                self._rank_debuggers().ask(number)
-            case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
-                self._debuggers.lead(command)
             case _:
                 self._parts.on(command)
-
-    def _rank_debuggers(self) -> Debuggers:
-        from .ranks.debuggers import Debuggers
-
-        self._debuggers = self._debuggers or Debuggers(
-            self._poll, self._outbox, self._hub.channel, self._rundir, self._ranks
-        )
-        return self._debuggers
 
     def _on_hello(self, hello: Hello) -> None:
         self._heartbeat_timeout = hello.silence
@@ -263,8 +242,8 @@ class Agent:
         self._ranks[started.pid] = started
         if started.rank == self._starter.terminal_rank:
             self._prompt.begin(started.rank, started.pid)
-        if self._debuggers:
-            self._debuggers.started(started)
+        for part in self._parts:
+            part.started(started)
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
@@ -317,8 +296,6 @@ class Agent:
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
         self._prompt.exited(started.pid)
-        if self._debuggers:
-            self._debuggers.exited(started.rank)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ..protocol.commands import (
     BarrierOut,
     Call,
+    Debug,
     DumpStacks,
     EndCall,
     EndSession,
@@ -23,6 +24,9 @@ from ..protocol.commands import (
     Sample,
     Start,
     Sync,
+    TunnelCredit,
+    TunnelData,
+    TunnelOpen,
 )
 from .part import AgentHub, AgentPart
 from .poll import earliest
@@ -47,6 +51,12 @@ FEATURES = (
     Feature(".stacks.part", "NodeStacks", (DumpStacks,)),
     Feature(".stacks.profiler", "Profiler", (Profile,)),
     Feature(".ranks.sampler", "Sampler", (Sample,)),
+    Feature(
+        ".ranks.debuggers",
+        "Debuggers",
+        (Debug, TunnelOpen, TunnelData, TunnelCredit),
+        lambda start: any(entry.get("debug") for entry in start.ranks),
+    ),
     Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
 
