@@ -16,7 +16,17 @@ from launchpad.agent.outbox import Outbox
 from launchpad.agent.part import AgentHub, AgentPart
 from launchpad.agent.parts import FEATURES, Feature, Parts
 from launchpad.agent.poll import Poll, earliest
+from launchpad.protocol import commands, wire
 from launchpad.protocol.commands import Debug, Ping, Profile, Sample, Start
+
+# What the loop does itself, as every job needs it.
+OF_THE_LOOP = (
+    *(commands.Hello, commands.Ping, commands.Fence, commands.Credit, commands.Start, commands.StartMore),
+    *(commands.StdinData, commands.HoldPort, commands.HoldPorts, commands.Signal, commands.SignalRank),
+    *(commands.SignalAgent, commands.Finish),
+)
+# What is sent to others than an agent.
+NOT_FOR_AGENTS = (commands.KeeperRequest, commands.Check, commands.JobEnded)
 
 
 class Recorder(AgentPart):
@@ -135,7 +145,26 @@ def test_each_feature_of_the_table_is_a_part(feature: Feature, hub: AgentHub) ->
     part.close()
 
 
+def test_each_command_has_one_place() -> None:
+    routed = [kind for feature in FEATURES for kind in feature.takes]
+    sent = [entry.kind for entry in wire.TABLE if entry.to == "agent"]
+    assert sorted(kind.__name__ for kind in (*routed, *OF_THE_LOOP, *NOT_FOR_AGENTS)) == sorted(
+        kind.__name__ for kind in sent
+    )
+
+
 def test_an_agent_starts_without_its_features() -> None:
     code = "import sys, launchpad.agent.guard, launchpad.agent.loop; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
     assert not {f"launchpad.agent{feature.module}" for feature in FEATURES} & set(loaded.split())
+
+
+def test_only_what_they_wait_for_begins_with_ranks() -> None:
+    """A debugger, and the person at the terminal."""
+
+    def begun(**of_start: Any) -> list[str]:
+        return [feature.name for feature in FEATURES if feature.begins(start(**of_start))]
+
+    assert begun(ranks=[{"rank": 0, "debug": False}]) == []
+    assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers"]
+    assert begun(terminal=[24, 80]) == ["PromptWatch"]

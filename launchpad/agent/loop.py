@@ -52,7 +52,6 @@ from .part import AgentHub
 from .parts import Parts
 from .poll import Poll, earliest
 from .ranks import rank, rundir
-from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
 from .ranks.starter import Starter
 
@@ -103,7 +102,6 @@ class Agent:
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
-        self._prompt = PromptWatch(self._outbox.say)
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -138,22 +136,16 @@ class Agent:
 
     def _serve(self) -> None:
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(earliest([self._silence_ends, *(part.deadline for part in self._timed)]))
+            self._poll.wait(earliest((self._silence_ends, self._parts.deadline, self._outbox.deadline)))
             now = time.monotonic()
             if self._silence_ends is not None and now >= self._silence_ends:
                 self._check_silence()
-            for part in self._timed:
-                part.tick(now)
+            self._parts.tick(now)
+            self._outbox.tick(now)
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
                 self._outbox.say(Drained(time.monotonic_ns()))
                 self._outbox.write()
-
-    @property
-    def _timed(self) -> list[Any]:
-        """Those that are in use; what they say is sent by the last one."""
-        parts = (self._prompt,)
-        return [*(part for part in parts if part is not None), self._parts, self._outbox]
 
     @property
     def _silence_ends(self) -> float | None:
@@ -240,8 +232,6 @@ class Agent:
 
     def _on_started(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
-        if started.rank == self._starter.terminal_rank:
-            self._prompt.begin(started.rank, started.pid)
         for part in self._parts:
             part.started(started)
         if started.status_fd is not None:
@@ -295,7 +285,6 @@ class Agent:
         self._signals.recheck()
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
-        self._prompt.exited(started.pid)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)

@@ -57,6 +57,7 @@ FEATURES = (
         (Debug, TunnelOpen, TunnelData, TunnelCredit),
         lambda start: any(entry.get("debug") for entry in start.ranks),
     ),
+    Feature(".ranks.prompt", "PromptWatch", (), lambda start: bool(start.terminal)),
     Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
 )
 

@@ -161,11 +161,6 @@ class Starter:
         """The ranks' folder."""
         return self._start.cwd
 
-    @property
-    def terminal_rank(self) -> int:
-        """The rank that has the user's terminal; -1 for none."""
-        return self._start.stdin_rank if self._terminal(self._start.stdin_rank) else -1
-
     def take_input(self, data: bytes) -> None:
         """Pass on bytes from the head's standard input."""
         if self._input is not None:
@@ -270,6 +265,7 @@ class Starter:
         return self._stdin_fd
 
     def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
+        begun.has_terminal = bool(self._terminal(begun.rank))
         self._begun(begun)
         self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
         for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):
