@@ -181,34 +181,29 @@ class Agent:
         match command:
             case Hello():
                 self._on_hello(command)
-            case Fence(number):
+            case Fence(number=number):
                 self._outbox.fence(number)
-            case HoldPort(address, port):
+            case HoldPort(address=address, port=port):
                 self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
-            case HoldPorts(number):
+            case HoldPorts(number=number):
                 self._outbox.say(self._starter.hold_ports(number))
-            case Ping(at):
+            case Ping(time=at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
                 self._starter.start(command, self._reap)
-            case Signal(signum, stops):
-                self._signals.send(signum, stops=stops)
-                self._starter.signal(signum, stops=stops)
-                if signum == signal.SIGSTOP:
-                    self._outbox.say(Suspended(time.monotonic_ns()))
-                if signum in (signal.SIGSTOP, signal.SIGCONT):
-                    self._suspended = signum == signal.SIGSTOP
-            case SignalRank(number, signum):
-                self._signals.send_to(number, signum)
-            case SignalAgent(signum):
-                os.kill(os.getpid(), signum)
-            case StdinData(data):
-                self._starter.take_input(data)
-            case Credit(number, stream, size):
-                self._outbox.credit(number, stream, size)
-            case StartMore(ranks):
+            case StartMore(ranks=ranks):
                 self._starter.start_more(ranks)
-            case Finish(leave):
+            case StdinData(data=data):
+                self._starter.take_input(data)
+            case Credit(rank=number, stream=stream, size=size):
+                self._outbox.credit(number, stream, size)
+            case Signal():
+                self._on_signal(command)
+            case SignalRank(rank=number, signum=signum):
+                self._signals.send_to(number, signum)
+            case SignalAgent(signum=signum):
+                os.kill(os.getpid(), signum)
+            case Finish(leave=leave):
                 self._finish(leave)
             case _:
                 self._parts.on(command)
@@ -229,6 +224,14 @@ class Agent:
                 port=self._starter.hold_port(hello.port),
             )
         )
+
+    def _on_signal(self, command: Signal) -> None:
+        self._signals.send(command.signum, stops=command.stops)
+        self._starter.signal(command.signum, stops=command.stops)
+        if command.signum == signal.SIGSTOP:
+            self._outbox.say(Suspended(time.monotonic_ns()))
+        if command.signum in (signal.SIGSTOP, signal.SIGCONT):
+            self._suspended = command.signum == signal.SIGSTOP
 
     def _on_started(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
