@@ -3,31 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..protocol.commands import (
-    BarrierOut,
-    Call,
-    Debug,
-    DumpStacks,
-    EndCall,
-    EndSession,
-    FileChunk,
-    Listen,
-    MpiReply,
-    MpiWorld,
-    NextCall,
-    PmixFetch,
-    PmixReply,
-    Probe,
-    Profile,
-    Reach,
-    ReadTopology,
-    Sample,
-    Start,
-    Sync,
-    TunnelCredit,
-    TunnelData,
-    TunnelOpen,
-)
+from ..protocol import commands
+from ..protocol.commands import Start
 from .part import AgentHub, AgentPart
 from .poll import earliest
 
@@ -43,22 +20,26 @@ class Feature(NamedTuple):
 
 # When ranks start and end, the parts are told in this order.
 FEATURES = (
-    Feature(".host.probe", "HostProbe", (Probe,)),
-    Feature(".host.topology", "HostTopology", (ReadTopology,)),
-    Feature(".host.synced_folder", "FolderSync", (Sync, FileChunk)),
-    Feature(".net.reachability", "Reachability", (Listen, Reach)),
-    Feature(".ranks.calls", "Calls", (Call, NextCall, EndCall, EndSession)),
-    Feature(".stacks.part", "NodeStacks", (DumpStacks,)),
-    Feature(".stacks.profiler", "Profiler", (Profile,)),
-    Feature(".ranks.sampler", "Sampler", (Sample,)),
+    Feature(".host.probe", "HostProbe", (commands.Probe,)),
+    Feature(".host.topology", "HostTopology", (commands.ReadTopology,)),
+    Feature(".host.synced_folder", "FolderSync", (commands.Sync, commands.FileChunk)),
+    Feature(".net.reachability", "Reachability", (commands.Listen, commands.Reach)),
+    Feature(".ranks.calls", "Calls", (commands.Call, commands.NextCall, commands.EndCall, commands.EndSession)),
+    Feature(".stacks.part", "NodeStacks", (commands.DumpStacks,)),
+    Feature(".stacks.profiler", "Profiler", (commands.Profile,)),
+    Feature(".ranks.sampler", "Sampler", (commands.Sample,)),
     Feature(
         ".ranks.debuggers",
         "Debuggers",
-        (Debug, TunnelOpen, TunnelData, TunnelCredit),
+        (commands.Debug, commands.TunnelOpen, commands.TunnelData, commands.TunnelCredit),
         lambda start: any(entry.get("debug") for entry in start.ranks),
     ),
     Feature(".ranks.prompt", "PromptWatch", (), lambda start: bool(start.terminal)),
-    Feature(".mpi.part", "NodeMpi", (MpiWorld, BarrierOut, MpiReply, PmixReply, PmixFetch)),
+    Feature(
+        ".mpi.part",
+        "NodeMpi",
+        (commands.MpiWorld, commands.BarrierOut, commands.MpiReply, commands.PmixReply, commands.PmixFetch),
+    ),
 )
 
 
