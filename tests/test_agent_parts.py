@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from launchpad.agent import parts
+from launchpad.agent.mpi.part import NodeMpi
 from launchpad.agent.outbox import Outbox
 from launchpad.agent.part import AgentHub, AgentPart
 from launchpad.agent.parts import FEATURES, Feature, Parts
 from launchpad.agent.poll import Poll, earliest
+from launchpad.agent.ranks import sampler
+from launchpad.agent.ranks.debuggers import Debuggers
+from launchpad.agent.ranks.prompt import PromptWatch
+from launchpad.agent.ranks.rank import Rank
 from launchpad.protocol import commands, wire
 from launchpad.protocol.commands import Debug, Ping, Profile, Sample, Start
 
@@ -168,3 +173,70 @@ def test_only_what_they_wait_for_begins_with_ranks() -> None:
     assert begun(ranks=[{"rank": 0, "debug": False}]) == []
     assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers"]
     assert begun(terminal=[24, 80]) == ["PromptWatch"]
+
+
+# Parts, as the loop uses them.
+
+
+class Said(Outbox):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def say(self, event: Any) -> None:
+        self.events.append(event)
+
+
+def test_only_the_rank_at_the_terminal_is_watched(hub: AgentHub) -> None:
+    watch, one, other = PromptWatch(hub), Rank(0, 101, None), Rank(1, 102, None)
+    other.has_terminal = True
+    watch.started(one)
+    assert watch.deadline is None
+    watch.started(other)
+    assert watch.deadline is not None
+    watch.exited(one, 0)
+    assert watch.deadline is not None
+    watch.exited(other, 0)
+    assert watch.deadline is None
+
+
+def test_a_rank_that_does_not_run_has_no_debugger(hub: AgentHub) -> None:
+    hub.outbox = said = Said()
+    Debuggers(hub).on(Debug(3))
+    assert [event[1:] for event in said.events] == [(3, "it is not running")]
+
+
+def test_a_rank_that_waits_for_its_debugger_has_no_deadline(hub: AgentHub) -> None:
+    debuggers = Debuggers(hub)
+    debuggers.starting(start(ranks=[{"rank": 0, "debug": True}]), {})
+    assert debuggers.deadline is None
+    hub.outbox = said = Said()
+    debuggers.exited(Rank(0, 101, None), 1)
+    assert [event[1:] for event in said.events] == [(0, "it has exited")]
+
+
+def test_a_sample_of_no_ranks_is_reported_at_once(hub: AgentHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler.GpuReader, "begin", lambda _: None)
+    hub.outbox = said = Said()
+    taken = sampler.Sampler(hub)
+    taken.on(Sample(7, True))
+    assert taken.deadline is None
+    assert [event.number for event in said.events] == [7]
+
+
+def test_there_is_no_mpi_before_there_is_a_world(hub: AgentHub) -> None:
+    hub.outbox = said = Said()
+    mpi = NodeMpi(hub)
+    mpi.on(commands.BarrierOut(0, "", {}))
+    environ = {"PMI_RANK": "3"}
+    mpi.starting(start(), environ)
+    mpi.finish(leave=True)
+    assert (hub.mpi, environ, said.events) == (None, {"PMI_RANK": "3"}, [])
+    world = commands.MpiWorld(0, "job", 1, 0, [5], [0], ["a"], [1], "", [], {}, "", "")
+    mpi.on(world)
+    assert hub.mpi is not None
+    assert hub.mpi.has(5)
+    mpi.starting(start(), environ)
+    assert environ == {}, "it is another launcher's"
+    assert mpi.environ(4) == {}
