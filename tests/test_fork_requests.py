@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from launchpad.agent.outbox import Outbox
+from launchpad.agent.part import AgentHub
+from launchpad.agent.parts import Parts
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks import rank
 from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver, KeptFork
@@ -157,12 +159,14 @@ def test_a_kept_fork_that_dies_before_it_is_needed(tmp_path: Path) -> None:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     kept = KeptFork(12345, near, None, (), (), (b"", b""))  # type: ignore[arg-type]  # its image is not asked
     said = Said()
-    starter = Starter(Poll(), said, str(tmp_path), None, (64, 64), lambda _: None, kept)
+    hub = AgentHub(Poll(), said, str(tmp_path))
+    starter = Starter(hub, Parts(hub), None, (64, 64), lambda _: None, kept)
     starter.exited(12345)
     with closing(far):
         assert far.recv(1) == b""
     start = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", -1, False, [], False, True)
-    starter.start(start, lambda: None, "")
+    starter.start(start, lambda: None)
+    hub.channel.close()
     why, ready = said.events
     assert isinstance(ready, SpareReady)
     assert isinstance(why, ImageUnused)

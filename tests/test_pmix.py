@@ -19,6 +19,8 @@ from launchpad.agent.mpi.node_worlds import NodeWorlds, has_fabric
 from launchpad.agent.mpi.open_mpi_settings import interfaces, without_absent
 from launchpad.agent.mpi.pmix_helper import Helper
 from launchpad.agent.outbox import Outbox
+from launchpad.agent.part import AgentHub
+from launchpad.agent.parts import Parts
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks.starter import Starter
 from launchpad.head.pmix import PmixExchange
@@ -433,10 +435,11 @@ def test_why_open_mpi_is_not_served_is_said_at_once(tmp_path: Path, what: str) -
 
 def test_a_signal_ends_spawned_ranks_that_wait_for_the_server(tmp_path: Path, worlds: pmix_worlds.PmixWorlds) -> None:
     said = Said()
-    starter = Starter(Poll(), said, str(tmp_path), None, (64, 64), lambda _: None)
-    starter.mpi = NodeWorlds(Poll(), said, str(tmp_path))
-    starter.mpi.pmix = worlds
-    starter.mpi.add(world(1, [2, 3], 0))
+    hub = AgentHub(Poll(), said, str(tmp_path))
+    starter = Starter(hub, Parts(hub), None, (64, 64), lambda _: None)
+    hub.mpi = NodeWorlds(Poll(), said, str(tmp_path))
+    hub.mpi.pmix = worlds
+    hub.mpi.add(world(1, [2, 3], 0))
     starter.start_more([{"rank": 2}, {"rank": 3}])
     starter.signal(signal.SIGCONT)
     assert said.events == []

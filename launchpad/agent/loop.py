@@ -19,51 +19,25 @@ from typing import TYPE_CHECKING, Any
 from .. import linux
 from ..protocol import wire
 from ..protocol.commands import (
-    BarrierOut,
-    Call,
     Credit,
-    Debug,
-    DumpStacks,
-    EndCall,
-    EndSession,
     Fence,
-    FileChunk,
     Finish,
     Hello,
     HoldPort,
     HoldPorts,
-    Listen,
-    MpiReply,
-    MpiWorld,
-    NextCall,
     Ping,
-    PmixFetch,
-    PmixReply,
-    Probe,
-    Profile,
-    Reach,
-    ReadTopology,
-    Sample,
     Signal,
     SignalAgent,
     SignalRank,
     Start,
     StartMore,
     StdinData,
-    Sync,
-    TunnelCredit,
-    TunnelData,
-    TunnelOpen,
 )
 from ..protocol.events import (
-    RESULT,
     AgentFailed,
     AgentReady,
-    ChunksTaken,
     Crashed,
     Drained,
-    Event,
-    NoMpi,
     OrphansKilled,
     Pong,
     PortHeld,
@@ -73,24 +47,16 @@ from ..protocol.events import (
     Suspended,
 )
 from .host import processes, resources
-from .outbox import Outbox, OutputStream
-from .poll import Poll
+from .outbox import Outbox
+from .part import AgentHub
+from .parts import Parts
+from .poll import Poll, earliest
 from .ranks import rank, rundir
-from .ranks.prompt import PromptWatch
 from .ranks.signals import Signals
 from .ranks.starter import Starter
-from .stacks.debug_channel import DebugChannel
 
 if TYPE_CHECKING:
-    from .host.synced_folder import SyncedFolder
-    from .mpi.node_worlds import NodeWorlds
-    from .net.reachability import Reachability
-    from .ranks.call_lines import CallLines
-    from .ranks.debuggers import Debuggers
     from .ranks.forkserver_client import KeptFork
-    from .ranks.sampler import Sampler
-    from .stacks.dump import StackDumper
-    from .stacks.profiler import Profiler
 
 # An error file is read up to this size: it holds a traceback, not a log.
 ERROR_FILE_BYTES = 256 << 10
@@ -125,27 +91,17 @@ class Agent:
         self._link_out = link_out
         self._rundir = folder
         self._decoder = wire.Decoder()
-        self._ranks: dict[int, rank.Rank] = {}  # by pid, until reaped
-        self._signals = Signals(self._ranks, self._report_exit)
         self._poll = Poll()
         self._outbox = Outbox(link_out, self._poll)
+        self._hub = AgentHub(self._poll, self._outbox, folder)
+        self._parts = Parts(self._hub)
+        self._ranks = self._hub.ranks
+        self._signals = Signals(self._ranks, self._outbox.say)
         self._finishing = False  # all ranks are gone; the rest of their output is being sent
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(
-            self._poll, self._outbox, folder, stdin_fd, self._file_limit, self._on_started, kept, why_cold
-        )
-        self._prompt = PromptWatch(self._outbox.say)
-        self._reachability: Reachability | None = None
-        self._synced: SyncedFolder | None = None
-        self._mpi: NodeWorlds | None = None
-        self._debug_channel: DebugChannel | None = None
-        self._call_lines: CallLines | None = None
-        self._stack_dumper: StackDumper | None = None
-        self._debuggers: Debuggers | None = None
-        self._profiler: Profiler | None = None
-        self._sampler: Sampler | None = None
+        self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -168,54 +124,39 @@ class Agent:
         if self._head_gone:  # the head, or the guard, which held the link open
             reason = "its agent lost contact with the head" if os.getppid() == guard else "its guard was killed"
             self._outbox.say(AgentFailed(time.monotonic_ns(), reason))
-            self._outbox.pump()
-        if self._synced:
-            self._synced.close()
+            self._outbox.write()
         if not linux.shows_our_pids():  # the sweep can't find them
             for started in self._ranks.values():
                 started.signal(signal.SIGKILL)
         self._sweep()
-        if self._mpi:
-            self._mpi.close()
+        for part in self._parts:
+            part.close()
         rundir.remove(self._rundir)
         return 0
 
     def _serve(self) -> None:
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(self._patience())
-            if self._stack_dumper:
-                self._stack_dumper.pump()
-            self._prompt.pump()
-            if self._debuggers:
-                self._debuggers.pump()
-            if self._profiler:
-                self._profiler.pump()
-            if self._sampler:
-                self._sampler.pump()
-            self._outbox.pump()
+            self._poll.wait(earliest((self._silence_ends, self._parts.deadline, self._outbox.deadline)))
+            now = time.monotonic()
+            if self._silence_ends is not None and now >= self._silence_ends:
+                self._check_silence()
+            self._parts.tick(now)
+            self._outbox.tick(now)
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
                 self._outbox.say(Drained(time.monotonic_ns()))
-                self._outbox.pump()
+                self._outbox.write()
 
-    def _patience(self) -> float:
-        """Seconds to wait for events, -1 without limit. Also checks whether the head has been silent for too long."""
-        waits = [self._outbox.patience, self._prompt.patience]
-        if self._stack_dumper:
-            waits.append(self._stack_dumper.patience)
-        if self._debuggers:
-            waits.append(self._debuggers.patience)
-        if self._profiler:
-            waits.append(self._profiler.patience)
-        if self._sampler:
-            waits.append(self._sampler.patience)
-        own = min((wait for wait in waits if wait >= 0), default=-1.0)
+    @property
+    def _silence_ends(self) -> float | None:
+        """When a head that goes on being silent is taken for gone."""
         if not self._heartbeat_timeout or self._suspended:
-            return own
-        left = self._last_heard + self._heartbeat_timeout - time.monotonic()
-        if left <= 0 and not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
+            return None
+        return self._last_heard + self._heartbeat_timeout
+
+    def _check_silence(self) -> None:
+        if not select.select([self._link_in], [], [], 0)[0]:  # data that came while we were busy counts
             self._head_gone = True
-        return max(0.0, left if own < 0 else min(own, left))
 
     def _raise_file_limit(self) -> None:
         _, hard = self._file_limit
@@ -240,134 +181,32 @@ class Agent:
         match command:
             case Hello():
                 self._on_hello(command)
-            case Probe():
-                from .host.probe import probe
-
-                facts = probe(command)
-                self._starter.brings_launchpad = command.torch and not facts.launchpad
-                self._outbox.say(facts)
-            case ReadTopology(environ):
-                from .host.topology import read_topology
-
-                self._outbox.say(read_topology({**os.environ, **environ}))
-            case Sync():
-                from .host.synced_folder import SyncedFolder
-
-                self._synced = SyncedFolder(command)
-                self._say_all(self._synced.begin())
-            case FileChunk() if self._synced:
-                self._say_all(self._synced.take(command))
-            case Call(data):
-                rundir.add_to_call(self._rundir, data)
-                self._starter.has_call = True
-                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
-            case NextCall(_, data) if self._call_lines:
-                self._call_lines.take(command)
-                self._outbox.say(ChunksTaken(time.monotonic_ns(), len(data)))
-            case EndCall(number) if self._call_lines:
-                self._call_lines.end_call(number)
-            case EndSession() if self._call_lines:
-                self._call_lines.close()
-            case Fence(number):
+            case Fence(number=number):
                 self._outbox.fence(number)
-            case Listen() | Reach():
-                self._check_reachability(command)
-            case HoldPort(address, port):
+            case HoldPort(address=address, port=port):
                 self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
-            case HoldPorts(number):
+            case HoldPorts(number=number):
                 self._outbox.say(self._starter.hold_ports(number))
-            case Ping(at):
+            case Ping(time=at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
-                if self._reachability:
-                    self._reachability.close()
-                self._debug_channel = self._debug_channel or DebugChannel(self._poll, self._rundir)
-                for entry in command.ranks:
-                    if entry.get("debug"):
-                        self._rank_debuggers(self._debug_channel).begin(entry["rank"])
-                if command.calls == "session" and self._starter.has_call:
-                    self._open_call_lines(command)
-                self._starter.start(command, self._reap, self._debug_channel.path)
-            case Signal(signum, stops):
-                self._signals.send(signum, stops=stops)
-                self._starter.signal(signum, stops=stops)
-                if signum == signal.SIGSTOP:
-                    self._outbox.say(Suspended(time.monotonic_ns()))
-                if signum in (signal.SIGSTOP, signal.SIGCONT):
-                    self._suspended = signum == signal.SIGSTOP
-            case SignalRank(number, signum):
-                self._signals.send_to(number, signum)
-            case SignalAgent(signum):
-                os.kill(os.getpid(), signum)
-            case StdinData(data):
-                self._starter.take_input(data)
-            case Credit(number, stream, size):
-                self._outbox.credit(number, stream, size)
-            case MpiWorld():
-                self._add_mpi_world(command)
-            case BarrierOut() if self._mpi:
-                self._mpi.barrier_out(command)
-            case StartMore(ranks):
+                self._starter.start(command, self._reap)
+            case StartMore(ranks=ranks):
                 self._starter.start_more(ranks)
-            case MpiReply(number, line) if self._mpi:
-                self._mpi.reply(number, line)
-            case PmixReply() if self._mpi and self._mpi.pmix:
-                self._mpi.pmix.reply(command)
-            case PmixFetch() if self._mpi and self._mpi.pmix:
-                self._mpi.pmix.fetch(command)
-            case Finish(leave):
+            case StdinData(data=data):
+                self._starter.take_input(data)
+            case Credit(rank=number, stream=stream, size=size):
+                self._outbox.credit(number, stream, size)
+            case Signal():
+                self._on_signal(command)
+            case SignalRank(rank=number, signum=signum):
+                self._signals.send_to(number, signum)
+            case SignalAgent(signum=signum):
+                os.kill(os.getpid(), signum)
+            case Finish(leave=leave):
                 self._finish(leave)
-            case DumpStacks() if self._debug_channel:
-                from .stacks.dump import StackDumper
-
-                self._stack_dumper = self._stack_dumper or StackDumper(self._poll, self._outbox, self._debug_channel)
-                self._stack_dumper.begin(command, self._ranks.values())
-            case Sample() if self._debug_channel:
-                from .ranks.sampler import Sampler
-
-                self._sampler = self._sampler or Sampler(self._poll, self._outbox, self._debug_channel)
-                self._sampler.begin(command, self._ranks.values())
-            case Profile():
-                from .stacks.profiler import Profiler
-
-                self._profiler = self._profiler or Profiler(self._poll, self._outbox, self._rundir)
-                self._profiler.begin(command, self._ranks.values())
-            case Debug(number) if self._debug_channel:
-                self._rank_debuggers(self._debug_channel).ask(number)
-            case TunnelOpen() | TunnelData() | TunnelCredit() if self._debuggers:
-                self._debuggers.lead(command)
-
-    def _rank_debuggers(self, channel: DebugChannel) -> Debuggers:
-        from .ranks.debuggers import Debuggers
-
-        self._debuggers = self._debuggers or Debuggers(self._poll, self._outbox, channel, self._rundir, self._ranks)
-        return self._debuggers
-
-    def _say_all(self, events: list[Event]) -> None:
-        for event in events:
-            self._outbox.say(event)
-
-    def _check_reachability(self, command: Listen | Reach) -> None:
-        from .net.reachability import Reachability
-
-        self._reachability = self._reachability or Reachability(self._poll, self._outbox)
-        if isinstance(command, Listen):
-            self._reachability.listen(command)
-        else:
-            self._reachability.reach(command)
-
-    def _open_call_lines(self, start: Start) -> None:
-        from .ranks.call_lines import CallLines
-
-        ranks = [entry["rank"] for entry in start.ranks]
-        self._call_lines = CallLines(self._poll, self._outbox, ranks, start.window)
-        self._starter.call_line = self._call_lines.name
-
-    def _add_mpi_world(self, world: MpiWorld) -> None:
-        from .mpi.node_worlds import NodeWorlds
-
-        self._mpi = self._starter.mpi = self._mpi or NodeWorlds(self._poll, self._outbox, self._rundir)
-        self._mpi.add(world)
+            case _:
+                self._parts.on(command)
 
     def _on_hello(self, hello: Hello) -> None:
         self._heartbeat_timeout = hello.silence
@@ -386,12 +225,18 @@ class Agent:
             )
         )
 
+    def _on_signal(self, command: Signal) -> None:
+        self._signals.send(command.signum, stops=command.stops)
+        self._starter.signal(command.signum, stops=command.stops)
+        if command.signum == signal.SIGSTOP:
+            self._outbox.say(Suspended(time.monotonic_ns()))
+        if command.signum in (signal.SIGSTOP, signal.SIGCONT):
+            self._suspended = command.signum == signal.SIGSTOP
+
     def _on_started(self, started: rank.Rank) -> None:
         self._ranks[started.pid] = started
-        if started.rank == self._starter.terminal_rank:
-            self._prompt.begin(started.rank, started.pid)
-        if self._debuggers:
-            self._debuggers.started(started)
+        for part in self._parts:
+            part.started(started)
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
@@ -401,21 +246,13 @@ class Agent:
         self._leaving = leave
         self._signals.release()
         spared, own = self._starter.finish(leave), self._starter.own
-        if self._stack_dumper:
-            self._stack_dumper.end()
-            own |= self._stack_dumper.own
-        if self._profiler:
-            self._profiler.end()
-            own |= self._profiler.own
-        if self._mpi:
-            own |= self._mpi.own
+        for part in self._parts:
+            own.update(part.end())
         killed = self._sweep(own, spared)
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
-        if self._mpi:
-            if leave and self._mpi.is_unused:
-                self._outbox.say(NoMpi(time.monotonic_ns(), self._mpi.library, self._mpi.why_not))
-            self._mpi.close()
+        for part in self._parts:
+            part.finish(leave)
         self._outbox.drain()
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
@@ -425,7 +262,7 @@ class Agent:
 
     def _give_sign_of_life(self) -> None:
         self._outbox.say(Pong(time.monotonic_ns(), 0))
-        self._outbox.pump()
+        self._outbox.write()
 
     # Children.
 
@@ -451,9 +288,6 @@ class Agent:
         self._signals.recheck()
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
-        self._prompt.exited(started.pid)
-        if self._debuggers:
-            self._debuggers.exited(started.rank)
         now = time.monotonic_ns()
         if started.status_fd is not None:
             self._on_status(started.status_fd, started)
@@ -469,16 +303,9 @@ class Agent:
         crash = rundir.take_crash(self._rundir, started.rank, self._starter.cwd)
         if crash:
             self._outbox.say(Crashed(now, started.rank, crash))
-        if self._mpi:
-            self._mpi.exited(started.rank, code)
+        for part in self._parts:
+            part.exited(started, code)
         self._signals.exited(started.pid, RankExited(now, started.rank, code, peak_memory, memory_killed))
-
-    def _report_exit(self, exited: RankExited) -> None:
-        self._outbox.say(exited)
-        has_result = self._starter.has_call and not (self._call_lines and self._call_lines.admitted(exited.rank))
-        result = rundir.open_result(self._rundir, exited.rank) if has_result else -1
-        if result >= 0:
-            self._outbox.send_file(OutputStream(exited.rank, RESULT, result, self._starter.window))
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:
         reason = os.read(fd, 4096)

@@ -118,17 +118,20 @@ class Outbox:
         return not (self._streams or self._events or self._sending)
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called even if no descriptor becomes ready; -1 for never."""
+    def deadline(self) -> float | None:
+        """When `tick` has to be called even if no descriptor becomes ready."""
         if self._ready and not self._sending:
-            return 0
-        return max(0.0, self._resting[0][0] - time.monotonic()) if self._resting else -1
+            return 0.0
+        return self._resting[0][0] if self._resting else None
 
-    def pump(self) -> None:
-        """Write until the link is full: events first, then output, a chunk of each stream in turn."""
-        now = time.monotonic()
+    def tick(self, now: float) -> None:
+        """Read again from the streams that have rested, and write."""
         while self._resting and self._resting[0][0] <= now:
             self._poll.arm(self._resting.popleft()[1].fd)
+        self.write()
+
+    def write(self) -> None:
+        """Write until the link is full: events first, then output, a chunk of each stream in turn."""
         while self._sending or self._next_frame():
             try:
                 written = os.writev(self._link, self._sending)
@@ -149,12 +152,12 @@ class Outbox:
     def flush(self, seconds: float) -> None:
         """Write the queued events, blocking for at most `seconds`."""
         deadline = time.monotonic() + seconds
-        self.pump()
+        self.write()
         while (self._events or self._sending) and not self.broken:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([], [self._link], [], left)[1]:
                 return
-            self.pump()
+            self.write()
 
     def _next_frame(self) -> bool:
         if self._events:

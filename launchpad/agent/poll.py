@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 # epoll takes no more than 2^31 ms; whoever waits for longer looks again.
 LONGEST_WAIT = 86_400.0
+
+
+def earliest(deadlines: Iterable[float | None]) -> float | None:
+    """The first of these times, by time.monotonic(); None if there is none."""
+    return min((at for at in deadlines if at is not None), default=None)
 
 
 class Poll:
@@ -45,9 +51,10 @@ class Poll:
         """Close our own descriptor; those that are watched stay open."""
         self._epoll.close()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for events (-1: without limit), and handle them."""
-        for fd, _ in self._epoll.poll(min(seconds, LONGEST_WAIT)):
+    def wait(self, deadline: float | None) -> None:
+        """Wait for events until `deadline`, by time.monotonic() (None: without limit), and handle them."""
+        seconds = -1 if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT)
+        for fd, _ in self._epoll.poll(seconds):
             handler = self._handlers.get(fd)  # None if an earlier handler of this round closed it
             if handler is not None:
                 handler(fd)

@@ -16,7 +16,7 @@ from launchpad import linux
 from launchpad.agent.host import processes
 from launchpad.agent.mpi.node_worlds import NodeWorlds
 from launchpad.agent.net import port
-from launchpad.agent.poll import Poll
+from launchpad.agent.poll import Poll, earliest
 from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks.debug_channel import DebugChannel
 from launchpad.agent.stacks.dump import StackDumper
@@ -103,7 +103,7 @@ class Team:
             if shared.uses(self._item, "process_group"):
                 self._serve_store()
             while not all(one.gone for one in self._members):
-                self._poll.wait(self._patience())
+                self._poll.wait(self._next())
                 self._reap()
                 self._look_around(time.monotonic())
             return self._end
@@ -198,13 +198,11 @@ class Team:
 
     # While they run.
 
-    def _patience(self) -> float:
+    def _next(self) -> float | None:
+        """When something is due; None: never."""
         own = [one.deadline for one in self._members if one.deadline is not None and not one.gone]
         due = min([self._deadline, self._look, self._last, *own])
-        waits = [max(0.0, due - time.monotonic())] if due < float("inf") and self._terminal is None else []
-        if self._dumper.patience >= 0:
-            waits.append(self._dumper.patience)
-        return min(waits, default=-1.0)
+        return earliest((due if due < float("inf") and self._terminal is None else None, self._dumper.deadline))
 
     def _interrupt(self) -> None:
         """Ctrl-C, handed on by pytest: for the rank at the terminal, or else for all."""
@@ -324,9 +322,9 @@ class Team:
             self._worlds.exited(one.end.rank, code)
 
     def _look_around(self, now: float) -> None:
-        if self._dumper.patience >= 0:
-            self._dumper.pump()
-            if self._dumper.patience < 0:
+        if self._dumper.deadline is not None:
+            self._dumper.tick(now)
+            if self._dumper.deadline is None:
                 self._stacks_taken()
             return
         if self._terminal is not None or all(one.gone for one in self._members):
@@ -344,7 +342,7 @@ class Team:
         self._dumps = []
         live = [Rank(one.end.rank, one.pid, None) for one in self._members if not one.gone]
         self._dumper.begin(DumpStacks(self._taken, True, True, False), live)
-        if self._dumper.patience < 0:
+        if self._dumper.deadline is None:
             self._stacks_taken()
 
     def _stacks_taken(self) -> None:

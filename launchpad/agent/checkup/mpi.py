@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ... import mpi_library
-from ...protocol.commands import BarrierOut, Command, MpiWorld, PmixFetch, PmixReply
+from ...protocol.commands import Command, MpiWorld
 from ...protocol.events import Event
 from ...protocol.health import MpiThere, Reduced
 from ..mpi.node_worlds import NodeWorlds
@@ -145,7 +145,7 @@ class TrialWorld:
             0, lambda: self._begin(argv, {**environ, **request["seat"]}, cwd, poll, worlds, world.ranks[0])
         )
         while not self._over:
-            poll.wait(-1)
+            poll.wait(None)
         if self._process is None:
             return Reduced(-1.0, "given up")
         with suppress(ProcessLookupError):
@@ -158,15 +158,11 @@ class TrialWorld:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while not self._commands.empty():
-            match self._commands.get():
-                case None:
-                    self._over = True
-                case BarrierOut() as command:
-                    worlds.barrier_out(command)
-                case PmixReply() as command if worlds.pmix:
-                    worlds.pmix.reply(command)
-                case PmixFetch() as command if worlds.pmix:
-                    worlds.pmix.fetch(command)
+            command = self._commands.get()
+            if command is None:
+                self._over = True
+            else:
+                worlds.on(command)
 
     def _begin(
         self, argv: list[str], environ: dict[str, str], cwd: str, poll: Poll, worlds: NodeWorlds, rank: int

@@ -11,8 +11,10 @@ import sys
 import time
 
 from ... import linux
-from ...protocol.commands import Probe
+from ...protocol.commands import Probe, Start
 from ...protocol.events import NodeFacts
+from ..part import AgentHub, AgentPart
+from ..ranks.forkserver_client import bring_launchpad
 
 # Interfaces of containers and virtual machines, which rarely lead to other machines.
 _VIRTUAL = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
@@ -27,6 +29,25 @@ for name, file in (("torch", "version.py"), ("launchpad", "_version.py")):
     found = re.search("__version__ = [^0-9]*([^'\\"]*)", open(path).read())
     print(found[1] if found else "")
 """
+
+
+class HostProbe(AgentPart):
+    """Answers the head's Probe, and brings launchpad to ranks that would not find it."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._brings_launchpad = False
+
+    def on(self, command: Probe) -> None:
+        """Report the facts."""
+        facts = probe(command)
+        self._brings_launchpad = command.torch and not facts.launchpad
+        self._hub.outbox.say(facts)
+
+    def starting(self, start: Start, environ: dict[str, str]) -> None:
+        """Let ranks import the launchpad that was sent with the agent."""
+        if self._brings_launchpad and start.hooks:
+            bring_launchpad(environ)
 
 
 def probe(command: Probe) -> NodeFacts:

@@ -17,8 +17,33 @@ from ... import linux
 from ...protocol.commands import FileChunk, Sync
 from ...protocol.events import ChunksTaken, Event, Synced, Wanted
 from .. import PACKAGE
+from ..part import AgentHub, AgentPart
 
 _PERMISSIONS = 0o777
+
+
+class FolderSync(AgentPart):
+    """Carries out the head's Sync."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._folder: SyncedFolder | None = None
+
+    def on(self, command: Sync | FileChunk) -> None:
+        """Begin, or take the next bytes."""
+        events: list[Event] = []
+        if isinstance(command, Sync):
+            self._folder = SyncedFolder(command)
+            events = self._folder.begin()
+        elif self._folder is not None:
+            events = self._folder.take(command)
+        for event in events:
+            self._hub.outbox.say(event)
+
+    def close(self) -> None:
+        """Leave no file that is not whole."""
+        if self._folder is not None:
+            self._folder.close()
 
 
 class SyncedFolder:

@@ -12,11 +12,21 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ... import linux
 from ...protocol import cpulist
+from ...protocol.commands import ReadTopology
 from ...protocol.events import TopologyRead
 from ...rank import affinity
+from ..part import AgentPart
 from . import procfs, resources
 
 _UNKNOWN = -1
+
+
+class HostTopology(AgentPart):
+    """Answers the head's ReadTopology."""
+
+    def on(self, command: ReadTopology) -> None:
+        """Report what there is."""
+        self._hub.outbox.say(read_topology({**os.environ, **command.environ}))
 
 
 def read_topology(environ: Mapping[str, str], root: str = "") -> TopologyRead:

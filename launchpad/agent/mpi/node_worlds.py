@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ... import linux, mpi_library
-from ...protocol.commands import BarrierOut, MpiWorld
+from ...protocol.commands import BarrierOut, Command, MpiReply, MpiWorld, PmixFetch, PmixReply
 from ...protocol.events import NO_INIT, BarrierIn, MpiFound, MpiRequest, NoMpi, RankFailed
 from ..host import resources
 from ..outbox import Listener
@@ -83,6 +83,20 @@ class NodeWorlds:
         self.library = ""  # the MPI that the ranks use; "" if that is not known, and all are served
         self.why_not = ""  # why Open MPI is not
         self._settings: dict[str, str] = {}  # of the MPI; each rank gets them, so that a kept image still fits
+
+    def on(self, command: Command) -> None:
+        """From the head: a world, or what has been said on other nodes."""
+        match command:
+            case MpiWorld():
+                self.add(command)
+            case BarrierOut():
+                self._barrier_out(command)
+            case MpiReply():
+                self.reply(command.rank, command.line)
+            case PmixReply() if self.pmix:
+                self.pmix.reply(command)
+            case PmixFetch() if self.pmix:
+                self.pmix.fetch(command)
 
     def add(self, world: MpiWorld) -> None:
         """Add a world whose ranks are about to start. The job's own, number 0, replaces all previous worlds."""
@@ -258,8 +272,8 @@ class NodeWorlds:
         for rank in members.leave(group):
             self.reply(rank, barrier_out(group))
 
-    def barrier_out(self, out: BarrierOut) -> None:
-        """From the head: all ranks are in the barrier, and these are the keys that other nodes have put."""
+    def _barrier_out(self, out: BarrierOut) -> None:
+        """All ranks are in the barrier, and these are the keys that other nodes have put."""
         members = self._worlds.get(out.world)
         if members is not None:
             members.keys.known.update(out.keys)
@@ -276,7 +290,7 @@ class NodeWorlds:
     def exited(self, rank: int, code: int) -> None:
         """A rank has exited. Its last messages are read first."""
         if self.pmix:
-            self.pmix.pump()
+            self.pmix.catch_up()
         self._read(rank)
         self._hang_up(rank)
         self._succeeded += code == 0

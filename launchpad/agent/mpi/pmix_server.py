@@ -49,7 +49,7 @@ class PmixServer:
         theirs.close()
         ours.setblocking(False)
         self._link: socket.socket | None = ours
-        poll.watch(ours.fileno(), lambda _: self.pump())
+        poll.watch(ours.fileno(), lambda _: self.catch_up())
 
     def send(self, *message: Any) -> None:
         """Send a message to the helper."""
@@ -69,7 +69,7 @@ class PmixServer:
             self._unsent = b""
         self._poll.change(fd, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
 
-    def pump(self) -> None:
+    def catch_up(self) -> None:
         """Handle what the helper has sent so far, and go on sending."""
         if self._unsent:
             self._write()

@@ -80,9 +80,9 @@ class PmixWorlds:
         """The variables with which a rank finds the server."""
         return self._environs[rank]
 
-    def pump(self) -> None:
+    def catch_up(self) -> None:
         """Handle what the server has said so far."""
-        self._server.pump()
+        self._server.catch_up()
 
     def close(self) -> None:
         """The ranks are gone."""

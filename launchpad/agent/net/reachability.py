@@ -13,24 +13,33 @@ import time
 from functools import partial
 
 from ... import linux
-from ...protocol.commands import Listen, Reach
+from ...protocol.commands import Listen, Reach, Start
 from ...protocol.events import Listening, Reached
 from ..host.probe import addresses
-from ..outbox import Outbox
-from ..poll import Poll
+from ..part import AgentHub, AgentPart
 
 _BACKLOG = 4096
 
 
-class Reachability:
-    """One node's part in the check. Nothing here blocks."""
+class Reachability(AgentPart):
+    """One node's role in the check. Nothing here blocks."""
 
-    def __init__(self, poll: Poll, outbox: Outbox) -> None:
-        self._poll = poll
-        self._outbox = outbox
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
         self._sockets: dict[int, socket.socket] = {}
 
-    def listen(self, command: Listen) -> None:
+    def on(self, command: Listen | Reach) -> None:
+        """Listen, or try to reach those who do."""
+        if isinstance(command, Listen):
+            self._listen(command)
+        else:
+            self._reach(command)
+
+    def starting(self, start: Start, environ: dict[str, str]) -> None:
+        """The check is over."""
+        self.close()
+
+    def _listen(self, command: Listen) -> None:
         """Listen on each address, and report the ports."""
         ports = []
         for address in command.addresses:
@@ -43,7 +52,7 @@ class Reachability:
                 continue
             ports.append(listener.getsockname()[1])
             self._watch(listener, partial(self._accept, listener, command), select.EPOLLIN)
-        self._outbox.say(Listening(time.monotonic_ns(), ports))
+        self._hub.outbox.say(Listening(time.monotonic_ns(), ports))
 
     def _accept(self, listener: socket.socket, command: Listen, _: int) -> None:
         try:
@@ -60,7 +69,7 @@ class Reachability:
             pass
         self._close(peer)
 
-    def reach(self, command: Reach) -> None:
+    def _reach(self, command: Reach) -> None:
         """Connect to all of these, and report each that gives the right answer."""
         for address, port in command.places:
             try:
@@ -77,7 +86,7 @@ class Reachability:
         except OSError:
             self._close(peer)
             return
-        self._poll.unwatch(peer.fileno())
+        self._hub.poll.unwatch(peer.fileno())
         self._watch(peer, partial(self._answered, peer, address, command), select.EPOLLIN)
 
     def _answered(self, peer: socket.socket, address: str, command: Reach, _: int) -> None:
@@ -88,7 +97,7 @@ class Reachability:
             right = False
         if right:
             interface = next((name for one, name in addresses() if one == own), "lo" if own.startswith("127.") else "")
-            self._outbox.say(Reached(time.monotonic_ns(), address, interface))
+            self._hub.outbox.say(Reached(time.monotonic_ns(), address, interface))
         self._close(peer)
 
     def close(self) -> None:
@@ -100,9 +109,9 @@ class Reachability:
         one.setblocking(False)
         os.set_inheritable(one.fileno(), False)
         self._sockets[one.fileno()] = one
-        self._poll.watch(one.fileno(), handler, events)
+        self._hub.poll.watch(one.fileno(), handler, events)
 
     def _close(self, one: socket.socket) -> None:
-        self._poll.unwatch(one.fileno())
+        self._hub.poll.unwatch(one.fileno())
         del self._sockets[one.fileno()]
         one.close()

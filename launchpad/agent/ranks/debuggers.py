@@ -11,16 +11,14 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
 
 from ... import linux
-from ...protocol.commands import TunnelCredit, TunnelData, TunnelOpen
+from ...protocol.commands import Debug, Start, TunnelCredit, TunnelData, TunnelOpen
 from ...protocol.events import DebuggerReady, TunnelRead, TunnelWritten
 from ...rank.stack_server import starting_signal
 from ..host import procfs
-from ..outbox import Outbox
-from ..poll import Poll
-from ..stacks.debug_channel import DebugChannel
+from ..part import AgentHub, AgentPart
+from ..poll import earliest
 from ..stacks.dump import MEMFD
 from . import rundir
 from .rank import Rank
@@ -36,34 +34,46 @@ NO_PYTHON = "it is not a Python rank with launchpad's hooks"
 NO_ANSWER = f"it has not answered for {ANSWER_SECONDS:g} s: its main thread runs C code; try again"
 
 
-class Debuggers:
+class Debuggers(AgentPart):
     """The debuggers of the ranks, and the connections to them."""
 
-    def __init__(
-        self, poll: Poll, outbox: Outbox, channel: DebugChannel, folder: str, ranks: Mapping[int, Rank]
-    ) -> None:
-        """`ranks`: the running ones, by pid. `folder`: the job's private one."""
-        self._poll = poll
-        self._outbox = outbox
-        self._channel = channel
-        self._folder = folder
-        self._ranks = ranks
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._channel = hub.channel
+        self._folder = hub.folder
+        self._ranks = hub.ranks
         # Ranks that have not answered, and until when they may; without limit those that are being started.
-        self._wanted: dict[int, float] = {}
+        self._wanted: dict[int, float | None] = {}
         self._tunnels: dict[int, _Tunnel] = {}
-        channel.on_connect = self._on_connect
-        channel.on_debugger = self._on_answer
+        self._channel.on_connect = self._on_connect
+        self._channel.on_debugger = self._on_answer
 
-    def begin(self, rank: int) -> None:
-        """This rank is about to start, and waits for its debugger."""
-        self._wanted[rank] = float("inf")
+    def on(self, command: Debug | TunnelOpen | TunnelData | TunnelCredit) -> None:
+        """Have a debugger listen, or carry out the head's side of a connection to one."""
+        match command:
+            case Debug():
+                self._ask(command.rank)
+            case TunnelOpen(number=number):
+                path = rundir.debugger_socket(self._folder, command.rank)
+                self._tunnels[number] = _Tunnel(self._hub, number, path)
+            case TunnelData(number=number) if number in self._tunnels:
+                if command.data:
+                    self._tunnels[number].write(command.data)
+                else:
+                    self._tunnels.pop(number).close()
+            case TunnelCredit(number=number) if number in self._tunnels:
+                self._tunnels[number].credit(command.size)
+
+    def starting(self, start: Start, environ: dict[str, str]) -> None:
+        """Some ranks begin their program only when their debugger listens."""
+        self._wanted.update({entry["rank"]: None for entry in start.ranks if entry.get("debug")})
 
     def started(self, rank: Rank) -> None:
         """This rank has a process. It may have connected before we knew that."""
         if rank.rank in self._wanted:
             self._on_connect(rank.pid)
 
-    def ask(self, rank: int) -> None:
+    def _ask(self, rank: int) -> None:
         """Have the debugger of a running rank listen."""
         pid = next((one.pid for one in self._ranks.values() if one.rank == rank), 0)
         if not pid:
@@ -93,46 +103,30 @@ class Debuggers:
 
     def _say(self, rank: int, problem: str) -> None:
         self._wanted.pop(rank, None)
-        self._outbox.say(DebuggerReady(time.monotonic_ns(), rank, problem))
+        self._hub.outbox.say(DebuggerReady(time.monotonic_ns(), rank, problem))
 
-    def exited(self, rank: int) -> None:
-        """This rank is gone."""
-        if rank in self._wanted:
-            self._say(rank, "it has exited")
+    def exited(self, rank: Rank, code: int) -> None:
+        """It needs no debugger any more."""
+        if rank.rank in self._wanted:
+            self._say(rank.rank, "it has exited")
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        until = min(self._wanted.values(), default=float("inf"))
-        return max(0.0, until - time.monotonic()) if until != float("inf") else -1
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return earliest(self._wanted.values())
 
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """Give up on ranks that don't answer."""
-        now = time.monotonic()
-        for rank in [rank for rank, until in self._wanted.items() if until <= now]:
+        for rank in [rank for rank, until in self._wanted.items() if until is not None and until <= now]:
             self._say(rank, NO_ANSWER)
-
-    def lead(self, command: TunnelOpen | TunnelData | TunnelCredit) -> None:
-        """Carry out the head's part in a connection."""
-        match command:
-            case TunnelOpen(number, rank):
-                path = rundir.debugger_socket(self._folder, rank)
-                self._tunnels[number] = _Tunnel(self._poll, self._outbox, number, path)
-            case TunnelData(number, data) if number in self._tunnels:
-                if data:
-                    self._tunnels[number].write(data)
-                else:
-                    self._tunnels.pop(number).close()
-            case TunnelCredit(number, size) if number in self._tunnels:
-                self._tunnels[number].credit(size)
 
 
 class _Tunnel:
     """One connection to a debugger."""
 
-    def __init__(self, poll: Poll, outbox: Outbox, number: int, path: str) -> None:
-        self._poll = poll
-        self._outbox = outbox
+    def __init__(self, hub: AgentHub, number: int, path: str) -> None:
+        self._poll = hub.poll
+        self._outbox = hub.outbox
         self._number = number
         self._room = WINDOW_BYTES
         self._backlog: deque[memoryview] = deque()

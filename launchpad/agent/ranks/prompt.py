@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
 
 from ...protocol.events import AtPrompt
 from ..host import procfs
+from ..part import AgentHub, AgentPart
+from .rank import Rank
 
 # How often to look. A person doesn't notice, and the time limits that are paused meanwhile are longer.
 LOOK_SECONDS = 0.5
@@ -56,40 +57,35 @@ def _memory(pid: int, address: int, size: int) -> bytes:
         os.close(fd)
 
 
-class PromptWatch:
+class PromptWatch(AgentPart):
     """Reports when the rank that has the terminal begins to wait for what is typed, and when it goes on."""
 
-    def __init__(self, say: Callable[[AtPrompt], None]) -> None:
-        self._say = say
+    deadline: float | None = None  # when to look
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
         self._rank = -1
         self._pid = 0
         self._waits = False
-        self._look = 0.0
 
-    def begin(self, rank: int, pid: int) -> None:
-        """Watch this one."""
-        self._rank, self._pid, self._waits = rank, pid, False
-        self._look = time.monotonic() + LOOK_SECONDS
+    def started(self, rank: Rank) -> None:
+        """Watch the one that has the terminal."""
+        if rank.has_terminal:
+            self._rank, self._pid, self._waits = rank.rank, rank.pid, False
+            self.deadline = time.monotonic() + LOOK_SECONDS
 
-    def exited(self, pid: int) -> None:
-        """This process is gone."""
-        if pid == self._pid:
-            self._pid = 0
+    def exited(self, rank: Rank, code: int) -> None:
+        """It doesn't wait any more."""
+        if rank.pid == self._pid:
+            self._pid, self.deadline = 0, None
             self._set(False)
 
-    @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        return max(0.0, self._look - time.monotonic()) if self._pid else -1
-
-    def pump(self) -> None:
-        """Look, if it is time."""
-        now = time.monotonic()
-        if self._pid and now >= self._look:
-            self._look = now + LOOK_SECONDS
-            self._set(waits_for_input(self._pid))
+    def tick(self, now: float) -> None:
+        """Look."""
+        self.deadline = now + LOOK_SECONDS
+        self._set(waits_for_input(self._pid))
 
     def _set(self, waits: bool) -> None:
         if waits != self._waits:
             self._waits = waits
-            self._say(AtPrompt(time.monotonic_ns(), self._rank, waits))
+            self._hub.outbox.say(AtPrompt(time.monotonic_ns(), self._rank, waits))

@@ -27,6 +27,7 @@ class Rank:
         self.rank = rank
         self.pid = pid
         self.status_fd = status_fd  # EOF: the exec succeeded; bytes: why it failed; None: a forked rank
+        self.has_terminal = False  # the user's: its input and output
 
     def signal(self, signum: int) -> None:
         """Signal the rank's process group. Only for a rank that was not reaped: its pid can't have been reused."""
@@ -192,11 +193,7 @@ def start(
             else:
                 os.setpgid(0, 0)
             processes.die_with_parent(parent)
-            for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
-                os.dup2(fd, number)
-            if outlets.rank_link >= 0:  # overwrites the agent's descriptor 3, which isn't needed below
-                os.dup2(outlets.rank_link, 3)
-                os.set_inheritable(3, True)
+            _take_descriptors(stdin, outlets)
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
             # Python ignores these two from the start; other programs expect the defaults.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -216,3 +213,12 @@ def start(
     processes.release_signals(mask)
     os.close(status_writer)
     return Rank(rank, pid, status_fd)
+
+
+def _take_descriptors(stdin: int, outlets: Outlets) -> None:
+    """In the child: make these its standard streams and, if it has a link, its descriptor 3."""
+    for number, fd in enumerate((stdin, outlets.rank_stdout, outlets.rank_stderr)):
+        os.dup2(fd, number)
+    if outlets.rank_link >= 0:  # overwrites the agent's descriptor 3, which the child doesn't need
+        os.dup2(outlets.rank_link, 3)
+        os.set_inheritable(3, True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from ...protocol.commands import Sample
@@ -18,11 +17,8 @@ from ...protocol.stacks import is_library, where
 from ..host.gpus import Gpu, GpuReader
 from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
-from ..outbox import Listener
-from ..poll import Poll
-from ..stacks.debug_channel import DebugChannel
+from ..part import AgentHub, AgentPart
 from ..stacks.dump import SourceLines
-from .rank import Rank
 
 # How long the ranks and the driver have to answer.
 ANSWER_SECONDS = 0.3
@@ -31,55 +27,66 @@ ANSWER_SECONDS = 0.3
 _MOST_LINES = 1000
 
 
-class Sampler:
+class Sampler(AgentPart):
     """Handles one request at a time; when a new one comes, the old one is answered."""
 
-    def __init__(self, poll: Poll, outbox: Listener, channel: DebugChannel) -> None:
-        self._outbox = outbox
-        self._channel = channel
+    deadline: float | None = None  # when to report, if not everybody has answered by then
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._outbox = hub.outbox
+        self._channel = hub.channel
         self._trees = ProcessTrees()
         self._hindrances = HindranceReader()
         wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poll.watch(wake, lambda _: _drain(wake))
+        hub.poll.watch(wake, self._on_wake)
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
         self._compares = False  # whether there are ranks with collectives, whose hindrances may explain who is slow
         self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
-        self._until: float | None = None  # when to report, if not everybody has answered by then
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
         self._answers: dict[int, dict[str, Any]] = {}  # by pid
         self._lines: dict[tuple[str, int], str] = {}  # of the sources
-        channel.on_sample = self._take
-        channel.on_entered = self._entered
+        self._channel.on_sample = self._take
+        self._channel.on_entered = self._entered
 
-    def begin(self, request: Sample, ranks: Iterable[Rank]) -> None:
-        """Take a sample of these ranks."""
-        if self._until is not None:
+    def on(self, command: Sample) -> None:
+        """Take a sample of the ranks that run."""
+        if self.deadline is not None:
             self._report()
-        self._ranks = {rank.pid: rank.rank for rank in ranks}
-        self._number = request.number
+        self._ranks = {rank.pid: rank.rank for rank in self._hub.ranks.values()}
+        self._number = command.number
         self._answers = {}
         self._open &= self._ranks.keys()
         self._gpus.begin()
         asked = []
-        if request.asks:
+        if command.asks:
             asked = [pid for pid in self._ranks if pid not in self._open]
-            self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, request.number))
+            self._open.update(pid for pid in asked if self._channel.ask_for_sample(pid, command.number))
         else:
             self._untold &= self._ranks.keys()
             due = [pid for pid in self._ranks if pid not in self._untold]
             self._untold.update(pid for pid in due if self._channel.ask_what_it_entered(pid))
-        self._compares = not request.asks and bool(self._untold)
-        self._until = time.monotonic() + ANSWER_SECONDS
+        self._compares = not command.asks and bool(self._untold)
+        self.deadline = time.monotonic() + ANSWER_SECONDS
         self._awaited = self._open.intersection(asked)
-        self.pump()
+        self._report_if_complete()
+
+    def _on_wake(self, wake: int) -> None:
+        """The GPUs have been read."""
+        try:
+            os.eventfd_read(wake)
+        except BlockingIOError:
+            pass
+        self._report_if_complete()
 
     def _take(self, pid: int, answer: dict[str, Any]) -> None:
         self._open.discard(pid)
         if answer.get("sample") == self._number:
             self._answers[pid] = answer
+        self._report_if_complete()
 
     def _entered(self, pid: int, answer: dict[str, Any]) -> None:
         self._untold.discard(pid)
@@ -87,21 +94,17 @@ class Sampler:
         if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
             self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
 
-    @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        return -1 if self._until is None else max(0.0, self._until - time.monotonic())
-
-    def pump(self) -> None:
-        """Report, when everybody has answered or it is time."""
-        if self._until is None:
-            return
-        if (self._awaited & self._open or self._gpus.busy) and time.monotonic() < self._until:
-            return
+    def tick(self, now: float) -> None:
+        """Report what there is."""
         self._report()
 
+    def _report_if_complete(self) -> None:
+        """Report, if everybody has answered."""
+        if self.deadline is not None and not (self._awaited & self._open or self._gpus.busy):
+            self._report()
+
     def _report(self) -> None:
-        self._until = None
+        self.deadline = None
         trees = self._trees.read(self._ranks)
         waits = [
             [self._ranks[pid], *wait] for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
@@ -153,10 +156,3 @@ class Sampler:
             if gpu.uuid in (answer.get("gpus") or ()):
                 users.setdefault(self._ranks[pid], -1)
         return users
-
-
-def _drain(wake: int) -> None:
-    try:
-        os.eventfd_read(wake)
-    except BlockingIOError:
-        pass

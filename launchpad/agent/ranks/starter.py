@@ -24,8 +24,9 @@ from ...protocol.events import (
 )
 from .. import PACKAGE
 from ..net import port
-from ..outbox import Outbox, OutputStream
-from ..poll import Poll
+from ..outbox import OutputStream
+from ..part import AgentHub
+from ..parts import Parts
 from . import forkserver_client, rank, rundir
 
 if TYPE_CHECKING:
@@ -45,18 +46,19 @@ class Starter:
 
     def __init__(
         self,
-        poll: Poll,
-        outbox: Outbox,
-        folder: str,
+        hub: AgentHub,
+        parts: Parts,
         stdin_fd: int | None,
         files: tuple[int, int],
         begun: Callable[[rank.Rank], None],
         kept: forkserver_client.KeptFork | None = None,
         why_cold: str = "",
     ) -> None:
-        self._poll = poll
-        self._outbox = outbox
-        self._folder = folder
+        self._poll = hub.poll
+        self._outbox = hub.outbox
+        self._folder = hub.folder
+        self._hub = hub
+        self._parts = parts
         self._stdin_fd = stdin_fd
         self._files = files
         self._begun = begun
@@ -72,10 +74,6 @@ class Starter:
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
         self._spawned: dict[int, dict[str, Any]] = {}  # ranks waiting for MPI to be ready for them
         self._input: rank.StdinFeed | None = None
-        self.has_call = False  # the function for the ranks is in the job's folder
-        self.call_line = ""  # the name of the socket over which they get further ones
-        self.brings_launchpad = False  # whether ranks import the launchpad sent with the agent
-        self.mpi: NodeWorlds | None = None
         self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # a signal that came while a rank was being forked
 
@@ -96,25 +94,16 @@ class Starter:
             return PortsHeld(time.monotonic_ns(), [], error.strerror or "no port is free")
         return PortsHeld(time.monotonic_ns(), [held.getsockname()[1] for held in self._ports], "")
 
-    def start(self, start: Start, reap: Callable[[], None], stacks: str) -> None:
-        """Start the ranks. `reap` is called after each, so that exits are reported in order.
-
-        `stacks`: the socket over which ranks report their stacks.
-        """
+    def start(self, start: Start, reap: Callable[[], None]) -> None:
+        """Start the ranks. `reap` is called after each, so that exits are reported in order."""
         self._start = start
-        self._stacks = stacks
-        self._may_begin = True
+        self._stacks = self._hub.channel.path  # the socket over which ranks are asked
         self._shared = {**os.environ, **start.environ}
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
-        if self.brings_launchpad and start.hooks:
-            forkserver_client.bring_launchpad(self._shared)
-        if self.mpi is not None:
-            self.mpi.prepare(self._shared)
-            if start.ranks:
-                self.mpi.serve(self._shared, start.argv, start.cwd)
-            self._may_begin = self.mpi.is_ready(0)
+        self._parts.starting(start, self._shared)
+        self._may_begin = self._mpi is None or self._mpi.is_ready(0)
         self._failure = ""
         self._cancelled = 0
         if self._why_cold:
@@ -128,8 +117,8 @@ class Starter:
             else:
                 self._execute(entry)
                 reap()
-        if self.mpi is not None and not self._may_begin:
-            self.mpi.when_ready(0, self._allow)
+        if self._mpi is not None and not self._may_begin:
+            self._mpi.when_ready(0, self._allow)
         elif self._forkserver is not None and self._forkserver.state == "ready":
             self._order_all()
         if self._forkserver is None or self._forkserver.state != "importing":
@@ -143,9 +132,9 @@ class Starter:
                 if self._spawned.pop(entry["rank"], None):  # else a signal has ended it
                     self._execute(entry)
 
-        assert self.mpi is not None
+        assert self._mpi is not None
         self._spawned |= {entry["rank"]: entry for entry in ranks}
-        self.mpi.when_ready(self.mpi.world_of(ranks[0]["rank"]), begin)
+        self._mpi.when_ready(self._mpi.world_of(ranks[0]["rank"]), begin)
 
     def _allow(self) -> None:
         """MPI is ready for the ranks."""
@@ -164,19 +153,13 @@ class Starter:
             self._order_all()
 
     @property
-    def window(self) -> int:
-        """How many bytes of a rank's stream may be in flight."""
-        return self._start.window
+    def _mpi(self) -> NodeWorlds | None:
+        return self._hub.mpi
 
     @property
     def cwd(self) -> str:
         """The ranks' folder."""
         return self._start.cwd
-
-    @property
-    def terminal_rank(self) -> int:
-        """The rank that has the user's terminal; -1 for none."""
-        return self._start.stdin_rank if self._terminal(self._start.stdin_rank) else -1
 
     def take_input(self, data: bytes) -> None:
         """Pass on bytes from the head's standard input."""
@@ -219,9 +202,9 @@ class Starter:
         try:
             if self._start.sends_input and number == self._start.stdin_rank:
                 self._feed(outlets)
-            if self.mpi is None or not self.mpi.has(number):
+            if self._mpi is None or not self._mpi.has(number):
                 return outlets
-            return outlets._replace(rank_link=self.mpi.open(number))
+            return outlets._replace(rank_link=self._mpi.open(number))
         except OSError:
             _close(*outlets)
             raise
@@ -250,14 +233,13 @@ class Starter:
         }
 
     def _own_environ(self, entry: dict[str, Any]) -> dict[str, str]:
-        own = {**rundir.call_files(self._folder, entry["rank"])} if self.has_call else {}
-        own |= {"LAUNCHPAD_CALL_LINE": self.call_line} if self.call_line else {}
+        own = self._parts.environ(entry["rank"])
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
-        return {**own, **self.mpi.environ(entry["rank"])} if self.mpi is not None and self._in_mpi(entry) else own
+        return own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:
-        return self.mpi is not None and self.mpi.has(entry["rank"])
+        return self._mpi is not None and self._mpi.has(entry["rank"])
 
     def _own_session(self, entry: dict[str, Any]) -> bool:
         """Whether a rank gets a session of its own. Ranks of MPI share one, as they wait by yielding the CPU to others.
@@ -283,6 +265,7 @@ class Starter:
         return self._stdin_fd
 
     def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
+        begun.has_terminal = bool(self._terminal(begun.rank))
         self._begun(begun)
         self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
         for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):

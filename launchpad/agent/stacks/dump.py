@@ -22,7 +22,7 @@ from ...rank.stack_server import FILE, signal_number
 from .. import PACKAGE
 from ..host import procfs, traffic
 from ..outbox import Listener
-from ..poll import Poll
+from ..poll import Poll, earliest
 from ..ranks.rank import Rank
 from . import spinning, spy
 from .debug_channel import DebugChannel
@@ -105,7 +105,7 @@ class StackDumper:
         self._pause, self._look = _FIRST_LOOK, self._begun
         for target in self._pending:
             self._channel.ask(target.pid, question.number, everything=question.everything)
-        self.pump()
+        self.tick(self._begun)
 
     def _signal(self, target: _PendingRank) -> None:
         pid = target.pid
@@ -147,16 +147,14 @@ class StackDumper:
         return bool(target.why)
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        due = ([self._look] if self._pending else []) + ([self._spy.deadline] if self._spy else [])
-        return max(0.0, min(due) - time.monotonic()) if due else -1
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return earliest((self._look if self._pending else None, self._spy.deadline if self._spy else None))
 
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """Report the ranks that have answered."""
-        now = time.monotonic()
         if self._spy:
-            self._spy.pump(now)
+            self._spy.tick(now)
         if not self._pending or now < self._look:
             return
         late = now >= self._begun + ANSWER_SECONDS * self._slack

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ...protocol.commands import Profile
 from ...protocol.events import ProfileTaken
-from ..outbox import Outbox
-from ..poll import Poll
-from ..ranks.rank import Rank
+from ..part import AgentHub, AgentPart
+from ..poll import earliest
 from . import spy
 
 # How much longer than it watches py-spy may take: it reads the rank's symbols first, and writes a file at the end.
@@ -27,28 +26,25 @@ NOT_PERMITTED = (
 )
 
 
-class Profiler:
+class Profiler(AgentPart):
     """The py-spys at work."""
 
-    def __init__(self, poll: Poll, outbox: Outbox, folder: str) -> None:
-        """`folder`: the job's private one."""
-        self._poll = poll
-        self._outbox = outbox
-        self._folder = folder
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
         self._spies: dict[tuple[int, int], spy.Spy] = {}  # by request and rank
-        self.own: set[int] = set()  # pids of py-spy, which are not orphans of a rank
+        self._pids: set[int] = set()  # all that there have been
 
-    def begin(self, request: Profile, ranks: Iterable[Rank]) -> None:
-        """Start one for each rank; `ranks` are those running."""
-        pids = {one.rank: one.pid for one in ranks}
-        command = spy.find()
-        for rank in request.ranks:
+    def on(self, command: Profile) -> None:
+        """Start one for each rank."""
+        pids = {one.rank: one.pid for one in self._hub.ranks.values()}
+        path = spy.find()
+        for rank in command.ranks:
             if rank not in pids:
-                self._say(request.number, rank, "it has exited")
-            elif command is None:
-                self._say(request.number, rank, NOT_INSTALLED)
+                self._say(command.number, rank, "it has exited")
+            elif path is None:
+                self._say(command.number, rank, NOT_INSTALLED)
             else:
-                self._watch(request, rank, pids[rank], command)
+                self._watch(command, rank, pids[rank], path)
 
     def _watch(self, request: Profile, rank: int, pid: int, command: str) -> None:
         key = request.number, rank
@@ -57,14 +53,14 @@ class Profiler:
         argv += ["--format", "speedscope", "--output", self._path(*key)]
         seconds = request.seconds + EXTRA_SECONDS
         try:
-            self._spies[key] = spy.Spy(self._poll, argv, seconds, functools.partial(self._done, *key))
+            self._spies[key] = spy.Spy(self._hub.poll, argv, seconds, functools.partial(self._done, *key))
         except OSError as error:
             self._say(*key, f"{command} can't be started: {error.strerror}")
             return
-        self.own.add(self._spies[key].pid)
+        self._pids.add(self._spies[key].pid)
 
     def _path(self, number: int, rank: int) -> str:
-        return os.path.join(self._folder, f"profile-{number}-{rank}")
+        return os.path.join(self._hub.folder, f"profile-{number}-{rank}")
 
     def _done(self, number: int, rank: int, said: str) -> None:
         self._spies.pop((number, rank), None)
@@ -88,25 +84,24 @@ class Profiler:
             self._say(number, rank, "", base64.b64encode(packed).decode())
 
     def _say(self, number: int, rank: int, problem: str, profile: str = "") -> None:
-        self._outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile))
+        self._hub.outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile))
 
     @property
-    def patience(self) -> float:
-        """Seconds until `pump` has to be called; -1 for never."""
-        due = [one.deadline for one in self._spies.values()]
-        return max(0.0, min(due) - time.monotonic()) if due else -1
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return earliest(one.deadline for one in self._spies.values())
 
-    def pump(self) -> None:
+    def tick(self, now: float) -> None:
         """End those that take too long."""
-        now = time.monotonic()
         for one in list(self._spies.values()):
-            one.pump(now)
+            one.tick(now)
 
-    def end(self) -> None:
-        """The ranks are gone."""
+    def end(self) -> Collection[int]:
+        """There is nobody left to watch. The py-spys are ours."""
         for one in self._spies.values():
             one.end()
         self._spies.clear()
+        return self._pids
 
 
 def _why(said: str) -> str:

@@ -63,7 +63,7 @@ class Spy:
         self._poll.unwatch(self._output)
         os.close(self._output)
 
-    def pump(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """End it if its deadline has passed."""
         if now >= self.deadline:
             self.end()
