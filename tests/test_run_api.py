@@ -149,6 +149,20 @@ def test_its_jobs_are_recorded_and_can_be_asked_for_stacks(launchpad: Launchpad,
     assert "running" not in launchpad.run("jobs").stdout
 
 
+def test_no_thread_is_left_when_it_returns(launchpad: Launchpad) -> None:
+    """From Python 3.12 on, the caller would be warned of it at its next fork."""
+    running = launchpad.state / "launchpad" / "running"
+
+    def waits() -> None:  # until the job can be asked, which takes a thread
+        while not running.is_dir() or not any(running.iterdir()):
+            threading.Event().wait(0.01)
+
+    before = threading.enumerate()
+    for _ in range(3):
+        lp.run(waits, backend=None)
+        assert threading.enumerate() == before
+
+
 def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(lp.RankError, match="rank 0 failed first: exit code 3") as error:
         lp.run(lambda: os._exit(3), backend=None)
