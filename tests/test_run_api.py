@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib.util
 import io
+import linecache
 import os
 import re
 import signal
@@ -16,7 +17,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -360,6 +362,16 @@ try:
 except KeyboardInterrupt:
     print("interrupted", launchpad.run(lambda: 1, nproc=2, backend=None), flush=True)
 """
+
+
+@pytest.mark.skipif(not hasattr(linecache, "_getlines_from_code"), reason="lines that code has are new in Python 3.13")
+def test_what_was_typed_at_the_prompt_is_sent_for_tracebacks() -> None:
+    typed = "def typed(): return 1 // 0"
+    code = compile(typed, "<python-input-7>", "exec")
+    registry: Any = linecache
+    registry._register_code(code, typed, "<stdin>")
+    function = FunctionType(code.co_consts[0], {"__name__": "__main__"})
+    assert packing._sources(function) == {"<python-input-7>": [typed + "\n"]}
 
 
 def test_ctrl_c_stops_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> None:
