@@ -13,7 +13,7 @@ import pytest
 
 from launchpad.cli.help import TOPICS
 from launchpad.cli.main import COMMANDS
-from launchpad.cli.options import SHELLS
+from launchpad.cli.shells import SHELLS
 from launchpad.transport.ssh import config, known_hosts
 from tests.conftest import DEADLINE, Launchpad
 from tests.test_logs import JOB, record

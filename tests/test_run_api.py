@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib.util
 import io
+import linecache
 import os
 import re
 import signal
@@ -16,7 +17,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -147,6 +149,20 @@ def test_its_jobs_are_recorded_and_can_be_asked_for_stacks(launchpad: Launchpad,
     assert "is here" in launchpad.run("logs").stdout
     assert launchpad.run("stacks").returncode == 2
     assert "running" not in launchpad.run("jobs").stdout
+
+
+def test_no_thread_is_left_when_it_returns(launchpad: Launchpad) -> None:
+    """From Python 3.12 on, the caller would be warned of it at its next fork."""
+    running = launchpad.state / "launchpad" / "running"
+
+    def waits() -> None:  # until the job can be asked, which takes a thread
+        while not running.is_dir() or not any(running.iterdir()):
+            threading.Event().wait(0.01)
+
+    before = threading.enumerate()
+    for _ in range(3):
+        lp.run(waits, backend=None)
+        assert threading.enumerate() == before
 
 
 def test_a_rank_that_does_not_return(capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,6 +362,16 @@ try:
 except KeyboardInterrupt:
     print("interrupted", launchpad.run(lambda: 1, nproc=2, backend=None), flush=True)
 """
+
+
+@pytest.mark.skipif(not hasattr(linecache, "_getlines_from_code"), reason="lines that code has are new in Python 3.13")
+def test_what_was_typed_at_the_prompt_is_sent_for_tracebacks() -> None:
+    typed = "def typed(): return 1 // 0"
+    code = compile(typed, "<python-input-7>", "exec")
+    registry: Any = linecache
+    registry._register_code(code, typed, "<stdin>")
+    function = FunctionType(code.co_consts[0], {"__name__": "__main__"})
+    assert packing._sources(function) == {"<python-input-7>": [typed + "\n"]}
 
 
 def test_ctrl_c_stops_the_ranks_and_the_next_call_works(launchpad: Launchpad) -> None:

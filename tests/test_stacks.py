@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -481,3 +482,40 @@ def test_ranks_on_other_hosts_are_asked_too(launchpad: Launchpad, tmp_path: Path
         done = launchpad.run("stacks")
         assert re.search(r"rank 0 on n1 is in step at .*\n.*rank 1 on n2 is in read_batch at", done.stdout), done
         ended(launchpad, process)
+
+
+FORKS = """
+import os, sys, threading, warnings
+
+def fork(what):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print(what, file=sys.stderr)
+
+warnings.simplefilter("always")
+fork("alone")
+done = threading.Event()
+own = threading.Thread(target=done.wait)
+own.start()
+fork("with a thread")
+done.set()
+own.join()
+while len(os.listdir("/proc/self/task")) > 2:
+    pass
+fork("alone again")
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="warnings of forks with threads are new in Python 3.12")
+@pytest.mark.parametrize("way", ["exec", "fork"])
+def test_python_warns_of_a_fork_only_because_of_the_programs_own_threads(launchpad: Launchpad, way: str) -> None:
+    (launchpad.folder / "forks.py").write_text(FORKS)
+    done = launchpad.run("run", "--start-method", way, "--stall-timeout", 600, "forks.py")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "pid = os.fork()" not in line]
+    assert len(said) == 4
+    assert said[0] == "[0] alone"
+    assert "is multi-threaded" in said[1]
+    assert said[2:] == ["[0] with a thread", "[0] alone again"]

@@ -390,6 +390,55 @@ def test_a_crash_is_shown_with_its_stack_in_the_order_of_a_traceback() -> None:
     assert (shown["how"], shown["code"], shown["file"], shown["line"]) == ("signal", -11, "/w/train.py", 31)
 
 
+def test_a_crash_is_shown_where_the_c_stack_follows() -> None:
+    """As Python 3.14 writes it."""
+    stack = (
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 [python] (most recent call first):\n"
+        '  File "/w/train.py", line 31 in step\n    call(x)\n\n'
+        "Current thread's C stack trace (most recent call first):\n"
+        '  Binary file "/lib/libc.so.6", at +0x3c050 [0x7f]\n'
+    )
+    assert tracebacks.crash_frames(stack) == [tracebacks.Frame("/w/train.py", 31, "step", "call(x)")]
+
+
+# As Python 3.13 writes it on a terminal, or with FORCE_COLOR.
+COLOURED = (
+    "Traceback (most recent call last):\n"
+    '  File \x1b[35m"/w/a.py"\x1b[0m, line \x1b[35m4\x1b[0m, in \x1b[35m<module>\x1b[0m\n'
+    "    \x1b[31mf\x1b[0m\x1b[1;31m({})\x1b[0m\n    \x1b[31m~\x1b[0m\x1b[1;31m^^^^\x1b[0m\n"
+    '  File \x1b[35m"/w/a.py"\x1b[0m, line \x1b[35m2\x1b[0m, in \x1b[35mf\x1b[0m\n'
+    "    return \x1b[31md\x1b[0m\x1b[1;31m[1]\x1b[0m\n           \x1b[31m~\x1b[0m\x1b[1;31m^^^\x1b[0m\n"
+    "\x1b[1;35mKeyError\x1b[0m: \x1b[35m1\x1b[0m\n"
+)
+
+
+def test_a_coloured_traceback_in_the_output_is_read_and_shown_without_colours() -> None:
+    """What ended a rank that has no hooks, and what a command wrote that a rank had run."""
+    shown = [
+        "Traceback (most recent call last):",
+        *('  File "/w/a.py", line 4, in <module>', "    f({})"),
+        *('  File "/w/a.py", line 2, in f', "    return d[1]", "KeyError: 1"),
+    ]
+    history = History([*job(1), Output(at(5), 0, STDERR, COLOURED.encode()), exits(5, 0, 1), stopping(6, []), over(7)])
+    verdict = verdict_on(history)
+    assert blamed(verdict) == ("failure", 0, "exception")
+    lines = describe(history, verdict)
+    assert lines[0].startswith("rank 0 failed first: KeyError: 1 ")
+    assert lines[1:] == [f"    {line}" for line in shown]
+    command = recorded("subprocess.CalledProcessError", "exit status 1", printed=COLOURED)
+    raised = [ExceptionRaised(at(4), 0, 100, "", command), exits(5, 0, 1), stopping(6, []), over(7)]
+    verdict = judge([*job(1), *raised])
+    assert verdict.cause is not None
+    assert verdict.cause.traceback is not None
+    assert verdict.cause.traceback.roots[0].lines == shown
+
+
+def test_a_coloured_line_is_shown_without_colours() -> None:
+    said = Output(at(5), 0, STDERR, b"\x1b[1;31mfatal:\x1b[0m no data\n")
+    history = History([*job(1), said, exits(5, 0, 3), stopping(6, []), over(7)])
+    assert describe(history, verdict_on(history))[1:] == ["    fatal: no data"]
+
+
 def test_a_traceback_is_read_from_the_last_output() -> None:
     """Also with torch's prefixes and among other lines; the last one counts."""
     text = (

@@ -6,7 +6,7 @@ the ranks import the modules with the caller's import path. A module that is not
 
 from __future__ import annotations
 
-import linecache
+import inspect
 import os
 import sys
 import sysconfig
@@ -185,8 +185,11 @@ def _sources(function: Callable[..., Any]) -> dict[str, list[str]]:
     code = getattr(function, "__code__", None)
     if code is None or function.__module__ != "__main__":
         return {}
-    lines = linecache.getlines(code.co_filename, getattr(function, "__globals__", None))
-    return {code.co_filename: lines} if 0 < len(lines) <= _LINES else {}
+    try:
+        lines, _ = inspect.findsource(function)  # which knows what was typed at the prompt of Python 3.13, too
+    except (OSError, TypeError):
+        return {}
+    return {code.co_filename: lines} if len(lines) <= _LINES else {}
 
 
 def _find(name: str, path: Sequence[str] | None) -> ModuleSpec | None:

@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple, NoReturn
 
 import click
 
-from launchpad.cli.entry import COMPLETION
 from launchpad.cli.options import named, read_option
+from launchpad.cli.shells import COMPLETION
 
 # Jobs that have ended are nothing for these.
 _OF_RUNNING = ("stop", "stacks", "top", "debug", "profile")

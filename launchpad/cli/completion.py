@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from launchpad.cli.entry import COMPLETION
-from launchpad.cli.options import SHELLS
+from launchpad.cli.shells import COMPLETION, SHELLS
 from launchpad.errors import UsageError
 
 # Each asks launchpad what can stand at the cursor (complete.py): a line for each possibility, with its kind, what would

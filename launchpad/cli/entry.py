@@ -6,6 +6,8 @@ import gc
 import os
 import sys
 
+from launchpad.cli.shells import COMPLETION
+
 TYPE_CHECKING = False  # typing would take a tenth of the time until a kept head is asked
 if TYPE_CHECKING:
     import signal
@@ -21,9 +23,6 @@ _FLAGS = "mqv"  # may stand before the H, as in -qH
 # A job file may name hosts. ssh may ask the user something on /dev/tty then, which is nothing to a kept head.
 _NO_KEPT_HEAD = ("--config",)
 
-# A shell asks what can stand at the cursor, and this names it (complete.py): nothing is to be started.
-COMPLETION = "_LAUNCHPAD_COMPLETE"
-
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"
 
 
@@ -32,7 +31,7 @@ def main() -> None:
     if sys.platform != "linux":
         sys.stderr.write(f"launchpad: error: {_NEEDS_LINUX.format(sys.platform)}\n")
         raise SystemExit(2)
-    if COMPLETION in os.environ:
+    if COMPLETION in os.environ:  # nothing is to be started
         from launchpad.cli.complete import answer
 
         answer()

@@ -12,9 +12,6 @@ from launchpad.job.duration import parse_seconds
 from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.spec import RestartLimit
 
-# Those that `launchpad completion` has a script for.
-SHELLS = ("bash", "zsh", "fish", "tcsh")
-
 FOLD: dict[str, Any] = {"type": click.Choice(["equal", "numbers", "never"]), "metavar": "equal|numbers|never"}
 
 

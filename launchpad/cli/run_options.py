@@ -10,7 +10,6 @@ import click
 
 from launchpad.cli.options import (
     FOLD,
-    SHELLS,
     GroupedOption,
     local_ranks,
     positive_seconds,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from launchpad.diagnosis import escapes
 from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
@@ -63,6 +64,16 @@ class RankHistory:
         self.crash = ""  # faulthandler's report
         self.tail = b""  # of its stderr
         self.said = b""  # of its stdout
+
+    @property
+    def errors(self) -> str:
+        """The last of its stderr, without colours."""
+        return escapes.removed(self.tail).decode(errors="replace")
+
+    @property
+    def output(self) -> str:
+        """The last of its stdout, without colours."""
+        return escapes.removed(self.said).decode(errors="replace")
 
 
 class History:

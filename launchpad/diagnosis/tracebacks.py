@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from launchpad.diagnosis import escapes
 from launchpad.protocol.stacks import RANK_CODE
 
 # How much of an exception is shown: the innermost of the program's own frames, and the first lines of its message.
@@ -41,7 +42,7 @@ _LOGGED = re.compile(r"\[?[WIE]\d{4} |\[[WIE]\d")
 # Lines that are added to a traceback, or to a message: indented ones, the rest of torch's messages, warnings, and what
 # launchers say when one of their processes has failed. Open MPI says it in blocks between lines of dashes.
 _ADDED = (
-    r"\s|Exception raised from |frame #|CUDA kernel errors |For debugging consider |Compile with |Exception ignored in"
+    r"\s|Exception raised from |frame #|CUDA kernel errors |For debugging consider |Compile with |Exception ignored "
     r"|\S*:\d+: \w*Warning|warnings\.warn|[-=*]{5,}|=  |srun: |slurmstepd: |mpirun |mpiexec"
     rf"|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ|{_LOGGED.pattern}"
 )
@@ -171,13 +172,13 @@ def from_event(recorded: dict[str, Any]) -> Traceback | None:
 
 def _from_event(recorded: dict[str, Any]) -> Traceback:
     if str(recorded["type"]).endswith("RemoteTraceback"):  # how a pool forwards that of a worker
-        forwarded = from_text(str(recorded["message"]).strip('\n"'))
+        forwarded = from_text(escapes.removed(str(recorded["message"])).strip('\n"'))
         if forwarded is not None:
             return forwarded
     before = recorded.get("cause") or recorded.get("context")
     return Traceback(
         str(recorded["type"]),
-        str(recorded["message"]),
+        escapes.removed(str(recorded["message"])),
         tuple(Frame(str(f), int(n), str(i), str(s)) for f, n, i, s in recorded["frames"]),
         _from_event(before) if before else None,
         bool(recorded.get("cause")),
@@ -186,7 +187,7 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
         kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
-        printed=str(recorded.get("printed", "")),
+        printed=escapes.removed(str(recorded.get("printed", ""))),
     )
 
 
@@ -316,7 +317,7 @@ def crash_frames(stack: str) -> list[Frame]:
     inside = False
     lines = stack.splitlines()
     for at, line in enumerate(lines):
-        if line.startswith("Current thread"):
+        if line.startswith("Current thread 0x"):  # not the C stack of the same thread, which Python 3.14 adds
             inside, found = True, []  # keep the last of several crashes
         elif inside and (match := _FRAME.match(line)):
             after = lines[at + 1] if at + 1 < len(lines) else ""

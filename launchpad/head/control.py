@@ -32,6 +32,9 @@ FIRST_SECONDS = 0.3
 REQUEST_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
 
+# Its thread, which has been woken, ends within moments; it is not waited for any longer.
+CLOSE_SECONDS = 1.0
+
 # What can be asked of a job.
 Request = StacksRequested | DebugRequested | ProfileRequested | SampleRequested | StopRequested
 
@@ -52,6 +55,7 @@ class Control:
         self._path = ""
         self._lock = threading.Lock()
         self._closed = False
+        self._accepting: threading.Thread | None = None
         self.deadline: float | None = time.monotonic() + FIRST_SECONDS
 
     def on(self, event: object) -> bool:  # noqa: ARG002
@@ -62,12 +66,18 @@ class Control:
         """Start accepting requests."""
         self.deadline = None
         with suppress(RuntimeError):  # can't start a thread: do without
-            threading.Thread(target=self._serve, name="control", daemon=True).start()
+            self._accept_in_thread(self._serve)
 
     def begin(self) -> None:
         """Accept requests from now on, instead of a little later. Raises OSError."""
         self.deadline = None
-        threading.Thread(target=self._accept, args=(self._listen(),), name="control", daemon=True).start()
+        listener = self._listen()
+        self._accept_in_thread(lambda: self._accept(listener))
+
+    def _accept_in_thread(self, accept: Callable[[], None]) -> None:
+        thread = threading.Thread(target=accept, name="control", daemon=True)
+        thread.start()
+        self._accepting = thread
 
     def _serve(self) -> None:
         with suppress(OSError):  # no home folder, no disk space: the job runs without a socket
@@ -131,7 +141,10 @@ class Control:
             found[0].set()
 
     def close(self) -> None:
-        """Stop accepting requests, and end those that have no response yet."""
+        """Stop accepting requests, and end those that have no response yet.
+
+        The caller of `launchpad.run` is not left with a thread: from Python 3.12 on, it would be warned if it forks.
+        """
         self.deadline = None
         with self._lock:
             self._closed = True
@@ -144,6 +157,8 @@ class Control:
                     self._socket.shutdown(2)  # wakes the thread in accept()
                 self._socket.close()
                 self._socket = None
+        if self._accepting is not None:
+            self._accepting.join(CLOSE_SECONDS)
 
 
 def _event(asker: int, request: dict[str, Any]) -> Request:

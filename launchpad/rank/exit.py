@@ -112,6 +112,8 @@ def _report(ended: BaseException | None, ours: tuple[str, ...]) -> int:
         trace = trace.tb_next
     ended.__traceback__ = trace
     sys.last_type, sys.last_value, sys.last_traceback = type(ended), ended, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = ended
     _flush()
     try:
         sys.excepthook(type(ended), ended, trace)

@@ -46,6 +46,7 @@ _path = ""
 _installed = False
 _started = False
 _runs = False
+_holder = 0  # the process that has the thread, whose forks don't
 _beats = 0
 _main = 0  # the main thread's number
 _wait: tuple[str, int, int, bool] = ("", 0, 0, True)  # a collective in progress: group, number, since when, is exact
@@ -151,7 +152,7 @@ def install() -> bool:
 
 def start() -> bool:
     """Start the thread, once per process; forks don't have it. Returns whether there is one."""
-    global _started, _runs
+    global _started, _runs, _holder
     if _started or not _path:
         return _runs
     import _thread
@@ -161,8 +162,29 @@ def start() -> bool:
         _thread.start_new_thread(_answer, (_connected(_path),))
     except (OSError, RuntimeError):  # out of descriptors or threads, or nobody listens
         return False
-    _runs = True
+    _runs, _holder = True, os.getpid()
+    if sys.version_info >= (3, 12):
+        os.register_at_fork(before=_before_fork)
     return True
+
+
+def _before_fork() -> None:
+    """Have no warning of our thread: Python 3.12 and later warn of a fork where there is a thread beside the main one.
+
+    Where the program has one of its own, they do.
+    """
+    import warnings
+
+    text = rf"This process \(pid={os.getpid()}\) is multi-threaded"
+    try:
+        ours_alone = os.getpid() == _holder and len(os.listdir("/proc/self/task")) == 2
+    except OSError:
+        ours_alone = False
+    if ours_alone:  # again each time, because the program may have put filters before it
+        warnings.filterwarnings("ignore", text, DeprecationWarning)
+    else:
+        filters: Any = warnings.filters
+        filters[:] = [one for one in filters if getattr(one[1], "pattern", "") != text]
 
 
 def _connected(path: str) -> Any:

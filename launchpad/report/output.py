@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 
+from launchpad.diagnosis import escapes
 from launchpad.protocol.events import JobPlanned, Output, Restarted
 from launchpad.record import replay
 from launchpad.report.timeline import JOB, Curve
@@ -28,8 +28,6 @@ TAIL_BYTES = 6000
 
 # How finely lines are counted, in ns.
 TICK_NS = 50_000_000
-
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 @dataclass
@@ -119,8 +117,7 @@ class _Packer:
 
 def cleaned(block: bytes) -> bytes:
     """Lines as a terminal would leave them: without escape sequences, of a redrawn line the last state."""
-    if b"\x1b" in block:
-        block = _ESCAPES.sub(b"", block)
+    block = escapes.removed(block)
     if b"\r" in block:
         block = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in block.split(b"\n"))
     return block
