@@ -20,6 +20,7 @@ from launchpad.cli.options import (
     signal_names,
     stop_signal,
 )
+from launchpad.cli.shells import SHELLS
 
 
 def _print_completion(ctx: click.Context, shell: str | None) -> None:
