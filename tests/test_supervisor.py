@@ -18,9 +18,10 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.supervisor import Supervisor
+from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Master, NodePlacement
-from launchpad.job.spec import JobSpec, RestartLimit, Target
+from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
@@ -139,7 +140,7 @@ def play(head: BringUp) -> Iterator[Play]:
 
 
 def cluster_of(ranks: int, **limits: Any) -> Cluster:
-    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, **limits), "abc", [READY])
+    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, limits=Limits(**limits)), "abc", [READY])
 
 
 def phases(sink: Sink) -> list[str]:
@@ -482,7 +483,7 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
         agent.thread.start()
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
-    spec = JobSpec(Target("program", "/bin/true"), max_restarts=RestartLimit(1))
+    spec = JobSpec(Target("program", "/bin/true"), limits=Limits(max_restarts=RestartLimit(1)))
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
     code, _ = Supervisor(head).run(cluster, [], reopen=reopen)
     agents[0].thread.join(DEADLINE)

@@ -219,7 +219,7 @@ class FunctionJob:
                     error.add_note("\n".join(f"launchpad: {line}" for line in self._around))
                 raise error
             case "timeout":
-                first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
+                first = f"the job was stopped: it ran longer than timeout={self._spec.limits.timeout:g} s"
                 raise JobTimeout("\n".join([first, *self._report[1:]]))
             case "console" if self.screen.failure is not None:
                 raise self.screen.failure

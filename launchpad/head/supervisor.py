@@ -161,28 +161,22 @@ class Supervisor:
         self._sinks = sinks
         self._plan = plan = cluster.plan
         self._terminal = terminal
-        self._stop_at = spec.stop_at
-        ranks = [rank.rank for rank in plan.ranks]
+        self._stop_at = spec.limits.stop_at
         seats = plan.seats
         taking_part = {seat.node for seat in seats}
         machine = Machine(
-            ranks,
-            spec.grace,
-            spec.timeout,
-            self._clock(),
-            spec.max_restarts.most,
             seats,
-            {node.index: node.slots for node in plan.nodes if node.index not in taking_part},
-            cluster.membership or Membership(len(seats), len(seats), returns=reopen is not None),
-            waited,
-            spec.max_restarts.period,
-            may_restart,
-            spec.stop_signal,
-            self.nodes.silence if self.nodes.remote else 0.0,
+            spec.limits,
+            self._clock(),
+            spares={node.index: node.slots for node in plan.nodes if node.index not in taking_part},
+            membership=cluster.membership or Membership(len(seats), len(seats), returns=reopen is not None),
+            waited=waited,
+            may_restart=may_restart,
+            silence=self.nodes.silence if self.nodes.remote else 0.0,
         )
         self._addresses = {node.index: node.address for node in plan.nodes}
         self._stack_requests = StackRequests(
-            self.nodes, self._bringup.post, spec.stall_timeout, self._clock(), self._addresses
+            self.nodes, self._bringup.post, spec.limits.stall_timeout, self._clock(), self._addresses
         )
         self._samples = Samples(
             self.nodes, lambda node: self._ranks_of.get(node, []), spec.sample, time.monotonic(), self._dispatch
@@ -690,7 +684,7 @@ class Supervisor:
             Restarted(
                 time.monotonic_ns(),
                 restart.attempt,
-                self._spec.max_restarts.most,
+                self._spec.limits.max_restarts.most,
                 cause.rank,
                 cause.code,
                 cause.node,
@@ -698,7 +692,7 @@ class Supervisor:
                 restart.counted,
                 self._plan.by_node if changed else [],
                 [node.index for node in self._plan.nodes if node.shown_there] if changed else [],
-                self._spec.max_restarts.period or 0.0,
+                self._spec.limits.max_restarts.period or 0.0,
             )
         )
         self._flow.resize(len(self._plan.ranks))

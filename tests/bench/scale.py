@@ -39,6 +39,7 @@ from launchpad.console.summary import Summary
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
+from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import Cause
@@ -75,7 +76,7 @@ PLAYERS = 4  # processes that play nodes which join
 TAG = struct.Struct("!II")  # before each frame, where nodes share a connection: the node, and the frame's length
 READ_BYTES = 1 << 20
 SECRET = b"of the bench"
-SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, grace=30.0)
+SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, limits=Limits(grace=30.0))
 
 
 def batches(connection: socket.socket) -> Iterator[list[tuple[int, bytes]]]:
