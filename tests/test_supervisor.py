@@ -126,8 +126,8 @@ def play(head: BringUp) -> Iterator[Play]:
         facts = head.connect([agents[-1].link], count_gpus=False)
         assert facts == [READY]
         seen = Sink()
-        supervisors.append(Supervisor(head))
-        code, cause = supervisors[-1].run(cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen)
+        supervisors.append(Supervisor(head, cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen))
+        code, cause = supervisors[-1].run()
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
         if agents[-1].error:
@@ -194,14 +194,14 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
 
     def stays(agent: Agent) -> None:
         agent.hear(Start)
-        assert supervisor._attended
+        assert supervisor.clock.attended
         lost.set()
         assert agent.hear(Signal).signum == 15
         agent.say(RankExited(0, 0, -15, 0, False))
         agent.hear(Finish)
         agent.say(Drained(0))
         assert len(agent.hear(Start).ranks) == 1
-        assert not supervisor._attended
+        assert not supervisor.clock.attended
         agent.leave()
 
     def is_lost(agent: Agent) -> None:
@@ -216,9 +216,9 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     spec = JobSpec(Target("program", "/bin/true"), debug=(1, 0))
     two = Membership(1, 2, changes=True)
-    supervisor = Supervisor(head)
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
-    code, _ = supervisor.run(cluster, [])
+    supervisor = Supervisor(head, cluster, [])
+    code, _ = supervisor.run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (0, None)
 
@@ -241,6 +241,28 @@ def test_a_profile_that_a_restart_cuts_short_is_answered(head: BringUp, play: Pl
         5,
         ["it has ended, and the ranks are started again"],
     )
+
+
+def test_an_agent_that_speaks_of_another_node_s_rank_is_a_lost_node(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankStarted(0, 1, 71))
+
+    code, seen = play(script)
+    assert code == 4
+    (lost,) = [event for event in seen.events if isinstance(event, NodeLost)]
+    assert lost.reason == "its agent sent an invalid message: RankStarted(time=0, rank=1, pid=71)"
+
+
+def test_a_rank_exits_once(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for _ in range(2):
+            agent.say(RankExited(0, 0, 0, 0, False))
+
+    code, seen = play(script, ranks=2)
+    assert code == 4
+    assert len([event for event in seen.events if isinstance(event, RankExited)]) == 1
 
 
 def test_an_agent_that_breaks_down_is_a_lost_node_with_its_traceback(play: Play) -> None:
@@ -485,7 +507,7 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     spec = JobSpec(Target("program", "/bin/true"), limits=Limits(max_restarts=RestartLimit(1)))
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
-    code, _ = Supervisor(head).run(cluster, [], reopen=reopen)
+    code, _ = Supervisor(head, cluster, [], reopen=reopen).run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (143, None)
     assert late.heard.empty()

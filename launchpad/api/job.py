@@ -266,9 +266,10 @@ class FunctionJob:
         sinks = observers.begin([self.screen, self._collector])
         code = 1
         try:
-            code, self._cause = Supervisor(self._bringup).run(
-                cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
+            supervisor = Supervisor(
+                self._bringup, cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
             )
+            code, self._cause = supervisor.run()
             if self._cause is not None:
                 verdict, self._report = observers.conclude()
                 self._around = observers.summary.around(verdict, self._report)

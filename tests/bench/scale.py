@@ -313,7 +313,7 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
     console = Console(SPEC, cluster.plan, StandardStreams(len(cluster.plan.ranks), {}, head.post))
     summary = Summary(lambda _: None, False)
     summary.on(planned("scale", SPEC, cluster.plan, ""))
-    code, cause = Supervisor(head).run(cluster, [console, summary])
+    code, cause = Supervisor(head, cluster, [console, summary]).run()
     mark("run")
     if cause is not None:
         summary.report(summary.verdict())
@@ -442,7 +442,7 @@ def measure_losses(count: int) -> str:
     most = taking_part(count)
     cluster = _greet(head, played.links, lambda _: None, Membership(most, most, changes=True))
     clock = Clock()
-    code, cause = Supervisor(head).run(cluster, [clock], reopen=lambda _: None)
+    code, cause = Supervisor(head, cluster, [clock], reopen=lambda _: None).run()
     _, started_at = played.end()
     assert (code, cause) == (0, None), (code, cause)
     until = [clock.restarted_at - clock.lost_at, started_at - clock.lost_at, clock.cpu]

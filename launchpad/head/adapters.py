@@ -1,0 +1,249 @@
+"""Parts in front of the features that are none themselves yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from launchpad.head.hub import Hub
+from launchpad.head.machine import TakeStacks
+from launchpad.head.part import InvalidMessage, Part
+from launchpad.head.profiles import Profiles
+from launchpad.head.samples import Samples
+from launchpad.head.session_calls import CallSender, Orders, SendCall
+from launchpad.head.stack_requests import StackRequests
+from launchpad.job.faults import Faults
+from launchpad.protocol.events import (
+    ChunksTaken,
+    DebuggerReady,
+    DebugRequested,
+    Listening,
+    NodeLost,
+    Output,
+    ProfileRequested,
+    ProfileTaken,
+    RankExited,
+    RankStarted,
+    Reached,
+    Sampled,
+    SampleRequested,
+    StackDump,
+    StacksRequested,
+    StopRequested,
+    TunnelRead,
+    TunnelWritten,
+)
+from launchpad.protocol.message import Message
+
+if TYPE_CHECKING:
+    from launchpad.head.debuggers import RankDebuggers
+
+
+class CallsPart(Part):
+    """Of a session."""
+
+    takes = (Orders, SendCall, ChunksTaken)
+
+    def __init__(self, hub: Hub) -> None:
+        self._nodes = hub.nodes
+        self._calls = CallSender(hub.nodes)
+
+    def on(self, source: int, message: Any) -> None:
+        """Pass it on."""
+        match message:
+            case Orders(commands=commands):
+                for node, command in commands:
+                    if node in self._nodes.open:
+                        self._nodes.send(node, command)
+            case SendCall():
+                self._calls.send(message)
+            case ChunksTaken(size=size):
+                self._calls.taken(source, size)
+
+
+class ProfilesPart(Part):
+    """Profiles."""
+
+    takes = (ProfileRequested, ProfileTaken)
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._profiles = Profiles(hub.send, hub.tell)
+
+    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
+        """Pass it on."""
+        if isinstance(message, ProfileRequested):
+            self._profiles.ask(message, self._hub.running)
+        else:
+            self._profiles.take(message)
+
+    def lose(self, ranks: Collection[int], why: str) -> None:
+        """Pass it on."""
+        self._profiles.lose(ranks, why)
+
+
+class SamplesPart(Part):
+    """Samples."""
+
+    takes = (SampleRequested, Sampled)
+
+    def __init__(self, hub: Hub, period: float, joining: Callable[[], list[str]]) -> None:
+        self._hub = hub
+        self._joining = joining
+        self._samples = Samples(hub.nodes, hub.ranks_of, period, hub.clock.monotonic(), hub.tell)
+
+    @property
+    def deadline(self) -> float | None:
+        """Its own is in seconds of time.monotonic()."""
+        due, clock = self._samples.deadline, self._hub.clock
+        return None if due is None else due - clock.monotonic() + clock.now()
+
+    def on(self, source: int, message: Any) -> None:
+        """Pass it on."""
+        if isinstance(message, SampleRequested):
+            self._samples.ask(message)
+        else:
+            self._samples.take(source, message)
+
+    def tick(self, now: float) -> None:  # noqa: ARG002
+        """Pass it on."""
+        self._samples.tick(self._hub.clock.monotonic(), self._hub.running, self._joining)
+
+
+class StacksPart(Part):
+    """Requests for stacks."""
+
+    takes = (StackDump, Listening, Reached, TakeStacks)
+    sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
+
+    def __init__(self, hub: Hub, stall_timeout: float | None) -> None:
+        self._hub = hub
+        self._attended = False
+        addresses = {node.index: node.address for node in hub.plan.nodes}
+        self._stacks = StackRequests(hub.nodes, hub.post, stall_timeout, hub.clock.now(), addresses)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return self._stacks.deadline
+
+    def on(self, source: int, message: Any) -> None:
+        """Pass it on."""
+        match message:
+            case TakeStacks(why=why):
+                self._stacks.ask(why)
+            case StopRequested(signum=signum):
+                if signum == 3:
+                    self._stacks.ask("asked")
+            case Listening() | Reached():
+                self._stacks.answers(source, message, self._hub.clock.now())
+            case _:
+                self._stacks.on(message, self._hub.clock.now())
+
+    def tick(self, now: float) -> None:
+        """Pass it on."""
+        attended = self._hub.clock.attended
+        if self._attended and not attended:
+            self._stacks.look_afresh(now)
+        self._attended = attended
+        self._stacks.tick(now, self._hub.running, watching=self._hub.phase == "running" and not attended)
+
+
+class ClientEvent(Message):
+    """What a debugger's thread has posted."""
+
+    event: Any
+
+
+class DebuggersPart(Part):
+    """Debuggers."""
+
+    takes = (ClientEvent, DebugRequested, DebuggerReady, TunnelRead, TunnelWritten)
+
+    def __init__(self, hub: Hub, port: int) -> None:
+        self._hub = hub
+        self._port = port
+        self._debuggers: RankDebuggers | None = None
+        self._listens = False
+
+    def _made(self) -> RankDebuggers:
+        if self._debuggers is None:
+            from launchpad.head.debuggers import RankDebuggers
+
+            hub = self._hub
+            self._debuggers = RankDebuggers(
+                lambda event: hub.post(ClientEvent(event)),
+                hub.send,
+                lambda wait, begins: hub.clock.attend(wait, begins=begins),
+                lambda rank: hub.plan.nodes[hub.node_of[rank]].cwd if hub.nodes[hub.node_of[rank]].link.remote else "",
+                hub.tell,
+            )
+        return self._debuggers
+
+    def start(self) -> None:
+        """A rank may wait for a client."""
+        rank = self._hub.plan.debug_rank
+        if rank >= 0 and not self._listens:
+            self._listens = True
+            self._made().listen(rank, self._port)
+        if rank in self._hub.node_of:
+            self._made().begin(rank)
+
+    def on(self, source: int, message: Any) -> None:
+        """Pass it on."""
+        match message:
+            case ClientEvent(event=event):
+                self._made().take(event)
+            case DebugRequested():
+                self._made().ask(message, self._hub.running)
+            case DebuggerReady():
+                self._made().ready(message)
+            case TunnelRead() | TunnelWritten():
+                rank = self._made().rank_of(message.number)
+                if rank >= 0 and self._hub.node_of.get(rank) != source:
+                    raise InvalidMessage
+                self._made().hear(message)
+
+    def lose(self, ranks: Collection[int], why: str) -> None:  # noqa: ARG002
+        """Pass it on."""
+        if self._debuggers:
+            self._debuggers.gone(list(ranks))
+
+    def close(self) -> None:
+        """Pass it on."""
+        if self._debuggers:
+            self._debuggers.close()
+
+
+class FaultsPart(Part):
+    """Faults."""
+
+    sees = (RankStarted, RankExited)
+
+    def __init__(self, hub: Hub, faults: Faults) -> None:
+        from launchpad.head.injection import Injector
+
+        self._hub = hub
+        self._injector = Injector(faults, hub.plan, hub.nodes, hub.tell, hub.clock.now())
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return self._injector.deadline
+
+    def start(self) -> None:
+        """The hosts may be others than before."""
+        self._injector._lay_out(self._hub.plan.by_node)
+
+    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
+        """Pass it on."""
+        self._injector.on(message)
+
+    def tick(self, now: float) -> None:
+        """Pass it on."""
+        self._injector.tick(now, self._hub.phase)
+
+    def lose(self, ranks: Collection[int], why: str) -> None:
+        """Pass it on."""
+        self._injector.on(NodeLost(time.monotonic_ns(), -1, why, list(ranks)))
