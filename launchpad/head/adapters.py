@@ -11,11 +11,9 @@ from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.profiles import Profiles
 from launchpad.head.samples import Samples
-from launchpad.head.session_calls import CallSender, Orders, SendCall
 from launchpad.head.stack_requests import StackRequests
 from launchpad.job.faults import Faults
 from launchpad.protocol.events import (
-    ChunksTaken,
     DebuggerReady,
     DebugRequested,
     Listening,
@@ -38,28 +36,6 @@ from launchpad.protocol.message import Message
 
 if TYPE_CHECKING:
     from launchpad.head.debuggers import RankDebuggers
-
-
-class CallsPart(Part):
-    """Of a session."""
-
-    takes = (Orders, SendCall, ChunksTaken)
-
-    def __init__(self, hub: Hub) -> None:
-        self._nodes = hub.nodes
-        self._calls = CallSender(hub.nodes)
-
-    def on(self, source: int, message: Any) -> None:
-        """Pass it on."""
-        match message:
-            case Orders(commands=commands):
-                for node, command in commands:
-                    if node in self._nodes.open:
-                        self._nodes.send(node, command)
-            case SendCall():
-                self._calls.send(message)
-            case ChunksTaken(size=size):
-                self._calls.taken(source, size)
 
 
 class ProfilesPart(Part):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import CallsPart, DebuggersPart, FaultsPart, ProfilesPart, SamplesPart, StacksPart
+from launchpad.head.adapters import DebuggersPart, FaultsPart, ProfilesPart, SamplesPart, StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
 from launchpad.head.hub import Hub
 from launchpad.head.meetings import Meetings
 from launchpad.head.part import Part
 from launchpad.head.rank_input import RankInput
+from launchpad.head.session_calls import CallSender
 
 
 def parts_of(
@@ -24,7 +25,7 @@ def parts_of(
         ProfilesPart(hub),
         DebuggersPart(hub, spec.debug[1] if spec.debug else 0),
         RankInput(hub, sends=sends_input, keys=keys),
-        CallsPart(hub),
+        CallSender(hub),
         meetings,
         arrivals,
     ]
