@@ -15,6 +15,7 @@ from launchpad.head.machine import Action
 from launchpad.head.nodes import Nodes
 from launchpad.head.part import InvalidMessage, Part, seers, takers
 from launchpad.head.parts import parts_of
+from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
 from launchpad.head.standing import HOLDS, OF_A_RANK, OF_MPI, OF_RANKS, may_send
 from launchpad.head.stop_before import StopBefore
@@ -24,12 +25,16 @@ from launchpad.job.limits import Limits
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol import events
+from launchpad.protocol.commands import Profile
 from launchpad.protocol.events import (
     AgentReady,
     AtPrompt,
     Hindrances,
     MpiRequest,
     Output,
+    ProfileRequested,
+    ProfilesTaken,
+    ProfileTaken,
     RankExited,
     RankFailed,
     RankStarted,
@@ -168,6 +173,22 @@ def on_two_nodes() -> FakeJob:
     nodes = FakeNodes(0, 1)
     plans = (NodePlan(one, f"n{one}", "/", {}, (RankPlan(one, 0, (), {}),), {}) for one in range(2))
     return FakeJob(nodes, Plan("", tuple(plans)))
+
+
+def test_a_profile_of_lost_ranks_is_answered() -> None:
+    job = on_two_nodes()
+    profiles = Profiles(job.hub)
+    job.at(0.0, 0, 1)
+    profiles.on(-1, ProfileRequested(0, 5, -1, 2.0))
+    assert [type(one) for one in job.nodes.sent] == [Profile, Profile]
+    profiles.on(0, ProfileTaken(0, 0, 1, "", "data"))
+    assert job.told == []
+    profiles.lose([1], "its node is lost")
+    (taken,) = job.told
+    assert isinstance(taken, ProfilesTaken)
+    assert (taken.asker, [one.problem for one in taken.profiles]) == (5, ["", "its node is lost"])
+    profiles.on(-1, ProfileRequested(0, 6, 9, 2.0))
+    assert job.told[1].problem == "rank 9 is not running; running now: ranks 0-1"
 
 
 def test_the_limits_stand_still_while_the_rank_that_has_our_input_waits_for_it() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
-from launchpad.head.profiles import Profiles
 from launchpad.head.samples import Samples
 from launchpad.head.stack_requests import StackRequests
 from launchpad.job.faults import Faults
@@ -19,8 +18,6 @@ from launchpad.protocol.events import (
     Listening,
     NodeLost,
     Output,
-    ProfileRequested,
-    ProfileTaken,
     RankExited,
     RankStarted,
     Reached,
@@ -36,27 +33,6 @@ from launchpad.protocol.message import Message
 
 if TYPE_CHECKING:
     from launchpad.head.debuggers import RankDebuggers
-
-
-class ProfilesPart(Part):
-    """Profiles."""
-
-    takes = (ProfileRequested, ProfileTaken)
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._profiles = Profiles(hub.send, hub.tell)
-
-    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
-        """Pass it on."""
-        if isinstance(message, ProfileRequested):
-            self._profiles.ask(message, self._hub.running)
-        else:
-            self._profiles.take(message)
-
-    def lose(self, ranks: Collection[int], why: str) -> None:
-        """Pass it on."""
-        self._profiles.lose(ranks, why)
 
 
 class SamplesPart(Part):

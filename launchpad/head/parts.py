@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import DebuggersPart, FaultsPart, ProfilesPart, SamplesPart, StacksPart
+from launchpad.head.adapters import DebuggersPart, FaultsPart, SamplesPart, StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
 from launchpad.head.hub import Hub
 from launchpad.head.meetings import Meetings
 from launchpad.head.part import Part
+from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
 from launchpad.head.session_calls import CallSender
 
@@ -22,7 +23,7 @@ def parts_of(
     parts = [
         StacksPart(hub, spec.limits.stall_timeout),
         SamplesPart(hub, spec.sample, arrivals.names),
-        ProfilesPart(hub),
+        Profiles(hub),
         DebuggersPart(hub, spec.debug[1] if spec.debug else 0),
         RankInput(hub, sends=sends_input, keys=keys),
         CallSender(hub),
