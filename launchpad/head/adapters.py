@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
-from launchpad.head.samples import Samples
 from launchpad.head.stack_requests import StackRequests
 from launchpad.job.faults import Faults
 from launchpad.protocol.events import (
@@ -21,8 +20,6 @@ from launchpad.protocol.events import (
     RankExited,
     RankStarted,
     Reached,
-    Sampled,
-    SampleRequested,
     StackDump,
     StacksRequested,
     StopRequested,
@@ -33,34 +30,6 @@ from launchpad.protocol.message import Message
 
 if TYPE_CHECKING:
     from launchpad.head.debuggers import RankDebuggers
-
-
-class SamplesPart(Part):
-    """Samples."""
-
-    takes = (SampleRequested, Sampled)
-
-    def __init__(self, hub: Hub, period: float, joining: Callable[[], list[str]]) -> None:
-        self._hub = hub
-        self._joining = joining
-        self._samples = Samples(hub.nodes, hub.ranks_of, period, hub.clock.monotonic(), hub.tell)
-
-    @property
-    def deadline(self) -> float | None:
-        """Its own is in seconds of time.monotonic()."""
-        due, clock = self._samples.deadline, self._hub.clock
-        return None if due is None else due - clock.monotonic() + clock.now()
-
-    def on(self, source: int, message: Any) -> None:
-        """Pass it on."""
-        if isinstance(message, SampleRequested):
-            self._samples.ask(message)
-        else:
-            self._samples.take(source, message)
-
-    def tick(self, now: float) -> None:  # noqa: ARG002
-        """Pass it on."""
-        self._samples.tick(self._hub.clock.monotonic(), self._hub.running, self._joining)
 
 
 class StacksPart(Part):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import DebuggersPart, FaultsPart, SamplesPart, StacksPart
+from launchpad.head.adapters import DebuggersPart, FaultsPart, StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
 from launchpad.head.hub import Hub
@@ -10,6 +10,7 @@ from launchpad.head.meetings import Meetings
 from launchpad.head.part import Part
 from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
+from launchpad.head.samples import Samples
 from launchpad.head.session_calls import CallSender
 
 
@@ -22,7 +23,7 @@ def parts_of(
     arrivals = Arrivals(hub, cluster, reopen, door, meetings.apart)
     parts = [
         StacksPart(hub, spec.limits.stall_timeout),
-        SamplesPart(hub, spec.sample, arrivals.names),
+        Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
         DebuggersPart(hub, spec.debug[1] if spec.debug else 0),
         RankInput(hub, sends=sends_input, keys=keys),
