@@ -114,7 +114,7 @@ def test_a_job_has_only_the_parts_that_it_needs() -> None:
         parts = parts_of(hub, supervisor._cluster, reopen=None, door=None, sends_input=False, keys=False)
         return {type(part).__name__ for part in parts}
 
-    assert names(full()) - names(JobSpec(Target("program", "true"))) == {"MpiService", "FaultsPart", "StopBefore"}
+    assert names(full()) - names(JobSpec(Target("program", "true"))) == {"MpiService", "Injector", "StopBefore"}
 
 
 def test_without_mpi_nobody_may_ask_for_it() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,10 @@ from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.stack_requests import StackRequests
-from launchpad.job.faults import Faults
 from launchpad.protocol.events import (
     DebuggerReady,
     DebugRequested,
     Listening,
-    NodeLost,
     Output,
     RankExited,
     RankStarted,
@@ -135,36 +132,3 @@ class DebuggersPart(Part):
         """Pass it on."""
         if self._debuggers:
             self._debuggers.close()
-
-
-class FaultsPart(Part):
-    """Faults."""
-
-    sees = (RankStarted, RankExited)
-
-    def __init__(self, hub: Hub, faults: Faults) -> None:
-        from launchpad.head.injection import Injector
-
-        self._hub = hub
-        self._injector = Injector(faults, hub.plan, hub.nodes, hub.tell, hub.clock.now())
-
-    @property
-    def deadline(self) -> float | None:
-        """When to call `tick`."""
-        return self._injector.deadline
-
-    def start(self) -> None:
-        """The hosts may be others than before."""
-        self._injector._lay_out(self._hub.plan.by_node)
-
-    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
-        """Pass it on."""
-        self._injector.on(message)
-
-    def tick(self, now: float) -> None:
-        """Pass it on."""
-        self._injector.tick(now, self._hub.phase)
-
-    def lose(self, ranks: Collection[int], why: str) -> None:
-        """Pass it on."""
-        self._injector.on(NodeLost(time.monotonic_ns(), -1, why, list(ranks)))

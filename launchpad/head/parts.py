@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import DebuggersPart, FaultsPart, StacksPart
+from launchpad.head.adapters import DebuggersPart, StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
 from launchpad.head.hub import Hub
@@ -36,7 +36,9 @@ def parts_of(
 
         parts.append(MpiService(hub))
     if spec.faults is not None:
-        parts.append(FaultsPart(hub, spec.faults))
+        from launchpad.head.injection import Injector
+
+        parts.append(Injector(hub, spec.faults))
     if spec.limits.stop_at is not None:
         from launchpad.head.stop_before import StopBefore
 
