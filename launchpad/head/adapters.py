@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
-from launchpad.head.part import InvalidMessage, Part
+from launchpad.head.part import Part
 from launchpad.head.stack_requests import StackRequests
 from launchpad.protocol.events import (
-    DebuggerReady,
-    DebugRequested,
     Listening,
     Output,
     RankExited,
@@ -20,13 +17,10 @@ from launchpad.protocol.events import (
     StackDump,
     StacksRequested,
     StopRequested,
-    TunnelRead,
-    TunnelWritten,
 )
-from launchpad.protocol.message import Message
 
 if TYPE_CHECKING:
-    from launchpad.head.debuggers import RankDebuggers
+    pass
 
 
 class StacksPart(Part):
@@ -66,69 +60,3 @@ class StacksPart(Part):
             self._stacks.look_afresh(now)
         self._attended = attended
         self._stacks.tick(now, self._hub.running, watching=self._hub.phase == "running" and not attended)
-
-
-class ClientEvent(Message):
-    """What a debugger's thread has posted."""
-
-    event: Any
-
-
-class DebuggersPart(Part):
-    """Debuggers."""
-
-    takes = (ClientEvent, DebugRequested, DebuggerReady, TunnelRead, TunnelWritten)
-
-    def __init__(self, hub: Hub, port: int) -> None:
-        self._hub = hub
-        self._port = port
-        self._debuggers: RankDebuggers | None = None
-        self._listens = False
-
-    def _made(self) -> RankDebuggers:
-        if self._debuggers is None:
-            from launchpad.head.debuggers import RankDebuggers
-
-            hub = self._hub
-            self._debuggers = RankDebuggers(
-                lambda event: hub.post(ClientEvent(event)),
-                hub.send,
-                lambda wait, begins: hub.clock.attend(wait, begins=begins),
-                lambda rank: hub.plan.nodes[hub.node_of[rank]].cwd if hub.nodes[hub.node_of[rank]].link.remote else "",
-                hub.tell,
-            )
-        return self._debuggers
-
-    def start(self) -> None:
-        """A rank may wait for a client."""
-        rank = self._hub.plan.debug_rank
-        if rank >= 0 and not self._listens:
-            self._listens = True
-            self._made().listen(rank, self._port)
-        if rank in self._hub.node_of:
-            self._made().begin(rank)
-
-    def on(self, source: int, message: Any) -> None:
-        """Pass it on."""
-        match message:
-            case ClientEvent(event=event):
-                self._made().take(event)
-            case DebugRequested():
-                self._made().ask(message, self._hub.running)
-            case DebuggerReady():
-                self._made().ready(message)
-            case TunnelRead() | TunnelWritten():
-                rank = self._made().rank_of(message.number)
-                if rank >= 0 and self._hub.node_of.get(rank) != source:
-                    raise InvalidMessage
-                self._made().hear(message)
-
-    def lose(self, ranks: Collection[int], why: str) -> None:  # noqa: ARG002
-        """Pass it on."""
-        if self._debuggers:
-            self._debuggers.gone(list(ranks))
-
-    def close(self) -> None:
-        """Pass it on."""
-        if self._debuggers:
-            self._debuggers.close()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import DebuggersPart, StacksPart
+from launchpad.head.adapters import StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
+from launchpad.head.debuggers import RankDebuggers
 from launchpad.head.hub import Hub
 from launchpad.head.meetings import Meetings
 from launchpad.head.part import Part
@@ -25,7 +26,7 @@ def parts_of(
         StacksPart(hub, spec.limits.stall_timeout),
         Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
-        DebuggersPart(hub, spec.debug[1] if spec.debug else 0),
+        RankDebuggers(hub, spec.debug[1] if spec.debug else 0),
         RankInput(hub, sends=sends_input, keys=keys),
         CallSender(hub),
         meetings,
