@@ -35,6 +35,9 @@ from launchpad.protocol.events import (
     RankExited,
     RankStarted,
     SpareReady,
+    StackDump,
+    StacksRequested,
+    StacksTaken,
     StopRequested,
     Written,
 )
@@ -241,6 +244,39 @@ def test_a_profile_that_a_restart_cuts_short_is_answered(head: BringUp, play: Pl
         5,
         ["it has ended, and the ranks are started again"],
     )
+
+
+def test_after_a_restart_the_stacks_of_a_rank_without_a_process_are_not_waited_for(head: BringUp, play: Play) -> None:
+    started: queue.SimpleQueue[int] = queue.SimpleQueue()
+    taken: queue.SimpleQueue[StacksTaken] = queue.SimpleQueue()
+
+    def on(event: Any) -> bool:
+        if isinstance(event, RankStarted):
+            started.put(event.pid)
+        elif isinstance(event, StacksTaken):
+            taken.put(event)
+        return False
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for rank in (0, 1):
+            agent.say(RankStarted(0, rank, 70 + rank))
+        agent.say(RankExited(0, 0, 7, 0, False))
+        agent.hear(Signal)
+        agent.say(RankExited(0, 1, -15, 0, False))
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        agent.hear(Start)
+        agent.say(RankStarted(0, 0, 80))
+        assert [started.get(timeout=DEADLINE) for _ in range(3)][-1] == 80
+        head.post(StacksRequested(0, 5, False, False))
+        number = agent.hear(DumpStacks).number
+        agent.say(StackDump(0, 0, number, 80, "", [["main"]], "S", "", 0.0, False, 0, 0, {}, ""))
+        assert taken.get(timeout=DEADLINE).starting == [1]
+        agent.say(RankExited(0, 1, 0, 0, False))
+        agent.leave()
+
+    assert play(script, Sink(on), ranks=2, max_restarts=RestartLimit(1))[0] == 0
 
 
 def test_an_agent_that_speaks_of_another_node_s_rank_is_a_lost_node(play: Play) -> None:

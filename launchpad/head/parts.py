@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from launchpad.head.adapters import StacksPart
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.cluster import Cluster
 from launchpad.head.debuggers import RankDebuggers
@@ -13,6 +12,7 @@ from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
 from launchpad.head.samples import Samples
 from launchpad.head.session_calls import CallSender
+from launchpad.head.stack_requests import StackRequests
 
 
 def parts_of(
@@ -23,7 +23,7 @@ def parts_of(
     meetings = Meetings(hub, cluster)
     arrivals = Arrivals(hub, cluster, reopen, door, meetings.apart)
     parts = [
-        StacksPart(hub, spec.limits.stall_timeout),
+        StackRequests(hub, spec.limits.stall_timeout),
         Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
         RankDebuggers(hub, spec.debug[1] if spec.debug else 0),
