@@ -1,7 +1,7 @@
 """What a part knows of its job, and what it may do: all that it has of the supervisor."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from launchpad.head.clock import Clock
 from launchpad.head.machine import Machine, Phase
@@ -9,13 +9,14 @@ from launchpad.head.nodes import Node, Nodes
 from launchpad.head.part import Take
 from launchpad.job.plan import Plan
 from launchpad.protocol.commands import Command
+from launchpad.protocol.message import Message
 
 
-class StandsStill(NamedTuple):
+class StandsStill(Message):
     """The head is about to be suspended (Ctrl-Z)."""
 
 
-class GoesOn(NamedTuple):
+class GoesOn(Message):
     """The head has been continued."""
 
 

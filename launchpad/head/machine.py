@@ -12,7 +12,7 @@ While stopping, the ladder lists the signals that the ranks get next, and how lo
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from launchpad.job.duration import duration
 from launchpad.job.limits import Limits
@@ -37,6 +37,7 @@ from launchpad.protocol.events import (
     StartFailed,
     StopRequested,
 )
+from launchpad.protocol.message import Message
 
 # Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, or
 # its time is up, they may have a checkpoint to write.
@@ -78,19 +79,19 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-class FinishAttempt(NamedTuple):
+class FinishAttempt(Message):
     """Have the agents sweep up and drain the output, then exit or get ready to start the ranks again."""
 
     leave: bool
 
 
-class Meet(NamedTuple):
+class Meet(Message):
     """Find an address at which these nodes can meet: report SeatsReady, or NodeLost for those that can't reach it."""
 
     seats: tuple[Seat, ...]
 
 
-class Restart(NamedTuple):
+class Restart(Message):
     """Start all ranks again; `attempt` is 1 for the first time."""
 
     attempt: int
@@ -100,20 +101,20 @@ class Restart(NamedTuple):
     seats: tuple[Seat, ...]
 
 
-class Reopen(NamedTuple):
+class Reopen(Message):
     """Try to reconnect to these lost nodes until they are back (NodeJoined)."""
 
     nodes: tuple[int, ...]
 
 
-class Release(NamedTuple):
+class Release(Message):
     """Let this node go: nothing of the job is left on it."""
 
     node: int
     signum: int  # what its launchpad got
 
 
-class TakeStacks(NamedTuple):
+class TakeStacks(Message):
     """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long.
 
     Unless they are wanted only soon, when the job's time is up.
@@ -122,11 +123,11 @@ class TakeStacks(NamedTuple):
     why: str  # "soon", "timeout", "failure"
 
 
-class Leave(NamedTuple):
+class Leave(Message):
     """Exit at once, whatever is still unsent or alive."""
 
 
-class Suspend(NamedTuple):
+class Suspend(Message):
     """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
 

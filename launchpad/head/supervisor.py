@@ -113,19 +113,31 @@ class Supervisor:
             silence=self.nodes.silence if self.nodes.remote else 0.0,
         )
         self._flow = Flow(len(plan.ranks), self._give_credit)
-        says: Any = {"tell": self._tell, "happened": self._happened, "lose": self._lose}
-        self._hub = Hub(self.nodes, self.machine, self.clock, plan, post=bringup.post, **says)
+        self._hub = Hub(
+            self.nodes,
+            self.machine,
+            self.clock,
+            plan,
+            post=bringup.post,
+            tell=self._tell,
+            happened=self._happened,
+            lose=self._lose,
+        )
         self._parts = parts_of(
             self._hub, cluster, reopen=reopen, door=door, sends_input=sends_input, keys=bool(terminal)
         )
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
-        self._takers: dict[type, tuple[Take, ...]] = {
+        self._takers = self._routes()
+        self._seers = seers(self._parts)
+
+    def _routes(self) -> dict[type, tuple[Take, ...]]:
+        """Who takes each type of message; others have happened to the job."""
+        return {
             **dict.fromkeys(OF_MPI, (self._refuse,)),
             **dict.fromkeys(_LATE_ANSWERS, ()),
             **takers(self._parts),
             **{kind: (take,) for kind, take in self._own().items()},
         }
-        self._seers = seers(self._parts)
 
     def _own(self) -> dict[type, Take]:
         """What every job needs, by the message that it is for."""
