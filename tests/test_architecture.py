@@ -228,8 +228,9 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
     heavy = {"torch", "paramiko", "rich", "psutil", "numpy", "subprocess", "asyncio", "logging", "tempfile", "socket"}
     head = loaded(f"{BEFORE}\n{AFTER}") - loaded("")  # an editable install has Python load some at its start
     assert not head & {*heavy, "ipaddress"}
-    # What only some jobs need: MPI worlds, a watch for stalls, a batch allocation, a verdict, stacks.
+    # What only some jobs need: some parts of the head, a batch allocation, a verdict, stacks.
     late = {"head.mpi_worlds", "head.stall", "job.mpi", "job.allocation", "job.binding", "job.slurm"}
+    late |= {f"head.{name}" for name in ("debug_clients", "injection", "mpi_service", "stdin_forwarder", "stop_before")}
     late |= {"runner.allocation", "runner.slurm"}
     late |= {f"diagnosis.{name}" for name in ("verdict", "verdict_text", "stack_summary")}
     assert not head & {f"launchpad.{name}" for name in late}

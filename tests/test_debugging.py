@@ -22,7 +22,7 @@ import pytest
 from launchpad.agent.ranks.prompt import waits_for_input
 from launchpad.console.summary import Summary
 from launchpad.diagnosis.speedscope import merge
-from launchpad.head.attended import Attended
+from launchpad.head.clock import Clock
 from launchpad.protocol.events import AtPrompt, JobPlanned
 from tests.conftest import DEADLINE, MARK, Launchpad, wait_until
 from tests.dap import DebugClient
@@ -41,22 +41,39 @@ def events(launchpad: Launchpad, kind: str) -> list[dict[str, Any]]:
 # Time limits that are paused.
 
 
-def test_the_clock_stands_still_while_anything_waits() -> None:
-    attended = Attended()
-    assert attended.clock(5.0) == 5.0
-    attended.begin("prompt", 10.0)
-    attended.begin("debugger", 12.0)
-    assert attended.clock(14.0) == 10.0
-    assert not attended.end("prompt", 15.0)
-    assert attended.clock(16.0) == 10.0
-    assert attended.end("debugger", 18.0)
-    assert attended.clock(18.0) == 10.0
-    assert attended.clock(20.0) == 12.0
-    assert not attended.end("debugger", 21.0)
-    attended.begin("prompt", 22.0)
-    assert attended.clear(25.0)
-    assert attended.clock(26.0) == 15.0
-    assert not attended.clear(27.0)
+def test_the_limits_stand_still_while_anything_waits() -> None:
+    now = 5.0
+    clock = Clock(lambda: now)
+
+    def at(seconds: float) -> Clock:
+        nonlocal now
+        now = seconds
+        return clock
+
+    assert clock.limits() == 5.0
+    at(10.0).attend("prompt", begins=True)
+    at(12.0).attend("debugger", begins=True)
+    assert at(14.0).limits() == 10.0
+    at(15.0).attend("prompt", begins=False)
+    assert clock.attended
+    assert at(16.0).limits() == 10.0
+    at(18.0).attend("debugger", begins=False)
+    assert not clock.attended
+    assert clock.limits() == 10.0
+    assert at(20.0).limits() == 12.0
+    at(21.0).attend("debugger", begins=False)
+    at(22.0).attend("prompt", begins=True)
+    at(25.0).unattend()
+    assert at(26.0).limits() == 15.0
+    at(27.0).unattend()
+    assert (clock.limits(), clock.now()) == (16.0, 27.0)
+
+
+def test_the_job_s_time_stands_still_with_the_head() -> None:
+    clock = Clock(lambda: 100.0)
+    clock.attend("prompt", begins=True)
+    clock.stood_still(30.0)
+    assert (clock.monotonic(), clock.now()) == (100.0, 70.0)
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,13 @@ from launchpad.protocol.events import (
     AgentReady,
     FaultInjected,
     FaultMissed,
-    NodeLost,
     Pong,
     RankExited,
     RankStarted,
-    Restarted,
 )
 from launchpad.transport.memory import MemoryLink
 from tests.conftest import DEADLINE, Launchpad
+from tests.hubs import FakeJob
 
 KILL, STOP, TERM = 9, 19, 15
 START = 100.0
@@ -140,18 +139,20 @@ class Job:
         self.links = [MemoryLink("h0", remote=True), MemoryLink("h1", remote=True)]
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.nodes = Nodes(self.links, self.inbox.put, 10.0)
-        self.told: list[Any] = []
-        self.injector = Injector(parse_faults(text, 7), plan, self.nodes, self.told.append, START)
+        self.job = FakeJob(self.nodes, plan)
+        self.told = self.job.told
+        self.job.at(START)
+        self.injector = Injector(self.job.hub, parse_faults(text, 7))
         self.start()
 
     def start(self, *ranks: int) -> None:
         for rank in ranks or range(4):
-            self.injector.on(RankStarted(0, rank, 1))
+            self.injector.on(0, RankStarted(0, rank, 1))
 
     def at(self, seconds: float, phase: Phase = "running") -> list[Any]:
         """What is injected or missed by then, as [signal, rank, node]."""
         self.told.clear()
-        self.injector.tick(START + seconds, phase)
+        self.injector.tick(self.job.at(START + seconds, phase=phase))
         return [one[1:] if isinstance(one, FaultInjected) else one.fault for one in self.told]
 
     def heard(self, node: int) -> list[Any]:
@@ -179,9 +180,10 @@ def test_a_fault_waits_for_its_rank() -> None:
     job = Job("kill:1@2,kill:1@2")
     assert job.at(2) == [(KILL, 1, 0)]
     assert job.at(2) == []
-    job.injector.on(RankExited(0, 1, -9, 0, False))
+    job.injector.on(0, RankExited(0, 1, -9, 0, False))
     assert (job.injector.deadline, job.at(4, "clearing")) == (None, [])
-    job.injector.on(Restarted(0, 1, 3, 1, -9, -1))
+    job.injector.lose(range(4), "")
+    job.injector.start()
     job.start(0)
     assert job.at(5) == []
     job.start(1)
@@ -191,7 +193,7 @@ def test_a_fault_waits_for_its_rank() -> None:
 
 def test_a_fault_waits_for_its_host() -> None:
     job = Job("kill:host=h1@2,kill:3@2")
-    job.injector.on(NodeLost(0, 1, "gone", [2, 3]))
+    job.injector.lose([2, 3], "gone")
     job.nodes.abandon(1, JobEnded(4, []))
     assert (job.injector.deadline, job.at(3)) == (None, [])
     job.nodes.adopt(1, Node(MemoryLink("h1", remote=True), lambda _: None))
@@ -213,7 +215,7 @@ def test_random_kills_come_only_while_the_job_runs() -> None:
     assert job.injector.deadline == START + kills[0].at
     assert job.at(kills[0].at) == [(KILL, kills[0].rank, kills[0].rank // 2)]
     assert job.at(kills[1].at, "stopping") == []
-    job.injector.on(RankExited(0, kills[2].rank, -9, 0, False))
+    job.injector.on(0, RankExited(0, kills[2].rank, -9, 0, False))
     assert job.at(kills[2].at) == []
 
 

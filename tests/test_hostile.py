@@ -355,7 +355,7 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     notes: list[str] = []
     summary = Summary(notes.append, False)
     summary.on(planned("0a1b", spec, cluster.plan, ""))
-    code, cause = Supervisor(head).run(cluster, [summary])
+    code, cause = Supervisor(head, cluster, [summary]).run()
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:

@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 
 from launchpad.errors import NodeError
+from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
-from launchpad.job.spec import JobSpec, RestartLimit, Target
+from launchpad.job.spec import JobSpec, Target
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import Ping
 from launchpad.protocol.events import Pong
@@ -485,7 +486,7 @@ def test_dry_run_of_one_node_of_several_says_so(launchpad: Launchpad) -> None:
 
 # The door, from inside.
 
-SPEC = JobSpec(Target("program", "true"), max_restarts=RestartLimit(3, 3600.0), progress=("ckpt/*",))
+SPEC = JobSpec(Target("program", "true"), limits=Limits(max_restarts=RestartLimit(3, 3600.0), progress=("ckpt/*",)))
 OFFER = NodeOffer("b", "python3", "2", spec=SPEC)
 
 
@@ -539,7 +540,7 @@ def test_frames_go_both_ways(door: Door) -> None:
 def test_what_a_node_says_about_the_whole_job_has_no_effect() -> None:
     offer = NodeOffer.from_json(json.loads(json.dumps(OFFER.as_json())))
     assert offer.differences(SPEC) == []
-    assert offer.differences(JobSpec(Target("program", "true"), restart="always")) == [
+    assert offer.differences(JobSpec(Target("program", "true"), limits=Limits(restart="always"))) == [
         "--max-restarts 3/1h has no effect on this node: the head's is 0",
         "--progress ckpt/* has no effect on this node: the head's is not given",
     ]

@@ -30,6 +30,7 @@ from launchpad.head.machine import (
     Suspend,
     TakeStacks,
 )
+from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
 from launchpad.protocol.commands import Signal as SendSignal
@@ -59,7 +60,7 @@ START = 100.0
 
 
 def job(ranks: int = 4, grace: float | None = None, timeout: float | None = None) -> Machine:
-    return Machine(range(ranks), grace, timeout, START)
+    return machine_of(ranks, limits=Limits(grace, timeout=timeout))
 
 
 def exited(rank: int, code: int = 0) -> RankExited:
@@ -75,9 +76,13 @@ def sent(actions: Sequence[Any]) -> list[int]:
     return [action.signum for action in actions if isinstance(action, SendSignal)]
 
 
-def on_nodes(count: int) -> list[Seat]:
-    """One rank on each node, as far as the seats say."""
-    return [Seat(node, 1) for node in range(count)]
+UNLIMITED = Limits()
+
+
+def machine_of(ranks: int, nodes: int = 1, *, restarts: int = 0, limits: Limits = UNLIMITED, **more: Any) -> Machine:
+    """So many ranks, evenly on so many nodes."""
+    seats = [Seat(node, ranks // nodes) for node in range(nodes)]
+    return Machine(seats, limits._replace(max_restarts=RestartLimit(restarts)) if restarts else limits, START, **more)
 
 
 def joined(node: int, slots: int = 1) -> NodeJoined:
@@ -275,7 +280,7 @@ def test_the_stacks_that_a_timeout_will_need_are_asked_for_earlier() -> None:
 
 
 def with_stop_signal(signum: int = USR1, timeout: float | None = None) -> Machine:
-    return Machine(range(4), None, timeout, START, stop_signal=signum)
+    return machine_of(4, limits=Limits(stop_signal=signum, timeout=timeout))
 
 
 @pytest.mark.parametrize("signum", [INT, TERM, HUP])
@@ -334,7 +339,7 @@ def waited(rank: int) -> ExceptionRaised:
 
 
 def in_vain(ranks: int = 4) -> Machine:
-    return Machine(range(ranks), None, 60.0, START, waited=lambda _: True)
+    return machine_of(ranks, limits=Limits(timeout=60.0), waited=lambda _: True)
 
 
 STACKS = StacksTaken(0, "failure", 0, False, [], [])
@@ -402,7 +407,7 @@ def test_a_lost_node_ends_the_job_with_4() -> None:
 
 @pytest.mark.parametrize(("at", "code", "kind"), [(99, 1, "lost"), (101, 1, "failure"), (101, -signal.SIGSEGV, "lost")])
 def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, code: int, kind: str) -> None:
-    machine = Machine(range(4), None, None, START, seats=on_nodes(2))
+    machine = machine_of(4, 2)
     machine.on(RankExited(100, 0, code, 0, False), START)
     machine.on(lost(1, 2, 3)._replace(time=at), START)
     assert machine.cause is not None
@@ -410,7 +415,7 @@ def test_a_rank_that_fails_after_a_node_is_lost_failed_because_of_it(at: int, co
 
 
 def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
-    machine = Machine(range(4), None, None, START, seats=on_nodes(2))
+    machine = machine_of(4, 2)
     assert sent(machine.on(lost(1, 2, 3), START)) == [TERM]
     assert machine.on(exited(0, -15), START) == []
     assert ends(machine.on(exited(1, 0), START))
@@ -418,7 +423,7 @@ def test_a_lost_node_stops_the_ranks_of_the_others() -> None:
 
 
 def test_a_node_that_may_be_silent_is_waited_for_until_that_is_known() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=1, seats=on_nodes(2), silence=30.0)
+    machine = machine_of(2, 2, restarts=1, silence=30.0)
     machine.on(exited(0, 7), START)
     machine.tick(START + GRACE_AFTER_FAILURE)
     assert machine.deadline is not None
@@ -434,12 +439,12 @@ def test_a_node_lost_while_stopping_does_not_change_the_cause() -> None:
 
 
 def test_a_lost_node_is_brought_back_before_a_restart() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=1, seats=on_nodes(2))
+    machine = machine_of(4, 2, restarts=1)
     machine.on(lost(1, 2, 3), START)
     machine.on(exited(0, -15), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0)[:1] == [Reopen((1,))]
-    assert started(machine, machine.on(joined(1), START)) == (1, Cause("lost", node=1, text="killed"))
+    assert started(machine, machine.on(joined(1, 2), START)) == (1, Cause("lost", node=1, text="killed"))
     assert (machine.phase, machine.running, machine.exit_code) == ("running", {0, 1, 2, 3}, 0)
     machine.on(lost(1, 2, 3), START)
     machine.on(exited(0, -15), START)
@@ -448,7 +453,7 @@ def test_a_lost_node_is_brought_back_before_a_restart() -> None:
 
 
 def test_a_node_that_does_not_come_back_ends_the_job() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=3, seats=on_nodes(1))
+    machine = machine_of(2, 1, restarts=3)
     assert machine.on(lost(0, 0, 1), START)[:1] == [Reopen((0,))]
     assert machine.deadline == START + NODES_SECONDS
     assert ends(machine.tick(START + NODES_SECONDS))
@@ -456,16 +461,16 @@ def test_a_node_that_does_not_come_back_ends_the_job() -> None:
 
 
 def test_a_rank_fails_and_a_node_is_lost_because_of_it() -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=3, seats=on_nodes(2))
+    machine = machine_of(4, 2, restarts=3)
     machine.on(exited(0, 7), START)
     machine.on(lost(1, 2, 3), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
     assert machine.on(Drained(0), START, 0)[:1] == [Reopen((1,))]
-    assert started(machine, machine.on(joined(1), START)) == (1, Cause("failure", rank=0, code=7))
+    assert started(machine, machine.on(joined(1, 2), START)) == (1, Cause("failure", rank=0, code=7))
 
 
 def test_a_node_lost_between_two_attempts_is_brought_back() -> None:
-    machine = Machine(range(3), None, None, START, max_restarts=3, seats=on_nodes(3))
+    machine = machine_of(3, 3, restarts=3)
     machine.on(exited(0, 7), START)
     machine.on(exited(2, -15), START)
     assert machine.on(exited(1, -15), START) == [FinishAttempt(leave=False)]
@@ -544,7 +549,7 @@ def test_whatever_happens_a_job_that_is_stopping_ends(events: list[Any], timeout
     )
 )
 def test_whatever_happens_a_job_that_may_restart_runs_on_or_ends(events: list[Any]) -> None:
-    machine = Machine(range(4), None, None, START, max_restarts=2)
+    machine = machine_of(4, restarts=2)
     finished = 0
     for now, event in enumerate(events, start=int(START)):
         actions = [*machine.on(event, now), *machine.tick(now)]
@@ -561,7 +566,7 @@ def test_whatever_happens_a_job_that_may_restart_runs_on_or_ends(events: list[An
 
 def test_a_rank_that_could_not_start_exits_between_two_attempts() -> None:
     """A program that can't be executed is heard of twice: why, and when its process has exited."""
-    machine = Machine(range(2), None, None, START, max_restarts=1)
+    machine = machine_of(2, restarts=1)
     machine.on(exited(0, 1), START)
     assert machine.on(StartFailed(0, 1, "no such file"), START) == [FinishAttempt(leave=False)]
     assert machine.on(exited(1, 127), START) == []
@@ -569,16 +574,16 @@ def test_a_rank_that_could_not_start_exits_between_two_attempts() -> None:
 
 
 def test_a_console_that_closes_while_the_ranks_are_stopped_cancels_a_restart() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=1)
+    machine = machine_of(2, restarts=1)
     machine.on(exited(0, 1), START)
     assert machine.on(ConsoleClosed(0, "Broken pipe"), START) == []
     assert ends(machine.on(exited(1, -TERM), START))
     assert machine.exit_code == 141
 
 
-def restarting(most: int = 1, nodes: int = 1, timeout: float | None = None) -> Machine:
+def restarting(most: int = 1, timeout: float | None = None) -> Machine:
     """Two ranks that may be restarted; rank 1 has failed with 7, and both have left."""
-    machine = Machine(range(2), None, timeout, START, max_restarts=most, seats=on_nodes(nodes))
+    machine = machine_of(2, restarts=most, limits=Limits(timeout=timeout))
     machine.on(exited(1, 7), START)
     assert machine.on(exited(0, -TERM), START) == [FinishAttempt(leave=False)]
     return machine
@@ -604,7 +609,7 @@ def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
 def test_a_restart_that_can_not_help_ends_the_job() -> None:
     """It is asked for when all output has arrived, and once."""
     answers = ["", "no"]
-    machine = Machine(range(1), None, None, START, max_restarts=9, may_restart=lambda: answers.pop(0))
+    machine = machine_of(1, restarts=9, may_restart=lambda: answers.pop(0))
     machine.on(exited(0, 7), START)
     assert len(answers) == 2
     assert started(machine, machine.on(Drained(0), START)) == (1, Cause("failure", rank=0, code=7))
@@ -615,7 +620,7 @@ def test_a_restart_that_can_not_help_ends_the_job() -> None:
 
 
 def test_a_job_that_restarts_no_more_is_not_judged() -> None:
-    machine = Machine(range(1), None, None, START, may_restart=lambda: pytest.fail("asked"))
+    machine = machine_of(1, may_restart=lambda: pytest.fail("asked"))
     assert ends(machine.on(exited(0, 7), START))
 
 
@@ -626,7 +631,7 @@ def fail_at(machine: Machine, now: float) -> list[Any]:
 
 
 def test_restarts_in_a_period_are_counted_back_from_now() -> None:
-    machine = Machine(range(1), None, None, START, max_restarts=2, restart_period=60.0)
+    machine = machine_of(1, limits=Limits(max_restarts=RestartLimit(2, 60.0)))
     for number, now in enumerate([0, 59, 60, 119.5, 200, 200], start=1):
         assert started(machine, fail_at(machine, START + now), START + now) == (
             number,
@@ -639,7 +644,10 @@ def test_restarts_in_a_period_are_counted_back_from_now() -> None:
 
 
 def test_a_restart_waits_for_every_node() -> None:
-    machine = restarting(nodes=3)
+    machine = machine_of(3, 3, restarts=1)
+    machine.on(exited(1, 7), START)
+    machine.on(exited(0, -TERM), START)
+    assert machine.on(exited(2, -TERM), START) == [FinishAttempt(leave=False)]
     assert [machine.on(Drained(0), START, node) for node in (2, 0)] == [[], []]
     assert started(machine, machine.on(Drained(0), START, 1)) == (1, Cause("failure", rank=1, code=7))
 
@@ -666,7 +674,7 @@ def test_the_timeout_covers_all_attempts_together() -> None:
 
 
 def test_a_stop_request_cancels_a_restart() -> None:
-    machine = Machine(range(2), None, None, START, max_restarts=3)
+    machine = machine_of(2, restarts=3)
     machine.on(exited(1, 7), START)
     machine.on(asked(TERM), START)
     assert ends(machine.on(exited(0, -TERM), START))
@@ -674,7 +682,7 @@ def test_a_stop_request_cancels_a_restart() -> None:
 
 
 def test_a_rank_that_can_not_start_is_not_restarted() -> None:
-    machine = Machine(range(1), None, None, START, max_restarts=3)
+    machine = machine_of(1, restarts=3)
     assert ends(machine.on(StartFailed(0, 0, "why"), START))
     assert machine.exit_code == 2
 
@@ -705,7 +713,7 @@ ELASTIC = Membership(1, 3, changes=True)
 
 def on_two(membership: Membership, spares: dict[int, int] | None = None) -> Machine:
     """A rank on each of two nodes."""
-    return Machine(range(2), None, None, START, seats=on_nodes(2), spares=spares, membership=membership)
+    return machine_of(2, 2, spares=spares, membership=membership)
 
 
 def test_a_spare_takes_the_place_of_a_lost_node_which_is_no_restart() -> None:
@@ -884,13 +892,7 @@ def test_no_node_is_spared_by_a_job_of_a_fixed_size_or_one_that_ends() -> None:
 
 
 def test_ranks_that_lost_their_peers_may_be_heard_of_before_the_lost_node() -> None:
-    machine = Machine(
-        *(range(2), None, None, START),
-        seats=on_nodes(2),
-        spares={2: 1},
-        membership=SPARE,
-        waited=lambda _: True,
-    )
+    machine = machine_of(2, 2, spares={2: 1}, membership=SPARE, waited=lambda _: True)
     machine.on(waited(0), START)
     assert machine.on(RankExited(1000, 0, 1, 0, False), START) == [TakeStacks("failure")]
     assert machine.on(lost(1, 1)._replace(time=9000), START)[-1] == FinishAttempt(leave=False)

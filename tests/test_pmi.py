@@ -17,6 +17,8 @@ from launchpad.agent.mpi.node_worlds import Members
 from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out, parse
 from launchpad.head.machine import Machine
 from launchpad.head.mpi_worlds import MpiWorlds
+from launchpad.job.limits import Limits
+from launchpad.job.membership import Seat
 from launchpad.job.mpi import MpiSeat, environ, process_mapping, spawned_programs
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
@@ -310,7 +312,7 @@ def test_the_name_service_answers_like_hydra() -> None:
 
 
 def machine() -> Machine:
-    return Machine([0, 1], None, None, 0.0)
+    return Machine([Seat(0, 2)], Limits(), 0.0)
 
 
 def test_a_rank_that_aborts_is_the_cause_whatever_follows() -> None:

@@ -11,7 +11,7 @@ import pytest
 from launchpad.diagnosis import restarts
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
-from launchpad.job.spec import RestartLimit
+from launchpad.job.limits import RestartLimit
 from launchpad.protocol.events import STDERR, ExceptionRaised, NodeLost, Output
 from launchpad.runner import restart_judge
 from tests.test_verdict import GLOO, at, exits, job, over, raises, recorded, stopping

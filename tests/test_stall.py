@@ -22,12 +22,14 @@ from launchpad import linux
 from launchpad.agent.host import procfs, traffic
 from launchpad.agent.stacks.spinning import Mappings, MpiPlace
 from launchpad.diagnosis.apart import sentences
+from launchpad.head.machine import Phase, TakeStacks
 from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.protocol.commands import Listen, Reach
 from launchpad.protocol.events import Listening, Output, RankExited, RankStarted, Reached, StackDump
 from tests.conftest import DEADLINE, Launchpad, wait_until
+from tests.hubs import FakeJob, FakeNodes
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -229,116 +231,130 @@ def test_who_sleeps_for_a_given_time_is_known(words: tuple[str, ...]) -> None:
         assert procfs.sleep(waits.pid) == ""
 
 
-class Agents:
-    """The nodes, as far as requests for stacks know them."""
+class Stacks:
+    """A job's requests for stacks."""
 
-    open = (0,)
+    def __init__(self, stall_timeout: float | None = None) -> None:
+        self.job = FakeJob(FakeNodes(0))
+        self.sent, self.posted = self.job.nodes.sent, self.job.posted
+        self.requests = StackRequests(self.job.hub, stall_timeout)
+        for rank in (0, 1):
+            self.requests.on(0, RankStarted(0, rank, 100 + rank))
 
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
+    def ask(self, why: str) -> None:
+        self.requests.on(-1, TakeStacks(why))
 
-    def send_all(self, command: Any) -> None:
-        self.sent.append(command)
+    def answer(self, dump: StackDump) -> None:
+        """To the last request."""
+        self.requests.on(0, dump._replace(number=self.sent[-1].number))
 
-    def send(self, _: int, command: Any) -> None:
-        self.sent.append(command)
+    def tick(self, now: float, *running: int, phase: Phase = "clearing") -> None:
+        """In a phase other than "running", nobody looks for a stall."""
+        self.requests.tick(self.job.at(now, *running, phase=phase))
 
 
 def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
-    agents = Agents()
-    posted: list[Any] = []
-    requests = StackRequests(agents, posted.append, None, 0.0, {})  # type: ignore[arg-type]
-    for rank in (0, 1):
-        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
-    requests.ask("timeout")
-    running = [0, 1, 2]
-    requests.tick(0.0, running, watching=False)
-    requests.on(look(SLEEPS, rank=0)._replace(number=agents.sent[-1].number), 1.0)
-    requests.tick(8.0, running, watching=False)
-    assert posted == []
-    requests.on(look(SLEEPS, rank=1)._replace(number=agents.sent[-1].number), 9.0)
-    requests.tick(9.0, running, watching=False)  # rank 2 has no process that could answer
-    (taken,) = posted
+    stacks = Stacks()
+    stacks.ask("timeout")
+    stacks.tick(0.0, 0, 1, 2)
+    stacks.answer(look(SLEEPS, rank=0))
+    stacks.tick(8.0, 0, 1, 2)
+    assert stacks.posted == []
+    stacks.answer(look(SLEEPS, rank=1))
+    stacks.tick(9.0, 0, 1, 2)  # rank 2 has no process that could answer
+    (taken,) = stacks.posted
     assert (taken.ranks, [one.rank for one in taken.dumps], taken.starting) == ([0, 1, 2], [0, 1], [2])
-    requests.ask("asked")
-    requests.tick(10.0, running, watching=False)
-    assert requests.deadline == 10.0 + ANSWER_SECONDS
-    requests.tick(10.0 + ANSWER_SECONDS, [1, 2], watching=False)  # rank 0 has left meanwhile
-    assert (posted[1].ranks, posted[1].dumps, posted[1].starting) == ([1, 2], [], [2])
+    stacks.ask("asked")
+    stacks.tick(10.0, 0, 1, 2)
+    assert stacks.requests.deadline == 10.0 + ANSWER_SECONDS
+    stacks.tick(10.0 + ANSWER_SECONDS, 1, 2)  # rank 0 has left meanwhile
+    asked = stacks.posted[1]
+    assert (asked.ranks, asked.dumps, asked.starting) == ([1, 2], [], [2])
+
+
+def test_after_a_restart_nobody_waits_for_ranks_that_have_no_process_yet() -> None:
+    stacks = Stacks()
+    stacks.requests.start()
+    stacks.requests.on(0, RankStarted(0, 0, 200))
+    stacks.ask("asked")
+    stacks.tick(0.0, 0, 1)
+    stacks.answer(look(SLEEPS, rank=0))
+    stacks.tick(0.0, 0, 1)
+    (taken,) = stacks.posted
+    assert ([one.rank for one in taken.dumps], taken.starting) == ([0], [1])
 
 
 @pytest.mark.parametrize("left", [[], [0], [0, 1]])
 def test_a_job_whose_ranks_end_while_their_stacks_are_taken_does_not_hang(left: list[int]) -> None:
-    agents = Agents()
-    posted: list[Any] = []
-    requests = StackRequests(agents, posted.append, 1.0, 0.0, {})  # type: ignore[arg-type]
-    for rank in (0, 1):
-        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
-
-    def tick(now: float, running: list[int]) -> None:
-        requests.tick(now, running, watching=True)
-
+    stacks = Stacks(1.0)
     for now in (1.0, 2.0):
-        tick(now, [0, 1])
+        stacks.tick(now, 0, 1, phase="running")
         for rank in (0, 1):
-            requests.on(look(GLOO, rank=rank)._replace(number=agents.sent[-1].number), now)
-        tick(now, [0, 1])
-    assert agents.sent[-1].number == 3  # for the message
+            stacks.answer(look(GLOO, rank=rank))
+        stacks.tick(now, 0, 1, phase="running")
+    assert stacks.sent[-1].number == 3  # for the message
     for rank in (0, 1):
         if rank in left:
-            requests.on(look(GLOO, rank=rank)._replace(number=3), 2.0)
+            stacks.answer(look(GLOO, rank=rank))
         else:
-            requests.on(RankExited(0, rank, 0, 0, False), 2.0)
-    tick(2.1, left)
-    assert bool(posted) == (left == [0, 1])
+            stacks.requests.on(0, RankExited(0, rank, 0, 0, False))
+    stacks.tick(2.1, *left, phase="running")
+    assert bool(stacks.posted) == (left == [0, 1])
+
+
+def test_what_was_seen_while_someone_waited_for_a_person_is_no_stall() -> None:
+    stacks = Stacks(1.0)
+    clock = stacks.job.hub.clock
+    clock.attend("prompt", begins=True)
+    for now in (1.0, 2.0):
+        stacks.tick(now, 0, 1, phase="running")
+    assert stacks.sent == []
+    clock.attend("prompt", begins=False)
+    stacks.tick(3.0, 0, 1, phase="running")
+    assert (stacks.sent, stacks.requests.deadline) == ([], 3.5)
 
 
 def test_the_stacks_that_were_taken_shortly_before_the_timeout_are_used() -> None:
-    agents = Agents()
-    posted: list[Any] = []
-    requests = StackRequests(agents, posted.append, None, 0.0, {})  # type: ignore[arg-type]
+    stacks = Stacks()
 
     def answer(rank: int, why: str = "") -> None:
-        found = look([] if why else SLEEPS, rank=rank, why=why)
-        requests.on(found._replace(number=agents.sent[-1].number), 0.0)
+        stacks.answer(look([] if why else SLEEPS, rank=rank, why=why))
 
     def when_time_is_up() -> list[int]:
-        requests.ask("timeout")
-        asked = len(agents.sent)
-        requests.tick(5.0, [0, 1], watching=False)
-        return [one.number for one in agents.sent[asked:]]
+        stacks.ask("timeout")
+        asked = len(stacks.sent)
+        stacks.tick(5.0, 0, 1)
+        return [one.number for one in stacks.sent[asked:]]
 
-    for rank in (0, 1):
-        requests.on(RankStarted(0, rank, 100 + rank), 0.0)
-    requests.ask("soon")
-    requests.tick(0.0, [0, 1], watching=False)
-    assert not agents.sent[-1].insists
+    stacks.ask("soon")
+    stacks.tick(0.0, 0, 1)
+    assert not stacks.sent[-1].insists
     answer(0)
     answer(1)
-    requests.tick(0.1, [0, 1], watching=False)
-    assert (posted, when_time_is_up()) == ([], [])  # nothing is said, nor asked again
-    requests.tick(5.0, [0, 1], watching=False)
-    assert [one.rank for one in posted.pop().dumps] == [0, 1]
-    requests.ask("soon")
-    requests.tick(1.0, [0, 1], watching=False)
+    stacks.tick(0.1, 0, 1)
+    assert (stacks.posted, when_time_is_up()) == ([], [])  # nothing is said, nor asked again
+    stacks.tick(5.0, 0, 1)
+    assert [one.rank for one in stacks.posted.pop().dumps] == [0, 1]
+    stacks.ask("soon")
+    stacks.tick(1.0, 0, 1)
     answer(1)
     answer(0, "it did not answer")
-    requests.tick(1.0, [0, 1], watching=False)
+    stacks.tick(1.0, 0, 1)
     assert when_time_is_up()  # one is missing
     answer(1, "it did not answer")  # it did before
     answer(0)
-    requests.tick(5.0, [0, 1], watching=False)
-    assert [(one.rank, bool(one.threads)) for one in posted.pop().dumps] == [(0, True), (1, True)]
-    requests.ask("soon")
-    requests.tick(1.0, [0, 1], watching=False)
+    stacks.tick(5.0, 0, 1)
+    assert [(one.rank, bool(one.threads)) for one in stacks.posted.pop().dumps] == [(0, True), (1, True)]
+    stacks.ask("soon")
+    stacks.tick(1.0, 0, 1)
     answer(0)
     answer(1)
-    requests.tick(1.0, [0, 1], watching=False)
-    requests.on(Output(0, 0, 1, b"step 7\n"), 2.0)  # by now they may be elsewhere
+    stacks.tick(1.0, 0, 1)
+    stacks.requests.on(0, Output(0, 0, 1, b"step 7\n"))  # by now they may be elsewhere
     assert when_time_is_up()
-    requests.tick(5.0 + ANSWER_SECONDS, [0, 1], watching=False)
-    requests.ask("soon")
-    requests.tick(1.0, [0, 1], watching=False)
+    stacks.tick(5.0 + ANSWER_SECONDS, 0, 1)
+    stacks.ask("soon")
+    stacks.tick(1.0, 0, 1)
     assert when_time_is_up()  # although that request is still under way
 
 

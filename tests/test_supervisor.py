@@ -18,9 +18,10 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
 from launchpad.head.supervisor import Supervisor
+from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Master, NodePlacement
-from launchpad.job.spec import JobSpec, RestartLimit, Target
+from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
@@ -34,6 +35,9 @@ from launchpad.protocol.events import (
     RankExited,
     RankStarted,
     SpareReady,
+    StackDump,
+    StacksRequested,
+    StacksTaken,
     StopRequested,
     Written,
 )
@@ -125,8 +129,8 @@ def play(head: BringUp) -> Iterator[Play]:
         facts = head.connect([agents[-1].link], count_gpus=False)
         assert facts == [READY]
         seen = Sink()
-        supervisors.append(Supervisor(head))
-        code, cause = supervisors[-1].run(cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen)
+        supervisors.append(Supervisor(head, cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen))
+        code, cause = supervisors[-1].run()
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
         if agents[-1].error:
@@ -139,7 +143,7 @@ def play(head: BringUp) -> Iterator[Play]:
 
 
 def cluster_of(ranks: int, **limits: Any) -> Cluster:
-    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, **limits), "abc", [READY])
+    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, limits=Limits(**limits)), "abc", [READY])
 
 
 def phases(sink: Sink) -> list[str]:
@@ -193,14 +197,14 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
 
     def stays(agent: Agent) -> None:
         agent.hear(Start)
-        assert supervisor._attended
+        assert supervisor.clock.attended
         lost.set()
         assert agent.hear(Signal).signum == 15
         agent.say(RankExited(0, 0, -15, 0, False))
         agent.hear(Finish)
         agent.say(Drained(0))
         assert len(agent.hear(Start).ranks) == 1
-        assert not supervisor._attended
+        assert not supervisor.clock.attended
         agent.leave()
 
     def is_lost(agent: Agent) -> None:
@@ -215,9 +219,9 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     spec = JobSpec(Target("program", "/bin/true"), debug=(1, 0))
     two = Membership(1, 2, changes=True)
-    supervisor = Supervisor(head)
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
-    code, _ = supervisor.run(cluster, [])
+    supervisor = Supervisor(head, cluster, [])
+    code, _ = supervisor.run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (0, None)
 
@@ -240,6 +244,61 @@ def test_a_profile_that_a_restart_cuts_short_is_answered(head: BringUp, play: Pl
         5,
         ["it has ended, and the ranks are started again"],
     )
+
+
+def test_after_a_restart_the_stacks_of_a_rank_without_a_process_are_not_waited_for(head: BringUp, play: Play) -> None:
+    started: queue.SimpleQueue[int] = queue.SimpleQueue()
+    taken: queue.SimpleQueue[StacksTaken] = queue.SimpleQueue()
+
+    def on(event: Any) -> bool:
+        if isinstance(event, RankStarted):
+            started.put(event.pid)
+        elif isinstance(event, StacksTaken):
+            taken.put(event)
+        return False
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for rank in (0, 1):
+            agent.say(RankStarted(0, rank, 70 + rank))
+        agent.say(RankExited(0, 0, 7, 0, False))
+        agent.hear(Signal)
+        agent.say(RankExited(0, 1, -15, 0, False))
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        agent.hear(Start)
+        agent.say(RankStarted(0, 0, 80))
+        assert [started.get(timeout=DEADLINE) for _ in range(3)][-1] == 80
+        head.post(StacksRequested(0, 5, False, False))
+        number = agent.hear(DumpStacks).number
+        agent.say(StackDump(0, 0, number, 80, "", [["main"]], "S", "", 0.0, False, 0, 0, {}, ""))
+        assert taken.get(timeout=DEADLINE).starting == [1]
+        agent.say(RankExited(0, 1, 0, 0, False))
+        agent.leave()
+
+    assert play(script, Sink(on), ranks=2, max_restarts=RestartLimit(1))[0] == 0
+
+
+def test_an_agent_that_speaks_of_another_node_s_rank_is_a_lost_node(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankStarted(0, 1, 71))
+
+    code, seen = play(script)
+    assert code == 4
+    (lost,) = [event for event in seen.events if isinstance(event, NodeLost)]
+    assert lost.reason == "its agent sent an invalid message: RankStarted(time=0, rank=1, pid=71)"
+
+
+def test_a_rank_exits_once(play: Play) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        for _ in range(2):
+            agent.say(RankExited(0, 0, 0, 0, False))
+
+    code, seen = play(script, ranks=2)
+    assert code == 4
+    assert len([event for event in seen.events if isinstance(event, RankExited)]) == 1
 
 
 def test_an_agent_that_breaks_down_is_a_lost_node_with_its_traceback(play: Play) -> None:
@@ -482,9 +541,9 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
         agent.thread.start()
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
-    spec = JobSpec(Target("program", "/bin/true"), max_restarts=RestartLimit(1))
+    spec = JobSpec(Target("program", "/bin/true"), limits=Limits(max_restarts=RestartLimit(1)))
     cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
-    code, _ = Supervisor(head).run(cluster, [], reopen=reopen)
+    code, _ = Supervisor(head, cluster, [], reopen=reopen).run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (143, None)
     assert late.heard.empty()

@@ -44,7 +44,9 @@ from launchpad.diagnosis.activity import (
     state_in_words,
 )
 from launchpad.diagnosis.history import History
-from launchpad.head.samples import MOST_FIGURES, Samples, is_valid
+from launchpad.head.samples import MOST_FIGURES, Samples
+from launchpad.head.standing import may_send
+from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol.events import (
     JobPlanned,
     RankExited,
@@ -55,6 +57,7 @@ from launchpad.protocol.events import (
     SamplesTaken,
 )
 from tests.conftest import Launchpad, needs_torch, wait_until
+from tests.hubs import FakeJob, FakeNodes
 from tests.sshd import needs_sshd
 from tests.test_run_hosts import Hosts
 from tests.test_terminal import Start, Terminal
@@ -226,59 +229,55 @@ def test_what_is_known_of_a_job() -> None:
     assert [rank.state for rank in look()] == [STARTING] * 3
 
 
-class _Nodes:
-    """Nodes that remember what they are sent."""
-
-    def __init__(self) -> None:
-        self.open = {0, 1}
-        self.sent: list[Any] = []
-
-    def send_all(self, command: Any) -> None:
-        self.sent.append(command)
+def plan_of(nodes: int) -> Plan:
+    """A rank on each."""
+    plans = (NodePlan(one, "", "/", {}, (RankPlan(one, 0, (), {}),), {}) for one in range(nodes))
+    return Plan("", tuple(plans))
 
 
 def test_samples_are_taken_when_somebody_asks_or_when_it_is_time() -> None:
-    nodes, told = _Nodes(), []
-    samples = Samples(nodes, lambda node: [node], 10.0, 0.0, told.append)  # type: ignore[arg-type]
+    job = FakeJob(FakeNodes(0, 1), plan_of(2))
+    sent, told = job.nodes.sent, job.told
+    samples = Samples(job.hub, 10.0, lambda: ["c"])
     assert samples.deadline == 10.0
-    samples.tick(9.0, [0, 1], list)
-    assert nodes.sent == []
-    samples.tick(10.0, [0, 1], list)
-    assert [(one.number, one.asks) for one in nodes.sent] == [(1, False)]
-    samples.take(0, Sampled(5, 1, [[0, "R", 1.0, 1, 1, 1, 1], [1, "R", 1.0, 1, 1, 1, 1]], [], []))
+    samples.tick(job.at(9.0, 0, 1))
+    assert sent == []
+    samples.tick(job.at(10.0, 0, 1))
+    assert [(one.number, one.asks) for one in sent] == [(1, False)]
+    samples.on(0, Sampled(5, 1, [[0, "R", 1.0, 1, 1, 1, 1], [1, "R", 1.0, 1, 1, 1, 1]], [], []))
     assert [row[0] for row in told.pop().ranks] == [0]  # rank 1 is another node's
-    samples.ask(SampleRequested(6, 7))
-    samples.ask(SampleRequested(6, 8))
-    assert [(one.number, one.asks) for one in nodes.sent[1:]] == [(2, True)]
-    samples.take(1, Sampled(7, 2, [], [], []))
-    samples.tick(11.0, [0, 1], lambda: ["c"])
+    samples.on(-1, SampleRequested(6, 7))
+    samples.on(-1, SampleRequested(6, 8))
+    assert [(one.number, one.asks) for one in sent[1:]] == [(2, True)]
+    samples.on(1, Sampled(7, 2, [], [], []))
+    samples.tick(job.at(10.5, 0, 1))
     assert told == []
-    nodes.open.discard(0)  # lost: nobody waits for it
-    samples.tick(11.0, [0, 1], lambda: ["c"])
+    job.nodes.open.discard(0)  # lost: nobody waits for it
+    samples.tick(job.at(10.5, 0, 1))
     assert [(one.askers, len(one.samples), one.joining) for one in told] == [([7, 8], 1, ["c"])]
-    samples.tick(20.0, [], list)  # nothing runs
-    assert len(nodes.sent) == 2
+    samples.tick(job.at(20.0))  # nothing runs
+    assert len(sent) == 2
     # A long job is sampled less and less often.
-    samples.tick(30.0, [0], list)
-    samples.take(0, Sampled(8, 3, [[0, "R", 1.0, 1, 1, 1, 1]] * MOST_FIGURES, [], []))
-    samples.tick(40.0, [0], list)
+    samples.tick(job.at(30.0, 0))
+    samples.on(0, Sampled(8, 3, [[0, "R", 1.0, 1, 1, 1, 1]] * MOST_FIGURES, [], []))
+    samples.tick(job.at(40.0, 0))
     assert samples.deadline == 60.0
 
 
 def test_without_a_period_no_sample_is_taken() -> None:
-    nodes = _Nodes()
-    samples = Samples(nodes, lambda node: [node], 0.0, 0.0, lambda _: None)  # type: ignore[arg-type]
+    job = FakeJob(FakeNodes(0, 1), plan_of(2))
+    samples = Samples(job.hub, 0.0, list)
     assert samples.deadline is None
-    samples.tick(1e9, [0], list)
-    assert nodes.sent == []
+    samples.tick(job.at(1e9, 0, 1))
+    assert job.nodes.sent == []
 
 
 def test_a_sample_that_makes_no_sense_is_told_from_one_that_does() -> None:
     good = Sampled(1, 1, [[0, "R", 1.5, 1, 1, 1, 1]], [[0, "recv", -1, -1.0]], [["GPU-1", 1, 2, 3, {"0": 4}]])
-    assert is_valid(good)
-    assert not is_valid(good._replace(ranks=[[0, "R", 1.5]]))
-    assert not is_valid(good._replace(waits=[["0", "recv", -1, -1.0]]))
-    assert not is_valid(good._replace(gpus=[[1, 2, 3, 4, 5]]))
+    assert may_send(0, good, {})
+    assert not may_send(0, good._replace(ranks=[[0, "R", 1.5]]), {})
+    assert not may_send(0, good._replace(waits=[["0", "recv", -1, -1.0]]), {})
+    assert not may_send(0, good._replace(gpus=[[1, 2, 3, 4, 5]]), {})
 
 
 # Real processes.

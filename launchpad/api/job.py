@@ -221,7 +221,7 @@ class FunctionJob:
                     error.add_note("\n".join(f"launchpad: {line}" for line in self._around))
                 raise error
             case "timeout":
-                first = f"the job was stopped: it ran longer than timeout={self._spec.timeout:g} s"
+                first = f"the job was stopped: it ran longer than timeout={self._spec.limits.timeout:g} s"
                 raise JobTimeout("\n".join([first, *self._report[1:]]))
             case "console" if self.screen.failure is not None:
                 raise self.screen.failure
@@ -268,9 +268,10 @@ class FunctionJob:
         sinks = observers.begin([self.screen, self._collector])
         code = 1
         try:
-            code, self._cause = Supervisor(self._bringup).run(
-                cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
+            supervisor = Supervisor(
+                self._bringup, cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
             )
+            code, self._cause = supervisor.run()
             if self._cause is not None:
                 verdict, self._report = observers.conclude()
                 self._around = observers.summary.around(verdict, self._report)

@@ -12,7 +12,8 @@ from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import UsageError
-from launchpad.job.spec import Bind, RestartLimit, Restarts, Target
+from launchpad.job.limits import Limits, RestartLimit, Restarts
+from launchpad.job.spec import Bind, Target
 
 
 def run(
@@ -69,10 +70,7 @@ def run(
         Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind
     )
     spec = request.spec._replace(
-        timeout=timeout,
-        max_restarts=limit,
-        restart=restart,
-        progress=patterns,
+        limits=Limits(timeout=timeout, max_restarts=limit, restart=restart, progress=patterns),
         input_rank=input_rank,
         debug=(debug, 0) if isinstance(debug, int) else debug,
     )

@@ -10,7 +10,7 @@ import click
 
 from launchpad.job.duration import parse_seconds
 from launchpad.job.hosts import ACCELERATORS
-from launchpad.job.spec import RestartLimit
+from launchpad.job.limits import RestartLimit
 
 FOLD: dict[str, Any] = {"type": click.Choice(["equal", "numbers", "never"]), "metavar": "equal|numbers|never"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launchpad.doctor.seen import Finding, HostSeen, Level, counted, size
-from launchpad.protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
+from launchpad.protocol.health import Folder, Load, MemoryLeft, ResourceLimits, SshServer
 
 FEW_FILES, TOO_FEW_FILES = 1024, 256
 FEW_PROCESSES, TOO_FEW_PROCESSES = 1024, 128
@@ -32,7 +32,7 @@ def judge_host(place: int, host: HostSeen) -> Iterator[Finding]:
     for subject, problem in host.problems.items():
         text = problem or "no answer"
         yield found("warn", subject, f"could not be checked: {_NAMES.get(subject, subject)} ({text})", "")
-    limits: Limits | None = host.facts.get("limits")
+    limits: ResourceLimits | None = host.facts.get("limits")
     if limits:
         yield from _limits(place, limits)
     for subject, what in _FOLDERS.items():
@@ -94,7 +94,7 @@ _NAMES = {
 _FOLDERS = {"tmp": "for temporary files", "cache": "for the agent", "shm": "for shared memory"}
 
 
-def _limits(place: int, limits: Limits) -> Iterator[Finding]:
+def _limits(place: int, limits: ResourceLimits) -> Iterator[Finding]:
     def found(level: Level, text: str, remedy: str) -> Finding:
         return Finding(level, (place,), "limits", text, remedy)
 

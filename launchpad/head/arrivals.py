@@ -1,14 +1,20 @@
 """Nodes that come while the job runs: lost hosts that are reached again, and machines that join late."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head.cluster import Cluster, Newcomer
+from launchpad.head.hub import Hub
+from launchpad.head.machine import FinishAttempt
+from launchpad.head.machine import Reopen as SeekNodes
+from launchpad.head.part import Part
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.protocol.commands import JobEnded
+from launchpad.protocol.events import NodeJoined, NodeRefused
 from launchpad.transport import Link
 
 # How long to pause between two tries to reach a host.
@@ -48,22 +54,64 @@ class JoinFailed(NamedTuple):
     reason: str
 
 
-class Arrivals:
-    """Brings nodes up in threads, and puts what comes of it into the inbox, as the head's own events."""
+class Arrivals(Part):
+    """Brings nodes up in threads, which post what comes of it."""
+
+    takes = (Dialled, Arrived, JoinFailed, SeekNodes)
+    sees = (FinishAttempt,)
 
     def __init__(
-        self, cluster: Cluster, reopen: Reopen | None, door: Door | None, put: Callable[[tuple[int, Any]], None]
+        self, hub: Hub, cluster: Cluster, reopen: Reopen | None, door: Door | None, apart: Collection[int]
     ) -> None:
+        """`apart`: nodes that the others can't reach, so that it is no use to reconnect to them."""
+        self._hub = hub
         self._cluster = cluster
         self._reopen = reopen
         self._door = door
-        self._put = put
+        self._apart = apart
+        self._is_open = False  # the door
         self._over = threading.Event()
         self._names: list[str] = []  # of the machines that are being brought up
-        if door is not None:
-            door.open(lambda dialled: put((-1, dialled)))
 
-    def seek(self, node: int, name: str) -> None:
+    def start(self) -> None:
+        """Let machines in from now on."""
+        if self._door is not None and not self._is_open:
+            self._is_open = True
+            self._door.open(self._hub.post)
+
+    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
+        """Take a machine that has come, what became of it, and what the state machine wants."""
+        match message:
+            case Dialled(member=member):
+                threading.Thread(target=self._take, args=message, name=f"join-{member.name}", daemon=True).start()
+            case Arrived():
+                self._arrived(message)
+            case JoinFailed(name=name, reason=reason):
+                self._hub.happened(-1, NodeRefused(time.monotonic_ns(), name, reason))
+            case SeekNodes(nodes=nodes):
+                for node in set(nodes).difference(self._apart):
+                    self._begin_to_seek(node, self._hub.nodes.name(node))
+            case FinishAttempt(leave=True):
+                self.close()
+
+    def _arrived(self, arrived: Arrived) -> None:
+        """A node that was brought up can take part."""
+        hub, newcomer, number = self._hub, arrived.newcomer, arrived.node
+        if number is None:
+            number = self._cluster.number_of(newcomer.place.name, hub.lost)
+        if hub.phase == "over" or number in hub.nodes.open:  # too late: its agent would never be told to leave
+            if arrived.node is not None:  # others have joined, and will be told how the job ended
+                newcomer.node.link.abandon()
+            return
+        self._cluster.add(number, newcomer)
+        hub.adopt(number, newcomer.node)
+        for event in newcomer.talk.rest():  # it may have ended just now
+            newcomer.node.put(event)
+        nodes = hub.plan.nodes
+        name = nodes[number].name if number < len(nodes) else hub.nodes.name(number)
+        hub.happened(-1, NodeJoined(time.monotonic_ns(), number, name, newcomer.slots))
+
+    def _begin_to_seek(self, node: int, name: str) -> None:
         """Try to reach a lost node until it is back, or the job ends."""
         if self._reopen is not None:
             threading.Thread(target=self._seek, args=(node, name), name=f"reopen-{node}", daemon=True).start()
@@ -79,18 +127,14 @@ class Arrivals:
                     self._bring_up(link, None, node)
                 return
             except UsageError as error:  # it will be the same the next time
-                self._put((-1, JoinFailed(name, str(error))))
+                self._hub.post(JoinFailed(name, str(error)))
                 return
             except Exception as error:
                 reason = str(error).removeprefix(f"{name}: ")
                 if link is not None and isinstance(error, LaunchpadError) and reason != told:
                     told = reason
-                    self._put((-1, JoinFailed(name, f"{reason}; launchpad goes on trying")))
+                    self._hub.post(JoinFailed(name, f"{reason}; launchpad goes on trying"))
                 self._over.wait(PAUSE_SECONDS)
-
-    def take(self, dialled: Dialled) -> None:
-        """Bring up a machine that has joined."""
-        threading.Thread(target=self._take, args=dialled, name=f"join-{dialled.member.name}", daemon=True).start()
 
     def names(self) -> list[str]:
         """The machines that have joined, and are being brought up."""
@@ -102,7 +146,7 @@ class Arrivals:
             self._bring_up(link, member, None)
         except Exception as error:
             reason = str(error) if isinstance(error, LaunchpadError) else f"{type(error).__name__}: {error}"
-            self._put((-1, JoinFailed(member.name, reason)))
+            self._hub.post(JoinFailed(member.name, reason))
         finally:
             self._names.remove(member.name)
 
@@ -124,9 +168,9 @@ class Arrivals:
             else:
                 link.send(JobEnded(NodeError.exit_code, [f"error: this node can't join the job: {error}"]))
             raise
-        self._put((-1, Arrived(newcomer, node)))  # if it is too late, the loop abandons it
+        self._hub.post(Arrived(newcomer, node))  # if it is too late, the loop abandons it
 
-    def end(self) -> None:
+    def close(self) -> None:
         """The job is over: nobody else can take part."""
         self._over.set()
         if self._door is not None:

@@ -91,9 +91,9 @@ class BringUp(Conversation):
                     return None
                 continue
             match event:
-                case StopRequested(_, signum) if signum in STOPPING:
+                case StopRequested(signum=signum) if signum in STOPPING:
                     raise SystemExit(128 + signum)
-                case StopRequested(_, signal.SIGTSTP):
+                case StopRequested(signum=signal.SIGTSTP):
                     self.nodes.suspend()
                 case Suspended():
                     if self.nodes.suspended(node):

@@ -47,6 +47,16 @@ class Newcomer(NamedTuple):
     talk: Conversation  # what it has said since is in there
 
 
+class NodeRecord(NamedTuple):
+    """What is known of a node, for the plans that it is part of."""
+
+    ready: AgentReady
+    place: NodePlacement | None  # None without hosts
+    facts: NodeFacts | None  # likewise
+    topology: TopologyRead | None  # where its ranks are bound
+    ports: Sequence[int]  # see hold_ports
+
+
 class Rendezvous(NamedTuple):
     """Where some nodes meet."""
 
@@ -81,12 +91,10 @@ class Cluster:
         self.membership = membership
         self.spec = spec
         self._run_id = run_id
-        self._ready = list(ready)
-        self._places = list(places)
-        self._facts: list[NodeFacts | None] = list(facts)
-        self._topologies = list(topologies) or [None] * len(ready)
+        columns = [part or [None] * len(ready) for part in (places, facts, topologies)]
+        own_ports = ports or [()] * len(ready)
+        self._nodes = [NodeRecord(*row) for row in zip(ready, *columns, own_ports, strict=True)]
         self._master = master
-        self._ports = list(ports)
         self._files = files
         self._silence = silence
         self._first = 0  # the node that the master's address belongs to
@@ -109,21 +117,25 @@ class Cluster:
             raise UsageError(f"{option} {rank}: the job has no such rank; {there}")
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
-        places, master = self._places, self._master
-        return make_plan(self.spec, self._ready, self._run_id, places, master, seats, self._topologies, self._ports)
+        ready = [node.ready for node in self._nodes]
+        places = [node.place for node in self._nodes if node.place is not None]
+        topologies = [node.topology for node in self._nodes]
+        ports = [node.ports for node in self._nodes]
+        return make_plan(self.spec, ready, self._run_id, places, self._master, seats, topologies, ports)
 
     def _first_seats(self) -> tuple[Seat, ...] | None:
         if self.membership is None:
             return None
         counts = {
-            node: rank_count(place.nproc, ready, place.name)
-            for node, (place, ready) in enumerate(zip(self._places, self._ready, strict=True))
+            number: rank_count(node.place.nproc, node.ready, node.place.name)
+            for number, node in enumerate(self._nodes)
+            if node.place is not None
         }
         seats = seated(self.membership, (), counts)
         largest = max(seats, key=lambda seat: seat.ranks)
         for node in counts.keys() - {seat.node for seat in seats}:
             if not self.membership.elastic and counts[node] < largest.ranks:
-                spare, host = self._places[node].name, self._places[largest.node].name
+                spare, host = self._name(node), self._name(largest.node)
                 raise UsageError(
                     f"{spare} is a spare for {counts[node]} ranks, and {host} has {largest.ranks}: a spare must have "
                     "room for the ranks of any host"
@@ -132,8 +144,12 @@ class Cluster:
 
     def number_of(self, name: str, lost: Iterable[int]) -> int:
         """The number of a machine that has joined: that of a lost node of this name, or else a new one."""
-        same = [node for node in sorted(lost) if name in (self._places[node].name, _base(self._places[node].name))]
-        return same[0] if same else len(self._ready)
+        same = [node for node in sorted(lost) if name in (self._name(node), _base(self._name(node)))]
+        return same[0] if same else len(self._nodes)
+
+    def _name(self, node: int) -> str:
+        place = self._nodes[node].place
+        return place.name if place is not None else ""
 
     # From one attempt to the next.
 
@@ -147,12 +163,12 @@ class Cluster:
         from launchpad.head.node_facts import address_at, find_master  # few jobs need it
 
         nodes = [seat.node for seat in seats]
-        facts = self._facts[nodes[0]]
+        facts = self._nodes[nodes[0]].facts
         assert facts is not None
         chosen, port = self.spec.world.master_addr, self.spec.world.master_port
         wanted = "" if nodes[0] or chosen == "127.0.0.1" else chosen
         master, interfaces = find_master(talk, nodes, facts.addresses, wanted, port, "")
-        known = {node: self._facts[node] for node in nodes}
+        known = {node: self._nodes[node].facts for node in nodes}
         own = {node: address_at(interfaces[node], one, master) for node, one in known.items() if one is not None}
         return Rendezvous(master, interfaces, own)
 
@@ -160,8 +176,10 @@ class Cluster:
         """These nodes meet there."""
         self._master = rendezvous.master
         for node, interface in rendezvous.interfaces.items():
-            address = rendezvous.addresses[node]
-            self._places[node] = self._places[node]._replace(interface=interface, address=address)
+            place = self._nodes[node].place
+            assert place is not None  # nodes that meet were named
+            place = place._replace(interface=interface, address=rendezvous.addresses[node])
+            self._nodes[node] = self._nodes[node]._replace(place=place)
         self._first, self._reach, self._changed = seats[0].node, {seat.node for seat in seats}, True
 
     def seat(self, seats: Sequence[Seat]) -> Plan:
@@ -184,7 +202,7 @@ class Cluster:
         port = self.spec.world.master_port if self._master is None else 0
         (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
         facts = None
-        if self._places:
+        if (first := self._nodes[0].place) is not None:
             from launchpad.head.node_facts import check_versions, probe_nodes
 
             if node is None and self._files is not None and place.own is None:
@@ -194,12 +212,12 @@ class Cluster:
                 place = place._replace(cwd=folder)
             probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
             (facts,) = probe_nodes(talk, [probe], lambda _: None, apart=False)
-            first = next(one for one in self._facts if one is not None)
-            names = NodeNames([self._places[0].name])
-            check_versions([self._places[0].name, names.take(place.name)], [first, facts], torch=self.spec.torch)
+            known = next(node.facts for node in self._nodes if node.facts is not None)
+            names = NodeNames([first.name])
+            check_versions([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
         topologies = read_topologies(talk, [place.own or self.spec])
-        places = [place] if self._places else []
+        places = [place] if first is not None else []
         plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
         ports = hold_ports(talk, [plan.nodes[0].slots]) if self.spec.tf_config else []
         talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
@@ -209,30 +227,24 @@ class Cluster:
         if member is not None:
             cwd = (member.own or self.spec).cwd
             return NodePlacement(member.name, member.nproc, member.python, cwd, own=member.own)
-        if node is not None and self._places:
-            return self._places[node]
+        known = self._nodes[node].place if node is not None else None
+        if known is not None:
+            return known
         return NodePlacement("", self.spec.nproc, self.spec.python, self.spec.cwd)
 
     def add(self, number: int, newcomer: Newcomer) -> None:
         """Take the node into the plans to come, as this number. Its link gets the name that it has there."""
-        known = number < len(self._ready)
-        name = self._places[number].name if known and self._places else self._names.take(newcomer.place.name)
-        place = newcomer.place._replace(name=name)
+        known = self._nodes[number].place if number < len(self._nodes) else None
+        name = known.name if known is not None else self._names.take(newcomer.place.name)
         newcomer.node.link.name = name
         self._changed = True
         self._reach.discard(number)
         if number == self._first:
             self._first = -1
-        self._ports[number : number + 1] = newcomer.ports
-        if not known:
-            self._ready.append(newcomer.ready)
-            self._places.append(place)
-            self._facts.append(newcomer.facts)
-            self._topologies.append(newcomer.topology)
-            return
-        self._ready[number], self._topologies[number] = newcomer.ready, newcomer.topology
-        if self._places:
-            self._places[number], self._facts[number] = place, newcomer.facts
+        named = newcomer.place._replace(name=name) if newcomer.facts is not None else None
+        ports = newcomer.ports[0] if newcomer.ports else ()
+        record = NodeRecord(newcomer.ready, named, newcomer.facts, newcomer.topology, ports)
+        self._nodes[number : number + 1] = [record]
 
 
 def hold_ports(talk: Conversation, counts: Sequence[int]) -> list[list[int]]:

@@ -73,7 +73,7 @@ class Conversation:
     def check(self, node: int, event: Any) -> None:
         """Raise NodeError if the event says that the node's agent has ended."""
         match event:
-            case AgentFailed(_, reason, trace):  # no record exists yet to keep the traceback
+            case AgentFailed(reason=reason, trace=trace):  # no record exists yet to keep the traceback
                 text = f"the agent ended before any rank was started: {reason}"
                 raise NodeError(self.of(node, f"{text}\n{trace}".rstrip()))
             case LinkClosed():

@@ -12,9 +12,10 @@ While stopping, the ladder lists the signals that the ranks get next, and how lo
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from launchpad.job.duration import duration
+from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.outcome import STOPPING, Cause
 from launchpad.protocol.commands import Signal as SendSignal
@@ -36,6 +37,7 @@ from launchpad.protocol.events import (
     StartFailed,
     StopRequested,
 )
+from launchpad.protocol.message import Message
 
 # Seconds for the ranks to exit. After a failure the others have little left to save; when the user stops the job, or
 # its time is up, they may have a checkpoint to write.
@@ -77,19 +79,19 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
 }
 
 
-class FinishAttempt(NamedTuple):
+class FinishAttempt(Message):
     """Have the agents sweep up and drain the output, then exit or get ready to start the ranks again."""
 
     leave: bool
 
 
-class Meet(NamedTuple):
+class Meet(Message):
     """Find an address at which these nodes can meet: report SeatsReady, or NodeLost for those that can't reach it."""
 
     seats: tuple[Seat, ...]
 
 
-class Restart(NamedTuple):
+class Restart(Message):
     """Start all ranks again; `attempt` is 1 for the first time."""
 
     attempt: int
@@ -99,20 +101,20 @@ class Restart(NamedTuple):
     seats: tuple[Seat, ...]
 
 
-class Reopen(NamedTuple):
+class Reopen(Message):
     """Try to reconnect to these lost nodes until they are back (NodeJoined)."""
 
     nodes: tuple[int, ...]
 
 
-class Release(NamedTuple):
+class Release(Message):
     """Let this node go: nothing of the job is left on it."""
 
     node: int
     signum: int  # what its launchpad got
 
 
-class TakeStacks(NamedTuple):
+class TakeStacks(Message):
     """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long.
 
     Unless they are wanted only soon, when the job's time is up.
@@ -121,11 +123,11 @@ class TakeStacks(NamedTuple):
     why: str  # "soon", "timeout", "failure"
 
 
-class Leave(NamedTuple):
+class Leave(Message):
     """Exit at once, whatever is still unsent or alive."""
 
 
-class Suspend(NamedTuple):
+class Suspend(Message):
     """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
 
@@ -150,35 +152,29 @@ class Machine:
 
     def __init__(
         self,
-        ranks: Sequence[int],
-        grace: float | None,
-        timeout: float | None,
+        seats: Sequence[Seat],
+        limits: Limits,
         now: float,
-        max_restarts: int = 0,
-        seats: Sequence[Seat] = (Seat(0, 1),),
+        *,
         spares: Mapping[int, int] | None = None,
         membership: Membership | None = None,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
-        restart_period: float | None = None,
         may_restart: Callable[[], str] = lambda: "",
-        stop_signal: int | None = None,
         silence: float = 0.0,
     ) -> None:
-        """`ranks` are about to start at `now`. All times are in seconds of one monotonic clock.
+        """The ranks are about to start at `now`. All times are in seconds of one monotonic clock.
 
         `seats`: the nodes that they run on. `spares`: how many ranks each other node takes. `membership`: None if the
         job needs the nodes that it has. `waited`: whether an exception says that a rank waited for others in vain.
-        `max_restarts` are allowed in any `restart_period`; None: in all. `may_restart` is asked before each restart,
-        when everything that the last attempt had to say is known: it returns why the ranks must not start again, or "".
-        `stop_signal`: what the ranks get first when the job is stopped on request or because its time is up; None: the
-        signal that we got, or TERM. `silence`: after so many seconds a silent node is lost; 0: none can be silent.
+        `may_restart` is asked before each restart, when everything that the last attempt had to say is known: it
+        returns why the ranks must not start again, or "". `silence`: after so many seconds a silent node is lost; 0:
+        none can be silent.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
         self.attempt = 0
-        self.running = set(ranks)
+        self.running = _ranks(seats)
         self.deadline: float | None = None
-        self._ranks = tuple(ranks)
         self._seats = tuple(seats)
         self._taking_part = {seat.node for seat in seats}
         self._here = {seat.node: seat.ranks for seat in seats} | dict(spares or {})  # the connected nodes
@@ -187,21 +183,20 @@ class Machine:
         self._draining: set[int] = set()  # those that still send output of the last attempt
         self._meeting: tuple[Seat, ...] = ()  # the nodes that are about to take part
         self._membership = membership or Membership(len(seats), len(seats))
-        self._max_restarts = max_restarts
-        self._restart_period = restart_period
+        self._limits = limits
         self._restarted: list[float] = []  # when; only those that are counted
         self._may_restart = may_restart
         self._judged = False  # it has been asked about the last attempt
         self._awaited_until: float | None = None  # when to give up waiting for nodes
         self._counted = False  # the coming attempt is a restart that the user must have allowed
         self._left_well = False  # a rank of this attempt has exited with 0 by itself
-        self._timeout_at = None if timeout is None else now + timeout
+        self._timeout_at: float | None = None
         self._ask_at: float | None = None  # when to ask for the stacks that the timeout will need; None: not any more
-        if timeout is not None:
+        if (timeout := limits.timeout) is not None:
+            self._timeout_at = now + timeout
             self.deadline = self._ask_at = now + timeout - min(ASK_EARLIER_SECONDS, ASK_EARLIER_SHARE * timeout)
-        self._grace_after_failure = GRACE_AFTER_FAILURE if grace is None else grace
-        self._grace_after_request = GRACE_AFTER_REQUEST if grace is None else grace
-        self._stop_signal = stop_signal
+        self._grace_after_failure = GRACE_AFTER_FAILURE if limits.grace is None else limits.grace
+        self._grace_after_request = GRACE_AFTER_REQUEST if limits.grace is None else limits.grace
         # Whether a silent node is lost must be known before its ranks count as unkillable.
         self._kill = (signal.SIGKILL, max(KILL_SECONDS, SILENCES * silence))
         self._ladder: list[tuple[int, float]] = []
@@ -219,36 +214,36 @@ class Machine:
     def on(self, event: Any, now: float, node: int = 0) -> list[Action]:
         """The actions for an event from `node`."""
         match event:
-            case RankExited(at, rank, code):
+            case RankExited(time=at, rank=rank, code=code):
                 return self._left(rank, Cause("failure", rank=rank, code=code) if code != 0 else None, at, now)
-            case RankFailed(at, rank, code, reason) if self.phase != "over":
+            case RankFailed(time=at, rank=rank, code=code, reason=reason) if self.phase != "over":
                 return self._fail(Cause("failure", rank=rank, code=code, text=reason), at, now)
-            case StartFailed(at, rank, reason):
+            case StartFailed(time=at, rank=rank, reason=reason):
                 return self._left(rank, Cause("start", rank=rank, text=reason), at, now)
-            case StopRequested(_, signum):
+            case StopRequested(signum=signum):
                 return self._on_signal(signum, now)
-            case ConsoleClosed(_, reason) if self.phase in ("running", "clearing"):
+            case ConsoleClosed(reason=reason) if self.phase in ("running", "clearing"):
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
-            case ConsoleClosed(_, reason) if self.phase == "stopping" and self._goes_on(now):
+            case ConsoleClosed(reason=reason) if self.phase == "stopping" and self._goes_on(now):
                 self.cause = Cause("console", text=reason)  # nobody would see what the next attempt prints
             case ExceptionRaised() if self._waited(event):
                 self._in_vain.add(event.rank)
-            case StacksTaken(_, "failure") if self.phase == "running" and self.cause:
+            case StacksTaken(why="failure") if self.phase == "running" and self.cause:
                 return self._stop(self.cause, self._after_failure(), now)
-            case StacksTaken(_, "timeout") if self.phase == "running":
+            case StacksTaken(why="timeout") if self.phase == "running":
                 return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
-            case Stalled(_, seconds) if self.phase == "running":
+            case Stalled(seconds=seconds) if self.phase == "running":
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
             case Drained() if self.phase == "clearing" and node in self._draining:
                 self._draining.discard(node)
                 return [*self._release(node), *self._cleared(now)]
-            case NodeLeaving(_, leaver, signum):
+            case NodeLeaving(node=leaver, signum=signum):
                 return self._leave(leaver, signum, now)
             case NodeLost():
                 return self._lose(event, now)
             case NodeJoined():
                 return self._welcome(event, now)
-            case SeatsReady(_, seats) if self.phase == "clearing":
+            case SeatsReady(seats=seats) if self.phase == "clearing":
                 return self._restart(now) if seats == self._meeting else []
         return []
 
@@ -412,9 +407,9 @@ class Machine:
     def _all_left(self, now: float) -> list[Action]:
         """No rank is running any more: end the job, or start the next attempt."""
         if not self._goes_on(now):
-            if self._restartable and self._max_restarts and self._restart_period is not None:
-                most = f"{self._max_restarts} restarts in {duration(self._restart_period)}"
-                return self._refuse(f"{most} are used up; not restarted", now)
+            most, period = self._limits.max_restarts
+            if self._restartable and most and period is not None:
+                return self._refuse(f"{most} restarts in {duration(period)} are used up; not restarted", now)
             return self._over(now)
         self._counted = not self._changes_nodes
         self._judged = not self._counted
@@ -426,10 +421,10 @@ class Machine:
 
     def _goes_on(self, now: float) -> bool:
         """Whether another attempt follows."""
-        period = self._restart_period
+        most, period = self._limits.max_restarts
         used = sum(period is None or now - at < period for at in self._restarted)
         possible = self._membership.returns or bool(self._next_seats())
-        return self._changes_nodes or (self._restartable and used < self._max_restarts and possible)
+        return self._changes_nodes or (self._restartable and used < most and possible)
 
     @property
     def _restartable(self) -> bool:
@@ -478,8 +473,6 @@ class Machine:
     def _restart(self, now: float) -> list[Action]:
         assert self.cause is not None  # the reason for the restart
         failed, self.cause = self.cause, None
-        if self._meeting != self._seats:
-            self._ranks = tuple(range(sum(seat.ranks for seat in self._meeting)))
         self._seats, self._meeting = self._meeting, ()
         self._taking_part = {seat.node for seat in self._seats}
         self._in_vain.clear()
@@ -488,7 +481,7 @@ class Machine:
         self.deadline = self._ask_at or self._timeout_at
         self.attempt += 1
         self._restarted += [now] * self._counted
-        self.running = set(self._ranks)
+        self.running = _ranks(self._seats)
         return [Restart(self.attempt, failed, len(self._restarted), self._counted, self._seats)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
@@ -522,9 +515,9 @@ class Machine:
     def _on_request(self, signum: int) -> list[tuple[int, float]]:
         """The ladder of a stop that the user asked for or planned, so that the ranks can save their state."""
         grace = self._grace_after_request
-        first = self._stop_signal or signum
+        first = self._limits.stop_signal or signum
         ladder: list[tuple[int, float]] = [(first, grace), self._kill]
-        if first != signal.SIGTERM and (self._stop_signal or first == signal.SIGINT):
+        if first != signal.SIGTERM and (self._limits.stop_signal or first == signal.SIGINT):
             ladder.insert(1, (signal.SIGTERM, min(grace, GRACE_AFTER_FAILURE)))
         return ladder
 
@@ -549,7 +542,7 @@ class Machine:
         signum, seconds = self._ladder.pop(0)
         self.deadline = now + seconds
         actions: list[Action] = [self._changed(now, signum, seconds)]
-        return [*actions, SendSignal(signum, stops=signum == self._stop_signal)] if self.running else actions
+        return [*actions, SendSignal(signum, stops=signum == self._limits.stop_signal)] if self.running else actions
 
     def _over(self, now: float) -> list[Action]:
         self._enter("over")
@@ -563,3 +556,7 @@ class Machine:
     def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:
         kind = self.cause.kind if self.cause else ""
         return PhaseChanged(int(now * 1e9), self.phase, kind, signum, seconds, sorted(self.running))
+
+
+def _ranks(seats: Sequence[Seat]) -> set[int]:
+    return set(range(sum(seat.ranks for seat in seats)))

@@ -23,14 +23,12 @@ class Met(NamedTuple):
 class MasterSearch(Conversation):
     """One search. Its inbox gets the nodes' answers; what comes of it is put as one of the head's own events."""
 
-    def __init__(
-        self, cluster: Cluster, nodes: Nodes, seats: Sequence[Seat], put: Callable[[tuple[int, Any]], None]
-    ) -> None:
+    def __init__(self, cluster: Cluster, nodes: Nodes, seats: Sequence[Seat], post: Callable[[Any], None]) -> None:
         super().__init__()
         self.nodes = nodes
         self.seats = seats
         self._cluster = cluster
-        self._put = put
+        self._post = post
         self._interrupted = False
         threading.Thread(target=self._search, name="master", daemon=True).start()
 
@@ -50,4 +48,4 @@ class MasterSearch(Conversation):
         except Exception as error:  # whatever goes wrong, the loop waits for the outcome
             node = (self.awaited or [self.seats[0].node])[0]
             met = Met(self, None, {} if self._interrupted else {node: str(error) or type(error).__name__})
-        self._put((-1, met))
+        self._post(met)

@@ -107,7 +107,7 @@ class MpiWorlds:
         match event:
             case BarrierIn():
                 return self._worlds[event.world].enter(node, event)
-            case MpiRequest(_, rank, lines):
+            case MpiRequest(rank=rank, lines=lines):
                 return [(node, MpiReply(rank, self._name_service(lines[0])))]
             case PmixRequest():
                 return self._pmix.on(node, event)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Any
 
+from launchpad.head.hub import Hub
+from launchpad.head.part import Part
 from launchpad.job.outcome import ranks_in_words
-from launchpad.protocol.commands import Command, Profile
+from launchpad.protocol.commands import Profile
 from launchpad.protocol.events import ProfileRequested, ProfilesTaken, ProfileTaken
 
 
@@ -19,32 +22,39 @@ class _Collection:
         self.taken: list[ProfileTaken] = []
 
 
-class Profiles:
+class Profiles(Part):
     """The open requests. An agent answers for each rank that it is asked about, within a time."""
 
-    def __init__(self, send: Callable[[int, Command], None], tell: Callable[[ProfilesTaken], None]) -> None:
-        """`send(rank, command)` sends to the rank's node; `tell` answers a request."""
-        self._send = send
-        self._tell = tell
+    takes = (ProfileRequested, ProfileTaken)
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
         self._open: dict[int, _Collection] = {}
         self._last = 0
 
-    def ask(self, event: ProfileRequested, running: Collection[int]) -> None:
+    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
+        """Take a request, or a rank's profile."""
+        match message:
+            case ProfileRequested(asker=asker, rank=rank, seconds=seconds):
+                self._ask(asker, rank, seconds)
+            case ProfileTaken():
+                self._take(message)
+
+    def _ask(self, asker: int, rank: int, seconds: float) -> None:
         """Have the ranks profiled."""
-        _, asker, rank, seconds = event
+        running = self._hub.running
         ranks = sorted(running) if rank < 0 else [rank]
         if not ranks or not set(ranks) <= set(running):
             there = ranks_in_words(sorted(running)) if running else "none"
             which = f"rank {rank} is not running" if rank >= 0 else "no rank is running"
-            self._tell(ProfilesTaken(time.monotonic_ns(), asker, [], f"{which}; running now: {there}"))
+            self._hub.tell(ProfilesTaken(time.monotonic_ns(), asker, [], f"{which}; running now: {there}"))
             return
         self._last += 1
         self._open[self._last] = _Collection(asker, ranks)
         for one in ranks:
-            self._send(one, Profile(self._last, [one], seconds))
+            self._hub.send(one, Profile(self._last, [one], seconds))
 
-    def take(self, event: ProfileTaken) -> None:
-        """A rank's profile."""
+    def _take(self, event: ProfileTaken) -> None:
         request = self._open.get(event.number)
         if request is not None and event.rank in request.left:
             request.left.discard(event.rank)
@@ -55,10 +65,10 @@ class Profiles:
         """No profile of these ranks will come."""
         for number, request in list(self._open.items()):
             for rank in sorted(request.left.intersection(ranks)):
-                self.take(ProfileTaken(time.monotonic_ns(), rank, number, why, ""))
+                self._take(ProfileTaken(time.monotonic_ns(), rank, number, why, ""))
 
     def _finish(self, number: int, request: _Collection) -> None:
         if not request.left:
             del self._open[number]
             taken = sorted(request.taken, key=lambda one: one.rank)
-            self._tell(ProfilesTaken(time.monotonic_ns(), request.asker, taken, ""))
+            self._hub.tell(ProfilesTaken(time.monotonic_ns(), request.asker, taken, ""))

@@ -3,11 +3,13 @@
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from launchpad.head.nodes import Nodes
+from launchpad.head.hub import Hub
+from launchpad.head.part import Part
 from launchpad.head.sender import PIECE_BYTES, Window
 from launchpad.protocol.commands import Command, NextCall
+from launchpad.protocol.events import ChunksTaken
 
 
 class Orders(NamedTuple):
@@ -23,14 +25,28 @@ class SendCall(NamedTuple):
     nodes: Sequence[int]
 
 
-class CallSender:
+class CallSender(Part):
     """Sends calls in pieces, with a window for each node."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+    takes = (Orders, SendCall, ChunksTaken)
+
+    def __init__(self, hub: Hub) -> None:
+        self._nodes = hub.nodes
         self._windows: dict[int, deque[Window]] = {}
 
-    def send(self, call: SendCall) -> None:
+    def on(self, source: int, message: Any) -> None:
+        """Take what the session wants, and what a node has taken."""
+        match message:
+            case Orders(commands=commands):
+                for node, command in commands:
+                    if node in self._nodes.open:
+                        self._nodes.send(node, command)
+            case SendCall():
+                self._send(message)
+            case ChunksTaken(size=size):
+                self._taken(source, size)
+
+    def _send(self, call: SendCall) -> None:
         """Begin to send a call."""
         import mmap
 
@@ -41,7 +57,7 @@ class CallSender:
             self._windows.setdefault(node, deque()).append(Window(_pieces(view)))
             self._advance(node)
 
-    def taken(self, node: int, size: int) -> None:
+    def _taken(self, node: int, size: int) -> None:
         """A node has taken so many bytes."""
         windows = self._windows.get(node)
         if windows:

@@ -3,12 +3,15 @@
 If a job of several nodes has stalled, it also finds out which of them can't reach each other.
 """
 
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launchpad.head.nodes import Nodes
+from launchpad.head.hub import Hub
+from launchpad.head.machine import TakeStacks
+from launchpad.head.part import Part
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
@@ -18,11 +21,11 @@ from launchpad.protocol.events import (
     RankExited,
     RankStarted,
     Reached,
-    Restarted,
     StackDump,
     StacksRequested,
     StacksTaken,
     Stalled,
+    StopRequested,
 )
 
 if TYPE_CHECKING:
@@ -51,27 +54,17 @@ class _StackRequest(NamedTuple):
     rank: int = -1  # only this one; -1: all
 
 
-class StackRequests:
+class StackRequests(Part):
     """Posts a StacksTaken for each request, and a Stalled after the request that finds a stall."""
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        post: Callable[[Any], None],
-        stall_timeout: float | None,
-        now: float,
-        addresses: Mapping[int, str],
-    ) -> None:
-        """Times are in seconds of the job's clock, which stops while we are suspended.
+    takes = (StackDump, Listening, Reached, TakeStacks)
+    sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
 
-        `addresses`: by node, what the other nodes reach it by; for several nodes.
-        """
-        self._nodes = nodes
-        self._post = post
-        self._addresses = addresses
-        self._watch = None if stall_timeout is None else _watch_for_stalls(stall_timeout, now)
+    def __init__(self, hub: Hub, stall_timeout: float | None) -> None:
+        self._hub = hub
+        self._watch = None if stall_timeout is None else _watch_for_stalls(stall_timeout, hub.clock.now())
+        self._attended = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
-        self._checked = False  # they have been asked to
         self._quiet = 0.0  # how long the stalled job had been quiet
         self._waiting: deque[_StackRequest] = deque()
         self._current: _StackRequest | None = None
@@ -93,50 +86,54 @@ class StackRequests:
             return 0.0
         return self._watch.deadline if self._watch else None
 
-    def on(self, event: Any, now: float) -> None:
-        """Take an event of the job."""
-        match event:
-            case StackDump() if self._current is not None and event.number == self._number:
-                if event.threads or event.rank not in self._answers:
-                    self._answers[event.rank] = event
-            case StacksRequested(_, asker, native, full, rank):
-                self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
-            case RankStarted():
-                self._started.add(event.rank)
-                self.look_afresh(now)
-            case Restarted():  # what was found about the last attempt says nothing of this one
-                self._started.clear()
-                self._pairs = None
-                if self._current is not None and self._current.why in (SAMPLE, SOON, "stall"):
-                    self._current = None
-                self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, SOON, "stall"))
-                self.look_afresh(now)
+    def on(self, source: int, message: Any) -> None:
+        """Take an event of the job, a request, or an answer."""
+        match message:
             case Output() | RankExited():
-                self.look_afresh(now)
+                self._look_afresh()
+            case RankStarted(rank=rank):
+                self._started.add(rank)
+                self._look_afresh()
+            case StackDump(number=number, rank=rank) if self._current is not None and number == self._number:
+                if message.threads or rank not in self._answers:
+                    self._answers[rank] = message
+            case StacksRequested(asker=asker, native=native, full=full, rank=rank):
+                self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
+            case TakeStacks(why=why):
+                self._ask(why)
+            case StopRequested(signum=signal.SIGQUIT):
+                self._ask("asked")
+            case Listening() | Reached() if self._pairs is not None:  # else it is late, or somebody else has asked
+                self._pairs.on(source, message, self._hub.clock.now())
 
-    def look_afresh(self, now: float) -> None:
+    def start(self) -> None:
+        """Forget the last attempt: what was found about it says nothing of this one."""
+        self._started.clear()
+        self._pairs = None
+        if self._current is not None and self._current.why in (SAMPLE, SOON, "stall"):
+            self._current = None
+        self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, SOON, "stall"))
+        self._look_afresh()
+
+    def _look_afresh(self) -> None:
         """Whatever was seen until now says nothing about a stall, or about where the ranks are."""
         self._early = {}
         if self._watch:
-            self._watch.moved(now)
+            self._watch.moved(self._hub.clock.now())
 
-    def answers(self, node: int, event: Listening | Reached, now: float) -> bool:
-        """Take what a node says about the others, which may come late; False if it was not asked."""
-        if self._pairs is not None:
-            self._pairs.on(node, event, now)
-        return self._checked
-
-    def ask(self, why: str) -> None:
-        """Request the stacks for everybody. `why`: "soon", "timeout", "failure"."""
+    def _ask(self, why: str) -> None:
+        """Request the stacks for everybody. `why`: "soon", "timeout", "failure", "asked"."""
         self._waiting.append(_StackRequest(why, insists=why != SOON))
         if self._current is not None and self._current.why == SOON:
             self._until = 0.0
 
-    def tick(self, now: float, running: Collection[int], *, watching: bool) -> None:
-        """Finish the current request if it is complete, and begin the next. `running`: ranks that have not exited.
-
-        `watching`: whether a stall would end the job.
-        """
+    def tick(self, now: float) -> None:
+        """Finish the current request if it is complete, and begin the next."""
+        running, attended = self._hub.running, self._hub.clock.attended
+        if self._attended and not attended:
+            self._look_afresh()
+        self._attended = attended
+        watching = self._hub.phase == "running" and not attended  # a stall would end the job
         if self._pairs is not None:
             self._check(self._pairs, now)
         request = self._current
@@ -166,7 +163,7 @@ class StackRequests:
                 return
         extra = NATIVE_SECONDS + NATIVE_SECONDS_PER_RANK * len(running) if request.native else 0.0
         self._until = now + (ANSWER_SECONDS + extra if running else 0.0)
-        self._nodes.send_all(DumpStacks(self._number, request.why != SAMPLE, request.insists, request.native))
+        self._hub.nodes.send_all(DumpStacks(self._number, request.why != SAMPLE, request.insists, request.native))
 
     def _ended(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
         if request.why == SAMPLE:
@@ -186,14 +183,14 @@ class StackRequests:
         answers = [self._answers[rank] for rank in sorted(self._answers) if request.rank in (-1, rank)]
         at = time.monotonic_ns()
         starting = [rank for rank in ranks if rank not in self._started]
-        self._post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers, starting))
+        self._hub.post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers, starting))
         if request.why == "stall" and self._watch:
             self._quiet = self._watch.quiet(now)
             from launchpad.head.pair_check import PairCheck
 
-            here = {node: address for node, address in self._addresses.items() if node in self._nodes.open}
-            self._checked = True
-            self._pairs = PairCheck(here, self._nodes.send, now)
+            open_nodes = self._hub.nodes.open
+            here = {node.index: node.address for node in self._hub.plan.nodes if node.index in open_nodes}
+            self._pairs = PairCheck(here, self._hub.nodes.send, now)
             self._check(self._pairs, now)
 
     def _check(self, pairs: "PairCheck", now: float) -> None:
@@ -203,8 +200,8 @@ class StackRequests:
             self._pairs = None
             at = time.monotonic_ns()
             if apart := pairs.apart:
-                self._post(NodesApart(at, apart))
-            self._post(Stalled(at, self._quiet))
+                self._hub.post(NodesApart(at, apart))
+            self._hub.post(Stalled(at, self._quiet))
 
 
 def _watch_for_stalls(stall_timeout: float, now: float) -> "StallWatch":

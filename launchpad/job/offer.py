@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launchpad.job.hosts import ACCELERATORS, Nproc
-from launchpad.job.spec import JobSpec, RestartLimit, Target
+from launchpad.job.limits import Limits, RestartLimit
+from launchpad.job.spec import JobSpec, Target
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
@@ -67,7 +68,7 @@ class NodeOffer:
         """What this node's command line says about the whole job, and the head's says otherwise."""
         if self.spec is None:
             return []
-        values = {option: (getattr(self.spec, name), getattr(head, name)) for option, name in _OF_THE_JOB.items()}
+        values = {option: (_field(self.spec, name), _field(head, name)) for option, name in _OF_THE_JOB.items()}
         return [
             f"{option} {_shown(ours)} has no effect on this node: the head's is {_shown(theirs)}"
             for option, (ours, theirs) in values.items()
@@ -75,12 +76,15 @@ class NodeOffer:
         ]
 
 
+def _field(spec: JobSpec, name: str) -> Any:
+    return getattr(spec.limits if name in Limits._fields else spec, name)
+
+
 def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
-    of_job = {name: getattr(spec, name) for name in _OF_THE_JOB.values()}
+    of_job = {name: _field(spec, name) for name in _OF_THE_JOB.values()}
     own = {name: getattr(spec, name) for name in _OWN}
     target = [spec.target.kind, spec.target.name, list(spec.target.args)]
     own["environ"] = dict(spec.environ)
-    of_job["max_restarts"] = spec.max_restarts
     return {"target": target, "nproc": spec.nproc, "preload": list(spec.preload), **own, **of_job}
 
 
@@ -88,16 +92,20 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
     kind, name, args = found["target"]
     if kind not in ("script", "module", "program", "function"):
         raise ValueError(f"no kind of target: {kind!r}")
+    plain = {name: found[name] for name in _OF_THE_JOB.values() if name not in _BY_HAND}
     return JobSpec(
         target=Target(kind, _of(str, name), tuple(_of(str, arg) for arg in args)),
         nproc=_count(found["nproc"]),
         preload=tuple(_of(str, module) for module in found["preload"]),
         environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
         **{name: found[name] for name in _OWN if name != "environ"},
-        **{name: found[name] for name in _OF_THE_JOB.values() if name not in _BY_HAND},
+        **{name: value for name, value in plain.items() if name not in Limits._fields},
         debug=None if found["debug"] is None else (_of(int, found["debug"][0]), _of(int, found["debug"][1])),
-        max_restarts=RestartLimit(*found["max_restarts"]),
-        progress=tuple(_of(str, pattern) for pattern in found["progress"]),
+        limits=Limits(
+            **{name: value for name, value in plain.items() if name in Limits._fields},
+            max_restarts=RestartLimit(*found["max_restarts"]),
+            progress=tuple(_of(str, pattern) for pattern in found["progress"]),
+        ),
     )
 
 

@@ -264,7 +264,7 @@ def make_plan(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts.most),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.limits.max_restarts.most),
         "TORCHELASTIC_RUN_ID": run_id,
         # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
         # one address (rank/store.py); at any other address rank 0 hosts the store.
@@ -343,7 +343,7 @@ def make_plan(
         tuple(laid_out),
         mpi=spec.backend == "mpi",
         mpi_library=spec.mpi,
-        watched=spec.stall_timeout is not None,
+        watched=spec.limits.stall_timeout is not None,
         input_rank=spec.input_rank,
         debug_rank=spec.debug[0] if spec.debug else -1,
     )

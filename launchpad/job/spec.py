@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from launchpad.errors import UsageError
-from launchpad.job.duration import duration
 from launchpad.job.hosts import Nproc
+from launchpad.job.limits import Limits
 from launchpad.job.world import WorldSpec
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
 Bind = Literal["none", "numa", "core", "socket", "exclusive", "core-complex"]
 MpiLibrary = Literal["", "mpich", "openmpi", "intel"]
-Restarts = Literal["judged", "always"]
 FoldChoice = Literal["equal", "numbers", "never"]
 
 
@@ -83,16 +82,6 @@ def split_filters(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
-class RestartLimit(NamedTuple):
-    """How often all ranks may be restarted: `most` times in all, or in any `period`."""
-
-    most: int = 0
-    period: float | None = None  # seconds; None: in all
-
-    def __str__(self) -> str:
-        return str(self.most) if self.period is None else f"{self.most}/{duration(self.period)}"
-
-
 class JobSpec(NamedTuple):
     """One `launchpad run`."""
 
@@ -110,16 +99,9 @@ class JobSpec(NamedTuple):
     line_prefix: str = ""  # the template of the lines' prefixes; "": our own
     input_rank: int = 0  # the rank that has our standard input, and the terminal if that is one
     debug: tuple[int, int] | None = None  # the rank that waits for a debugger, and the port for that; 0: any free one
-    grace: float | None = None  # seconds between the first signal and the next; None: the defaults of head/machine.py
-    stop_signal: int | None = None  # asks the ranks to stop; None: the signal that the job is stopped with
-    timeout: float | None = None  # seconds, for the whole job
-    stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
-    stall_timeout: float | None = None  # seconds without output or progress of any rank
+    limits: Limits = Limits()
     sample: float = 0.0  # seconds between two samples of what the ranks use, for the record; 0: none
     faults: "Faults | None" = None  # those to inject, to try how the job recovers
-    max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
-    restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job
-    progress: tuple[str, ...] = ()  # patterns of files, relative to cwd: a new one means progress
     world: WorldSpec = WorldSpec()
     role: str = "default"  # ROLE_NAME
     torch: bool = False  # whether the target imports torch, as far as its sources tell

@@ -73,7 +73,7 @@ class Streamed(NamedTuple):
     rate: float
 
 
-class Limits(NamedTuple):
+class ResourceLimits(NamedTuple):
     """What the user's processes may use."""
 
     nofile: int  # ranks start with this one
@@ -196,7 +196,7 @@ SUBJECTS: dict[str, Any] = {
     "probes": Probes,
     "heard": Heard,
     "stream": Streamed,
-    "limits": Limits,
+    "limits": ResourceLimits,
     "tmp": Folder,
     "cache": Folder,
     "shm": Folder,

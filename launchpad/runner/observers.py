@@ -50,7 +50,7 @@ class Observers:
         self._control = Control(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
         debuggers = DebuggerSink(say, self._control.answer)
-        top = TopSink(self.summary.history, spec.max_restarts.most, self._control.answer)
+        top = TopSink(self.summary.history, spec.limits.max_restarts.most, self._control.answer)
         stragglers = StragglerSink(self.summary.history, self._tell_all)
         self._own: list[Sink] = [self.summary, self._control, stacks, debuggers, top, stragglers]
         self.sinks: list[Sink] = []
@@ -79,11 +79,11 @@ class Observers:
 
         Called before they start for the first time: it looks for the files of --progress.
         """
-        if not spec.max_restarts.most or spec.restart == "always":
+        if not spec.limits.max_restarts.most or spec.limits.restart == "always":
             return lambda: ""
         from launchpad.runner.restart_judge import RestartJudge
 
-        return RestartJudge(self.summary, spec.cwd, spec.progress).refusal
+        return RestartJudge(self.summary, spec.cwd, spec.limits.progress).refusal
 
     def conclude(self) -> tuple[Verdict, list[str]]:
         """Record the verdict on a failed job. Returns it, and its text."""
@@ -116,7 +116,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         cwd=spec.cwd,
         nodes=plan.by_node,
         folders={str(rank): name for rank, name in rank_folders(plan).items()},
-        timeout=spec.timeout or 0.0,
+        timeout=spec.limits.timeout or 0.0,
         logs=folder,
         line_prefix=spec.line_prefix,
         role=spec.role,

@@ -4,7 +4,8 @@ import os
 from typing import Literal, NamedTuple
 
 from launchpad.job.hosts import Host, Nproc
-from launchpad.job.spec import Backend, Bind, FoldChoice, MpiLibrary, RestartLimit, Restarts
+from launchpad.job.limits import RestartLimit, Restarts
+from launchpad.job.spec import Backend, Bind, FoldChoice, MpiLibrary
 
 WayIn = Literal["paramiko", "openssh"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]

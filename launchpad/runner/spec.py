@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launchpad.console.prefix import chosen_template
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host
+from launchpad.job.limits import Limits
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
 from launchpad.job.user_environment import forwarded, parse_file, parse_option
 from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
@@ -83,16 +84,18 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             STDOUT: split_filters(options.duplicate_stdout_filters),
             STDERR: split_filters(options.duplicate_stderr_filters),
         },
-        grace=options.grace,
-        stop_signal=options.stop_signal,
-        timeout=options.timeout,
-        stop_at=_stop_at(options.stop_before),
-        stall_timeout=options.stall_timeout,
+        limits=Limits(
+            grace=options.grace,
+            stop_signal=options.stop_signal,
+            timeout=options.timeout,
+            stop_at=_stop_at(options.stop_before),
+            stall_timeout=options.stall_timeout,
+            max_restarts=options.max_restarts,
+            restart=options.restart,
+            progress=options.progress,
+        ),
         sample=options.sample,
         faults=_faults(options.inject),
-        max_restarts=options.max_restarts,
-        restart=options.restart,
-        progress=options.progress,
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
         hooks=not options.no_hooks,

@@ -137,10 +137,10 @@ def supervise(
     terminal = terminal_size(os.environ, console.margin)
     if spec.input_rank and terminal and plan.world_size > 1:
         observers.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
-    supervisor = Supervisor(bringup)
     modes = terminal_modes()
     try:
-        code, cause = supervisor.run(
+        supervisor = Supervisor(
+            bringup,
             cluster,
             sinks,
             terminal=terminal,
@@ -150,6 +150,7 @@ def supervise(
             waited=waited,
             may_restart=observers.restart_judge(spec),
         )
+        code, cause = supervisor.run()
     finally:
         observers.end()
         restore_terminal(modes)

@@ -39,6 +39,7 @@ from launchpad.console.summary import Summary
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
+from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import Cause
@@ -75,7 +76,7 @@ PLAYERS = 4  # processes that play nodes which join
 TAG = struct.Struct("!II")  # before each frame, where nodes share a connection: the node, and the frame's length
 READ_BYTES = 1 << 20
 SECRET = b"of the bench"
-SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, grace=30.0)
+SPEC = JobSpec(Target("program", "/bin/true"), nproc=1, limits=Limits(grace=30.0))
 
 
 def batches(connection: socket.socket) -> Iterator[list[tuple[int, bytes]]]:
@@ -312,7 +313,7 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
     console = Console(SPEC, cluster.plan, StandardStreams(len(cluster.plan.ranks), {}, head.post))
     summary = Summary(lambda _: None, False)
     summary.on(planned("scale", SPEC, cluster.plan, ""))
-    code, cause = Supervisor(head).run(cluster, [console, summary])
+    code, cause = Supervisor(head, cluster, [console, summary]).run()
     mark("run")
     if cause is not None:
         summary.report(summary.verdict())
@@ -441,7 +442,7 @@ def measure_losses(count: int) -> str:
     most = taking_part(count)
     cluster = _greet(head, played.links, lambda _: None, Membership(most, most, changes=True))
     clock = Clock()
-    code, cause = Supervisor(head).run(cluster, [clock], reopen=lambda _: None)
+    code, cause = Supervisor(head, cluster, [clock], reopen=lambda _: None).run()
     _, started_at = played.end()
     assert (code, cause) == (0, None), (code, cause)
     until = [clock.restarted_at - clock.lost_at, started_at - clock.lost_at, clock.cpu]

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ... import linux
-from ...protocol.health import Folder, Limits, Load, MemoryLeft, SshServer
+from ...protocol.health import Folder, Load, MemoryLeft, ResourceLimits, SshServer
 from ..host import resources
 
 # How long to watch what the host is doing.
@@ -21,11 +21,11 @@ _CAP_IPC_LOCK = 14
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def limits() -> Limits:
+def limits() -> ResourceLimits:
     """The limits of the user's processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return Limits(
+    return ResourceLimits(
         nofile=soft,
         nofile_hard=hard,
         memlock=-1 if _may_lock_memory() else memlock,

@@ -1,0 +1,96 @@
+"""What a part knows of its job, and what it may do: all that it has of the supervisor."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from launchpad.head.clock import Clock
+from launchpad.head.machine import Machine, Phase
+from launchpad.head.nodes import Node, Nodes
+from launchpad.head.part import Take
+from launchpad.job.plan import Plan
+from launchpad.protocol.commands import Command
+from launchpad.protocol.message import Message
+
+
+class StandsStill(Message):
+    """The head is about to be suspended (Ctrl-Z)."""
+
+
+class GoesOn(Message):
+    """The head has been continued."""
+
+
+class Hub:
+    """Used by the loop alone, but for `post`."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        machine: Machine,
+        clock: Clock,
+        plan: Plan,
+        *,
+        post: Callable[[Any], None],
+        tell: Callable[[Any], None],
+        happened: Take,
+        lose: Callable[[int, str], None],
+    ) -> None:
+        """`post` puts a message into the loop's inbox, from any thread. `tell` shows an event to the sinks.
+
+        `happened` gives it to the state machine too. `lose` counts a node as lost, for this reason.
+        """
+        self.nodes = nodes
+        self.clock = clock
+        self.post = post
+        self.tell = tell
+        self.happened = happened
+        self.lose = lose
+        self.lost: set[int] = set()  # nodes whose messages don't count any more
+        self._machine = machine
+        self.place(plan)
+
+    def place(self, plan: Plan) -> None:
+        """The ranks of the next attempt run where this plan says."""
+        self.plan = plan
+        self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
+        self.node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+
+    def ranks_of(self, node: int) -> Sequence[int]:
+        """The ranks that run on a node."""
+        return self._ranks_of.get(node, ())
+
+    def join(self, node: int, ranks: Sequence[int]) -> None:
+        """Ranks of this node have spawned these."""
+        self.node_of.update(dict.fromkeys(ranks, node))
+        self._ranks_of[node] += ranks
+        self._machine.join(ranks)
+
+    def adopt(self, number: int, node: Node) -> None:
+        """A node can take part from now on."""
+        self.lost.discard(number)
+        self.nodes.adopt(number, node)
+
+    def send(self, rank: int, command: Command) -> None:
+        """Send a command to a rank's node."""
+        if rank in self.node_of:
+            self.nodes.send(self.node_of[rank], command)
+
+    @property
+    def running(self) -> Collection[int]:
+        """The ranks that have not exited."""
+        return self._machine.running
+
+    @property
+    def phase(self) -> Phase:
+        """The job's."""
+        return self._machine.phase
+
+    @property
+    def attempt(self) -> int:
+        """The job's; 0 is the first."""
+        return self._machine.attempt
+
+    @property
+    def ends(self) -> bool:
+        """Whether there is a reason to end this attempt."""
+        return self._machine.cause is not None

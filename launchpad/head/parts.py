@@ -1,0 +1,47 @@
+"""The parts of a running job, one a feature: a new one is its file, and a line here."""
+
+from __future__ import annotations
+
+from launchpad.head.arrivals import Arrivals, Door, Reopen
+from launchpad.head.cluster import Cluster
+from launchpad.head.debuggers import RankDebuggers
+from launchpad.head.hub import Hub
+from launchpad.head.meetings import Meetings
+from launchpad.head.part import Part
+from launchpad.head.profiles import Profiles
+from launchpad.head.rank_input import RankInput
+from launchpad.head.samples import Samples
+from launchpad.head.session_calls import CallSender
+from launchpad.head.stack_requests import StackRequests
+
+
+def parts_of(
+    hub: Hub, cluster: Cluster, *, reopen: Reopen | None, door: Door | None, sends_input: bool, keys: bool
+) -> list[Part]:
+    """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them."""
+    spec = cluster.spec
+    meetings = Meetings(hub, cluster)
+    arrivals = Arrivals(hub, cluster, reopen, door, meetings.apart)
+    parts = [
+        StackRequests(hub, spec.limits.stall_timeout),
+        Samples(hub, spec.sample, arrivals.names),
+        Profiles(hub),
+        RankDebuggers(hub, spec.debug[1] if spec.debug else 0),
+        RankInput(hub, sends=sends_input, keys=keys),
+        CallSender(hub),
+        meetings,
+        arrivals,
+    ]
+    if cluster.plan.mpi:
+        from launchpad.head.mpi_service import MpiService
+
+        parts.append(MpiService(hub))
+    if spec.faults is not None:
+        from launchpad.head.injection import Injector
+
+        parts.append(Injector(hub, spec.faults))
+    if spec.limits.stop_at is not None:
+        from launchpad.head.stop_before import StopBefore
+
+        parts.append(StopBefore(hub, spec.limits.stop_at))
+    return parts

@@ -1,0 +1,55 @@
+"""A hub for the tests of the head's parts: time, nodes and the state of the job are what the test says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from launchpad.head.clock import Clock
+from launchpad.head.hub import Hub
+from launchpad.head.machine import Phase
+from launchpad.job.plan import Plan
+
+
+class FakeNodes:
+    """Nodes that remember what they are sent."""
+
+    def __init__(self, *nodes: int) -> None:
+        self.open = set(nodes)
+        self.sent: list[Any] = []
+
+    def send_all(self, command: Any) -> None:
+        self.sent.append(command)
+
+    def send(self, _: int, command: Any) -> None:
+        self.sent.append(command)
+
+
+class FakeJob:
+    """A job in the phase "running", what its parts have said, and their hub."""
+
+    def __init__(self, nodes: Any, plan: Plan | None = None) -> None:
+        self.now = 0.0
+        self.nodes = nodes
+        self.posted: list[Any] = []
+        self.told: list[Any] = []
+        self.happened: list[Any] = []
+        self.lost: list[tuple[int, str]] = []
+        self._machine = SimpleNamespace(running=set(), phase="running", attempt=0, cause=None)
+        self.hub = Hub(
+            nodes,
+            self._machine,  # type: ignore[arg-type]
+            Clock(lambda: self.now),
+            plan or Plan("", ()),
+            post=self.posted.append,
+            tell=self.told.append,
+            happened=lambda _, event: self.happened.append(event),
+            lose=lambda node, reason: self.lost.append((node, reason)),
+        )
+
+    def at(self, now: float, *running: int, phase: Phase = "running") -> float:
+        """It is so late, and these ranks are running."""
+        self.now = now
+        self._machine.running = set(running)
+        self._machine.phase = phase
+        return now
