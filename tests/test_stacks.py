@@ -20,9 +20,9 @@ from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks import dump
 from launchpad.agent.stacks.debug_channel import DebugChannel
 from launchpad.agent.stacks.dump import StackDumper, parse
+from launchpad.control import client, sockets
 from launchpad.diagnosis.mismatch import mismatches
 from launchpad.diagnosis.stack_summary import held, merged
-from launchpad.head import control
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import NO_HANDLER, StackDump, StacksTaken
 from launchpad.protocol.stacks import where
@@ -390,27 +390,27 @@ def test_the_stacks_of_a_rank_that_is_exiting_do_not_overtake_its_exit(
 def test_a_job_that_does_not_answer_is_said_to(hangs_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launchpad is suspended, or ends before it takes the connection."""
     near, far = socket.socketpair()
-    monkeypatch.setattr(control, "_call", lambda _: near)
-    monkeypatch.setattr(control, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(client, "_call", lambda _: near)
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 0.1)
     with far:
         if hangs_up:
             far.close()
-            assert control.ask("", "sample") == ""
+            assert client.ask("", "sample") == ""
         else:
-            with pytest.raises(control.NoAnswer, match="may be suspended"):
-                control.ask("", "sample")
+            with pytest.raises(client.NoAnswer, match="may be suspended"):
+                client.ask("", "sample")
 
 
 def test_only_what_is_certainly_gone_is() -> None:
     process = subprocess.Popen(["sleep", "600"])
-    here = control._here()
-    start = control._start(process.pid)
+    here = sockets.here()
+    start = sockets.start_of(process.pid)
     name = ".".join((*here, str(process.pid), "{}"))
-    assert not control._is_gone(name.format(start))
-    assert control._is_gone(name.format(int(start) - 1))  # its number was another's before
+    assert not sockets.is_gone(name.format(start))
+    assert sockets.is_gone(name.format(int(start) - 1))  # its number was another's before
     process.kill()
     process.wait()
-    assert control._is_gone(name.format(start))
+    assert sockets.is_gone(name.format(start))
     for unsure in (
         *("", "node1", "node1.example.org", f"..{process.pid}.{start}", f"{'0' * 32}.{here[1]}.{process.pid}.{start}"),
         *(
@@ -419,7 +419,7 @@ def test_only_what_is_certainly_gone_is() -> None:
             f"{here[0]}.{here[1]}.{process.pid}.",
         ),
     ):
-        assert not control._is_gone(unsure)
+        assert not sockets.is_gone(unsure)
 
 
 def spying(launchpad: Launchpad, does: str) -> subprocess.Popen[bytes]:

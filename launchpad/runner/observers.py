@@ -12,7 +12,7 @@ from launchpad.console.stack_sink import StackSink
 from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.summary import Summary
 from launchpad.console.top_sink import TopSink
-from launchpad.head.control import Control
+from launchpad.control.server import ControlServer
 from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
@@ -47,7 +47,7 @@ class Observers:
         self.summary = Summary(say, quiet, verbose, reports_bindings=spec.report_bindings)
         self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
-        self._control = Control(job, post)
+        self._control = ControlServer(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
         debuggers = DebuggerSink(say, self._control.answer)
         top = TopSink(self.summary.history, spec.max_restarts.most, self._control.answer)
