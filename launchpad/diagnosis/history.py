@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from launchpad.diagnosis.output_tail import OutputTail
 from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
 # Which comparisons of arrivals say what is the case now: so many latest ones, a minute's with the usual samples.
 _RECENT = 6
 
-# How much of each rank's last error output is kept, and of its other output.
-TAIL_BYTES = 16384
-OUTPUT_BYTES = 4096
+# How much of the end of each rank's standard output the verdict looks at. Of its error output, it is all that is kept.
+STDOUT_BYTES = 4096
 
 
 class RankHistory:
@@ -61,8 +61,17 @@ class RankHistory:
         self.raised: list[ExceptionRaised] = []
         self.recorded = ""  # the contents of its error file
         self.crash = ""  # faulthandler's report
-        self.tail = b""  # of its stderr
-        self.said = b""  # of its stdout
+        self.output = OutputTail()
+
+    @property
+    def stderr(self) -> bytes:
+        """The end of its error output."""
+        return self.output.of(STDERR)
+
+    @property
+    def stdout(self) -> bytes:
+        """The end of its standard output, as far as the verdict looks."""
+        return self.output.of(STDOUT)[-STDOUT_BYTES:]
 
 
 class History:
@@ -159,11 +168,8 @@ class History:
         """Add an event."""
         match event:
             case Output(_, rank, stream, data):
-                one = self.of(rank)
-                if stream == STDERR:
-                    one.tail = (one.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-                elif stream == STDOUT:
-                    one.said = (one.said + data[-OUTPUT_BYTES:])[-OUTPUT_BYTES:]
+                if stream in (STDOUT, STDERR):
+                    self.of(rank).output.add(stream, data)
             case JobPlanned():
                 self.planned = event
                 self._reset()

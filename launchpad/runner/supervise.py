@@ -35,7 +35,6 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.ci import RankEnds
     from launchpad.record.console_record import ConsoleRecord
     from launchpad.record.event_lines import EventLines
     from launchpad.record.log_dir import Files
@@ -119,12 +118,6 @@ def supervise(
         )
     if machine:
         shows.append(machine)
-    ends: RankEnds | None = None
-    if any(name in os.environ for name in _CI_VARIABLES):
-        from launchpad.record import ci
-
-        ends = ci.RankEnds()
-        shows.append(ends)
     sinks = observers.begin(shows)
     if departure is not None and record is not None:
         _leave(departure, job, observers, record)
@@ -169,8 +162,8 @@ def supervise(
         lines += [f"logs: {folder}"] if folder else []
         if journal.folder:
             lines.append(f"more: launchpad why {job}")
-    if ends is not None:
-        _report_to_ci(console, diagnosis, ends, lines, code, reports)
+    if any(name in os.environ for name in _CI_VARIABLES):
+        _report_to_ci(console, diagnosis, lines, code, reports)
     tell(told, code)
 
     def last() -> None:
@@ -213,9 +206,7 @@ def supervise(
     return code
 
 
-def _report_to_ci(
-    console: Console, diagnosis: Diagnosis, ends: RankEnds, lines: list[str], code: int, reports: ReportOptions
-) -> None:
+def _report_to_ci(console: Console, diagnosis: Diagnosis, lines: list[str], code: int, reports: ReportOptions) -> None:
     """Show the job in the ways of the CI system that this is; `lines`: the report on a failed one."""
     from launchpad.record import ci
     from launchpad.record.annotations import annotation
@@ -224,7 +215,7 @@ def _report_to_ci(
     console.flush()
     if system == "github" and lines:
         console.print(annotation(history, verdict, lines, os.environ))
-    if lines and not reports.quiet and (sections := ci.sections(system, history, verdict, ends)):
+    if lines and not reports.quiet and (sections := ci.sections(system, history, verdict)):
         console.print("\n".join(sections))
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if system == "github" and path:
