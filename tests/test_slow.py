@@ -18,12 +18,12 @@ import pytest
 
 from launchpad.agent.host import hindrances
 from launchpad.agent.host.hindrances import HindranceReader, of_host
-from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.top_screen import job_lines
 from launchpad.diagnosis.activity import look_at
 from launchpad.diagnosis.arrivals import Comparison
 from launchpad.diagnosis.hindered import reason
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.straggler_sink import StragglerSink
 from launchpad.diagnosis.stragglers import Straggler, Tally
 from launchpad.protocol.events import (
     ArrivalsCompared,

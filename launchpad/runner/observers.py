@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from launchpad.console.debugger_sink import DebuggerSink
 from launchpad.console.notes import Notes
 from launchpad.console.stack_sink import StackSink
-from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.top_sink import TopSink
 from launchpad.control.server import ControlServer
 from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.diagnosis.held_sink import HeldSink
+from launchpad.diagnosis.straggler_sink import StragglerSink
 from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
@@ -50,11 +51,12 @@ class Observers:
         self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = ControlServer(job, post)
-        stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
+        stacks = StackSink(say, self.folder, plan, self._control.answer)
         debuggers = DebuggerSink(say, self._control.answer)
         top = TopSink(self.diagnosis.history, spec.max_restarts.most, self._control.answer)
+        held = HeldSink(plan, self._tell_all)
         stragglers = StragglerSink(self.diagnosis.history, self._tell_all)
-        self._own: list[Sink] = [notes, self.diagnosis, self._control, stacks, debuggers, top, stragglers]
+        self._own: list[Sink] = [notes, self.diagnosis, held, stragglers, self._control, stacks, debuggers, top]
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 
