@@ -105,7 +105,7 @@ def test_a_flood_of_error_output_does_not_fill_memory() -> None:
     for _ in range(50):
         job.on(stderr(0, b"x" * TAIL_BYTES))
     assert job.fails(0, 1, stderr(0, b"\nlast words"))[-1] == "    last words"
-    assert sum(len(one.stderr) for one in job.diagnosis.history.ranks.values()) <= TAIL_BYTES
+    assert sum(len(one.errors) for one in job.diagnosis.history.ranks.values()) <= TAIL_BYTES
 
 
 def test_a_progress_bar_shows_its_last_state_and_invalid_bytes_are_replaced() -> None:

@@ -136,7 +136,7 @@ def look_at(
             state=state,
             code=code,
             lines=lines.get(number, 0),
-            last_line=last_line(one.output.last(LINE_BYTES)),
+            last_line=last_line(one.tail.last(LINE_BYTES)),
         )
     for sample in taken.samples:
         _add(sample, ranks)

@@ -160,10 +160,10 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
             if end.code > 0 or not_by_us:
                 found.failed_later.append(one.rank)
             return
-    tail = tracebacks.without_prefixes(one.stderr[-LAST_BYTES:].decode(errors="replace"))
+    tail = tracebacks.without_prefixes(one.errors[-LAST_BYTES:])
     traceback = _recorded(one.recorded)
     if traceback is None and end.code > 0:
-        traceback = tracebacks.ending(one.stderr.decode(errors="replace"), end.code)
+        traceback = tracebacks.ending(one.errors, end.code)
     kind: What = "memory" if end.memory_killed else "signal" if end.code < 0 else "exit"
     if traceback is not None and kind == "exit":
         kind = "exception"
@@ -178,7 +178,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         blur=EXIT_BLUR_NS,
         code=end.code,
         traceback=traceback,
-        crash=_crash(one, end.code) or (one.stderr.decode(errors="replace") if "Fatal Python error:" in tail else ""),
+        crash=_crash(one, end.code) or (one.errors if "Fatal Python error:" in tail else ""),
         memory=end.memory,
         finished=finished,
         secondary=secondary.secondary_in(symptom) if symptom else "",
@@ -197,7 +197,7 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
     traceback = candidate.traceback
     if candidate.kind not in ("exception", "exit"):
         return candidate
-    errors, output = (text.decode(errors="replace") for text in (one.stderr, one.stdout))
+    errors, output = one.errors, one.output
     inside = nested.cause_inside(traceback, errors, output)
     if inside is not None:
         return candidate._replace(kind="exception", traceback=inside, secondary="", symptom="")

@@ -61,17 +61,17 @@ class RankHistory:
         self.raised: list[ExceptionRaised] = []
         self.recorded = ""  # the contents of its error file
         self.crash = ""  # faulthandler's report
-        self.output = OutputTail()
+        self.tail = OutputTail()
 
     @property
-    def stderr(self) -> bytes:
-        """The end of its error output."""
-        return self.output.of(STDERR)
+    def errors(self) -> str:
+        """The last of its stderr."""
+        return self.tail.of(STDERR).decode(errors="replace")
 
     @property
-    def stdout(self) -> bytes:
-        """The end of its standard output, as far as the verdict looks."""
-        return self.output.of(STDOUT)[-STDOUT_BYTES:]
+    def output(self) -> str:
+        """The last of its stdout, as far as the verdict looks."""
+        return self.tail.of(STDOUT)[-STDOUT_BYTES:].decode(errors="replace")
 
 
 class History:
@@ -169,26 +169,15 @@ class History:
         match event:
             case Output(_, rank, stream, data):
                 if stream in (STDOUT, STDERR):
-                    self.of(rank).output.add(stream, data)
+                    self.of(rank).tail.add(stream, data)
             case JobPlanned():
                 self.planned = event
                 self._reset()
             case RankStarted(at, rank, pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid
-            case RankExited():
-                self.of(event.rank).exited = event
-            case ExceptionRaised():
-                self.of(event.rank).raised.append(event)
-            case Crashed():
-                self.of(event.rank).crash = event.stack
-            case RankRaised(_, rank, error):
-                self.of(rank).recorded = error
-            case RankFailed():
-                one = self.of(event.rank)
-                one.failed = one.failed or event
-            case StartFailed():
-                self.of(event.rank).not_started = event
+            case RankExited() | ExceptionRaised() | Crashed() | RankRaised() | RankFailed() | StartFailed():
+                self._ended(self.of(event.rank), event)
             case RanksSpawned():
                 for rank in event.ranks:
                     self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
@@ -225,6 +214,22 @@ class History:
                 self.not_restarted = reason
             case JobOver():
                 self.over = event
+
+    def _ended(self, one: RankHistory, event: Any) -> None:
+        """How a rank ended, or why: several events tell a part of it."""
+        match event:
+            case RankExited():
+                one.exited = event
+            case ExceptionRaised():
+                one.raised.append(event)
+            case Crashed():
+                one.crash = event.stack
+            case RankRaised():
+                one.recorded = event.error
+            case RankFailed():
+                one.failed = one.failed or event
+            case StartFailed():
+                one.not_started = event
 
     def _compared(self, event: ArrivalsCompared) -> None:
         from launchpad.diagnosis.stragglers import Tally

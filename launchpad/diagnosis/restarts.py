@@ -114,7 +114,7 @@ def _without_digits(text: str) -> str:
 
 
 def _last_line(one: RankHistory) -> str:
-    return next((line for line in reversed(one.stderr.decode(errors="replace").splitlines()) if line.strip()), "")
+    return next((line for line in reversed(one.errors.splitlines()) if line.strip()), "")
 
 
 def _start_error(history: History, verdict: Verdict) -> StartError:
@@ -158,7 +158,7 @@ def _start_error_of(one: RankHistory) -> StartError:
         return "syntax"  # Python shows that of a script without the header of a traceback
     if code != _USAGE_CODE:
         return ""
-    if re.search(rb"^usage:", one.stderr, re.IGNORECASE | re.MULTILINE):
+    if re.search(r"^usage:", one.errors, re.IGNORECASE | re.MULTILINE):
         return "usage"
     return "code" if traceback is not None else ""
 
@@ -169,7 +169,7 @@ def _exception_of(one: RankHistory) -> Traceback | None:
     if events:
         found = tracebacks.from_event(events[-1].traceback)
     elif one.exited and one.exited.code > 0:
-        found = tracebacks.ending(one.stderr.decode(errors="replace"), one.exited.code)
+        found = tracebacks.ending(one.errors, one.exited.code)
     else:
         return None
     while found is not None and found.before is not None and found.is_cause:

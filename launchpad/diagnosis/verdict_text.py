@@ -80,7 +80,7 @@ def last_output(history: History, verdict: Verdict) -> list[str]:
     if cause is None or cause.rank < 0 or (cause.kind != "hang" and _evidence(history, cause)):
         return []
     one = history.of(cause.rank)
-    lines = _last_lines((one.stderr or one.stdout).decode(errors="replace"))
+    lines = _last_lines(one.errors or one.output)
     return [f"the last output of {history.name(cause.rank)}:", *(f"    {line}" for line in lines)] if lines else []
 
 
@@ -256,7 +256,7 @@ def wall(history: History, at: int) -> float:
 def _evidence(history: History, cause: Candidate) -> list[str]:
     lines: list[str] = []
     traceback = cause.traceback
-    output = history.of(cause.rank).stderr.decode(errors="replace")
+    output = history.of(cause.rank).errors
     if cause.crash:
         frames = tracebacks.crash_frames(cause.crash)
         own = [frame for frame in frames if frame.own] or frames[:1]

@@ -43,11 +43,11 @@ def system_of(environ: Mapping[str, str]) -> CiSystem:
     return "buildkite" if environ.get("BUILDKITE") == "true" else ""
 
 
-def last_lines(output: OutputTail) -> list[str]:
+def last_lines(tail: OutputTail) -> list[str]:
     """A rank's last lines, of each progress bar the last state, fit to be shown."""
-    end = output.last(LAST_BYTES)
+    end = tail.last(LAST_BYTES)
     lines = end.decode(errors="replace").removesuffix("\n").split("\n") if end else []
-    if len(end) < output.written and len(lines) > 1:
+    if len(end) < tail.written and len(lines) > 1:
         del lines[0]  # its beginning is missing
     return [_harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-LAST_LINES:]]
 
@@ -57,7 +57,7 @@ def sections(system: CiSystem, history: History, verdict: Verdict) -> list[str]:
     blamed = verdict.cause.rank if verdict.cause else -1
     found: list[str] = []
     for rank in sorted(history.ranks, key=lambda rank: (rank != blamed, rank))[:MOST_RANKS]:
-        lines = [f"[{rank}] {line}" for line in last_lines(history.of(rank).output)]
+        lines = [f"[{rank}] {line}" for line in last_lines(history.of(rank).tail)]
         title = printable(f"{history.name(rank)}: {_ended(history, rank)}")
         found += _section(system, f"launchpad_rank_{rank}", title, lines) if lines else []
     if found and system == "buildkite":
