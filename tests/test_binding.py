@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from launchpad.agent.host import procfs
 from launchpad.agent.host.topology import read_topology
 from launchpad.console import dry_run
-from launchpad.console.summary import Summary
+from launchpad.console.notes import Notes
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.errors import UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.job.binding import Binding, bind_ranks, in_words, threads, written
@@ -378,9 +379,9 @@ def test_a_binding_in_words(where: tuple[str, str], words: str) -> None:
 
 def said(events: Iterable[RanksBound], *, reports: bool) -> list[str]:
     notes: list[str] = []
-    summary = Summary(notes.append, quiet=False, reports_bindings=reports)
+    sink = Notes(Diagnosis(), notes.append, quiet=False, reports_bindings=reports)
     for event in events:
-        summary.on(event)
+        sink.on(event)
     return notes
 
 

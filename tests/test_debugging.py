@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from launchpad.agent.ranks.prompt import waits_for_input
-from launchpad.console.summary import Summary
+from launchpad.console.notes import Notes
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.speedscope import merge
 from launchpad.head.clock import Clock
 from launchpad.protocol.events import AtPrompt, JobPlanned
@@ -111,7 +112,7 @@ def test_a_system_call_tells_who_waits_for_input(does: str, waits: bool) -> None
 
 def test_whoever_is_long_at_a_prompt_is_reminded_of_torchs_time_outs() -> None:
     notes: list[str] = []
-    one = Summary(notes.append, quiet=False)
+    one = Notes(Diagnosis(), notes.append, quiet=False)
     one.on(JobPlanned(0, 1.7e9, "0a1b", 1, "id", ["true"], "/work", [["h", [0, 1, 2]]], {}, 0.0, ""))
     one.on(AtPrompt(1, 2, True))
     assert one.deadline is not None

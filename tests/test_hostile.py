@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 import launchpad as package
 from launchpad import __version__
 from launchpad.agent.poll import Poll
-from launchpad.console.summary import Summary
+from launchpad.console.notes import Notes
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.errors import LaunchpadError
 from launchpad.head.bringup import BringUp
@@ -353,14 +354,16 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     except LaunchpadError:  # a sentence and an exit code: as good an end as any
         return
     notes: list[str] = []
-    summary = Summary(notes.append, False)
-    summary.on(planned("0a1b", spec, cluster.plan, ""))
-    code, cause = Supervisor(head, cluster, [summary]).run()
+    diagnosis = Diagnosis()
+    sinks = [Notes(diagnosis, notes.append, False), diagnosis]
+    for sink in sinks:
+        sink.on(planned("0a1b", spec, cluster.plan, ""))
+    code, cause = Supervisor(head, cluster, sinks).run()
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:
-        verdict = summary.verdict()
-        notes += [*summary.report(verdict), json.dumps(as_json(summary.history, verdict, notes))]
+        verdict = diagnosis.verdict()
+        notes += [*diagnosis.report(verdict), json.dumps(as_json(diagnosis.history, verdict, notes))]
     assert all(note.encode(errors="surrogateescape") for note in notes)
 
 

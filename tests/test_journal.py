@@ -14,9 +14,18 @@ import pytest
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
-from launchpad.protocol.events import JobPlanned, NodeLost, Output, RanksSpawned, Restarted
+from launchpad.protocol.events import (
+    JobPlanned,
+    NodeLost,
+    Output,
+    PhaseChanged,
+    RankExited,
+    RanksSpawned,
+    Restarted,
+)
 from launchpad.record import job_store, replay
 from launchpad.record.event_lines import event_of, line_of
+from launchpad.record.recorded_verdict import in_words, look_at
 from tests.conftest import DEADLINE, Launchpad, wait_until
 
 FAILS = (
@@ -66,6 +75,24 @@ def test_a_failed_job_is_reported_again_from_its_record(launchpad: Launchpad) ->
     assert sorted(launchpad.run("logs", "--rank", 2).stdout.splitlines()) == ["[2] err of 2", "[2] out of 2"]
     private = (store_of(launchpad), *store_of(launchpad).glob("*"), *store_of(launchpad).rglob("*.*"))
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in private)
+
+
+@pytest.mark.parametrize(("cause", "earlier"), [("joined", 0), ("left", 0), ("failure", 1)])
+def test_only_attempts_that_failed_are_listed_as_earlier_ones(cause: str, earlier: int, tmp_path: Path) -> None:
+    """Nodes that join or leave start the ranks again, too."""
+    events = [
+        JobPlanned(0, 1.7e9, "0a1b", 1, "id", ["true"], "/work", [["a", [0]]], {}, 0.0, ""),
+        *([RankExited(1, 0, 3, 0, False)] if cause == "failure" else []),
+        PhaseChanged(2, "stopping", cause, 15, 5.0, []),
+        PhaseChanged(3, "over", cause, 0, 0.0, []),
+        Restarted(4, 1, 0, -1, 0, 1, counted=False),
+        RankExited(5, 0, 7, 0, False),
+        PhaseChanged(6, "stopping", "failure", 15, 5.0, []),
+    ]
+    (tmp_path / job_store.EVENTS).write_text("".join(f"{line_of(event)}\n" for event in events))
+    history, verdict, found = look_at(str(tmp_path))
+    assert len(found) == earlier
+    assert any("earlier" in line for line in in_words(str(tmp_path), history, verdict, found)) == bool(earlier)
 
 
 def test_a_job_that_runs_and_one_whose_launchpad_is_killed(launchpad: Launchpad) -> None:

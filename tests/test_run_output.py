@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launchpad.console.writer import MOST_OPEN
 from launchpad.job.plan import make_plan
 from launchpad.job.spec import JobSpec, StreamMap, Target
+from launchpad.output.writer import MOST_OPEN
 from launchpad.protocol.events import AgentReady, Output, Restarted
 from launchpad.record.log_dir import Files, Filter
 from tests.conftest import DEADLINE, Launchpad, wait_until

@@ -114,7 +114,7 @@ def test_a_rank_that_raises_leaves_all_alive(capsys: pytest.CaptureFixture[str])
         remote = str(error.value.__cause__)
         assert remote.startswith("\nrank 1:\nTraceback (most recent call last):")
         assert "in raise_on\n    raise UnicodeDecodeError(" in remote
-        assert "rank/session.py" not in remote
+        assert "rank/call_server.py" not in remote
         with pytest.raises(lp.UnpicklableError, match=r"what rank . returned \(a lock\) can't be pickled"):
             ranks.run(threading.Lock)
         with pytest.raises(lp.UnpicklableError, match=r"argument 1 \(a lock\) can't be pickled"):

@@ -18,12 +18,12 @@ import pytest
 
 from launchpad.agent.host import hindrances
 from launchpad.agent.host.hindrances import HindranceReader, of_host
-from launchpad.console.straggler_sink import StragglerSink
 from launchpad.console.top_screen import job_lines
 from launchpad.diagnosis.activity import look_at
 from launchpad.diagnosis.arrivals import Comparison
 from launchpad.diagnosis.hindered import reason
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.straggler_sink import StragglerSink
 from launchpad.diagnosis.stragglers import Straggler, Tally
 from launchpad.protocol.events import (
     ArrivalsCompared,
@@ -422,11 +422,11 @@ def test_the_reason_is_the_one_that_explains_most() -> None:
 
 def test_top_says_it_of_late() -> None:
     history = History([planned(["a", [0, 1, 2, 3]]), RankStarted(2, 0, 5), *[compared(3)] * 7])
-    look = look_at(history, SamplesTaken(9, [1], [], []), {}, {}, -1, {})
+    look = look_at(history, SamplesTaken(9, [1], [], []), {}, -1, {})
     assert job_lines(look, [], 200)[2].plain == f"rank 3 is the {SENTENCE}"
     for _ in range(6):
         history.on(compared(3)._replace(ranks=[[one, 100, 25, 0.001, 0.1, 0.001, 100.0] for one in range(4)]))
-    look = look_at(history, SamplesTaken(9, [1], [], []), {}, {}, -1, {})
+    look = look_at(history, SamplesTaken(9, [1], [], []), {}, -1, {})
     assert len(job_lines(look, [], 200)) == 2
     assert history.slow()  # of the whole attempt
 

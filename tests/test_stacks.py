@@ -20,11 +20,13 @@ from launchpad.agent.poll import Poll
 from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks.debug_channel import DebugChannel
 from launchpad.agent.stacks.dump import StackDumper, parse
+from launchpad.control import client, sockets
+from launchpad.diagnosis.held_sink import HeldSink
 from launchpad.diagnosis.mismatch import mismatches
 from launchpad.diagnosis.stack_summary import held, merged
-from launchpad.head import control
+from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol.commands import DumpStacks
-from launchpad.protocol.events import NO_HANDLER, StackDump, StacksTaken
+from launchpad.protocol.events import NO_HANDLER, RanksHeld, Restarted, StackDump, StacksTaken
 from launchpad.protocol.stacks import where
 from launchpad.rank import exceptions, stack_server
 from tests.conftest import Launchpad, wait_until
@@ -100,6 +102,20 @@ def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
     ]
     told = held(StacksTaken(0, "failure", 0, False, [0, 1, 2], found), "/w", {})
     assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
+
+
+@pytest.mark.parametrize(("why", "tells"), [("failure", True), ("stall", True), ("timeout", True), ("asked", False)])
+def test_who_holds_up_the_others_is_told_unless_somebody_only_asked(why: Any, tells: bool) -> None:
+    plan = Plan("id", tuple(NodePlan(node, f"h{node}", "/w", {}, (RankPlan(node, 0, (), {}),), {}) for node in (0, 1)))
+    told: list[RanksHeld] = []
+    sink = HeldSink(plan, told.append)
+    taken = StacksTaken(7, why, 0, False, [0, 1], [dumps(0, WAITS), dumps(1, READS)])
+    assert sink.on(taken) is False
+    found = [(one.time, one.why, one.ranks, one.lines[0]) for one in told]
+    assert found == [(7, why, [1], "rank 1 on h1 is in read_batch at data.py:12: queue.get()")] * tells
+    sink.on(Restarted(8, 1, 1, 1, 1, -1, nodes=[["h0", [0]], ["h2", [1]]]))
+    sink.on(taken)
+    assert [one.lines[0].partition(" is ")[0] for one in told] == ["rank 1 on h1", "rank 1 on h2"] * tells
 
 
 def test_nobody_is_held_up_where_nobody_waits() -> None:
@@ -385,27 +401,27 @@ def test_the_stacks_of_a_rank_that_is_exiting_do_not_overtake_its_exit(tmp_path:
 def test_a_job_that_does_not_answer_is_said_to(hangs_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launchpad is suspended, or ends before it takes the connection."""
     near, far = socket.socketpair()
-    monkeypatch.setattr(control, "_call", lambda _: near)
-    monkeypatch.setattr(control, "REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(client, "_call", lambda _: near)
+    monkeypatch.setattr(client, "REQUEST_SECONDS", 0.1)
     with far:
         if hangs_up:
             far.close()
-            assert control.ask("", "sample") == ""
+            assert client.ask("", "sample") == ""
         else:
-            with pytest.raises(control.NoAnswer, match="may be suspended"):
-                control.ask("", "sample")
+            with pytest.raises(client.NoAnswer, match="may be suspended"):
+                client.ask("", "sample")
 
 
 def test_only_what_is_certainly_gone_is() -> None:
     process = subprocess.Popen(["sleep", "600"])
-    here = control._here()
-    start = control._start(process.pid)
+    here = sockets.here()
+    start = sockets.start_of(process.pid)
     name = ".".join((*here, str(process.pid), "{}"))
-    assert not control._is_gone(name.format(start))
-    assert control._is_gone(name.format(int(start) - 1))  # its number was another's before
+    assert not sockets.is_gone(name.format(start))
+    assert sockets.is_gone(name.format(int(start) - 1))  # its number was another's before
     process.kill()
     process.wait()
-    assert control._is_gone(name.format(start))
+    assert sockets.is_gone(name.format(start))
     for unsure in (
         *("", "node1", "node1.example.org", f"..{process.pid}.{start}", f"{'0' * 32}.{here[1]}.{process.pid}.{start}"),
         *(
@@ -414,7 +430,7 @@ def test_only_what_is_certainly_gone_is() -> None:
             f"{here[0]}.{here[1]}.{process.pid}.",
         ),
     ):
-        assert not control._is_gone(unsure)
+        assert not sockets.is_gone(unsure)
 
 
 def spying(launchpad: Launchpad, does: str) -> subprocess.Popen[bytes]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.console import live
 from launchpad.console.terminal import HowFar, _Bar, waiting
+from launchpad.output import status_line
 from tests.conftest import MARK, Launchpad
 from tests.sshd import Cluster, keygen, needs_sshd
 from tests.test_terminal import Terminal
@@ -130,10 +130,10 @@ def test_a_prompt_has_the_terminal_for_itself(terminal: Start, launchpad: Launch
         cluster.configure(f"Host *\n IdentityFile {key}\n")
         one = terminal("run", "--ssh-config", cluster.ssh_config, "-H", "n1,n2", "true")
         one.expect("Enter passphrase for key '[^']+': $")
-        assert one.is_silent(live.DELAY_SECONDS + 1)
+        assert one.is_silent(status_line.DELAY_SECONDS + 1)
         one.type("wrong\n")
         one.expect("Wrong passphrase. Enter passphrase for key '[^']+': $")
-        assert one.is_silent(live.DELAY_SECONDS)
+        assert one.is_silent(status_line.DELAY_SECONDS)
         one.type("open sesame\n")
         text = one.rest()
         assert one.end() == 0, text
@@ -223,9 +223,9 @@ def test_ctrl_c_ends_a_bench_without_a_trace(bench: Terminal) -> None:
 
 ASIDE = """
 import os, time
-from launchpad.console import live
-from launchpad.console.writer import Writer
-live.DELAY_SECONDS = 0.01
+from launchpad.output import status_line
+from launchpad.output.writer import Writer
+status_line.DELAY_SECONDS = 0.01
 drawn = 0
 def draw():
     global drawn
@@ -236,12 +236,12 @@ def wait():
     while drawn < until:
         time.sleep(0.01)
 writer = Writer(lambda _: None, lambda *_: None)
-with live.StatusLine(draw, 0.01, shows=True):
+with status_line.StatusLine(draw, 0.01, shows=True):
     for text in (b"whole\\n", b"begun ", b"and ended\\n"):
         wait()
         writer.put([(2, text)])
     wait()
-    with live.aside:
+    with status_line.aside:
         os.write(2, b"question? ")
         wait()
         os.write(2, b"answer\\n")

@@ -1,4 +1,4 @@
-"""console/summary: what the user reads about a job, from its events alone."""
+"""console/notes, diagnosis/diagnosis: what the user reads about a job, from its events alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from launchpad.console.summary import Summary
-from launchpad.diagnosis.history import TAIL_BYTES
+from launchpad.console.notes import Notes
+from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.diagnosis.verdict_text import MOST_LINES
 from launchpad.protocol.events import (
     STDERR,
@@ -44,20 +45,21 @@ def planned(*nodes: int, timeout: float = 0.0) -> JobPlanned:
 
 
 class Job:
-    """The summary of a job that started at 101 s, and its notes."""
+    """A job that started at 101 s: its diagnosis, and the notes."""
 
     def __init__(self, ranks: int = 4, *, quiet: bool = False, nodes: tuple[int, ...] = (), timeout: float = 0) -> None:
         self.notes: list[str] = []
-        self.summary = Summary(self.notes.append, quiet)
+        self.diagnosis = Diagnosis()
+        self.sinks = [Notes(self.diagnosis, self.notes.append, quiet), self.diagnosis]
         self.on(planned(*(nodes or (ranks,)), timeout=timeout))
         self.on(*(RankStarted(101 * SECOND, rank, 4000 + rank) for rank in range(ranks)))
 
     def on(self, *events: Any) -> None:
         for event in events:
-            assert self.summary.on(event) is False
+            assert [sink.on(event) for sink in self.sinks] == [False, False]
 
     def report(self) -> list[str]:
-        return self.summary.report(self.summary.verdict())
+        return self.diagnosis.report(self.diagnosis.verdict())
 
     def fails(self, rank: int, code: int, *before: Any, killed: bool = False) -> list[str]:
         """The report of the rank's failure at 103.5 s, after these events."""
@@ -103,7 +105,7 @@ def test_a_flood_of_error_output_does_not_fill_memory() -> None:
     for _ in range(50):
         job.on(stderr(0, b"x" * TAIL_BYTES))
     assert job.fails(0, 1, stderr(0, b"\nlast words"))[-1] == "    last words"
-    assert sum(len(one.tail) for one in job.summary.history.ranks.values()) <= TAIL_BYTES
+    assert sum(len(one.errors) for one in job.diagnosis.history.ranks.values()) <= TAIL_BYTES
 
 
 def test_a_progress_bar_shows_its_last_state_and_invalid_bytes_are_replaced() -> None:
@@ -219,7 +221,7 @@ def test_a_host_that_was_cut_off_may_be_lost_in_the_next_attempt() -> None:
     assert job.notes[-1].endswith("restarting all ranks (restart 1 of 9)")
     job.on(Restarted(106 * SECOND, 2, 9, -1, 0, 1))
     assert "failed: h1 was lost (silent, by --inject); restarting" in job.notes[-1]
-    assert job.summary.history.injected == []
+    assert job.diagnosis.history.injected == []
 
 
 def test_a_stop_by_failure_is_announced_only_if_ranks_do_not_exit() -> None:
@@ -285,5 +287,5 @@ def test_a_node_lost_while_stopping_is_in_the_report_too() -> None:
 )
 def test_the_last_earlier_attempts_are_listed(count: int, line: str) -> None:
     job = Job()
-    job.summary.earlier = [str(number) for number in range(1, count + 1)]
+    job.diagnosis.earlier = [str(number) for number in range(1, count + 1)]
     assert job.fails(2, 7)[-1] == line

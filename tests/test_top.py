@@ -48,7 +48,9 @@ from launchpad.head.samples import MOST_FIGURES, Samples
 from launchpad.head.standing import may_send
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol.events import (
+    STDOUT,
     JobPlanned,
+    Output,
     RankExited,
     RankStarted,
     Restarted,
@@ -206,13 +208,14 @@ def test_what_is_known_of_a_job() -> None:
 
     def look(*samples: Sampled, at_prompt: int = -1, lost: dict[int, str] | None = None) -> list[RankLook]:
         taken = SamplesTaken(9, [1], list(samples), ["c"])
-        found = activity.look_at(history, taken, {0: b"step 1\n"}, {0: 7}, at_prompt, lost or {})
+        found = activity.look_at(history, taken, {0: 7}, at_prompt, lost or {})
         assert found.joining == ["c"]
         return list(activity.rank_looks(JobLook(*json.loads(json.dumps(found)))).values())
 
     assert [rank.state for rank in look()] == [STARTING] * 3
     for rank in range(3):
         history.on(RankStarted(1, rank, 100 + rank))
+    history.on(Output(2, 0, STDOUT, b"step 1\n"))
     history.on(RankExited(5, 1, -9, 0, False))
     sample = Sampled(
         *(8, 1, [[0, "S", 1.5, 4096, 2, 10, 20], [1, "R", 9.0, 1, 1, 1, 1]], [[0, "barrier", 3, 1.5]]),

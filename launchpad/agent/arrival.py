@@ -87,14 +87,14 @@ def _exit_with(forked: int) -> NoReturn:
 
 def _warm(environ: dict[str, str]) -> NoReturn:
     """Answer one request."""
-    from ..image import warming
+    from ..image import keeper_control
     from ..protocol import wire
     from ..protocol.events import KeeperReply
 
     decoder = wire.Decoder()
     while data := os.read(0, 1 << 16):
         for command in decoder.feed(data):
-            answer = warming.ask(command.request, environ)
+            answer = keeper_control.ask(command.request, environ)
             linux.write_all(1, wire.encode(KeeperReply(time.monotonic_ns(), answer)))
             os._exit(0)
     os._exit(1)

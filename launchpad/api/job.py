@@ -274,8 +274,8 @@ class FunctionJob:
             code, self._cause = supervisor.run()
             if self._cause is not None:
                 verdict, self._report = observers.conclude()
-                self._around = observers.summary.around(verdict, self._report)
-                self._report += observers.summary.last_output(verdict)
+                self._around = observers.diagnosis.around(verdict, self._report)
+                self._report += observers.diagnosis.last_output(verdict)
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:

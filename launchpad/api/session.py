@@ -48,7 +48,7 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.stacks import main_frames, where
 from launchpad.rank import pickling
-from launchpad.rank.session import CALL, END, NAME_BYTES, admitted, receive, send
+from launchpad.rank.call_server import CALL, END, NAME_BYTES, admitted, receive, send
 
 # How long ranks that were interrupted may take to answer.
 INTERRUPT_SECONDS = 5.0

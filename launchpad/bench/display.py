@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.bench import tables
 from launchpad.bench.messages import LinkTiming, Message, Point, Row, Setting, Unavailable, from_line
-from launchpad.console.live import StatusLine
 from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, can_draw, columns, drawn, status_line
-from launchpad.console.writer import Target, Writer
+from launchpad.output.status_line import StatusLine
+from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, PhaseChanged
 
 if TYPE_CHECKING:

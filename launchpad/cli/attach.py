@@ -14,9 +14,9 @@ from launchpad.cli.options import FOLD, since
 from launchpad.cli.wait import is_running, wait_for
 from launchpad.console.console import LAST_WORDS_SECONDS, StandardStreams
 from launchpad.console.prefix import Prefix, template_of
+from launchpad.control.client import send_signal
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
-from launchpad.head.control import send_signal
 from launchpad.job.outcome import OUTPUT_CLOSED
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, ConsoleClosed, Output, StdinRead, StopRequested, Written

@@ -19,7 +19,7 @@ def command(words: tuple[str, ...]) -> int:
     `launchpad jobs` lists, or a prefix of one; the default is the latest running one. To debug a rank from its
     beginning, start the job with --debug.
     """
-    from launchpad.head.control import ask
+    from launchpad.control.client import ask
 
     if not 1 <= len(words) <= 2:
         raise UsageError("say which rank: launchpad debug [JOB] RANK")

@@ -60,9 +60,9 @@ def command(most: int, as_json: bool) -> int:
 def _say_what_is_kept() -> None:
     if not place.exists(os.environ):
         return
-    from launchpad.image import warming
+    from launchpad.image import keeper_control
 
-    kept = warming.ask({"status": True}, os.environ).get("found")
+    kept = keeper_control.ask({"status": True}, os.environ).get("found")
     if kept is not None:
         count = len([image for image in kept["images"] if image["preload"]])
         click.echo(f"{count} kept image{'s' * (count != 1)} (pid {kept['pid']}); see launchpad warm --status", err=True)

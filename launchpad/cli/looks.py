@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from launchpad.cli.asking import answer
+from launchpad.control.client import NoAnswer, ask
 from launchpad.diagnosis.activity import JobLook
 from launchpad.errors import UsageError
-from launchpad.head.control import NoAnswer, ask
 
 
 def first_look(job: str) -> JobLook:

@@ -33,7 +33,7 @@ def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. FILE is for
     https://www.speedscope.app, with a profile for each rank. It needs py-spy on each rank's node.
     """
-    from launchpad.head.control import ask
+    from launchpad.control.client import ask
 
     if seconds > MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: a rank can be watched for {MOST_SECONDS:g} s at most")

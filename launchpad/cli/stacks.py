@@ -17,7 +17,7 @@ def command(job: str, full: bool, native: bool) -> int:
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. The job keeps
     running. Ranks at the same place are grouped, outliers first.
     """
-    from launchpad.head.control import ask
+    from launchpad.control.client import ask
 
     click.echo(answer("stacks", job, lambda: ask(job, "stacks", native=native, full=full or native)))
     return 0

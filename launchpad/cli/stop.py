@@ -18,7 +18,7 @@ def command(job: str, signum: int) -> int:
     HUP stop it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait
     for the end of the job: `launchpad wait` does.
     """
-    from launchpad.head.control import send_signal
+    from launchpad.control.client import send_signal
 
     click.echo(answer("stop", job, lambda: send_signal(job, signum)), err=True)
     return 0

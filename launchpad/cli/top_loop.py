@@ -17,6 +17,7 @@ import click
 
 from launchpad.cli.looks import next_look
 from launchpad.console.top_screen import KEYS, TEXT_KEYS, RankList, ScreenSize, TextPage
+from launchpad.control.client import NoAnswer, ask, send_signal
 from launchpad.diagnosis.activity import (
     ORDERS,
     JobLook,
@@ -31,7 +32,6 @@ from launchpad.diagnosis.activity import (
 )
 from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.errors import UsageError
-from launchpad.head.control import NoAnswer, ask, send_signal
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import STDOUT, Output, Restarted
 from launchpad.record import job_store, replay

@@ -14,9 +14,9 @@ from launchpad import caller
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.message import message_line, wants_colour
 from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, of_several, prefixes, template_of
-from launchpad.console.writer import Target, Writer
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
+from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, Restarted, StopRequested
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from launchpad.console import live
+from launchpad.output import status_line
 from launchpad.protocol.events import STDERR
 
 
 def say_on_stderr(text: str, *, bad: bool = False) -> None:
     """Show a message of the launcher's own before there is a console, or without one, if stderr takes it."""
-    with live.aside, suppress(OSError):
+    with status_line.aside, suppress(OSError):
         os.write(STDERR, (message_line(text, wants_colour(STDERR, os.environ), bad) + "\n").encode(errors="replace"))
 
 
@@ -39,7 +39,7 @@ class QueuedMessages:
         """Wait until all have been shown, for a moment at most."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(live.LEAVE_SECONDS)
+            self._thread.join(status_line.LEAVE_SECONDS)
 
     def _run(self) -> None:
         while (text := self._queue.get()) is not None:

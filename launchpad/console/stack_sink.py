@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import RanksHeld, Restarted, StacksTaken
+from launchpad.protocol.events import Restarted, StacksTaken
 
 
 class StackSink:
@@ -20,39 +20,29 @@ class StackSink:
         folder: str,
         plan: Plan,
         answer: Callable[[int, str], None],
-        note: Callable[[RanksHeld], None],
     ) -> None:
-        """`say` shows text; `folder` is where full stacks are kept, unless it is ""; `answer` responds to a request.
-
-        `note` is told where the ranks were when the job hung or timed out.
-        """
-        self._note = note
+        """`say` shows text; `folder` is where full stacks are kept, unless it is ""; `answer` responds to a request."""
         self._say = say
         self._folder = folder
         self._answer = answer
-        self._nodes = _names(plan.by_node)
+        self._nodes: Sequence[Sequence[Any]] = plan.by_node
         self._cwd = plan.nodes[0].cwd
         self._count = 0
 
     def on(self, event: Any) -> bool:
         """Handle stacks that were taken."""
         if type(event) is Restarted and event.nodes:
-            self._nodes = _names(event.nodes)
-        if type(event) is not StacksTaken:
+            self._nodes = event.nodes
+        if type(event) is not StacksTaken or event.why == "failure":  # those are in the report
             return False
-        from launchpad.diagnosis.stack_summary import full, held, merged  # few jobs need it
+        from launchpad.diagnosis.stack_summary import full, hosts_of, merged  # few jobs need it
 
-        if event.why == "failure":  # shown at the end
-            self._note(held(event, self._cwd, self._nodes))
-            return False
-        text = merged(event, self._cwd, self._nodes)
-        whole = full(event, self._cwd, self._nodes)
+        text = merged(event, self._cwd, hosts_of(self._nodes))
+        whole = full(event, self._cwd, hosts_of(self._nodes))
         if event.asker:
             self._answer(event.asker, f"{text}\n\n{whole}" if event.full else text)
             return False
         self._say(text)
-        if event.why != "asked":
-            self._note(held(event, self._cwd, self._nodes))
         if self._folder:
             self._keep(whole)
         return False
@@ -75,11 +65,6 @@ class StackSink:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-
-def _names(nodes: Sequence[Sequence[Any]]) -> dict[int, str]:
-    """The node of each rank, if there are several; from [name, [rank, …]] of each."""
-    return {rank: name for name, ranks in nodes for rank in ranks} if len(nodes) > 1 else {}
 
 
 def _private(path: str, flags: int) -> int:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from launchpad.console.live import StatusLine
 from launchpad.console.message import wants_colour
+from launchpad.output.status_line import StatusLine
 from launchpad.protocol.events import STDERR
 
 if TYPE_CHECKING:

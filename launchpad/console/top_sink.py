@@ -1,4 +1,4 @@
-"""A sink for `launchpad top`: keeps the last words of each rank, and answers with what each rank does and uses."""
+"""A sink for `launchpad top`: answers with what each rank does and uses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from launchpad.protocol.events import (
     SamplesTaken,
 )
 
-# How much of each rank's last output is kept.
-TAIL_BYTES = 400
-
 # Lines are counted only while somebody looks: until nobody has asked for so long.
 COUNT_SECONDS = 10.0
 
@@ -34,7 +31,6 @@ class TopSink:
         self._history = history
         self._most_restarts = most_restarts
         self._answer = answer
-        self._tails: dict[int, bytes] = {}
         self._lines: dict[int, int] = {}
         self._counts = False
         self._at_prompt = -1
@@ -46,8 +42,8 @@ class TopSink:
         """Take an event."""
         kind = type(event)
         if kind is Output:
-            if event.stream != RESULT:
-                self._output(event.rank, event.data)
+            if self._counts and event.stream != RESULT:
+                self._lines[event.rank] = self._lines.get(event.rank, 0) + event.data.count(b"\n")
         elif kind is SamplesTaken:
             self._answer_all(event)
         elif kind is AtPrompt:
@@ -63,15 +59,7 @@ class TopSink:
         elif kind is Restarted:
             self._restarts = event.restarts
             self._at_prompt = -1
-            self._tails.clear()
         return False
-
-    def _output(self, rank: int, data: bytes) -> None:
-        if self._counts:
-            self._lines[rank] = self._lines.get(rank, 0) + data.count(b"\n")
-        if len(data) < TAIL_BYTES:
-            data = self._tails.get(rank, b"") + data
-        self._tails[rank] = data[-TAIL_BYTES:]
 
     def _answer_all(self, event: SamplesTaken) -> None:
         import json
@@ -80,7 +68,7 @@ class TopSink:
 
         self._counts = True
         self.deadline = time.monotonic() + COUNT_SECONDS
-        look = look_at(self._history, event, self._tails, self._lines, self._at_prompt, self._lost)
+        look = look_at(self._history, event, self._lines, self._at_prompt, self._lost)
         look = look._replace(restarts=self._restarts, most_restarts=self._most_restarts)
         text = json.dumps(look)
         for asker in event.askers:

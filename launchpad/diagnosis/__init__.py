@@ -1,1 +1,1 @@
-"""Who failed first and why, and who holds up whom, in words and as JSON. Pure."""
+"""Who failed first and why, and who holds up whom, in words and as JSON. Pure; sinks keep and tell it."""

@@ -23,6 +23,9 @@ _ALIKE_CPU = 0.2
 _ALIKE_BYTES = 64 << 20
 _ALIKE_GPU = 20.0
 
+# How much of the end of a rank's output is searched for its last line.
+LINE_BYTES = 400
+
 # Escape sequences of terminals: colours, and those that move the cursor.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
 
@@ -115,7 +118,6 @@ class HostRow(NamedTuple):
 def look_at(
     history: History,
     taken: SamplesTaken,
-    tails: Mapping[int, bytes],
     lines: Mapping[int, int],
     at_prompt: int,
     lost: Mapping[int, str],
@@ -134,7 +136,7 @@ def look_at(
             state=state,
             code=code,
             lines=lines.get(number, 0),
-            last_line=last_line(tails.get(number, b"")),
+            last_line=last_line(one.tail.last(LINE_BYTES)),
         )
     for sample in taken.samples:
         _add(sample, ranks)

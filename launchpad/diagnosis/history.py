@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis import escapes
+from launchpad.diagnosis.output_tail import OutputTail
 from launchpad.job.outcome import STOPPING, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     STDERR,
@@ -43,9 +44,8 @@ if TYPE_CHECKING:
 # Which comparisons of arrivals say what is the case now: so many latest ones, a minute's with the usual samples.
 _RECENT = 6
 
-# How much of each rank's last error output is kept, and of its other output.
-TAIL_BYTES = 16384
-OUTPUT_BYTES = 4096
+# How much of the end of each rank's standard output the verdict looks at. Of its error output, it is all that is kept.
+STDOUT_BYTES = 4096
 
 
 class RankHistory:
@@ -62,18 +62,17 @@ class RankHistory:
         self.raised: list[ExceptionRaised] = []
         self.recorded = ""  # the contents of its error file
         self.crash = ""  # faulthandler's report
-        self.tail = b""  # of its stderr
-        self.said = b""  # of its stdout
+        self.tail = OutputTail()
 
     @property
     def errors(self) -> str:
         """The last of its stderr, without colours."""
-        return escapes.removed(self.tail).decode(errors="replace")
+        return escapes.removed(self.tail.of(STDERR)).decode(errors="replace")
 
     @property
     def output(self) -> str:
-        """The last of its stdout, without colours."""
-        return escapes.removed(self.said).decode(errors="replace")
+        """The last of its stdout, as far as the verdict looks, without colours."""
+        return escapes.removed(self.tail.of(STDOUT)[-STDOUT_BYTES:]).decode(errors="replace")
 
 
 class History:
@@ -170,30 +169,16 @@ class History:
         """Add an event."""
         match event:
             case Output(_, rank, stream, data):
-                one = self.of(rank)
-                if stream == STDERR:
-                    one.tail = (one.tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
-                elif stream == STDOUT:
-                    one.said = (one.said + data[-OUTPUT_BYTES:])[-OUTPUT_BYTES:]
+                if stream in (STDOUT, STDERR):
+                    self.of(rank).tail.add(stream, data)
             case JobPlanned():
                 self.planned = event
                 self._reset()
             case RankStarted(at, rank, pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid
-            case RankExited():
-                self.of(event.rank).exited = event
-            case ExceptionRaised():
-                self.of(event.rank).raised.append(event)
-            case Crashed():
-                self.of(event.rank).crash = event.stack
-            case RankRaised(_, rank, error):
-                self.of(rank).recorded = error
-            case RankFailed():
-                one = self.of(event.rank)
-                one.failed = one.failed or event
-            case StartFailed():
-                self.of(event.rank).not_started = event
+            case RankExited() | ExceptionRaised() | Crashed() | RankRaised() | RankFailed() | StartFailed():
+                self._ended(self.of(event.rank), event)
             case RanksSpawned():
                 for rank in event.ranks:
                     self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
@@ -230,6 +215,22 @@ class History:
                 self.not_restarted = reason
             case JobOver():
                 self.over = event
+
+    def _ended(self, one: RankHistory, event: Any) -> None:
+        """How a rank ended, or why: several events tell a part of it."""
+        match event:
+            case RankExited():
+                one.exited = event
+            case ExceptionRaised():
+                one.raised.append(event)
+            case Crashed():
+                one.crash = event.stack
+            case RankRaised():
+                one.recorded = event.error
+            case RankFailed():
+                one.failed = one.failed or event
+            case StartFailed():
+                one.not_started = event
 
     def _compared(self, event: ArrivalsCompared) -> None:
         from launchpad.diagnosis.stragglers import Tally

@@ -47,6 +47,11 @@ class RankGroup(NamedTuple):
     example: StackDump
 
 
+def hosts_of(nodes: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """The node of each rank, if there are several; from [name, [rank, …]] of each."""
+    return {rank: name for name, ranks in nodes for rank in ranks} if len(nodes) > 1 else {}
+
+
 def held(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> RanksHeld:
     """Which ranks the others wait for, and where all of them are."""
     different, ranks = _differences(taken, cwd)

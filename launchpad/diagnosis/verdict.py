@@ -1,52 +1,22 @@
 """The verdict: which rank failed first, why, and what that did to the others. Pure; it needs only the job's events.
 
-candidates.py classifies the failures. This module finds the first one:
-
-- A rank that died because another was gone (secondary.py) is a victim if another rank failed independently before
-  it, or shortly after it, since such an exit may be noticed late. So is a rank that died because we stopped it.
-- A rank that was still handling an exception of its own when the first victim was known has failed before it.
-- A rank that had caught the loss of another, and raised an exception of its own later, is a victim if there is another
-  cause of these kinds, or if a rank exited with 0 while others still needed it. Otherwise its own exception counts.
-- If there are only victims, the cause is, in this order: a rank whose lost connection may be unrelated to other ranks;
-  a rank that exited with 0 while others still needed it; a rank that the others waited for, by their stacks; a rank in
-  which a thread had died. Otherwise the first victim is reported, as a victim.
-- Two failures so close in time that clocks or the kernel can't order them are both named.
+candidates.py classifies the failures, blame.py finds the first one: its rules say who is a victim and who is not. Two
+failures so close in time that clocks or the kernel can't order them are both named.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis.blame import BlameKind, Evidence, blame, gather
 from launchpad.diagnosis.candidates import Candidate, Candidates, candidates_in, meant_code
 from launchpad.diagnosis.history import History
 from launchpad.job.outcome import NODE_LOST, NOT_STARTED, OUTPUT_CLOSED, TIMED_OUT
 
-# The cause that stopped the job; or none, running, cut off, unknown; or, deduced from the events: early, waited, held.
-Kind = Literal[
-    "failure",
-    "early",
-    "waited",
-    "held",
-    "start",
-    "lost",
-    "timeout",
-    "stall",
-    "signal",
-    "console",
-    "running",
-    "cut off",
-    "unknown",
-    "none",
-]
-
-# We may notice an exit this much later (ns) than its peers do.
-LATE_NS = 1_000_000_000
-
-# Secondary failures that may be the ranks' own ones after all.
-_DOUBTFUL = ("weak", "kept")
+# The cause that stopped the job, or none, running, cut off, unknown.
+Kind = Literal[BlameKind, "timeout", "stall", "signal", "console", "running", "cut off", "unknown", "none"]
 
 
 class Victim(NamedTuple):
@@ -109,66 +79,25 @@ def verdict_on(history: History) -> Verdict:
 
 
 def _failure(history: History, found: Candidates) -> Verdict:
-    own, secondary_failures, threads = found.own, found.secondary_failures, found.threads
-    first_secondary = min((one.time for one in secondary_failures), default=None)
-    if own and first_secondary is not None:
-        strong = [one for one in secondary_failures if one.secondary not in _DOUBTFUL]
-        # A broken pipe with no failure before it may well be a failure of its own.
-        if not strong and min(one.time for one in own) > first_secondary + LATE_NS:
-            own, secondary_failures = [*own, *secondary_failures], []
-    holder = _holder(history)
-    if holder is not None and holder.under_way and holder.rank not in {one.rank for one in own + secondary_failures}:
-        own = [*own, holder]
-    weak = [one for one in secondary_failures if one.secondary == "weak"]
-    if not own and 0 < len(weak) < len(secondary_failures):
-        own, secondary_failures = weak, [one for one in secondary_failures if one.secondary != "weak"]
-    own = sorted(own, key=lambda one: one.time)
-    early: tuple[int, ...] = ()
-    odd = None
-    if own:
-        kind: Kind = {"start": "start", "lost": "lost"}.get(own[0].kind, "failure")  # type: ignore[assignment]
-        cause = own[0]
-    elif secondary_failures:
-        cause = min(secondary_failures, key=lambda one: one.time)
-        before = [one for one in threads if one.time < cause.time]
-        died = next((one for one in before if holder is not None and one.rank == holder.rank), None)
-        # We see a process exit a little after its connections close.
-        exited_before = dict.fromkeys(rank for at, rank in sorted(found.finished) if at < cause.time + LATE_NS)
-        if exited_before and cause.secondary != "weak":
-            kind, early = "early", tuple(exited_before)
-        elif died is not None and cause.secondary not in _DOUBTFUL:
-            kind, cause = "failure", died
-        elif (
-            holder is not None
-            and cause.secondary != "kept"
-            and holder.rank not in {one.rank for one in secondary_failures}
-        ):
-            kind, cause = "held", holder
-        elif before and cause.secondary != "weak":
-            kind, cause = "failure", before[0]
-        elif cause.secondary in _DOUBTFUL:
-            kind = "failure"
-        else:
-            kind, odd = "waited", _elsewhere(secondary_failures)
-            cause = odd or cause
-    else:  # the record doesn't say what ended the job
+    """The verdict if ranks failed, or a node was lost: the cause, and into which lists the other ranks go."""
+    evidence = gather(found, _holder(history))
+    blamed = blame(evidence)
+    if blamed is None:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
+    kind, cause, early, elsewhere = blamed
+    own = evidence.own
     close, apart, doubt = _too_close(history, own)
     alike = tuple(one.rank for one in own[1:] if one.rank >= 0 and one.is_like(cause) and one.rank not in close)
-    gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
     known = {cause.rank, *close, *alike, *early}
-    victims = tuple(
-        Victim(one.rank, one.loss)
-        for one in sorted(secondary_failures, key=lambda one: one.rank)
-        if one.rank not in known
-    )
+    victims = _victims(evidence, known)
     known |= {one.rank for one in victims}
+    gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
     stopped = tuple(rank for rank in sorted(history.stop.ranks if history.stop else ()) if rank not in known | gone)
-    known |= set(stopped)
+    known |= {*stopped, *gone}
     failed_too = sorted({one.rank for one in own} | set(found.failed_later))
     return Verdict(
         kind,
-        _exit_code(history, cause, secondary_failures),
+        _exit_code(history, cause, evidence.victim),
         cause,
         close,
         apart,
@@ -177,21 +106,17 @@ def _failure(history: History, found: Candidates) -> Verdict:
         alike,
         victims,
         stopped,
-        tuple(rank for rank in failed_too if rank not in known | gone and rank >= 0),
-        tuple(one for one in threads if one is not cause),
+        tuple(rank for rank in failed_too if rank not in known and rank >= 0),
+        tuple(one for one in evidence.threads if one is not cause),
         tuple(node for node in history.lost if not (kind == "lost" and node == cause.node)),
-        elsewhere=odd is not None,
+        elsewhere=elsewhere,
     )
 
 
-def _elsewhere(waited: list[Candidate]) -> Candidate | None:
-    """The first rank that waited at another line than most."""
-    places = [place and (place.file, place.line) for place in (one.traceback and one.traceback.place for one in waited)]
-    usual, count = Counter(places).most_common(1)[0]
-    if usual is None or 2 * count <= len(waited):
-        return None
-    others = [one for one, place in zip(waited, places, strict=True) if place not in (usual, None)]
-    return min(others, key=lambda one: one.time, default=None)
+def _victims(evidence: Evidence, known: set[int]) -> tuple[Victim, ...]:
+    """The ranks that died because of the cause, without those that are named elsewhere."""
+    found = sorted(evidence.secondary, key=lambda one: one.rank)
+    return tuple(Victim(one.rank, one.loss) for one in found if one.rank not in known)
 
 
 def _holder(history: History) -> Candidate | None:
@@ -208,7 +133,7 @@ def _holder(history: History) -> Candidate | None:
     return found._replace(code=meant_code(found))
 
 
-def _too_close(history: History, own: list[Candidate]) -> tuple[tuple[int, ...], int, int]:
+def _too_close(history: History, own: Sequence[Candidate]) -> tuple[tuple[int, ...], int, int]:
     """Ranks that may have failed first as well, how far apart they are, and the least time that can be ordered (ns)."""
     close, apart, needed = [], 0, 0
     for one in own[1:]:
@@ -222,7 +147,7 @@ def _too_close(history: History, own: list[Candidate]) -> tuple[tuple[int, ...],
     return tuple(sorted(close)), apart, needed
 
 
-def _exit_code(history: History, cause: Candidate, secondary_failures: list[Candidate]) -> int:
+def _exit_code(history: History, cause: Candidate, victim: Candidate | None) -> int:
     """The exit code of the rank that failed first, or of the first victim if that rank exited with 0."""
     if cause.kind == "lost":
         return NODE_LOST
@@ -230,8 +155,8 @@ def _exit_code(history: History, cause: Candidate, secondary_failures: list[Cand
         return NOT_STARTED
     stopped = history.stop is not None and cause.rank in history.stop.ranks
     code = 0 if cause.kind == "thread" and stopped else cause.code
-    if code == 0 and secondary_failures:
-        code = min(secondary_failures, key=lambda one: one.time).code
+    if code == 0 and victim is not None:
+        code = victim.code
     if code == 0 and history.over:
         return history.over.code
     return code if code > 0 else 128 - code if code < 0 else 1

@@ -68,6 +68,12 @@ def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str
     return [line for line in lines if line not in known]
 
 
+def besides_stacks(history: History, lines: Sequence[str]) -> list[str]:
+    """What the report, `lines`, adds to the stacks that were shown when the job hung or timed out."""
+    known = _held(history) if history.held is not None and history.held.why != "failure" else []
+    return [line for line in lines if line not in known]
+
+
 def last_output(history: History, verdict: Verdict) -> list[str]:
     """The last that the blamed rank wrote, if the report shows nothing of it."""
     cause = verdict.cause

@@ -17,4 +17,4 @@ _package = type(sys)("_launchpad")
 _package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
 sys.modules["_launchpad"] = _package
 
-__import__("_launchpad.forkserver.loop", fromlist=["main"]).main()
+__import__("_launchpad.forkserver.forking", fromlist=["main"]).main()

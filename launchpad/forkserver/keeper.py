@@ -458,7 +458,7 @@ class _Kept:
     """An image's process, and what is known of it."""
 
     def __init__(self, wanted: fit.ColdStart, extra: tuple[str, ...], request: dict[str, Any]) -> None:
-        """Start it. `request`: what forkserver/loop.py is to do. Raises OSError."""
+        """Start it. `request`: what forkserver/forking.py is to do. Raises OSError."""
         self.wanted = wanted
         self.preload = wanted.preload
         self._extra = extra

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..agent.host import processes
 from ..image import channel, loaded
 from ..rank import own_process
-from .kept import Fork, Imports, serve, set_environ
+from .kept_image import Fork, Imports, serve, set_environ
 
 # The first descriptors of a request: the caller's connection and its working folder. Those that it inherited follow.
 ORDER = ("caller", "folder")

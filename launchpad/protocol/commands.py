@@ -284,7 +284,7 @@ class TunnelCredit(Message):
 class KeeperRequest(Message):
     """Ask the keeper of images: the only frame to a node on which no agent was started, answered by KeeperReply."""
 
-    request: dict[str, Any]  # as for image/warming.py's `ask`
+    request: dict[str, Any]  # as for image/keeper_control.py's `ask`
 
 
 class Check(Message):

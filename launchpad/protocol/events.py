@@ -160,7 +160,7 @@ class KeeperReply(Message):
     """The answer to KeeperRequest."""
 
     time: int
-    answer: dict[str, Any]  # as of image/warming.py's `ask`
+    answer: dict[str, Any]  # as of image/keeper_control.py's `ask`
 
 
 class Checked(Message):

@@ -24,7 +24,7 @@ def set_argv(argv: list[str], calls: str) -> None:
     """Set `sys.argv` and `sys.orig_argv` for the command line `python -u (SCRIPT | -m MODULE | FUNCTION) ARGS`.
 
     `calls`: "function" for FILE.py:NAME or MODULE:NAME, "pickled" for a pickled function (see rank/call.py),
-    "session" for many of them (rank/session.py), else "".
+    "session" for many of them (rank/call_server.py), else "".
     """
     sys.orig_argv[:] = argv
     if calls:
@@ -113,9 +113,9 @@ def _run(argv: list[str], calls: str) -> list[BaseException]:
 
             mpi_init.release()
         if calls == "session":
-            from . import session
+            from . import call_server
 
-            session.serve()
+            call_server.serve()
         elif calls:
             from . import call
 

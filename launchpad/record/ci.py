@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from launchpad.console.terminal import printable
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.output_tail import OutputTail
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words
-from launchpad.protocol.events import STDERR, STDOUT, Output, Restarted
 
 CiSystem = Literal["", "github", "gitlab", "teamcity", "buildkite"]
 
@@ -43,43 +43,21 @@ def system_of(environ: Mapping[str, str]) -> CiSystem:
     return "buildkite" if environ.get("BUILDKITE") == "true" else ""
 
 
-class RankEnds:
-    """A sink that keeps the end of what each rank prints in this attempt."""
-
-    deadline = None
-
-    def __init__(self) -> None:
-        self._ends: dict[int, bytes] = {}
-
-    def on(self, event: Any) -> bool:
-        """Keep the end of an output."""
-        if type(event) is Output and event.stream in (STDOUT, STDERR):
-            self._ends[event.rank] = (self._ends.get(event.rank, b"") + event.data)[-LAST_BYTES:]
-        elif type(event) is Restarted:
-            self._ends.clear()
-        return False
-
-    def tick(self, now: float) -> None:
-        """Nothing is ever due."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def lines(self, rank: int) -> list[str]:
-        """The rank's last lines, of each progress bar the last state, fit to be shown."""
-        end = self._ends.get(rank, b"")
-        lines = end.decode(errors="replace").removesuffix("\n").split("\n") if end else []
-        if len(end) == LAST_BYTES and len(lines) > 1:
-            del lines[0]  # its beginning is missing
-        return [_harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-LAST_LINES:]]
+def last_lines(tail: OutputTail) -> list[str]:
+    """A rank's last lines, of each progress bar the last state, fit to be shown."""
+    end = tail.last(LAST_BYTES)
+    lines = end.decode(errors="replace").removesuffix("\n").split("\n") if end else []
+    if len(end) < tail.written and len(lines) > 1:
+        del lines[0]  # its beginning is missing
+    return [_harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-LAST_LINES:]]
 
 
-def sections(system: CiSystem, history: History, verdict: Verdict, ends: RankEnds) -> list[str]:
+def sections(system: CiSystem, history: History, verdict: Verdict) -> list[str]:
     """The lines of the log that show the end of each rank in a section; the rank that failed first comes first."""
     blamed = verdict.cause.rank if verdict.cause else -1
     found: list[str] = []
     for rank in sorted(history.ranks, key=lambda rank: (rank != blamed, rank))[:MOST_RANKS]:
-        lines = [f"[{rank}] {line}" for line in ends.lines(rank)]
+        lines = [f"[{rank}] {line}" for line in last_lines(history.of(rank).tail)]
         title = printable(f"{history.name(rank)}: {_ended(history, rank)}")
         found += _section(system, f"launchpad_rank_{rank}", title, lines) if lines else []
     if found and system == "buildkite":

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from launchpad.console.console import LAST_WORDS_SECONDS
 from launchpad.console.message import say_on_stderr
 from launchpad.console.prefix import Prefix
-from launchpad.console.writer import Target, Writer
+from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
 from launchpad.record import job_store
 from launchpad.record.journal import LARGE_BYTES

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launchpad.console.writer import Target, Writer
 from launchpad.errors import UsageError
+from launchpad.output.writer import Target, Writer
 from launchpad.protocol import wire
 from launchpad.protocol.events import STDOUT, ConsoleClosed, LogFailed, Output, Restarted
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad import linux
-from launchpad.console.writer import OpenFiles
 from launchpad.job.plan import Plan
+from launchpad.output.writer import OpenFiles
 from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted, Sampled
 from launchpad.record import job_store
 from launchpad.record.event_lines import line_of

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from launchpad.console.prefix import encoded, template_of
-from launchpad.console.writer import Target, Writer
 from launchpad.errors import UsageError
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
+from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}

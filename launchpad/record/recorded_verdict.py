@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.history import History
-from launchpad.diagnosis.verdict import Verdict, verdict_on
-from launchpad.diagnosis.verdict_text import CUT_OFF, describe, summarize
-from launchpad.protocol.events import Restarted
+from launchpad.diagnosis.verdict import Verdict
+from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.record import job_store, replay
 
 
 def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
     """The history of a recorded job, the verdict on it, and a summary of each earlier attempt."""
-    history, earlier = History(), []
+    diagnosis = Diagnosis()
     for event in replay.read_events(folder):
-        if isinstance(event, Restarted):
-            earlier.append(summarize(history, verdict_on(history)))
-        history.on(event)
-    verdict = verdict_on(history)
+        diagnosis.on(event)
+    history, verdict = diagnosis.history, diagnosis.verdict()
     if history.over is None and verdict.kind in ("running", "none"):
         match job_store.state_of(folder):
             case "over":
                 verdict = verdict._replace(kind="cut off")
             case "unknown":
                 verdict = verdict._replace(kind="unknown")
-    return history, verdict, earlier
+    return history, verdict, diagnosis.earlier
 
 
 def in_words(folder: str, history: History, verdict: Verdict, earlier: Sequence[str]) -> list[str]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from launchpad.diagnosis.history import OUTPUT_BYTES, TAIL_BYTES
+from launchpad.diagnosis.history import STDOUT_BYTES
+from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import job_store
@@ -121,7 +122,7 @@ def by_time(events: Iterable[Any]) -> list[Any]:
 
 def _last_words(folder: str, folders: Mapping[int, str], attempt: int) -> Iterator[Output]:
     for rank, number in folders.items():
-        for name, stream, size in (("stdout", STDOUT, OUTPUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
+        for name, stream, size in (("stdout", STDOUT, STDOUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
             base = os.path.join(folder, f"attempt_{attempt}", number, name)
             data = b""
             for path in reversed([f"{base}.log", *segments(base)]):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from launchpad.console.live import StatusLine
 from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
@@ -21,6 +20,7 @@ from launchpad.head.own_signals import exit_on_signals
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
+from launchpad.output.status_line import StatusLine
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import NodeFacts
 from launchpad.runner.options import HostOptions

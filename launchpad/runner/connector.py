@@ -10,10 +10,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launchpad.console.live import aside
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import ConnectError
 from launchpad.job.hosts import Host
+from launchpad.output.status_line import aside
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 from launchpad.transport.process import Openings, ProcessLink

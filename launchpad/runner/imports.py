@@ -89,7 +89,7 @@ def what_to_preload(
     why_not = found.why_not or why_not_forked(environ, options.binds)
     if why_not and (found.torch or names):
         if not options.reports.quiet:
-            from launchpad.console.summary import not_forked
+            from launchpad.console.notes import not_forked
 
             say_on_stderr(not_forked(why_not))
         return ()

@@ -114,7 +114,7 @@ def run_job(
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
     if options.reports.verbose and local.why_cold:
-        from launchpad.console.summary import no_kept_image
+        from launchpad.console.notes import no_kept_image
 
         say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
     if options.reports.verbose and spec.torch:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from launchpad.console.summary import Summary
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.transport.local import guard_environ
 
@@ -21,9 +21,9 @@ _MOST_BYTES = 4096
 _MOST_VALUE = 32 << 10
 
 
-def variables(summary: Summary, lines: Sequence[str], code: int, folder: str) -> dict[str, str]:
+def variables(diagnosis: Diagnosis, lines: Sequence[str], code: int, folder: str) -> dict[str, str]:
     """The verdict for the command: `lines` is its text, `code` the job's exit code, `folder` has the record."""
-    verdict = as_json(summary.history, summary.verdict(), list(lines), summary.earlier)
+    verdict = as_json(diagnosis.history, diagnosis.verdict(), list(lines), diagnosis.earlier)
     said = {
         "JOB": verdict["job"],
         "EXIT_CODE": code,

@@ -1,4 +1,4 @@
-"""The sinks that every job has besides its output: the record, the history, and answers to `launchpad stacks`."""
+"""The sinks that every job has besides its output: the record, the diagnosis, and answers to `launchpad stacks`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.debugger_sink import DebuggerSink
+from launchpad.console.notes import Notes
 from launchpad.console.stack_sink import StackSink
-from launchpad.console.straggler_sink import StragglerSink
-from launchpad.console.summary import Summary
 from launchpad.console.top_sink import TopSink
-from launchpad.head.control import Control
+from launchpad.control.server import ControlServer
+from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.diagnosis.held_sink import HeldSink
+from launchpad.diagnosis.straggler_sink import StragglerSink
 from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
@@ -44,15 +46,17 @@ class Observers:
     ) -> None:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
         self.note: Callable[[str], None] = _say_nothing if quiet else say
-        self.summary = Summary(say, quiet, verbose, reports_bindings=spec.report_bindings)
+        self.diagnosis = Diagnosis()
+        notes = Notes(self.diagnosis, say, quiet, verbose, reports_bindings=spec.report_bindings)
         self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
-        self._control = Control(job, post)
-        stacks = StackSink(say, self.folder, plan, self._control.answer, self._tell_all)
+        self._control = ControlServer(job, post)
+        stacks = StackSink(say, self.folder, plan, self._control.answer)
         debuggers = DebuggerSink(say, self._control.answer)
-        top = TopSink(self.summary.history, spec.limits.max_restarts.most, self._control.answer)
-        stragglers = StragglerSink(self.summary.history, self._tell_all)
-        self._own: list[Sink] = [self.summary, self._control, stacks, debuggers, top, stragglers]
+        top = TopSink(self.diagnosis.history, spec.limits.max_restarts.most, self._control.answer)
+        held = HeldSink(plan, self._tell_all)
+        stragglers = StragglerSink(self.diagnosis.history, self._tell_all)
+        self._own: list[Sink] = [notes, self.diagnosis, held, stragglers, self._control, stacks, debuggers, top]
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 
@@ -83,13 +87,13 @@ class Observers:
             return lambda: ""
         from launchpad.runner.restart_judge import RestartJudge
 
-        return RestartJudge(self.summary, spec.cwd, spec.limits.progress).refusal
+        return RestartJudge(self.diagnosis, spec.cwd, spec.limits.progress).refusal
 
     def conclude(self) -> tuple[Verdict, list[str]]:
         """Record the verdict on a failed job. Returns it, and its text."""
-        verdict = self.summary.verdict()
-        lines = self.summary.report(verdict)
-        self.journal.conclude(self.summary.history, verdict, lines, self.summary.earlier)
+        verdict = self.diagnosis.verdict()
+        lines = self.diagnosis.report(verdict)
+        self.journal.conclude(self.diagnosis.history, verdict, lines, self.diagnosis.earlier)
         return verdict, lines
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launchpad.console.summary import Summary
+from launchpad.diagnosis.diagnosis import Diagnosis
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.restarts import Signature
@@ -19,9 +19,9 @@ LOOK_SECONDS = 2.0
 class RestartJudge:
     """Remembers how the attempt before failed, and the newest file of `--progress` at that time."""
 
-    def __init__(self, summary: Summary, folder: str, progress: Sequence[str]) -> None:
+    def __init__(self, diagnosis: Diagnosis, folder: str, progress: Sequence[str]) -> None:
         """Created before the ranks start. `progress`: patterns of files, relative to `folder`."""
-        self._summary = summary
+        self._diagnosis = diagnosis
         self._folder = folder
         self._progress = progress
         self._before: Signature | None = None
@@ -31,7 +31,7 @@ class RestartJudge:
         """Why the ranks must not start again, as a sentence; "" if they may. Asked once after each attempt."""
         from launchpad.diagnosis import restarts
 
-        history, verdict = self._summary.history, self._summary.verdict()
+        history, verdict = self._diagnosis.history, self._diagnosis.verdict()
         newest = self._look()
         # Files that could not be looked up in time may be new.
         new = newest is None or self._newest is None or newest > self._newest

@@ -16,8 +16,9 @@ from launchpad.console.console import (
     terminal_modes,
     terminal_size,
 )
+from launchpad.console.notes import STANDING_STILL
 from launchpad.console.prefix import template_of
-from launchpad.console.summary import STANDING_STILL, Summary
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.errors import UsageError
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
@@ -35,7 +36,6 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
-    from launchpad.record.ci import RankEnds
     from launchpad.record.console_record import ConsoleRecord
     from launchpad.record.event_lines import EventLines
     from launchpad.record.log_dir import Files
@@ -113,7 +113,7 @@ def supervise(
     observers = Observers(
         job, spec, plan, bringup.post, console.say, quiet=reports.quiet, verbose=reports.verbose, files=files
     )
-    summary, journal, folder = observers.summary, observers.journal, observers.folder
+    diagnosis, journal, folder = observers.diagnosis, observers.journal, observers.folder
     shows += [console, StaleStores(spec.target, spec.environ.values(), observers.note)]
     if reports.report is not None and not journal.folder:
         raise UsageError(
@@ -121,12 +121,6 @@ def supervise(
         )
     if machine:
         shows.append(machine)
-    ends: RankEnds | None = None
-    if any(name in os.environ for name in _CI_VARIABLES):
-        from launchpad.record import ci
-
-        ends = ci.RankEnds()
-        shows.append(ends)
     sinks = observers.begin(shows)
     if departure is not None and record is not None:
         _leave(departure, job, observers, record)
@@ -154,8 +148,8 @@ def supervise(
     finally:
         observers.end()
         restore_terminal(modes)
-    history = summary.history
-    if here and history.started and not summary.earlier:
+    history = diagnosis.history
+    if here and history.started and not diagnosis.earlier:
         imported = (history.started - history.planned.time) / 1e9
         if text := suggestion(spec.preload, imported, os.environ):
             observers.note(text)
@@ -163,20 +157,17 @@ def supervise(
         observers.note(slow)
     lines: list[str] = []
     told: list[str] = []
-    shown_before: set[str] = set()  # printed a moment ago, with the stacks
     if cause is not None:
         verdict, lines = observers.conclude()
         code = _exit_code(cause, verdict)
-        held = summary.history.held
-        shown_before = {f"    {line}" for line in held.lines} if held and held.why != "failure" else set()
         if machine:
-            machine.verdict(summary.history, verdict, lines, summary.earlier)
+            machine.verdict(history, verdict, lines, diagnosis.earlier)
         told = lines[:TOLD_LINES] + ([f"more: launchpad why {job}, on {os.uname().nodename}"] if journal.folder else [])
         lines += [f"logs: {folder}"] if folder else []
         if journal.folder:
             lines.append(f"more: launchpad why {job}")
-    if ends is not None:
-        _report_to_ci(console, summary, ends, lines, code, reports)
+    if any(name in os.environ for name in _CI_VARIABLES):
+        _report_to_ci(console, diagnosis, lines, code, reports)
     tell(told, code)
 
     def last() -> None:
@@ -187,13 +178,13 @@ def supervise(
         if reports.notify is not None:
             from launchpad.runner.notify import run_command, variables
 
-            for line in run_command(reports.notify, variables(summary, lines, code, folder)):
+            for line in run_command(reports.notify, variables(diagnosis, lines, code, folder)):
                 console.say(line)
 
     if reports.junit is not None:
         from launchpad.record import junit
 
-        suite = junit.suite(summary.history, summary.verdict(), lines, reports.job or "")
+        suite = junit.suite(history, diagnosis.verdict(), lines, reports.job or "")
         problem = junit.write(reports.junit, suite, adds=adds_to_junit)
         if problem:
             console.say(problem, bad=True)
@@ -206,7 +197,7 @@ def supervise(
         os._exit(code)
     console.flush()
     if lines:
-        console.say("\n".join(line for line in lines if line not in shown_before), bad=True)
+        console.say("\n".join(diagnosis.besides_stacks(lines)), bad=True)
     for sink in sinks:
         sink.on(over)
     # Only a slow reader, --report or --notify can hold us up from here on: Ctrl-C ends the wait.
@@ -219,18 +210,16 @@ def supervise(
     return code
 
 
-def _report_to_ci(
-    console: Console, summary: Summary, ends: RankEnds, lines: list[str], code: int, reports: ReportOptions
-) -> None:
+def _report_to_ci(console: Console, diagnosis: Diagnosis, lines: list[str], code: int, reports: ReportOptions) -> None:
     """Show the job in the ways of the CI system that this is; `lines`: the report on a failed one."""
     from launchpad.record import ci
     from launchpad.record.annotations import annotation
 
-    system, history, verdict = ci.system_of(os.environ), summary.history, summary.verdict()
+    system, history, verdict = ci.system_of(os.environ), diagnosis.history, diagnosis.verdict()
     console.flush()
     if system == "github" and lines:
         console.print(annotation(history, verdict, lines, os.environ))
-    if lines and not reports.quiet and (sections := ci.sections(system, history, verdict, ends)):
+    if lines and not reports.quiet and (sections := ci.sections(system, history, verdict)):
         console.print("\n".join(sections))
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if system == "github" and path:

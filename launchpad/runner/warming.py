@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.console.terminal import HowFar, status_line, waiting
-from launchpad.image import warming
+from launchpad.image import keeper_control
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import KeeperRequest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from launchpad.transport import Link
 
 Request = dict[str, Any]
-Answer = dict[str, Any]  # of image/warming.py
+Answer = dict[str, Any]  # of image/keeper_control.py
 
 # How long a host may take to answer, besides the imports.
 _ANSWER_SECONDS = 60.0
@@ -44,7 +44,7 @@ def ask_here(request: Request, python: str | None, head: Mapping[str, Any]) -> A
     if "warm" in request:
         found = os.path.abspath(find_python(python, environ, sys.executable))
         request = {"warm": {**request["warm"], "python": found, "head": head}}
-    return warming.ask(request, environ)
+    return keeper_control.ask(request, environ)
 
 
 def ask_hosts(
@@ -87,7 +87,7 @@ def ask_hosts(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(warming.IMPORT_SECONDS + _ANSWER_SECONDS)
+            thread.join(keeper_control.IMPORT_SECONDS + _ANSWER_SECONDS)
     for host, link in asked:
         if link is None:
             continue

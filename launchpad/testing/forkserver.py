@@ -29,7 +29,7 @@ from _pytest.tmpdir import tmppath_result_key
 from launchpad import linux
 from launchpad.agent.host import processes
 from launchpad.agent.ranks import rundir
-from launchpad.forkserver.loop import frozen
+from launchpad.forkserver.forking import frozen
 from launchpad.rank import stack_server, store
 from launchpad.testing import collected, member, messages, shared, soundness, warned, worlds
 from launchpad.testing.capturing import Captured

@@ -35,7 +35,7 @@ from typing import Any
 
 from launchpad.cli.entry import collect_rarely
 from launchpad.console.console import Console, StandardStreams
-from launchpad.console.summary import Summary
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.head.supervisor import Supervisor
@@ -311,12 +311,12 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
     head = BringUp()
     cluster = _greet(head, links, mark)
     console = Console(SPEC, cluster.plan, StandardStreams(len(cluster.plan.ranks), {}, head.post))
-    summary = Summary(lambda _: None, False)
-    summary.on(planned("scale", SPEC, cluster.plan, ""))
-    code, cause = Supervisor(head, cluster, [console, summary]).run()
+    diagnosis = Diagnosis()
+    diagnosis.on(planned("scale", SPEC, cluster.plan, ""))
+    code, cause = Supervisor(head, cluster, [console, diagnosis]).run()
     mark("run")
     if cause is not None:
-        summary.report(summary.verdict())
+        diagnosis.report(diagnosis.verdict())
     console.close()
     mark("report")
     return code, cause

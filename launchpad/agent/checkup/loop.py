@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ... import linux
-from ...image import warming
+from ...image import keeper_control
 from ...protocol import wire
 from ...protocol.commands import Check
 from ...protocol.events import Checked, Event
@@ -111,4 +111,4 @@ def _addresses_of(name: str) -> list[str]:
 
 
 def _kept(keeper: str) -> KeptImages:
-    return KeptImages([", ".join(image["preload"]) or "plain Python" for image in warming.ready(keeper)])
+    return KeptImages([", ".join(image["preload"]) or "plain Python" for image in keeper_control.ready(keeper)])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...image import Cold, warming
+from ...image import Cold, keeper_control
 from ...image.keeper_link import ForkRequest, connect_at
 from ...protocol.defaults import defaults_for
 from ...protocol.health import Imported, Reduced
@@ -101,7 +101,7 @@ class TrialRank:
         """Have a kept image run the program. As it is short, any number of threads will do."""
         environ = {name: value for name, value in os.environ.items() if name}
         with suppress(Cold):
-            for image in warming.ready(self._keeper):
+            for image in keeper_control.ready(self._keeper):
                 keeper = connect_at(self._keeper) if "torch" in image["preload"] else None
                 if keeper is None:
                     continue

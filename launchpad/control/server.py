@@ -1,9 +1,4 @@
-"""Lets another terminal query and stop a running job, over a Unix socket in a folder that only this user can enter.
-
-A request is a line of JSON; the response is text, up to end of file. The folder is in the user's state folder, which
-several hosts and containers may share, even some with the same hostname. A socket is therefore named
-JOB@BOOT.NAMESPACE.PID.START after the launchpad that listens, and is removed only if that process is certainly gone.
-"""
+"""The job's side: takes requests and signals from other terminals, and sends the answers."""
 
 from __future__ import annotations
 
@@ -17,9 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from launchpad import linux
-from launchpad.errors import UsageError
+from launchpad.control.sockets import ANSWER_SECONDS, REQUEST_SECONDS, folder, own_name
 from launchpad.job.outcome import signal_name
-from launchpad.job.state import state_folder
 from launchpad.protocol.events import DebugRequested, ProfileRequested, SampleRequested, StacksRequested, StopRequested
 
 if TYPE_CHECKING:
@@ -28,10 +22,6 @@ if TYPE_CHECKING:
 # Nobody queries a job that has just started, so short jobs need not pay for the socket.
 FIRST_SECONDS = 0.3
 
-# Timeouts for a request, and for a response, which may take long: native frames of many ranks.
-REQUEST_SECONDS = 5.0
-ANSWER_SECONDS = 600.0
-
 # Its thread, which has been woken, ends within moments; it is not waited for any longer.
 CLOSE_SECONDS = 1.0
 
@@ -39,12 +29,7 @@ CLOSE_SECONDS = 1.0
 Request = StacksRequested | DebugRequested | ProfileRequested | SampleRequested | StopRequested
 
 
-def folder() -> str:
-    """Where the sockets are."""
-    return os.path.join(state_folder(os.environ), "running")
-
-
-class Control:
+class ControlServer:
     """Accepts requests in its own threads. The loop responds through `answer`; as this is a sink, it calls `tick`."""
 
     def __init__(self, job: str, post: Callable[[Request], None]) -> None:
@@ -105,7 +90,7 @@ class Control:
             if self._closed:
                 raise OSError("the job is over")
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            path = os.path.join(place, f"{self._job}@{'.'.join((*_here(), str(os.getpid()), _start(os.getpid())))}")
+            path = os.path.join(place, own_name(self._job))
             linux.by_short_path(path, listener.bind)
             listener.listen(16)
             self._path, self._socket = path, listener
@@ -173,98 +158,3 @@ def _event(asker: int, request: dict[str, Any]) -> Request:
     if request["what"] == "sample":
         return SampleRequested(now, asker)
     return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]), int(request.get("rank", -1)))
-
-
-def _here() -> tuple[str, str]:
-    """The ids of this boot and of our PID namespace; empty if /proc doesn't give them."""
-    try:
-        return linux.boot_id().replace("-", ""), linux.namespace("pid").strip("pid:[]")
-    except OSError:
-        return "", ""
-
-
-def _start(pid: int) -> str:
-    """When a process started, in clock ticks since boot; "" if unknown."""
-    try:
-        return linux.stat(pid)[linux.STARTED] if linux.shows_our_pids() else ""
-    except OSError:
-        return ""
-
-
-def _is_gone(listener: str) -> bool:
-    """Whether the launchpad with this BOOT.NAMESPACE.PID.START is certainly gone."""
-    boot, namespace, pid, start = [*listener.split("."), "", "", ""][:4]
-    if not (boot and start and pid.isdecimal()) or (boot, namespace) != _here():
-        return False
-    try:
-        if linux.is_gone(int(pid)):
-            return True
-    except OverflowError:
-        return False
-    return _start(int(pid)) not in ("", start)
-
-
-class NoAnswer(UsageError):
-    """The job is there, and doesn't answer."""
-
-
-def ask(job: str, what: str, **details: float) -> str:
-    """Ask a running job: `what` is "stacks", with `native` and `full`, perhaps `rank`, "debug", with `rank` and `port`,
-    "profile", with `rank`, -1 for all, and `seconds`, or "sample".
-
-    `job`: an id, the start of one, or "" for the latest running job. Raises UsageError if no job matches, or several
-    do, and if the job doesn't answer.
-    """
-    return _ask(job, REQUEST_SECONDS if what == "sample" else ANSWER_SECONDS, {"what": what, **details})
-
-
-def send_signal(job: str, signum: int) -> str:
-    """Have a running job act as if launchpad had got this signal; returns what was done, in words.
-
-    `job`: as in `ask`. Raises UsageError likewise, and if the job doesn't answer.
-    """
-    return _ask(job, REQUEST_SECONDS, {"what": "signal", "signum": signum})
-
-
-def _ask(job: str, seconds: float, request: dict[str, Any]) -> str:
-    with _call(job) as line:
-        line.settimeout(seconds)
-        try:
-            line.sendall(json.dumps(request).encode() + b"\n")
-            return line.makefile("rb").read().decode(errors="replace")
-        except TimeoutError:
-            raise NoAnswer("the job doesn't answer; its launchpad may be suspended") from None
-        except OSError:  # nobody took the connection
-            return ""
-
-
-def _call(job: str) -> socket.socket:
-    import socket
-
-    found: dict[str, tuple[float, socket.socket]] = {}
-    with suppress(FileNotFoundError, PermissionError):
-        for entry in os.scandir(folder()):
-            name, _, listener = entry.name.rpartition("@")
-            if not name.startswith(job):
-                continue
-            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                linux.by_short_path(entry.path, line.connect)
-                found[name] = (entry.stat(follow_symlinks=False).st_mtime, line)
-            except OSError:  # on another machine, or left behind by a launchpad that was killed
-                line.close()
-                if _is_gone(listener):
-                    with suppress(OSError):
-                        os.unlink(entry.path)
-    if not found:
-        which = f"job {job}…" if job else "job"
-        raise UsageError(f"you have no running {which} on {socket.gethostname()}; `launchpad jobs` lists all jobs")
-    chosen = job if job in found else max(found, key=lambda name: found[name][0])
-    if job and job != chosen and len(found) > 1:
-        raise UsageError(
-            f"job {job}: {len(found)} running jobs match ({', '.join(sorted(found))}); type more of the id"
-        )
-    for name, (_, line) in found.items():
-        if name != chosen:
-            line.close()
-    return found[chosen][1]

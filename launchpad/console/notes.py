@@ -1,13 +1,13 @@
-"""Reports on a job: notes while it runs and stops, and the verdict at its end."""
+"""What the user is told about a job while it runs and stops: notes."""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launchpad.diagnosis.history import History
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.job.duration import duration
 from launchpad.job.hosts import some_of
 from launchpad.job.outcome import ranks_in_words, signal_name
@@ -31,10 +31,6 @@ from launchpad.protocol.events import (
     Restarted,
 )
 
-if TYPE_CHECKING:  # a job that succeeds needs no verdict
-    from launchpad.diagnosis.verdict import Verdict
-
-
 # What a person's pause at a prompt or in a debugger does to the others.
 STANDING_STILL = (
     "--timeout and --stall-timeout are paused, but torch's own time-outs in the ranks that wait for it are not "
@@ -55,11 +51,17 @@ def no_kept_image(reason: str, node: str) -> str:
     return f"no kept image was used{f' on {node}' if node else ''}: {reason}"
 
 
-class Summary:
-    """A sink that collects the job's history; `report` puts it into words."""
+class Notes:
+    """A sink. It comes before the diagnosis: what an event means to the user depends on what was known before."""
 
     def __init__(
-        self, say: Callable[[str], None], quiet: bool, verbose: bool = False, *, reports_bindings: bool = False
+        self,
+        diagnosis: Diagnosis,
+        say: Callable[[str], None],
+        quiet: bool,
+        verbose: bool = False,
+        *,
+        reports_bindings: bool = False,
     ) -> None:
         """`say` shows a note; `quiet` suppresses the notes; `verbose`: also say why no kept image was used.
 
@@ -69,36 +71,30 @@ class Summary:
         self._verbose = verbose
         self._reports_bindings = reports_bindings
         self._bound: list[Any] = []  # as it was said
-        self.history = History()
-        self.earlier: list[str] = []  # a line for each earlier attempt
+        self._diagnosis = diagnosis
+        self._history = diagnosis.history
         self._stopping = False
         self._prompt = -1  # the rank that is at a prompt
         self.deadline: float | None = None
 
     def tick(self, now: float) -> None:  # noqa: ARG002
-        """Remind the user of ranks that wait for the one at a prompt.
-
-        Or import what the verdict needs while the agents of a failed job exit, because that takes milliseconds.
-        """
+        """Remind the user of ranks that wait for the one at a prompt."""
         self.deadline = None
-        if self._prompt >= 0:
-            minutes = f"{PROMPT_SECONDS / 60:.0f} minutes"
-            self._say(f"rank {self._prompt} has been at a prompt for {minutes}: {STANDING_STILL}")
-            return
-        import launchpad.diagnosis.verdict_text  # noqa: F401
+        minutes = f"{PROMPT_SECONDS / 60:.0f} minutes"
+        self._say(f"rank {self._prompt} has been at a prompt for {minutes}: {STANDING_STILL}")
 
     def close(self) -> None:
         """There is nothing to close."""
 
     def on(self, event: Any) -> bool:
-        """Record what the report will need, and say what the user should know now."""
+        """Say what the user should know now."""
         match event:
             case NotForked(_, reason):
                 self._say(not_forked(reason))
             case ImageUnused(_, reason, node):
                 if self._verbose:
-                    several = len(self.history.planned.nodes) > 1
-                    self._say(no_kept_image(reason, self.history.node_name(node) if several else ""))
+                    several = len(self._history.planned.nodes) > 1
+                    self._say(no_kept_image(reason, self._history.node_name(node) if several else ""))
             case NoMpi(_, library, why):
                 self._say(_no_mpi(library, why))
             case RanksBound(_, ranks):
@@ -115,46 +111,43 @@ class Summary:
                 count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
                 self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
             case NodeJoined(_, node, name):
-                known = node < len(self.history.planned.nodes)
+                known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
             case NodeLeaving(_, node, signum):
-                self._say(f"{self.history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
+                self._say(f"{self._history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
             case NodesAwaited(_, nodes, seconds):
-                names = [self.history.node_name(node) for node in nodes]
-                reasons = {loss.reason for loss in self.history.lost.values()}
+                names = [self._history.node_name(node) for node in nodes]
+                reasons = {loss.reason for loss in self._history.lost.values()}
                 why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 was = "was" if len(names) == 1 else "were"
                 self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a replacement")
-            case NodeLost(_, node, reason) if not self.history.takes_part(node):
-                self._say(f"{self.history.node_name(node)}, which runs no ranks, was lost ({reason})")
+            case NodeLost(_, node, reason) if not self._history.takes_part(node):
+                self._say(f"{self._history.node_name(node)}, which runs no ranks, was lost ({reason})")
             case NodeRefused(_, name, reason):
                 self._say(f"{name} can't join: {reason}")
             case FaultInjected():
-                self._say(f"injected: {self.history.fault(event)}")
+                self._say(f"injected: {self._history.fault(event)}")
             case FaultMissed(_, fault):
                 self._say(f"not injected: {fault}; the job ended first")
             case AtPrompt(_, rank, waits):
-                waits = waits and len(self.history.ranks) > 1 and not self._stopping
+                waits = waits and len(self._history.ranks) > 1 and not self._stopping
                 self._prompt = rank if waits else -1
                 self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
                 self._restarted(event)
-        self.history.on(event)
         return False
 
     def _phase(self, event: PhaseChanged) -> None:
         self._prompt, self.deadline = -1, None
-        if event.phase == "over" and event.cause:
-            self.deadline = 0.0
         if event.phase != "stopping":
             return
         name = signal_name(event.signum)
         if self._stopping and event.ranks:
             self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
         elif event.cause in ("signal", "timeout") and event.ranks:
-            again = event.cause == "signal" and self.history.signum == signal.SIGINT
+            again = event.cause == "signal" and self._history.signum == signal.SIGINT
             self._say(
                 f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
                 + (" to exit; Ctrl-C kills them at once" if again else " to exit")
@@ -162,46 +155,19 @@ class Summary:
         self._stopping = True
 
     def _restarted(self, event: Restarted) -> None:
-        from launchpad.diagnosis.verdict_text import summarize
-
         self._stopping = False
-        nodes = event.nodes or self.history.planned.nodes
+        nodes = event.nodes or self._history.planned.nodes
         taking_part = sorted((ranks[0], name) for name, ranks in nodes if ranks)
         names = some_of([name for _, name in taking_part])
-        if self.history.kind in ("joined", "left"):
+        if self._diagnosis.changes_nodes:
             self._say(f"starting all ranks again on {names}")
             return
-        failure = summarize(self.history, self.verdict())
-        self.earlier.append(failure)
+        failure = self._diagnosis.summary()
         if event.counted:
             of = f" of {event.most}" if not event.period else f"; at most {event.most} in {duration(event.period)}"
             self._say(f"failed: {failure}; restarting all ranks (restart {event.restarts}{of})")
         else:
             self._say(f"failed: {failure}; going on with {names}")
-
-    def verdict(self) -> Verdict:
-        """The verdict on the current attempt."""
-        from launchpad.diagnosis.verdict import verdict_on
-
-        return verdict_on(self.history)
-
-    def report(self, verdict: Verdict) -> list[str]:
-        """The report on the job: the cause first, then what it did to the other ranks."""
-        from launchpad.diagnosis.verdict_text import describe
-
-        return describe(self.history, verdict, self.earlier)
-
-    def around(self, verdict: Verdict, lines: list[str]) -> list[str]:
-        """What the report, `lines`, adds to the exception of the rank that failed."""
-        from launchpad.diagnosis.verdict_text import around
-
-        return around(self.history, verdict, lines)
-
-    def last_output(self, verdict: Verdict) -> list[str]:
-        """The last that the blamed rank wrote, if the report shows nothing of it."""
-        from launchpad.diagnosis.verdict_text import last_output
-
-        return last_output(self.history, verdict)
 
 
 def _no_mpi(library: str, why: str) -> str:

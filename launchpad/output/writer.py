@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
-from launchpad.console import live
+from launchpad.output import status_line
 from launchpad.protocol.events import Output, Written
 
 Target = int | str  # a descriptor, or the path of a file to append to
@@ -67,11 +67,11 @@ class Writer:
         self._files.close_all()
 
     def _write(self, target: Target, views: list[memoryview]) -> None:
-        if isinstance(target, str) or not (live.is_shown() and views and os.isatty(target)):
+        if isinstance(target, str) or not (status_line.is_shown() and views and os.isatty(target)):
             self._write_all(target, views)
             return
-        with live.aside:
-            live.wrote(views[-1][-1])
+        with status_line.aside:
+            status_line.wrote(views[-1][-1])
             self._write_all(target, views)
 
     def _write_all(self, target: Target, views: list[memoryview]) -> None:

@@ -59,12 +59,12 @@ def main() -> None:
 
         kept_head.keep(link, request["rehearse"], request["main"], watched_by)
     if "keep" in request:
-        from . import kept
+        from . import kept_image
 
-        link = kept.keep(link, request["keep"], preload)
+        link = kept_image.keep(link, request["keep"], preload)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)  # again: it has its caller's mask now
         request, _ = _receive(link)
-        why_not = kept.begin(request)
+        why_not = kept_image.begin(request)
     else:
         # So that imports find the same modules as in the ranks.
         program.put_first_on_path(sys.argv[1:], request["calls"])

@@ -1,0 +1,1 @@
+"""Writes bytes, for console and record: the writer thread, open files, and the terminal's status line."""
