@@ -21,20 +21,20 @@ from launchpad.console.prefix import chosen_template
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
-from launchpad.head.supervisor import Supervisor
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.job.user_environment import forwarded
-from launchpad.protocol.events import JobOver, StopRequested
+from launchpad.protocol.events import StopRequested
+from launchpad.runner.conductor import Conductor
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH, why_not_forked
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import LocalAgent, open_links
 from launchpad.runner.nodes import bring_up, members_of
-from launchpad.runner.observers import Observers, waited
 from launchpad.runner.options import HostOptions
+from launchpad.runner.outlets.outlet import Ended
 from launchpad.runner.spec import files_to_sync
 from launchpad.transport import Link
 
@@ -262,26 +262,23 @@ class FunctionJob:
 
     def _conduct(self, cluster: Cluster) -> None:
         """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
-        spec, post = self._spec, self._bringup.post
         assert self._collector is not None
-        observers = Observers(os.urandom(4).hex(), spec, cluster.plan, post, self.screen.say)
-        sinks = observers.begin([self.screen, self._collector])
-        code = 1
+        conductor = Conductor(self._bringup, cluster, self.screen.say)
+        conductor.begin((), guests=(self.screen, self._collector))
+        ended: Ended | None = None
         try:
-            supervisor = Supervisor(
-                self._bringup, cluster, sinks, waited=waited, may_restart=observers.restart_judge(spec)
-            )
-            code, self._cause = supervisor.run()
-            if self._cause is not None:
-                verdict, self._report = observers.conclude()
-                self._around = observers.diagnosis.around(verdict, self._report)
-                self._report += observers.diagnosis.last_output(verdict)
+            conductor.run()
+            self._cause = conductor.cause
+            ended = conductor.conclude()
+            if ended.verdict is not None:
+                diagnosis, verdict = conductor.diagnosis, ended.verdict
+                self._around = diagnosis.around(verdict, ended.report)
+                self._report = ended.report + diagnosis.last_output(verdict)
                 if verdict.cause is not None and verdict.cause.rank >= 0:
                     self._blamed = verdict.cause.rank
         finally:
-            observers.end()
-            observers.journal.on(JobOver(time.monotonic_ns(), code))
-            observers.journal.close()
+            conductor.over()
+            conductor.close(ended)
 
     def _links(self) -> list[Link]:
         local = LocalAgent()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.verdict_json import as_json
+from launchpad.runner.outlets.outlet import Ended, Outlet, Says
 from launchpad.transport.local import guard_environ
 
 # How long the command may take.
@@ -19,6 +20,20 @@ _MOST_BYTES = 4096
 
 # The kernel's limit is 128 KiB for each variable.
 _MOST_VALUE = 32 << 10
+
+
+class NotifyOutlet(Outlet):
+    """The outlet."""
+
+    def __init__(self, command: str, says: Says) -> None:
+        """`command`: for a shell."""
+        self._command = command
+        self._says = says
+
+    def finish(self, ended: Ended) -> None:
+        """Run the command."""
+        for line in run_command(self._command, variables(ended.diagnosis, ended.lines, ended.code, ended.folder)):
+            self._says.say(line)
 
 
 def variables(diagnosis: Diagnosis, lines: Sequence[str], code: int, folder: str) -> dict[str, str]:

@@ -1,0 +1,156 @@
+"""A job from its first event to the end of its record: `begin`, `run`, `conclude`, `over`, `close`.
+
+The command, launchers that have joined, `launchpad.run` and `launchpad.ranks` all run their jobs by this, so what works
+for one works for all. They differ in where the ranks' output goes, and in who is told the end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from launchpad.head.arrivals import Door, Reopen
+from launchpad.head.bringup import BringUp
+from launchpad.head.cluster import Cluster
+from launchpad.head.sink import Sink
+from launchpad.head.supervisor import Supervisor
+from launchpad.job.outcome import Cause
+from launchpad.protocol.events import JobOver
+from launchpad.runner.observers import Observers, waited
+from launchpad.runner.outlets.outlet import Ended, Outlet
+
+if TYPE_CHECKING:
+    from launchpad.diagnosis.verdict import Verdict
+    from launchpad.record.log_dir import Files
+
+
+class Conductor:
+    """One planned job. The methods are called in their order."""
+
+    def __init__(
+        self,
+        bringup: BringUp,
+        cluster: Cluster,
+        say: Callable[[str], None],
+        *,
+        job: str = "",
+        quiet: bool = False,
+        verbose: bool = False,
+        files: Files | None = None,
+        outlets: Sequence[Outlet] = (),
+    ) -> None:
+        """`say` shows answers and, unless `quiet`, notes; if `verbose`, more. `job`: its id, "" for a new one.
+
+        Raises UsageError for faults that nobody would notice.
+        """
+        spec, plan = cluster.spec, cluster.plan
+        if spec.faults is not None:
+            from launchpad.job.faults import check_noticed
+
+            watched = bringup.nodes.remote if bringup.nodes.silence else []
+            check_noticed(spec.faults, [plan.nodes[node].name for node in watched])
+        self.job = job or new_job()
+        self.cause: Cause | None = None
+        self.leaving = False  # there is output that nobody takes
+        self._bringup = bringup
+        self._cluster = cluster
+        self._outlets = outlets
+        self._sinks: list[Sink] = []
+        self._guests: Sequence[Sink] = ()
+        self._code = 1
+        self.observers = Observers(self.job, spec, plan, bringup.post, say, quiet=quiet, verbose=verbose, files=files)
+        self.diagnosis = self.observers.diagnosis
+        self.note = self.observers.note
+
+    def begin(self, shows: Sequence[Sink], *, guests: Sequence[Sink] = ()) -> None:
+        """Announce the job to all that follow it: to what `shows` its output, and to `guests`, which others close.
+
+        Raises UsageError if an outlet can't report.
+        """
+        for outlet in self._outlets:
+            outlet.begin(self.observers.journal.folder)
+        self._guests = guests
+        followers = [outlet.sink for outlet in self._outlets if outlet.sink is not None]
+        self._sinks = self.observers.begin([*shows, *guests, *followers])
+
+    def run(
+        self,
+        *,
+        terminal: Sequence[int] = (),
+        reopen: Reopen | None = None,
+        door: Door | None = None,
+        sends_input: bool = False,
+    ) -> None:
+        """Run the ranks to their end. The parameters are the supervisor's."""
+        spec = self._cluster.spec
+        try:
+            supervisor = Supervisor(
+                self._bringup,
+                self._cluster,
+                self._sinks,
+                terminal=terminal,
+                reopen=reopen,
+                door=door,
+                sends_input=sends_input,
+                waited=waited,
+                may_restart=self.observers.restart_judge(spec),
+            )
+            self._code, self.cause = supervisor.run()
+            self.leaving = supervisor.leaving
+        finally:
+            self.observers.end()
+
+    def conclude(self) -> Ended:
+        """The verdict, for the record, the outlets and the caller."""
+        verdict: Verdict | None = None
+        report: list[str] = []
+        lines: list[str] = []
+        folder = self.observers.folder
+        if self.cause is not None:
+            verdict, report = self.observers.conclude()
+            self._code = _exit_code(self.cause, verdict)
+            lines = [*report, *([f"logs: {folder}"] if folder else [])]
+            if self.observers.journal.folder:
+                lines.append(f"more: launchpad why {self.job}")
+        ended = Ended(self._code, self.diagnosis, verdict, report, lines, folder)
+        for outlet in self._outlets:
+            outlet.conclude(ended)
+        return ended
+
+    def over(self) -> None:
+        """Tell all who follow the job that it is over."""
+        over = JobOver(time.monotonic_ns(), self._code)
+        for sink in self._sinks:
+            sink.on(over)
+
+    def close(self, ended: Ended | None = None) -> None:
+        """Have the outlets finish, if it is known how the job `ended`, and close the record."""
+        if ended is not None:
+            self._finish(ended)
+        for sink in reversed(self._sinks):  # the record comes first among them: until it is closed, others wait for it
+            if sink not in self._guests:
+                sink.close()
+
+    def leave(self, ended: Ended) -> None:
+        """The same as `over` and `close`, without waiting for anybody who takes no output."""
+        self.observers.journal.on(JobOver(time.monotonic_ns(), self._code))
+        self.observers.journal.finish()
+        self._finish(ended)
+
+    def _finish(self, ended: Ended) -> None:
+        for outlet in self._outlets:
+            if outlet.reads_record:
+                self.observers.journal.finish()
+            outlet.finish(ended)
+
+
+def new_job() -> str:
+    """An id for a job."""
+    return os.urandom(4).hex()
+
+
+def _exit_code(cause: Cause, verdict: Verdict) -> int:
+    """The blamed rank's exit code. Its failure need not be the first one reported."""
+    return verdict.exit_code if cause.kind in ("failure", "lost") and verdict.cause is not None else cause.exit_code

@@ -1,0 +1,35 @@
+"""Shows the job in the ways of the CI system that it runs in: annotations, sections, GitHub's summary page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launchpad.record import ci
+from launchpad.record.annotations import annotation
+from launchpad.runner.options import ReportOptions
+from launchpad.runner.outlets.outlet import Ended, Outlet, Says
+
+
+class CiOutlet(Outlet):
+    """The outlet."""
+
+    def __init__(self, reports: ReportOptions, says: Says, environ: Mapping[str, str]) -> None:
+        """`environ`: the variables by which the system is known."""
+        self._reports = reports
+        self._says = says
+        self._environ = environ
+
+    def conclude(self, ended: Ended) -> None:
+        """Show what is to stand in the log before the verdict; write the page."""
+        system, history = ci.system_of(self._environ), ended.diagnosis.history
+        verdict = ended.verdict or ended.diagnosis.verdict()
+        self._says.flush()
+        if system == "github" and ended.lines:
+            self._says.print(annotation(history, verdict, ended.lines, self._environ))
+        if ended.lines and not self._reports.quiet and (sections := ci.sections(system, history, verdict)):
+            self._says.print("\n".join(sections))
+        path = self._environ.get("GITHUB_STEP_SUMMARY")
+        if system == "github" and path:
+            page = ci.page(history, verdict, ended.lines, ended.code, self._reports.job or "")
+            if problem := ci.write_page(path, page):
+                self._says.say(problem, bad=True)

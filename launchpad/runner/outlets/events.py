@@ -1,0 +1,25 @@
+"""`--events`: all events as JSON lines, and the verdict as the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from launchpad.record.event_lines import EventLines
+from launchpad.runner.options import ReportOptions
+from launchpad.runner.outlets.outlet import Ended, Outlet, adds
+
+
+class EventsOutlet(Outlet):
+    """The outlet."""
+
+    def __init__(self, reports: ReportOptions, post: Callable[[Any], None]) -> None:
+        """`post` takes the head's own events."""
+        assert reports.events is not None
+        self.sink: EventLines = EventLines(reports.events, post, adds=adds(reports.events, reports.add_to_reports))
+
+    def conclude(self, ended: Ended) -> None:
+        """Write the verdict on a failed job."""
+        if ended.verdict is not None:
+            diagnosis = ended.diagnosis
+            self.sink.verdict(diagnosis.history, ended.verdict, ended.report, diagnosis.earlier)
