@@ -19,23 +19,27 @@ from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.console.prefix import chosen_template
 from launchpad.errors import JobTimeout, NodeError, UsageError
+from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.job.hosts import Host, Nproc, slots_of
+from launchpad.job.limits import Limits
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
-from launchpad.job.spec import Bind, JobSpec, Target
+from launchpad.job.spec import Bind, JobSpec, StreamMap, Target
 from launchpad.job.user_environment import forwarded
 from launchpad.protocol.events import StopRequested
 from launchpad.runner.conductor import Conductor
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import TORCH, why_not_forked
+from launchpad.runner.job import membership_of
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import LocalAgent, open_links
 from launchpad.runner.nodes import bring_up, members_of
-from launchpad.runner.options import HostOptions
+from launchpad.runner.options import HostOptions, RunOptions
+from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
-from launchpad.runner.spec import files_to_sync
+from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, make_world_spec
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -64,7 +68,7 @@ class JobRequest(NamedTuple):
 
     spec: JobSpec
     hosts: Sequence[Host]
-    options: HostOptions
+    options: RunOptions
     nproc: Nproc | None
 
 
@@ -79,10 +83,12 @@ def prepare(
     sync: bool,
     ssh_config: str | None,
     bind: Bind,
+    more: Callable[[HostOptions], RunOptions],
 ) -> JobRequest:
     """The spec that these parameters of launchpad.run describe. Raises UsageError.
 
-    Standard descriptors that are closed, as in some daemons, refer to /dev/null from here on.
+    `more` makes all options, of those for the hosts. Standard descriptors that are closed, as in some daemons, refer to
+    /dev/null from here on.
     """
     linux.open_closed(0, 1, 2)
     if bind not in get_args(Bind):
@@ -98,9 +104,15 @@ def prepare(
     if wdir is not None and not isinstance(wdir, str | os.PathLike):
         raise UsageError(f"wdir={wdir!r}: give the path of a folder")
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
-    options = HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config)
-    nodes = read_hosts(options, nproc)
+    options = more(HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config))
+    nodes = read_hosts(options.hosts, nproc)
+    if options.nodes.nnodes != "1" and not nodes:
+        raise UsageError(f"nnodes={options.nodes.nnodes!r} needs hosts; name them, or leave it out")
+    make_world_spec(options, nodes)  # checks it
+    if options.mpi is not None and backend != "mpi":
+        raise UsageError(f"mpi={options.mpi!r} says which MPI makes the ranks' world; add backend='mpi'")
     far = not all(host.here for host in nodes)
+    files = collect_environ((), options.env_file, os.environ)
     spec = JobSpec(
         target=target,
         nproc=nproc or 1,
@@ -108,6 +120,7 @@ def prepare(
         cwd=os.path.abspath(wdir or os.getcwd()),
         environ={
             **(forwarded(os.environ) if far else {}),
+            **files,
             **{os.fsdecode(os.fsencode(name)): str(value) for name, value in (env or {}).items()},  # a plain str
         },
         torch=False,
@@ -115,6 +128,16 @@ def prepare(
         line_prefix=chosen_template("", os.environ),
         bind=bind,
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
+        mpi=options.mpi or "",
+        log_dir=options.log_dir and os.path.abspath(options.log_dir),
+        tee=StreamMap(everywhere=3) if options.log_dir else StreamMap(),
+        limits=Limits(grace=options.grace, stop_signal=options.stop_signal, stall_timeout=options.stall_timeout),
+        sample=options.sample,
+        faults=faults_of(options.inject),
+        role=options.role,
+        virtual_local_rank=options.virtual_local_rank,
+        tf_config=options.tf_config,
+        timeline=options.reports.report is not None,
     )
     return JobRequest(spec, nodes, options, nproc)
 
@@ -183,6 +206,7 @@ class FunctionJob:
         self._interrupted = False
         self._error: BaseException | None = None
         self._collector: ResultCollector | None = None
+        self._reopen: Reopen | None = None
         self._cause: Cause | None = None
         self._report: list[str] = []  # the verdict's lines, of which the first says why the job ended
         self._around: list[str] = []  # those of them that say more than the exception of the rank that failed
@@ -248,14 +272,16 @@ class FunctionJob:
 
     def _supervise(self) -> None:
         spec, bringup = self._spec, self._bringup
-        files = files_to_sync(self._options, spec)
+        files = files_to_sync(self._options.hosts, spec)
         links = self._links()
-        cluster = bring_up(
-            bringup, spec, members_of(self._hosts, links, spec, self._nproc), links, files, self._options, quiet=True
-        )
+        members = members_of(self._hosts, links, spec, self._nproc)
+        membership = membership_of(self._options, self._hosts)
+        cluster = bring_up(bringup, spec, members, links, files, self._options.hosts, membership, quiet=True)
         remote = [link.remote for link in links]
         self._collector = self._collect(cluster.plan, remote)
         cluster.plan = self._with_files(cluster.plan, remote)
+        cluster.amend = lambda plan: self._with_files(plan, remote)
+        cluster.supply = lambda talk: deliver(talk, [0], self._call)
         deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
         self.screen.open(cluster.plan, spec)
         self._conduct(cluster)
@@ -263,11 +289,13 @@ class FunctionJob:
     def _conduct(self, cluster: Cluster) -> None:
         """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
         assert self._collector is not None
-        conductor = Conductor(self._bringup, cluster, self.screen.say)
+        reports = self._options.reports
+        outlets = outlets_of(reports, self.screen, self._bringup.post, {})
+        conductor = Conductor(self._bringup, cluster, self.screen.say, outlets=outlets)
         conductor.begin((), guests=(self.screen, self._collector))
         ended: Ended | None = None
         try:
-            conductor.run()
+            conductor.run(reopen=self._reopen if self._spec.target.kind == "pickled" else None)
             self._cause = conductor.cause
             ended = conductor.conclude()
             if ended.verdict is not None:
@@ -286,11 +314,11 @@ class FunctionJob:
         python = self._spec.python
         look_for_image(local, self._spec, os.environ, executes=False)
         try:
-            links, _ = open_links(
+            links, self._reopen = open_links(
                 self._hosts,
                 local,
                 self._closing,
-                self._options,
+                self._options.hosts,
                 python,
                 exact=False,
                 quiet=True,
@@ -309,10 +337,11 @@ class FunctionJob:
     def _with_files(self, plan: Plan, remote: Sequence[bool]) -> Plan:
         """The plan, with the paths of our memfds in the environment of this machine's ranks."""
         assert self._collector is not None
+        self._collector.follow(plan)
         call = linux.path_of(self._call)
         nodes = list(plan.nodes)
         for place, node in enumerate(nodes):
-            if remote[place]:
+            if remote[node.index]:
                 continue
             ranks = []
             for rank in node.ranks:

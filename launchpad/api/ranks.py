@@ -8,10 +8,12 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from launchpad.api.job import Group, JobRequest, check, check_timeout, interrupts, prepare
+from launchpad.api.options import NOT_FOR_RANKS, SharedOptions, run_options
 from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
 from launchpad.api.session import PendingCall, RankSession, gone, running
@@ -30,6 +32,7 @@ def ranks(
     sync: bool = False,
     ssh_config: str | None = None,
     bind: Bind = "none",
+    **more: Unpack[SharedOptions],
 ) -> Ranks:
     """Start `nproc` ranks that stay, for one call after the other.
 
@@ -37,13 +40,19 @@ def ranks(
             ranks.run(load, "data.pt")
             losses = ranks.run(step, 0.1)
 
-    The parameters mean what they mean to launchpad.run; `timeout` (seconds) is for each call that gives none. Returns
-    when all ranks have their process group. Without the `with`, they stay until `close`, or until the interpreter
-    exits. Raises what launchpad.run raises.
+    The parameters mean what they mean to launchpad.run, `more` too, as far as they make sense here; `timeout` (seconds)
+    is for each call that gives none. Returns when all ranks have their process group. Without the `with`, they stay
+    until `close`, or until the interpreter exits. Raises what launchpad.run raises.
     """
     check("launchpad.ranks", backend, timeout)
     target = Target("session", "launchpad.ranks")
-    request = prepare(target, nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind)
+    request = prepare(
+        *(target, nproc, hosts, backend, env, wdir),
+        sync=sync,
+        ssh_config=ssh_config,
+        bind=bind,
+        more=partial(run_options, "launchpad.ranks", more, SharedOptions, NOT_FOR_RANKS),
+    )
     return Ranks(request, backend, timeout)
 
 

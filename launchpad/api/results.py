@@ -49,9 +49,16 @@ class ResultCollector:
 
     def __init__(self, plan: Plan, remote: Sequence[bool]) -> None:  # noqa: ARG002
         """`remote`: whether each node is another machine."""
-        self._plan = plan
         self.codes: dict[int, int] = {}
-        self._files = {rank.rank: os.memfd_create(f"launchpad-result-{rank.rank}") for rank in plan.ranks}
+        self._files: dict[int, int] = {}
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """From now on the ranks are those of this plan."""
+        self._plan = plan
+        for rank in plan.ranks:
+            if rank.rank not in self._files:
+                self._files[rank.rank] = os.memfd_create(f"launchpad-result-{rank.rank}")
 
     def environ(self, rank: int) -> dict[str, str]:
         """The variables that tell a rank of this machine where to write its result."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, Unpack, get_args
 
 from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
+from launchpad.api.options import NOT_FOR_RUN, JobOptions, run_options
 from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import UsageError
-from launchpad.job.limits import Limits, RestartLimit, Restarts
+from launchpad.job.limits import RestartLimit, Restarts
 from launchpad.job.spec import Bind, Target
 
 
@@ -34,6 +36,7 @@ def run(
     input_rank: int = 0,
     debug: int | tuple[int, int] | None = None,
     bind: Bind = "none",
+    **more: Unpack[JobOptions],
 ) -> Results:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
@@ -50,8 +53,9 @@ def run(
 
     `nproc`, `hosts` ("a:4,b:4", or a list), `timeout` (seconds), `env`, `wdir`, `sync`, `ssh_config`, `max_restarts` (a
     number, or (10, 3600.0) for 10 in any hour), `restart`, `progress` (a pattern, or several), `input_rank` (which
-    reads the caller's standard input), `debug` (a rank, or (rank, port)) and `bind` are options of `launchpad run`. The
-    ranks run in the caller's interpreter; other hosts use the one at that path, else python3.
+    reads the caller's standard input), `debug` (a rank, or (rank, port)) and `bind` are options of `launchpad run`, and
+    so are `more`: `stall_timeout`, `spares`, `report` and others (`launchpad help functions`). The ranks run in the
+    caller's interpreter; other hosts use the one at that path, else python3.
 
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
     by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
@@ -64,13 +68,22 @@ def run(
     check("launchpad.run", backend, timeout)
     if not isinstance(input_rank, int) or input_rank < 0:
         raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
+    if not (
+        debug is None or _is_rank(debug) or (isinstance(debug, tuple) and list(map(_is_rank, debug)) == [True] * 2)
+    ):
+        raise UsageError(f"debug={debug!r}: give a rank, or (rank, port)")
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
     request = prepare(
-        Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir, sync=sync, ssh_config=ssh_config, bind=bind
+        *(Target("pickled", name_of(fn)), nproc, hosts, backend, env, wdir),
+        sync=sync,
+        ssh_config=ssh_config,
+        bind=bind,
+        more=partial(run_options, "launchpad.run", more, JobOptions, NOT_FOR_RUN),
     )
+    limits = request.spec.limits._replace(timeout=timeout, max_restarts=limit, restart=restart, progress=patterns)
     spec = request.spec._replace(
-        limits=Limits(timeout=timeout, max_restarts=limit, restart=restart, progress=patterns),
+        limits=limits,
         input_rank=input_rank,
         debug=(debug, 0) if isinstance(debug, int) else debug,
     )
@@ -88,6 +101,10 @@ def run(
             job.end()
     finally:
         os.close(call)
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:

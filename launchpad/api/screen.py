@@ -81,7 +81,7 @@ class Screen:
     def _put(self, item: _Item) -> None:
         self._queue.put(item)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, bad: bool = False) -> None:  # noqa: ARG002
         """Show a message of launchpad's own."""
         for line in text.splitlines():
             note = f"launchpad: {line}".encode(errors="surrogateescape")

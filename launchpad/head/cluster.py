@@ -1,6 +1,6 @@
 """The job's nodes as a plan needs them: what is known of each, and where they meet. Brings up those that come later."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.errors import NodeError, UsageError
@@ -101,6 +101,8 @@ class Cluster:
         self._reach = set(range(len(ready)))  # the nodes that reach it
         self._changed = False  # the last plan knows less than we do
         self._names = NodeNames(place.name for place in places)
+        self.amend: Callable[[Plan], Plan] | None = None  # what whoever runs the job adds to a later plan
+        self.supply: Callable[[BringUp], None] | None = None  # gives a node on another machine what its ranks will need
         self.plan = self._lay_out(self._first_seats())
         self._check_rank("--input-rank", spec.input_rank)
         if spec.debug:
@@ -185,7 +187,8 @@ class Cluster:
     def seat(self, seats: Sequence[Seat]) -> Plan:
         """The plan for these nodes."""
         if tuple(seats) != self.plan.seats or self._changed:
-            self.plan = self._lay_out(seats)
+            plan = self._lay_out(seats)
+            self.plan = self.amend(plan) if self.amend is not None else plan
             self._changed = False
         return self.plan
 
@@ -220,6 +223,8 @@ class Cluster:
         places = [place] if first is not None else []
         plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
         ports = hold_ports(talk, [plan.nodes[0].slots]) if self.spec.tf_config else []
+        if self.supply is not None and link.remote:
+            self.supply(talk)
         talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
         return Newcomer(talk.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, talk)
 

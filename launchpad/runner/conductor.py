@@ -17,6 +17,8 @@ from launchpad.head.cluster import Cluster
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
+from launchpad.job.plan import Plan
+from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import JobOver
 from launchpad.runner.observers import Observers, waited
 from launchpad.runner.outlets.outlet import Ended, Outlet
@@ -35,15 +37,13 @@ class Conductor:
         cluster: Cluster,
         say: Callable[[str], None],
         *,
-        job: str = "",
         quiet: bool = False,
         verbose: bool = False,
-        files: Files | None = None,
         outlets: Sequence[Outlet] = (),
     ) -> None:
-        """`say` shows answers and, unless `quiet`, notes; if `verbose`, more. `job`: its id, "" for a new one.
+        """`say` shows answers and, unless `quiet`, notes; if `verbose`, more.
 
-        Raises UsageError for faults that nobody would notice.
+        Raises UsageError for faults that nobody would notice, and for a folder of log files that can't be written.
         """
         spec, plan = cluster.spec, cluster.plan
         if spec.faults is not None:
@@ -51,7 +51,7 @@ class Conductor:
 
             watched = bringup.nodes.remote if bringup.nodes.silence else []
             check_noticed(spec.faults, [plan.nodes[node].name for node in watched])
-        self.job = job or new_job()
+        self.job = os.urandom(4).hex()
         self.cause: Cause | None = None
         self.leaving = False  # there is output that nobody takes
         self._bringup = bringup
@@ -60,6 +60,8 @@ class Conductor:
         self._sinks: list[Sink] = []
         self._guests: Sequence[Sink] = ()
         self._code = 1
+        files = _files(bringup, spec, plan, self.job)
+        self._files = [files] if files else []
         self.observers = Observers(self.job, spec, plan, bringup.post, say, quiet=quiet, verbose=verbose, files=files)
         self.diagnosis = self.observers.diagnosis
         self.note = self.observers.note
@@ -73,7 +75,7 @@ class Conductor:
             outlet.begin(self.observers.journal.folder)
         self._guests = guests
         followers = [outlet.sink for outlet in self._outlets if outlet.sink is not None]
-        self._sinks = self.observers.begin([*shows, *guests, *followers])
+        self._sinks = self.observers.begin([*self._files, *shows, *guests, *followers])
 
     def run(
         self,
@@ -146,9 +148,14 @@ class Conductor:
             outlet.finish(ended)
 
 
-def new_job() -> str:
-    """An id for a job."""
-    return os.urandom(4).hex()
+def _files(bringup: BringUp, spec: JobSpec, plan: Plan, job: str) -> Files | None:
+    """The log files, if any are asked for."""
+    if spec.log_dir is None and not spec.redirects and not spec.tee and not any(spec.filters.values()):
+        return None
+    from launchpad.record.log_dir import Files, temporary_folder
+
+    log_dir = spec.log_dir or temporary_folder()
+    return Files(spec, plan, log_dir, bringup.post, job, keep_alive=bringup.nodes.keep_alive)
 
 
 def _exit_code(cause: Cause, verdict: Verdict) -> int:

@@ -54,7 +54,7 @@ def run_job(
         options = with_absolute_paths(options)
     hosts = _hosts(options)
     world = make_world_spec(options, hosts)
-    membership = _membership(options, hosts)
+    membership = membership_of(options, hosts)
     if world.meeting is not None and departure is not None:
         raise UsageError(
             "--detach is for jobs that are started in one place, and the nodes of this one each show their own ranks; "
@@ -147,7 +147,7 @@ def _import_the_rest() -> None:
     import launchpad.runner.supervise  # noqa: F401
 
 
-def _membership(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:
+def membership_of(options: RunOptions, hosts: Sequence[Host]) -> Membership | None:
     """The sizes that a job on these hosts may have, if it has a choice or spares. Raises UsageError."""
     spares = options.hosts.spares
     least, most = parse_nnodes(options.nodes.nnodes)

@@ -95,7 +95,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             progress=options.progress,
         ),
         sample=options.sample,
-        faults=_faults(options.inject),
+        faults=faults_of(options.inject),
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
         preload=preload,
         hooks=not options.no_hooks,
@@ -127,7 +127,8 @@ def _stop_at(before: float | None) -> float | None:
     return stop_time(before, os.environ)
 
 
-def _faults(text: str) -> Faults | None:
+def faults_of(text: str) -> Faults | None:
+    """Those of --inject, if any. Raises UsageError."""
     if not text:
         return None
     from launchpad.job.faults import parse_faults

@@ -27,7 +27,7 @@ from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT
 from launchpad.record import job_store
-from launchpad.runner.conductor import Conductor, new_job
+from launchpad.runner.conductor import Conductor
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
@@ -36,7 +36,6 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.record.console_record import ConsoleRecord
-    from launchpad.record.log_dir import Files
     from launchpad.runner.departure import Departure
 
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
@@ -62,8 +61,7 @@ def supervise(
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
     console. `departure`: leave the terminal before the ranks start.
     """
-    job, plan = new_job(), cluster.plan
-    files = _files(bringup, spec, plan, job)
+    plan = cluster.plan
     takers = [taker(bringup.post)] if taker is not None else []
     record = _console_record(bringup) if departure is not None else None
     shown = spec._replace(redirects=StreamMap(everywhere=STDOUT), tee=StreamMap()) if takers else spec
@@ -71,17 +69,15 @@ def supervise(
         len(plan.ranks), os.environ, bringup.post, reports.fold, template=template_of(spec.line_prefix, spec.role)
     )
     console = Console(shown, plan, destination, shows=reports.events != "-")
-    outlets = outlets_of(reports, console, bringup.post, os.environ)
+    outlets = outlets_of(reports, console, bringup.post, os.environ, console)
     conductor = Conductor(
         *(bringup, cluster, console.say),
-        job=job,
         quiet=reports.quiet,
         verbose=reports.verbose,
-        files=files,
         outlets=outlets,
     )
     stale = StaleStores(spec.target, spec.environ.values(), conductor.note)
-    conductor.begin([*([files] if files else []), *takers, console, stale])
+    conductor.begin([*takers, console, stale])
     if departure is not None and record is not None:
         _leave(departure, conductor, record)
     _run(conductor, bringup, spec, plan, console, reopen, door)
@@ -102,16 +98,6 @@ def supervise(
             signal.signal(signum, signal.SIG_DFL)
     conductor.close(ended)
     return ended.code
-
-
-def _files(bringup: BringUp, spec: JobSpec, plan: Plan, job: str) -> Files | None:
-    """The log files, if any are asked for."""
-    if spec.log_dir is None and not spec.redirects and not spec.tee and not any(spec.filters.values()):
-        return None
-    from launchpad.record.log_dir import Files, temporary_folder
-
-    log_dir = spec.log_dir or temporary_folder()
-    return Files(spec, plan, log_dir, bringup.post, job, keep_alive=bringup.nodes.keep_alive)
 
 
 def _console_record(bringup: BringUp) -> ConsoleRecord:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.outlets.outlet import Outlet, Says
+
+if TYPE_CHECKING:
+    from launchpad.console.console import Console
 
 # CI systems set one of these.
 _CI_VARIABLES = ("GITHUB_ACTIONS", "GITLAB_CI", "TEAMCITY_VERSION", "BUILDKITE")
 
 
 def outlets_of(
-    reports: ReportOptions, says: Says, post: Callable[[Any], None], environ: Mapping[str, str]
+    reports: ReportOptions,
+    says: Says,
+    post: Callable[[Any], None],
+    environ: Mapping[str, str],
+    console: Console | None = None,
 ) -> list[Outlet]:
     """Those of this job, in the order of their turns. Raises UsageError for files that can't be written.
 
-    `post` takes the head's own events.
+    `post` takes the head's own events. CI systems read what the `console` shows, if there is one.
     """
     found: list[Outlet] = []
     if reports.events is not None:
         from launchpad.runner.outlets.events import EventsOutlet
 
         found.append(EventsOutlet(reports, post))
-    if any(name in environ for name in _CI_VARIABLES):
+    if console is not None and any(name in environ for name in _CI_VARIABLES):
         from launchpad.runner.outlets.ci import CiOutlet
 
-        found.append(CiOutlet(reports, says, environ))
+        found.append(CiOutlet(reports, console, environ))
     if reports.junit is not None:
         from launchpad.runner.outlets.junit import JunitOutlet
 

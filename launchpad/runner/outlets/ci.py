@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launchpad.console.console import Console
 from launchpad.record import ci
 from launchpad.record.annotations import annotation
 from launchpad.runner.options import ReportOptions
-from launchpad.runner.outlets.outlet import Ended, Outlet, Says
+from launchpad.runner.outlets.outlet import Ended, Outlet
 
 
 class CiOutlet(Outlet):
     """The outlet."""
 
-    def __init__(self, reports: ReportOptions, says: Says, environ: Mapping[str, str]) -> None:
+    def __init__(self, reports: ReportOptions, console: Console, environ: Mapping[str, str]) -> None:
         """`environ`: the variables by which the system is known."""
         self._reports = reports
-        self._says = says
+        self._console = console
         self._environ = environ
 
     def conclude(self, ended: Ended) -> None:
         """Show what is to stand in the log before the verdict; write the page."""
         system, history = ci.system_of(self._environ), ended.diagnosis.history
         verdict = ended.verdict or ended.diagnosis.verdict()
-        self._says.flush()
+        self._console.flush()
         if system == "github" and ended.lines:
-            self._says.print(annotation(history, verdict, ended.lines, self._environ))
+            self._console.print(annotation(history, verdict, ended.lines, self._environ))
         if ended.lines and not self._reports.quiet and (sections := ci.sections(system, history, verdict)):
-            self._says.print("\n".join(sections))
+            self._console.print("\n".join(sections))
         path = self._environ.get("GITHUB_STEP_SUMMARY")
         if system == "github" and path:
             page = ci.page(history, verdict, ended.lines, ended.code, self._reports.job or "")
             if problem := ci.write_page(path, page):
-                self._says.say(problem, bad=True)
+                self._console.say(problem, bad=True)

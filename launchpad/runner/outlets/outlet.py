@@ -27,12 +27,6 @@ class Says(Protocol):
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a line of launchpad's own."""
 
-    def print(self, text: str) -> None:
-        """Show text as it is."""
-
-    def flush(self) -> None:
-        """Wait until what the ranks have printed is shown."""
-
 
 class Outlet:
     """Does nothing. An outlet says what it does otherwise. Its constructor raises UsageError for what can't work."""

@@ -1,0 +1,150 @@
+"""Which options of `launchpad run` launchpad.run and launchpad.ranks take, with their types, and why not the others.
+
+They mean what they mean on the command line, and where one is not given, the same default holds.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, get_args
+
+from launchpad.errors import UsageError
+from launchpad.job.spec import MpiLibrary
+from launchpad.runner.options import HostOptions, ReportOptions, RunOptions, WayIn
+
+
+class SharedOptions(TypedDict, total=False):
+    """Options of both, besides their own parameters. Times are in seconds."""
+
+    hostfile: str
+    include: str
+    exclude: str
+    ssh: WayIn
+    accept_new_host_keys: bool
+    heartbeat_timeout: float
+    env_file: str | Sequence[str]
+    role: str
+    mpi: MpiLibrary
+    virtual_local_rank: bool
+    tf_config: bool
+    sample: float
+    grace: float
+    stop_signal: int | str
+    log_dir: str
+    report: str
+    junit: str
+    notify: str
+
+
+class JobOptions(SharedOptions, total=False):
+    """Those of launchpad.run alone."""
+
+    stall_timeout: float
+    spares: int
+    nnodes: str
+    inject: str
+
+
+# Why a parameter is not taken by launchpad.run; by launchpad.ranks, besides.
+_BY_COMMAND = "the ranks call a function of this process, in its interpreter"
+_ON_TERMINAL = "it is for the command's console; what ranks print goes to sys.stdout"
+_ONE_EACH = "it is for a launchpad on each node"
+NOT_FOR_RUN: Mapping[str, str] = {
+    **dict.fromkeys(("module", "no_python", "run_path", "python", "start_method", "no_hooks", "preload"), _BY_COMMAND),
+    **dict.fromkeys(("use_env", "config", "job", "check", "dry_run", "json", "detach", "enter"), _BY_COMMAND),
+    **dict.fromkeys(("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"), _ON_TERMINAL),
+    **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters", "events", "fold"), _ON_TERMINAL),
+    **dict.fromkeys(("quiet", "verbose", "no_advice", "report_bindings", "print_completion", "help"), _ON_TERMINAL),
+    **dict.fromkeys(("node_rank", "master_addr", "master_port", "standalone", "rdzv_backend"), _ONE_EACH),
+    **dict.fromkeys(("rdzv_endpoint", "rdzv_id", "rdzv_conf", "rdzv_secret_file", "local_addr"), _ONE_EACH),
+    **dict.fromkeys(("signals_to_handle", "stop_before"), "signals and batch systems concern the whole process"),
+    **dict.fromkeys(("numa_binding",), "write bind"),
+    **dict.fromkeys(("monitor_interval", "event_log_handler", "logs_specs"), "it has no effect"),
+    **dict.fromkeys(("add_to_reports",), "it is for the jobs of a file"),
+}
+_AGAIN = "ranks that stay hold what the last calls have left, and are not started again by themselves"
+NOT_FOR_RANKS: Mapping[str, str] = {
+    **NOT_FOR_RUN,
+    **dict.fromkeys(("max_restarts", "restart", "progress", "spares", "nnodes", "inject"), _AGAIN),
+    "stall_timeout": "between calls the ranks only wait; each call has a timeout of its own",
+    **dict.fromkeys(("input_rank", "debug"), "calls are made from a prompt, which has the terminal"),
+}
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return _is_text(value) or (isinstance(value, Sequence) and all(_is_text(one) for one in value))
+
+
+def _one_of(kind: Any) -> tuple[Callable[[Any], bool], str]:
+    words = [word for word in get_args(kind) if word]
+    return (lambda value: value in words), f"give one of {', '.join(map(repr, words))}"
+
+
+_TIME = (_is_time, "give a positive number of seconds")
+_TEXT = (_is_text, "give a text")
+_FLAG = (_is_flag, "give True or False")
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("heartbeat_timeout", "grace", "stall_timeout"), _TIME),
+    **dict.fromkeys(("hostfile", "include", "exclude", "role", "log_dir", "report", "junit", "notify"), _TEXT),
+    **dict.fromkeys(("nnodes", "inject"), _TEXT),
+    **dict.fromkeys(("accept_new_host_keys", "virtual_local_rank", "tf_config"), _FLAG),
+    "sample": (lambda value: value == 0 or _is_time(value), "give a number of seconds, or 0 for none"),
+    "spares": (_is_count, "give a number of hosts"),
+    "env_file": (_are_texts, "give a path, or a list of paths"),
+    "ssh": _one_of(WayIn),
+    "mpi": _one_of(MpiLibrary),
+    "stop_signal": (lambda value: isinstance(value, int | str), "give a signal's name or number"),
+}
+
+
+def run_options(
+    name: str, given: Mapping[str, Any], kind: type[Any], refused: Mapping[str, str], hosts: HostOptions
+) -> RunOptions:
+    """The options that were `given` to the function `name`, for these `hosts`; `kind` is the class of its options.
+
+    Raises UsageError for others, with the reason in `refused`, and for values that make no sense.
+    """
+    for option, value in given.items():
+        if option not in kind.__annotations__ and option not in SharedOptions.__annotations__:
+            why = f": {refused[option]}" if option in refused else ""
+            raise UsageError(f"{name} has no parameter {option}{why}")
+        is_right, how = _CHECKS[option]
+        if not is_right(value):
+            raise UsageError(f"{option}={value!r}: {how}")
+    values: dict[str, Any] = dict(given)
+    if "stop_signal" in values:
+        values["stop_signal"] = _signal(values["stop_signal"])
+    if isinstance(files := values.get("env_file"), str):
+        values["env_file"] = (files,)
+    of_hosts = {option: values.pop(option) for option in HostOptions._fields if option in values}
+    of_reports = {option: values.pop(option) for option in ReportOptions._fields if option in values}
+    nodes = RunOptions().nodes._replace(**({"nnodes": values.pop("nnodes")} if "nnodes" in values else {}))
+    return RunOptions(hosts=hosts._replace(**of_hosts), nodes=nodes, reports=ReportOptions(**of_reports), **values)
+
+
+def _signal(value: int | str) -> int:
+    """A signal that a program can handle. Raises UsageError."""
+    try:
+        found = signal.Signals(value) if isinstance(value, int) else signal.Signals[f"SIG{value.removeprefix('SIG')}"]
+    except (KeyError, ValueError):
+        raise UsageError(f"stop_signal={value!r}: there is no such signal; write 'USR1', or a number") from None
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        raise UsageError(f"stop_signal={value!r}: it can't be caught, so no program can save its state on it")
+    return found.value
