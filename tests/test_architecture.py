@@ -297,6 +297,14 @@ def test_what_every_job_loads_has_its_annotations_as_types() -> None:
             assert "from __future__ import annotations" not in text, name
 
 
+def test_the_rooms_that_conduct_a_job_have_short_functions() -> None:
+    rooms = [ROOT / room for room in ("agent", "head", "runner")]
+    for path in (path for room in rooms for path in room.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"
+
+
 def test_the_public_surface_is_exact() -> None:
     errors = "ConnectError FrontendError JobTimeout LaunchpadError NodeError RankError Ranks RemoteTraceback".split()
     more = "Results UnpicklableError UsageError WorldError __version__ load_ipython_extension ranks run".split()

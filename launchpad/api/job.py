@@ -23,7 +23,6 @@ from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
 from launchpad.head.cluster import Cluster
 from launchpad.job.hosts import Host, Nproc, slots_of
-from launchpad.job.limits import Limits
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
 from launchpad.job.spec import Bind, JobSpec, StreamMap, Target
@@ -39,7 +38,7 @@ from launchpad.runner.nodes import bring_up, members_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
-from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, make_world_spec
+from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, limits_of, make_world_spec
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -83,7 +82,7 @@ def prepare(
     sync: bool,
     ssh_config: str | None,
     bind: Bind,
-    more: Callable[[HostOptions], RunOptions],
+    more: Callable[[HostOptions], RunOptions] = lambda hosts: RunOptions(hosts=hosts),
 ) -> JobRequest:
     """The spec that these parameters of launchpad.run describe. Raises UsageError.
 
@@ -131,7 +130,7 @@ def prepare(
         mpi=options.mpi or "",
         log_dir=options.log_dir and os.path.abspath(options.log_dir),
         tee=StreamMap(everywhere=3) if options.log_dir else StreamMap(),
-        limits=Limits(grace=options.grace, stop_signal=options.stop_signal, stall_timeout=options.stall_timeout),
+        limits=limits_of(options),
         sample=options.sample,
         faults=faults_of(options.inject),
         role=options.role,

@@ -21,8 +21,10 @@ from launchpad.runner.spec import files_to_sync, make_spec, make_world_spec
 
 if TYPE_CHECKING:
     from launchpad.head.arrivals import Reopen
+    from launchpad.head.bringup import BringUp
     from launchpad.job.hosts import Host
     from launchpad.job.plan import Plan
+    from launchpad.job.spec import JobSpec
     from launchpad.runner.departure import Departure
     from launchpad.runner.links import LocalAgent
     from launchpad.runner.supervise import Taker, Tell
@@ -44,12 +46,7 @@ def run_job(
     plan, and nothing is started. `taker` makes a sink that gets the ranks' standard output instead of the console.
     `departure`: leave the terminal when everything is ready for the ranks to start.
     """
-    if departure is not None and options.reports.events == "-":
-        raise UsageError("--events - has no standard output to write to with --detach; give it a file")
-    if options.reports.fold is not None and departure is not None:
-        raise UsageError("--fold says how output is shown, and --detach shows none; give it to launchpad attach")
-    if options.reports.fold is not None and options.reports.events == "-":
-        raise UsageError("--fold says how output is shown, and --events - shows none; leave one of them out")
+    _check_outputs(options, departure)
     if options.wdir is not None:
         options = with_absolute_paths(options)
     hosts = _hosts(options)
@@ -60,15 +57,12 @@ def run_job(
             "--detach is for jobs that are started in one place, and the nodes of this one each show their own ranks; "
             "name the nodes with --hosts, or leave --detach out"
         )
-    if options.check:
-        if options.hosts.by_srun:
-            raise UsageError(
-                "--check asks hosts over SSH, and srun starts launchpad on those of this job; leave it out"
-            )
-        if world.meeting is not None:
-            from launchpad.runner.checkup import refuse_unfit
+    if options.check and options.hosts.by_srun:
+        raise UsageError("--check asks hosts over SSH, and srun starts launchpad on those of this job; leave it out")
+    if options.check and world.meeting is not None:
+        from launchpad.runner.checkup import refuse_unfit
 
-            refuse_unfit((), options, os.getcwd(), torch=True, mpi=options.backend == "mpi")
+        refuse_unfit((), options, os.getcwd(), torch=True, mpi=options.backend == "mpi")
     if world.meeting is not None and show is None:
         from launchpad.runner.joined import run_joined
 
@@ -79,6 +73,46 @@ def run_job(
 
         refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, mpi=spec.backend == "mpi", environ=spec.environ)
     files = files_to_sync(options.hosts, spec)
+    links, reopen, tell, bringup = _nodes(options, hosts, spec, local, closing)
+    if options.reports.verbose:
+        _say_more(spec, local, hosts)
+
+    from launchpad.runner.nodes import bring_up, members_of
+
+    members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
+    cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+    if show is not None:
+        show(_explained(cluster.plan))
+        if world.meeting is not None:
+            say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
+        return 0
+
+    from launchpad.runner.supervise import supervise
+
+    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
+
+
+def _explained(plan: Plan) -> Plan:
+    """The plan, for a dry run."""
+    from dataclasses import replace
+
+    return replace(plan, mpi_why=_why_mpi(plan)) if plan.mpi else plan
+
+
+def _check_outputs(options: RunOptions, departure: Departure | None) -> None:
+    """Raise UsageError for output that would go nowhere."""
+    if departure is not None and options.reports.events == "-":
+        raise UsageError("--events - has no standard output to write to with --detach; give it a file")
+    if options.reports.fold is not None and departure is not None:
+        raise UsageError("--fold says how output is shown, and --detach shows none; give it to launchpad attach")
+    if options.reports.fold is not None and options.reports.events == "-":
+        raise UsageError("--fold says how output is shown, and --events - shows none; leave one of them out")
+
+
+def _nodes(
+    options: RunOptions, hosts: Sequence[Host], spec: JobSpec, local: LocalAgent, closing: ExitStack
+) -> tuple[Sequence[Link], Reopen, Tell, BringUp]:
+    """The links to the nodes' agents, how to reopen one, how to tell nodes the end, and what brings them up."""
     quiet = options.reports.quiet
     links: Sequence[Link]
     reopen: Reopen
@@ -108,27 +142,20 @@ def run_job(
                 asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
             )
         from launchpad.head.bringup import BringUp
-        from launchpad.runner.nodes import bring_up, members_of
-        from launchpad.runner.supervise import supervise
 
         bringup = BringUp()
         own_signals.catch(bringup.post, options.signals_to_handle)
-    if options.reports.verbose and local.why_cold:
+    return links, reopen, tell, bringup
+
+
+def _say_more(spec: JobSpec, local: LocalAgent, hosts: Sequence[Host]) -> None:
+    """What --verbose adds before the ranks start."""
+    if local.why_cold:
         from launchpad.console.notes import no_kept_image
 
         say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
-    if options.reports.verbose and spec.torch:
+    if spec.torch:
         _say_if_untested(spec.python)
-    members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
-    cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=quiet)
-    if show is not None:
-        from dataclasses import replace
-
-        show(replace(cluster.plan, mpi_why=_why_mpi(cluster.plan)) if cluster.plan.mpi else cluster.plan)
-        if world.meeting is not None:
-            say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
-        return 0
-    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
 
 
 def _say_if_untested(python: str) -> None:

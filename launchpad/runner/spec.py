@@ -29,42 +29,15 @@ _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
-    _check_restarts(options)
-    if options.debug is not None and options.no_hooks:
-        raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")
-    if options.bind is not None and options.numa_binding is not None:
-        raise UsageError(
-            f"--bind {options.bind} and --numa-binding {options.numa_binding} both say how to bind the ranks; "
-            "leave one of them out"
-        )
-    if options.mpi is not None and options.backend != "mpi":
-        raise UsageError(f"--mpi {options.mpi} says which MPI makes the ranks' world; add --backend mpi")
-    redirects = StreamMap.parse(options.redirects, "--redirects")
-    tee = StreamMap.parse(options.tee, "--tee")
-    log_dir = options.log_dir
-    if log_dir is not None:
-        log_dir = os.path.abspath(log_dir)
-        if not (redirects or tee):
-            tee = StreamMap(everywhere=3)
+    _check_together(options)
+    log_dir, redirects, tee = _streams(options)
     entered = bool(options.hosts.enter)  # a container has its own files and variables
     # srun's nodes have the same files.
     here = not entered and (not hosts or options.hosts.by_srun or any(host.here for host in hosts))
     far = entered or not all(host.here for host in hosts)
     environ = collect_environ(options.env, options.env_file, os.environ, far=far)
     cwd = working_folder(options.wdir, here=here)
-    target = find_target(
-        options.target,
-        module=options.module,
-        no_python=options.no_python and not options.run_path,
-        script=options.run_path,
-        here=here,
-    )
-    if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
-        target = target._replace(name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
-    if options.debug is not None and target.kind == "program":
-        raise UsageError(
-            f"--debug is for Python programs, and {options.target[0]} is not one; debug it with its own tools"
-        )
+    target = _target(options, cwd, here=here)
     look = functools.cache(lambda: look_through(target, cwd, {**os.environ, **environ}))
     preload = what_to_preload(options, target, look, {**os.environ, **environ})
     return JobSpec(
@@ -84,16 +57,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
             STDOUT: split_filters(options.duplicate_stdout_filters),
             STDERR: split_filters(options.duplicate_stderr_filters),
         },
-        limits=Limits(
-            grace=options.grace,
-            stop_signal=options.stop_signal,
-            timeout=options.timeout,
-            stop_at=_stop_at(options.stop_before),
-            stall_timeout=options.stall_timeout,
-            max_restarts=options.max_restarts,
-            restart=options.restart,
-            progress=options.progress,
-        ),
+        limits=limits_of(options),
         sample=options.sample,
         faults=faults_of(options.inject),
         torch=(bool(hosts) or world.meeting is not None) and (TORCH[0] in preload or look().torch),
@@ -109,6 +73,61 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         backend=options.backend or "",
         mpi=options.mpi or "",
     )
+
+
+def limits_of(options: RunOptions) -> Limits:
+    """What ends the job or its ranks, and when they start again. Raises UsageError."""
+    return Limits(
+        grace=options.grace,
+        stop_signal=options.stop_signal,
+        timeout=options.timeout,
+        stop_at=_stop_at(options.stop_before),
+        stall_timeout=options.stall_timeout,
+        max_restarts=options.max_restarts,
+        restart=options.restart,
+        progress=options.progress,
+    )
+
+
+def _streams(options: RunOptions) -> tuple[str | None, StreamMap, StreamMap]:
+    """The folder of the log files, and which streams go to files only, and to files and the console."""
+    redirects = StreamMap.parse(options.redirects, "--redirects")
+    tee = StreamMap.parse(options.tee, "--tee")
+    if options.log_dir is None:
+        return None, redirects, tee
+    return os.path.abspath(options.log_dir), redirects, tee if redirects or tee else StreamMap(everywhere=3)
+
+
+def _target(options: RunOptions, cwd: str, *, here: bool) -> Target:
+    """The program or function that the ranks run."""
+    target = find_target(
+        options.target,
+        module=options.module,
+        no_python=options.no_python and not options.run_path,
+        script=options.run_path,
+        here=here,
+    )
+    if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
+        target = target._replace(name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
+    if options.debug is not None and target.kind == "program":
+        raise UsageError(
+            f"--debug is for Python programs, and {options.target[0]} is not one; debug it with its own tools"
+        )
+    return target
+
+
+def _check_together(options: RunOptions) -> None:
+    """Raise UsageError for options that make no sense together."""
+    if options.debug is not None and options.no_hooks:
+        raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")
+    if options.bind is not None and options.numa_binding is not None:
+        raise UsageError(
+            f"--bind {options.bind} and --numa-binding {options.numa_binding} both say how to bind the ranks; "
+            "leave one of them out"
+        )
+    if options.mpi is not None and options.backend != "mpi":
+        raise UsageError(f"--mpi {options.mpi} says which MPI makes the ranks' world; add --backend mpi")
+    _check_restarts(options)
 
 
 def _check_restarts(options: RunOptions) -> None:
