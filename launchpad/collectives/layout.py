@@ -23,7 +23,7 @@ _SUM, _MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 # torch 2.13 renamed two functions and warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_gather_single = getattr(dist, "gather_single", None)  # new in torch 2.15
+_gather_single = getattr(dist, "gather_single", None)  # new in torch 2.14, whose gloo lacks it
 
 
 class CopyBack:
@@ -229,7 +229,7 @@ def gather_single(
     stage, sent = Stage(), _row(_real(tensor))
     dst = 0 if dst is None and group_dst is None else dst
     whole = stage.write(_real(gather_tensor)) if _is_root(dst, group_dst, group) else None
-    if _gather_single is not None:
+    if _gather_single is not None and tensor.device.type != "cpu":
         return stage.end(_gather_single(stage.read(sent), whole, dst, group, async_op, group_dst))
     parts = None if whole is None else list(whole.view(dist.get_world_size(group), *sent.shape))
     return stage.end(dist.gather(stage.read(sent), parts, dst, group, async_op, group_dst))
