@@ -230,7 +230,7 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
     """Each of these costs milliseconds before the first rank starts."""
     heavy = {"torch", "paramiko", "rich", "psutil", "numpy", "subprocess", "asyncio", "logging", "tempfile", "socket"}
     head = loaded(f"{BEFORE}\n{AFTER}") - loaded("")  # an editable install has Python load some at its start
-    assert not head & {*heavy, "ipaddress"}
+    assert not head & {*heavy, "ipaddress", "shutil"}
     # What only some jobs need: some parts of the head, a batch allocation, a verdict, stacks.
     late = {"head.mpi_worlds", "head.stall", "job.mpi", "job.allocation", "job.binding", "job.slurm"}
     late |= {f"head.{name}" for name in ("debug_clients", "injection", "mpi_service", "stdin_forwarder", "stop_before")}

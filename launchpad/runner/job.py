@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -159,6 +158,8 @@ def _say_more(spec: JobSpec, local: LocalAgent, hosts: Sequence[Host]) -> None:
 
 
 def _say_if_untested(python: str) -> None:
+    import shutil
+
     from launchpad.doctor.software import untested_torch
     from launchpad.record.circumstances import packages_of
 

@@ -5,7 +5,8 @@ all_reduce and out; warm: the same, with images that `launchpad warm` keeps on b
 the first sum over an MPI_COMM_WORLD of Open MPI and out, then all told to leave out the adapters that launchpad leaves
 out itself where they are missing, and then launchpad's from images. lines: MB (10^6 bytes) a second of
 a rank's lines over one link into a file; damaged: how many of them did not arrive whole and once. cpu, memory: of the
-launcher's processes on this machine, for each of 16 hosts.
+launcher's processes on this machine, for each of 16 hosts. ways (only where asked for): launchpad's paramiko beside
+its --ssh openssh, with 16 and 64 hosts.
 
 The hosts are pretended (hosts.py), for which root is needed; they share this machine's cores. mpirun is Open MPI's,
 with the same ssh_config; torchrun is started by one ssh for each host. Peers take turns. Figures are medians; the last
@@ -15,6 +16,7 @@ column is the peer's figure over Launchpad's, or for MB/s the other way round.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -37,10 +39,13 @@ PROGRAMS = Path(__file__).parent / "programs"
 BESIDE = Path(sys.executable).parent
 DEADLINE = 240.0
 MOST_HOSTS = 16
+WAYS = ("paramiko", "openssh")
+HOSTS_OF_WAYS = (16, 64)
 THOUSANDS = 2000  # of lines, 100 bytes each
 PORT = 29511
 WITHOUT_PSM = "^ofi,psm,psm2"  # ofi is left out by Debian's file of parameters
 PARTS = ["noop", "sum", "warm", "mpi", "lines", "memory"]
+ASKED_FOR = ["ways"]
 
 
 class Ended(NamedTuple):
@@ -169,23 +174,31 @@ def lines(peer: Peer, cluster: Hosts) -> tuple[float, int]:
 
 def memory(peer: Peer, cluster: Hosts) -> float:
     """KB (10^3 bytes) of proportional set size for each of 16 hosts, at its peak: the launcher and what it started."""
-    argv = peer.argv(cluster.names, 1, False, [str(PROGRAMS / "naps.py")])
-    largest = 0
+    hosts = cluster.names[:MOST_HOSTS]
+    own, others = peak(peer.argv(hosts, 1, False, [str(PROGRAMS / "naps.py")]), cluster)
+    return (own + others) / 1e3 / len(hosts)
+
+
+def peak(argv: Sequence[str], cluster: Hosts) -> tuple[int, int]:
+    """Bytes of proportional set size when there are most: of the launcher itself, and of what it has started here."""
+    largest = (0, 0)
     done = threading.Event()
+    ours = {one.pid for one in psutil.Process().children(recursive=True)}  # the hosts
+
+    def pss(one: psutil.Process) -> int:
+        try:
+            away = {parent.pid for parent in one.parents()} | {one.pid}
+            return 0 if away & ours else int(one.memory_full_info().pss)
+        except psutil.Error:
+            return 0
 
     def watch() -> None:
         nonlocal largest
         while not done.wait(0.1):
-            largest = max(largest, sum(map(_pss, psutil.Process().children(recursive=True))))
-
-    ours = {one.pid for one in psutil.Process().children(recursive=True)}  # the hosts
-
-    def _pss(one: psutil.Process) -> int:
-        try:
-            away = {parent.pid for parent in one.parents()} | {one.pid}
-            return 0 if away & ours else one.memory_full_info().pss
-        except psutil.Error:
-            return 0
+            launchers = [one for one in psutil.Process().children() if one.pid not in ours]
+            own = sum(map(pss, launchers))
+            others = sum(pss(child) for one in launchers for child in _children(one))
+            largest = max(largest, (own, others), key=sum)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -194,7 +207,85 @@ def memory(peer: Peer, cluster: Hosts) -> float:
     finally:
         done.set()
         watcher.join()
-    return largest / 1e3 / len(cluster.names)
+    return largest
+
+
+def _children(one: psutil.Process) -> list[psutil.Process]:
+    try:
+        return one.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+class Way(NamedTuple):
+    """A run of a rank on each host that prints and leaves, over SSH one way."""
+
+    seconds: float
+    ready: float  # seconds until all hosts have an agent that is ready to start ranks
+    cpu: float  # seconds of the head itself
+    cpu_others: float  # seconds of the ssh processes on this machine
+
+
+def way(cluster: Hosts, count: int, how: str) -> Way:
+    """Run it once."""
+    state = cluster.folder / "state"
+    shutil.rmtree(state, ignore_errors=True)
+    environ = {**os.environ, "XDG_STATE_HOME": str(state)}
+    argv = _argv_of(cluster, count, how, "noop.py")
+    start = time.monotonic()
+    process = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+    )
+    killer = threading.Timer(DEADLINE, process.kill)
+    killer.start()
+    assert process.stdout is not None
+    out = process.stdout.read()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    seconds = time.monotonic() - start
+    # Of a process that has ended and has not been waited for: utime, stime, and those of its children.
+    used = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    own, own_system, others, others_system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in used)
+    _, complaints = process.communicate()
+    killer.cancel()
+    assert process.returncode == 0, (argv, complaints.decode(errors="replace"))
+    assert out.count(b"here") == count, out
+    (journal,) = state.glob("launchpad/jobs/*/events.jsonl")
+    with journal.open() as file:
+        planned = json.loads(file.readline())
+    assert planned["event"] == "JobPlanned", planned
+    return Way(seconds, planned["time"] / 1e9 - start, own + own_system, others + others_system)
+
+
+def _argv_of(cluster: Hosts, count: int, how: str, program: str) -> list[str]:
+    named = ",".join(f"{host}:1" for host in cluster.names[:count])
+    words = ["run", "--ssh", how, "--ssh-config", str(cluster.ssh_config), "--hosts", named]
+    return [str(BESIDE / "launchpad"), *words, str(PROGRAMS / program)]
+
+
+def compare_ways(cluster: Hosts, runs: int) -> None:
+    """Print a table of both ways to connect."""
+    print(f"| what | {' | '.join(WAYS)} | ratio |")
+    print("|---" * (len(WAYS) + 2) + "|", flush=True)
+    for count in HOSTS_OF_WAYS:
+        figures: dict[str, list[Way]] = {how: [] for how in WAYS}
+        for number in range(runs + 1):
+            for how, results in figures.items():
+                one = way(cluster, count, how)
+                if number > 0:
+                    results.append(one)
+        load = os.getloadavg()[0]
+
+        def cells(what: str, unit: str, part: Callable[[Way], float], of: dict[str, list[Way]] = figures) -> None:
+            row(what, [[part(one) for one in results] for results in of.values()], unit)
+
+        cells(f"{count} hosts, a rank on each prints and leaves", "s", lambda one: one.seconds)
+        cells("… until all hosts are connected and ready", "s", lambda one: one.ready)
+        cells("… CPU time of the head", "s", lambda one: one.cpu)
+        cells("… CPU time of ssh processes here", "s", lambda one: one.cpu_others)
+        peaks = [peak(_argv_of(cluster, count, how, "naps.py"), cluster) for how in WAYS]
+        row("… peak memory (PSS) of the head", [[own / 1e6] for own, _ in peaks], "MB")
+        row("… of ssh processes here at that moment", [[others / 1e6] for _, others in peaks], "MB")
+        print(f"(load {load:.1f})", flush=True)
 
 
 def row(what: str, figures: list[list[float]], unit: str, *, more_is_better: bool = False) -> None:
@@ -213,17 +304,25 @@ def main() -> None:
     """Run the parts and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each peer in each part (after one more)")
-    parser.add_argument("--part", choices=PARTS, action="append", help="only this part")
+    parser.add_argument("--part", choices=[*PARTS, *ASKED_FOR], action="append", help="only this part")
     options = parser.parse_args()
     parts = options.part or PARTS
     reason = why_not()
     if reason:
         print(f"skipped: {reason}")
         return
-    with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), MOST_HOSTS) as cluster:
+    # With it, whatever launchpad imports here and on the hosts would be compiled again in each run.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    most = max(HOSTS_OF_WAYS) if "ways" in parts else MOST_HOSTS
+    with tempfile.TemporaryDirectory() as folder, Hosts(Path(folder), most) as cluster:
         found = installed(cluster)
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
         print(f"{platform.platform()}, {machine}; {options.runs} runs each, load {os.getloadavg()[0]:.1f}\n")
+        if "ways" in parts:
+            compare_ways(cluster, options.runs)
+            print()
+        if not set(parts) & set(PARTS):
+            return
         print("| what | " + " | ".join(peer.name for peer in found) + " | ratios |")
         print("|---" * (len(found) + 2) + "|", flush=True)
         bench(found, cluster, parts, options.runs)
