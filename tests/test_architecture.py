@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 import subprocess
@@ -212,6 +213,17 @@ def test_no_class_name_stands_for_two_things() -> None:
         if isinstance(node, ast.ClassDef)
     ]
     assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_patterns_name_the_fields_that_they_use() -> None:
+    """By position they would take something else without an error, once a field is put before it."""
+    wrong = [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.MatchClass) and node.patterns and not hasattr(builtins, ast.unparse(node.cls))
+    ]
+    assert wrong == []
 
 
 def loaded(code: str) -> set[str]:

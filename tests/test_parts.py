@@ -17,18 +17,19 @@ from launchpad.head.part import InvalidMessage, Part, seers, takers
 from launchpad.head.parts import parts_of
 from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
-from launchpad.head.standing import HOLDS, OF_A_RANK, OF_MPI, OF_RANKS, may_send
+from launchpad.head.standing import NEEDS_PART, may_send
 from launchpad.head.stop_before import StopBefore
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.faults import parse_faults
 from launchpad.job.limits import Limits
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec, Target
-from launchpad.protocol import events
-from launchpad.protocol.commands import Profile
+from launchpad.protocol import commands, events, wire
+from launchpad.protocol.commands import Command, Profile
 from launchpad.protocol.events import (
     AgentReady,
     AtPrompt,
+    Event,
     Hindrances,
     MpiRequest,
     Output,
@@ -121,7 +122,7 @@ def test_without_mpi_nobody_may_ask_for_it() -> None:
     supervisor = supervisor_of(JobSpec(Target("program", "true"), nproc=2))
     with pytest.raises(InvalidMessage):
         supervisor._route(0, MpiRequest(0, 0, ["cmd=lookup_name service=s"]))
-    assert all(supervisor_of(full())._takers[kind] != supervisor._takers[kind] for kind in OF_MPI)
+    assert all(supervisor_of(full())._takers[kind] != supervisor._takers[kind] for kind in NEEDS_PART)
 
 
 # What an agent may say.
@@ -147,23 +148,33 @@ NODE_OF = {0: 0, 1: 0, 2: 1}
         (0, Hindrances(0, [[]], {}), False),
         (0, Hindrances(0, [[float("inf"), *[1.0] * 7]], {}), False),
         (1, events.Drained(0), True),
+        (0, events.NodeLost(0, 1, "why", []), False),  # the head's own
+        (0, commands.Finish(leave=True), False),
     ],
 )
 def test_an_agent_speaks_of_its_own_ranks_and_of_values_that_there_are(node: int, event: Any, may: bool) -> None:
     assert may_send(node, event, NODE_OF) == may
 
 
-def test_every_event_of_an_agent_about_a_rank_is_declared_as_one() -> None:
-    """Those of the head are about ranks too; nobody checks them."""
-    of_the_head = {
-        *(events.Restarted, events.DebuggerListening, events.FaultInjected, events.StacksRequested),
-        *(events.DebugRequested, events.ProfileRequested),
-    }
-    about = {
-        kind for kind in vars(events).values() if isinstance(kind, type) and "rank" in getattr(kind, "_fields", ())
-    }
-    assert about - of_the_head == OF_A_RANK
-    assert HOLDS.keys() | OF_RANKS.keys() <= {*OF_A_RANK, events.Sampled, Hindrances}
+@pytest.mark.parametrize("kind", [*events.EVENTS, *commands.COMMANDS], ids=lambda kind: kind.__name__)
+def test_what_a_message_is_about_is_declared_with_it(kind: Any) -> None:
+    """What is not declared to be an agent's, only the head says; and an agent speaks of its own ranks alone."""
+    message = kind._make([[[0]] if name == "ranks" else 0 for name in kind._fields])
+    if kind in commands.COMMANDS or kind.about is None:
+        assert not may_send(0, message, NODE_OF)
+        return
+    named = {"rank": events.its_rank, "ranks": events.each_rank}
+    if kind is not events.Sampled:  # which is only shown
+        assert kind.about is next((named[name] for name in kind._fields if name in named), events.the_node)
+    if kind.holds is None:
+        assert may_send(0, message, NODE_OF)
+        assert may_send(1, message, NODE_OF) == (kind.about is events.the_node)
+
+
+def test_events_and_commands_are_declared_where_they_get_their_numbers() -> None:
+    assert {kind.__module__ for kind in Event.__subclasses__()} == {events.__name__}
+    assert {kind.__module__ for kind in Command.__subclasses__()} == {commands.__name__}
+    assert len(wire.MESSAGES) <= 256
 
 
 # Some parts.

@@ -163,7 +163,7 @@ def test_too_deeply_nested_payload_is_rejected() -> None:
 
 
 def test_output_shorter_than_its_header_does_not_consume_the_next_frame() -> None:
-    assert decode([frame(0, b"\0\0\0") + encode(Hello("1", False, 0, 0.0))]) == ([], True)
+    assert decode([frame(wire.CODES[Output], b"\0\0\0") + encode(Hello("1", False, 0, 0.0))]) == ([], True)
 
 
 def test_messages_before_garbage_are_delivered() -> None:

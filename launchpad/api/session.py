@@ -124,7 +124,7 @@ class SessionCollector(ResultCollector):
     def on(self, event: Any) -> bool:
         """Take an event of the job."""
         match event:
-            case Output(_, rank, stream, data) if stream == RESULT:
+            case Output(rank=rank, stream=stream, data=data) if stream == RESULT:
                 self._add(rank, data)
             case RankExited():
                 self.codes[event.rank] = event.code
@@ -288,16 +288,16 @@ class RankSession:
                 self._interrupted(which)
             case ("outcome", int() as rank, int() as file):
                 self._outcome(rank, file)
-            case Fenced(_, number) if call is not None and number == self._fence:
+            case Fenced(number=number) if call is not None and number == self._fence:
                 call.fences -= 1
                 if not call.fences:
                     self._finish(call)
-            case StacksTaken(_, "asked", asker, _, _, dumps) if call is not None:
+            case StacksTaken(why="asked", asker=asker, dumps=dumps) if call is not None:
                 if asker == _LOOK:
                     self._looked(call, dumps)
                 elif asker == _SHOWN and call.deadline is not None:
                     self._timed_out(call)
-            case RankExited(_, rank, code) if not self._closing and not code and not self._killed:
+            case RankExited(rank=rank, code=code) if not self._closing and not code and not self._killed:
                 reason = "exited with code 0 while the others stay for more calls"
                 self._job.post(RankFailed(time.monotonic_ns(), rank, 1, reason))
             case "close":

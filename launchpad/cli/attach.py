@@ -182,9 +182,9 @@ class _Attached:
 
     def _handle(self, event: Any) -> None:
         match event:
-            case Written(output):
+            case Written(output=output):
                 self._waiting -= len(output.data)
-            case StdinRead(_, data) if self._input:
+            case StdinRead(data=data) if self._input:
                 self._input.taken(len(data))
                 if _LEAVE in self._key + data:
                     self._screen.flush()
@@ -193,15 +193,15 @@ class _Attached:
                 self._key = data[-1:]
             case ConsoleClosed():
                 self._code = OUTPUT_CLOSED
-            case StopRequested(_, signal.SIGTSTP):
+            case StopRequested(signum=signal.SIGTSTP):
                 if self._input:
                     self._input.rest()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            case StopRequested(_, signal.SIGCONT) if self._input:
+            case StopRequested(signum=signal.SIGCONT) if self._input:
                 self._input.go_on()
-            case StopRequested(_, signal.SIGINT | signal.SIGQUIT):
+            case StopRequested(signum=signal.SIGINT | signal.SIGQUIT):
                 self._pass_on(event.signum)
-            case StopRequested(_, signal.SIGTERM | signal.SIGHUP):
+            case StopRequested(signum=signal.SIGTERM | signal.SIGHUP):
                 self._code = 128 + event.signum
 
     def _pass_on(self, signum: int) -> None:

@@ -125,13 +125,13 @@ class _Printer:
                 case JobPlanned(nodes=nodes, line_prefix=text, role=role):
                     self._template = template_of(text, role)
                     self._begin(nodes)
-                case Restarted(_, attempt):
+                case Restarted(attempt=attempt):
                     self._end_lines()
                     if event.nodes:
                         self._begin(event.nodes)
                     if self._notes:
                         self._write(self._device.note(f"launchpad: restart {attempt}".encode(), STDOUT))
-                case Output(at, rank, stream, data):
+                case Output(time=at, rank=rank, stream=stream, data=data):
                     self._now = max(self._now, at / 1e9)
                     self._write(self._device.tick(self._now))
                     if (rank, stream) not in self._streams:

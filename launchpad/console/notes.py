@@ -89,15 +89,15 @@ class Notes:
     def on(self, event: Any) -> bool:
         """Say what the user should know now."""
         match event:
-            case NotForked(_, reason):
+            case NotForked(reason=reason):
                 self._say(not_forked(reason))
-            case ImageUnused(_, reason, node):
+            case ImageUnused(reason=reason, node=node):
                 if self._verbose:
                     several = len(self._history.planned.nodes) > 1
                     self._say(no_kept_image(reason, self._history.node_name(node) if several else ""))
-            case NoMpi(_, library, why):
+            case NoMpi(library=library, why=why):
                 self._say(_no_mpi(library, why))
-            case RanksBound(_, ranks):
+            case RanksBound(ranks=ranks):
                 if self._reports_bindings and ranks != self._bound:
                     from launchpad.job.binding import in_words
 
@@ -105,31 +105,31 @@ class Notes:
                     self._say("\n".join(f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
-            case LogFailed(_, path, reason):
+            case LogFailed(path=path, reason=reason):
                 self._say(f"{path}: {reason}; the rank's output is missing there from now on")
-            case OrphansKilled(_, processes):
+            case OrphansKilled(processes=processes):
                 count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
                 self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
-            case NodeJoined(_, node, name):
+            case NodeJoined(node=node, name=name):
                 known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
-            case NodeLeaving(_, node, signum):
+            case NodeLeaving(node=node, signum=signum):
                 self._say(f"{self._history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
-            case NodesAwaited(_, nodes, seconds):
+            case NodesAwaited(nodes=nodes, seconds=seconds):
                 names = [self._history.node_name(node) for node in nodes]
                 reasons = {loss.reason for loss in self._history.lost.values()}
                 why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
                 was = "was" if len(names) == 1 else "were"
                 self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a replacement")
-            case NodeLost(_, node, reason) if not self._history.takes_part(node):
+            case NodeLost(node=node, reason=reason) if not self._history.takes_part(node):
                 self._say(f"{self._history.node_name(node)}, which runs no ranks, was lost ({reason})")
-            case NodeRefused(_, name, reason):
+            case NodeRefused(name=name, reason=reason):
                 self._say(f"{name} can't join: {reason}")
             case FaultInjected():
                 self._say(f"injected: {self._history.fault(event)}")
-            case FaultMissed(_, fault):
+            case FaultMissed(fault=fault):
                 self._say(f"not injected: {fault}; the job ended first")
-            case AtPrompt(_, rank, waits):
+            case AtPrompt(rank=rank, waits=waits):
                 waits = waits and len(self._history.ranks) > 1 and not self._stopping
                 self._prompt = rank if waits else -1
                 self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None

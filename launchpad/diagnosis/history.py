@@ -168,13 +168,13 @@ class History:
     def on(self, event: Any) -> None:
         """Add an event."""
         match event:
-            case Output(_, rank, stream, data):
+            case Output(rank=rank, stream=stream, data=data):
                 if stream in (STDOUT, STDERR):
                     self.of(rank).tail.add(stream, data)
             case JobPlanned():
                 self.planned = event
                 self._reset()
-            case RankStarted(at, rank, pid):
+            case RankStarted(time=at, rank=rank, pid=pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid
             case RankExited() | ExceptionRaised() | Crashed() | RankRaised() | RankFailed() | StartFailed():
@@ -185,22 +185,22 @@ class History:
                     self.of(rank).node = event.node
             case NodeLost() if self.takes_part(event.node):
                 self.lost.setdefault(event.node, event)
-            case NodeJoined(_, node, name):
+            case NodeJoined(node=node, name=name):
                 if node >= len(self.planned.nodes):
                     self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
-            case ClocksSeen(_, doubts):
+            case ClocksSeen(doubts=doubts):
                 self.doubts |= {node: max(doubt, self.doubts.get(node, 0)) for node, doubt in doubts}
-            case StopRequested(_, signum, reason) if signum in STOPPING and not self.signum:
+            case StopRequested(signum=signum, reason=reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
-            case ConsoleClosed(_, reason):
+            case ConsoleClosed(reason=reason):
                 self.console = reason
             case RanksHeld():
                 self.held = event
             case FaultInjected():
                 self.injected.append(event)
-            case NodesApart(_, pairs):
+            case NodesApart(pairs=pairs):
                 self.apart = pairs
-            case Stalled(_, seconds):
+            case Stalled(seconds=seconds):
                 self.stalled = seconds
             case ArrivalsCompared():
                 self._compared(event)
@@ -211,7 +211,7 @@ class History:
                 if event.nodes:
                     self.planned = self.planned._replace(nodes=[list(node) for node in event.nodes])
                 self._reset()
-            case NotRestarted(_, reason):
+            case NotRestarted(reason=reason):
                 self.not_restarted = reason
             case JobOver():
                 self.over = event

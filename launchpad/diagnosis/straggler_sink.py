@@ -39,7 +39,7 @@ class StragglerSink:
             case Hindrances() if event.ranks:
                 node = self._history.of(int(event.ranks[0][0])).node
                 self._hindrances[node] = [*self._hindrances.get(node, [])[-1:], event]
-            case PhaseChanged(_, "over"):
+            case PhaseChanged(phase="over"):
                 self.tick(0.0)
             case Restarted():
                 self.deadline, self._comparison = None, None

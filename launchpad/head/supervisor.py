@@ -24,7 +24,7 @@ from launchpad.head.machine import FinishAttempt, Leave, Machine, Release, Resta
 from launchpad.head.part import InvalidMessage, Part, Take, seers, takers
 from launchpad.head.parts import parts_of
 from launchpad.head.sink import Sink
-from launchpad.head.standing import OF_ANY_NODE, OF_MPI, may_send
+from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
 from launchpad.job.outcome import NODE_LOST, STOPPING, Cause
 from launchpad.protocol.commands import Credit, JobEnded
@@ -133,7 +133,7 @@ class Supervisor:
     def _routes(self) -> dict[type, tuple[Take, ...]]:
         """Who takes each type of message; others have happened to the job."""
         return {
-            **dict.fromkeys(OF_MPI, (self._refuse,)),
+            **dict.fromkeys(NEEDS_PART, (self._refuse,)),
             **dict.fromkeys(_LATE_ANSWERS, ()),
             **takers(self._parts),
             **{kind: (take,) for kind, take in self._own().items()},
@@ -227,7 +227,7 @@ class Supervisor:
     def _take(self, source: int, message: Any) -> None:
         """Handle a message from a node, or one of our own (source -1)."""
         kind, said = type(message), message
-        if source >= 0 and kind not in OF_ANY_NODE:
+        if source >= 0 and kind not in OF_LOST:
             if source in self._hub.lost:  # its ranks were lost with it, whatever it says now
                 return
             message = self.nodes.in_our_time(source, message)

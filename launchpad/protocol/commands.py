@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from .message import Message
 
 
-class Hello(Message):
+class Command(Message):
+    """The base of all commands."""
+
+
+class Hello(Command):
     """The first frame on a link."""
 
     version: str
@@ -18,7 +23,7 @@ class Hello(Message):
     python: str = ""  # the ranks' interpreter, which has torch; "" for the agent's own
 
 
-class Probe(Message):
+class Probe(Command):
     """Report NodeFacts. Sent if there is any node besides the head's own."""
 
     cwd: str  # the folder that the ranks will run in
@@ -27,27 +32,27 @@ class Probe(Message):
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment
 
 
-class ReadTopology(Message):
+class ReadTopology(Command):
     """Report the TopologyRead. Sent if ranks are to be bound to CPUs."""
 
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment: it says which GPUs they see
 
 
-class Sync(Message):
+class Sync(Command):
     """Mirror a folder of the head's machine; the agent answers which files it needs (Wanted)."""
 
     name: str  # of the copy; the same for all jobs that are started in the folder
     files: list[list[Any]]  # [path, permissions, size, modification time in ns, symlink target or ""] each
 
 
-class FileChunk(Message):
+class FileChunk(Command, raw=struct.Struct("!I")):
     """The next bytes of a wanted file. The files come one after the other."""
 
     file: int  # its index in Sync.files
     data: bytes
 
 
-class Listen(Message):
+class Listen(Command):
     """Listen on these addresses, to find out which of them the other nodes can reach."""
 
     addresses: list[str]
@@ -55,7 +60,7 @@ class Listen(Message):
     answer: str  # the secret that it is sent back
 
 
-class Reach(Message):
+class Reach(Command):
     """Connect to all of these at once, and report each that gives the right answer, until the Start."""
 
     places: list[list[Any]]  # [address, port] each
@@ -63,26 +68,26 @@ class Reach(Message):
     answer: str
 
 
-class HoldPort(Message):
+class HoldPort(Command):
     """Hold the rendezvous port at this address instead of the loopback one."""
 
     address: str
     port: int  # 0 for any free one
 
 
-class HoldPorts(Message):
+class HoldPorts(Command):
     """Hold this many free ports too, for ranks to listen at; instead of those held before."""
 
     number: int
 
 
-class Ping(Message):
+class Ping(Command):
     """The head's heartbeat, answered by a Pong."""
 
     time: int  # by the head's clock
 
 
-class Start(Message):
+class Start(Command):
     """Start these ranks. A spare has none: it starts the forkserver, and reports when it is ready (SpareReady)."""
 
     attempt: int  # 0 for the first
@@ -106,62 +111,62 @@ class Start(Message):
     hooks: bool  # whether our hooks run in Python ranks; an entry's "python" marks those ranks
 
 
-class Call(Message):
+class Call(Command, raw=struct.Struct("!")):
     """The next bytes of the pickled call for the ranks of the coming Start; answered by ChunksTaken."""
 
     data: bytes
 
 
-class NextCall(Message):
+class NextCall(Command, raw=struct.Struct("!q")):
     """The next bytes of a call to the ranks of a session; answered by ChunksTaken."""
 
     left: int  # how many bytes follow
     data: bytes
 
 
-class EndCall(Message):
+class EndCall(Command):
     """One rank of a session has to exit as the call that failed in it would have made it exit."""
 
     rank: int
 
 
-class EndSession(Message):
+class EndSession(Command):
     """No more calls: the ranks of the session may exit."""
 
 
-class Fence(Message):
+class Fence(Command):
     """Send what the ranks have written by now, then a Fenced."""
 
     number: int
 
 
-class StdinData(Message):
+class StdinData(Command, raw=struct.Struct("!")):
     """Bytes for the standard input of `stdin_rank`; empty at its end."""
 
     data: bytes
 
 
-class Signal(Message):
+class Signal(Command):
     """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
 
     signum: int
     stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
 
 
-class SignalRank(Message):
+class SignalRank(Command):
     """Send a signal to the main process of one rank: an injected fault."""
 
     rank: int
     signum: int
 
 
-class SignalAgent(Message):
+class SignalAgent(Command):
     """Send a signal to yourself: an injected fault, KILL or STOP."""
 
     signum: int
 
 
-class Credit(Message):
+class Credit(Command):
     """This many bytes of the stream were consumed; as many more may be sent."""
 
     rank: int
@@ -169,13 +174,13 @@ class Credit(Message):
     size: int
 
 
-class Finish(Message):
+class Finish(Command):
     """All ranks are gone: kill what they left behind, send the rest of their output; then exit or await a Start."""
 
     leave: bool
 
 
-class MpiWorld(Message):
+class MpiWorld(Command):
     """Serve PMI-1 or PMIx to these ranks of the next Start: with ranks on other nodes they form an MPI_COMM_WORLD."""
 
     number: int  # 0 for the job's own world; others were spawned
@@ -193,7 +198,7 @@ class MpiWorld(Message):
     library: str  # --mpi: "mpich", "intel" or "openmpi"; "": what the ranks' program is found to use
 
 
-class BarrierOut(Message):
+class BarrierOut(Command):
     """All members have reached this barrier."""
 
     world: int
@@ -201,20 +206,20 @@ class BarrierOut(Message):
     keys: dict[str, str]  # put on other nodes
 
 
-class StartMore(Message):
+class StartMore(Command):
     """Execute these too: the ranks of a spawned world."""
 
     ranks: list[dict[str, Any]]  # as in Start, and {"cwd": str}; they are not bound
 
 
-class MpiReply(Message):
+class MpiReply(Command):
     """The answer to an MpiRequest: a line of PMI-1."""
 
     rank: int
     line: str
 
 
-class PmixReply(Message):
+class PmixReply(Command):
     """The answer to a PmixRequest."""
 
     number: int
@@ -222,7 +227,7 @@ class PmixReply(Message):
     found: Any
 
 
-class PmixFetch(Message):
+class PmixFetch(Command):
     """A rank on another node wants the data of this MPI rank; answered by PmixFetched."""
 
     number: int
@@ -230,7 +235,7 @@ class PmixFetch(Message):
     rank: int
 
 
-class DumpStacks(Message):
+class DumpStacks(Command):
     """Report where each running rank is, in a StackDump each (stacks.py)."""
 
     number: int  # of this request
@@ -239,13 +244,13 @@ class DumpStacks(Message):
     native: bool  # native frames too, if py-spy is installed on the node
 
 
-class Debug(Message):
+class Debug(Command):
     """Have the rank's debugger listen, unless it does; answered by DebuggerReady."""
 
     rank: int
 
 
-class Profile(Message):
+class Profile(Command):
     """Have py-spy watch running ranks; each is answered by a ProfileTaken."""
 
     number: int  # of this request
@@ -253,91 +258,52 @@ class Profile(Message):
     seconds: float
 
 
-class Sample(Message):
+class Sample(Command):
     """Report what the running ranks use; answered by a Sampled and, without `asks`, Hindrances and ArrivalTimes."""
 
     number: int  # of this request
     asks: bool  # ask the ranks, too, what they wait for; otherwise, which collectives they have entered
 
 
-class TunnelOpen(Message):
+class TunnelOpen(Command):
     """Connect to the rank's debugger. If that fails, or when it hangs up, TunnelRead has no data."""
 
     number: int  # of the connection; each gets a new one
     rank: int
 
 
-class TunnelData(Message):
+class TunnelData(Command, raw=struct.Struct("!I")):
     """Bytes for a rank's debugger, answered by TunnelWritten; none: hang up."""
 
     number: int
     data: bytes
 
 
-class TunnelCredit(Message):
+class TunnelCredit(Command):
     """This many bytes of TunnelRead were passed on; as many more may be sent."""
 
     number: int
     size: int
 
 
-class KeeperRequest(Message):
+class KeeperRequest(Command):
     """Ask the keeper of images: the only frame to a node on which no agent was started, answered by KeeperReply."""
 
     request: dict[str, Any]  # as for image/keeper_control.py's `ask`
 
 
-class Check(Message):
+class Check(Command):
     """Find out about this subject of a checkup (`launchpad doctor`), to which no agent belongs; answered by Checked."""
 
     subject: str  # agent/checkup/loop.py has a function for each
     request: dict[str, Any]
 
 
-class JobEnded(Message):
+class JobEnded(Command):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 
     code: int  # the job's exit code
     lines: list[str]  # why, for the user
 
 
-Command = (
-    Hello
-    | Probe
-    | Sync
-    | FileChunk
-    | Listen
-    | Reach
-    | HoldPort
-    | HoldPorts
-    | Ping
-    | Start
-    | StdinData
-    | Signal
-    | Credit
-    | Finish
-    | MpiWorld
-    | BarrierOut
-    | StartMore
-    | MpiReply
-    | PmixReply
-    | PmixFetch
-    | Call
-    | DumpStacks
-    | JobEnded
-    | SignalRank
-    | SignalAgent
-    | Debug
-    | Profile
-    | TunnelOpen
-    | TunnelData
-    | TunnelCredit
-    | NextCall
-    | EndCall
-    | EndSession
-    | Fence
-    | KeeperRequest
-    | Sample
-    | ReadTopology
-    | Check
-)
+COMMANDS = tuple(Command.__subclasses__())

@@ -6,8 +6,9 @@ nothing else, so a job can be replayed from a record of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .message import Message
 
@@ -20,10 +21,78 @@ NO_INIT = "exited with code 0 without calling MPI_Init, in which others wait for
 NO_HANDLER = "launchpad's signal handler is missing: the interpreter is exiting, or the program removed the handler"
 SILENT = "it did not answer"
 
+# Of which ranks an agent's event speaks: its node must have them all.
+
+
+def the_node(_: Any) -> Iterable[int]:
+    """No rank in particular."""
+    return ()
+
+
+def its_rank(event: Any) -> Iterable[int]:
+    """The rank in the field of that name."""
+    return (event.rank,)
+
+
+def each_rank(event: Any) -> Iterable[Any]:
+    """The first of each row in the field `ranks`."""
+    return [row[0] for row in event.ranks]
+
+
+class Event(Message):
+    """The base of all events. All that there is to know about one is declared with it.
+
+    `about`: of which ranks it speaks; an event without it is the head's own: no agent may say it, and it never travels.
+    `holds`: whether it has values that there are. `recorded`: it is in events.jsonl. `of_lost`: it counts even from a
+    node that is lost, or has left. `needs_part`: nobody may say it in a job in which no part of the head takes it.
+    """
+
+    if TYPE_CHECKING:  # as in Message
+        about: ClassVar[Callable[[Any], Iterable[Any]] | None]
+        holds: ClassVar[Callable[[Any], bool] | None]
+        recorded: ClassVar[bool]
+        of_lost: ClassVar[bool]
+        needs_part: ClassVar[bool]
+
+    about = holds = None
+    recorded = of_lost = needs_part = False
+
+    def __init_subclass__(
+        cls,
+        *,
+        about: Callable[[Any], Iterable[Any]] | None = None,
+        holds: Callable[[Any], bool] | None = None,
+        recorded: bool = False,
+        of_lost: bool = False,
+        needs_part: bool = False,
+        raw: struct.Struct | None = None,
+    ) -> None:
+        """Keep what is declared, where it differs: this is on the way to the first rank, and there are many events."""
+        super().__init_subclass__(raw=raw)
+        if about is not None:
+            cls.about = about
+        if holds is not None:
+            cls.holds = holds
+        if recorded:
+            cls.recorded = True
+        if of_lost:
+            cls.of_lost = True
+        if needs_part:
+            cls.needs_part = True
+
+
+_NUMBER = (int, float)
+
+
+def _are_rows(rows: list[list[Any]], *kinds: Any) -> bool:
+    """Whether each has values of these types."""
+    return all(len(row) == len(kinds) and all(map(isinstance, row, kinds)) for row in rows)
+
+
 # Events: agent -> head.
 
 
-class AgentReady(Message):
+class AgentReady(Event, about=the_node):
     """The node's facts, sent once in answer to Hello."""
 
     time: int
@@ -38,7 +107,7 @@ class AgentReady(Message):
     port: int  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
 
 
-class NodeFacts(Message):
+class NodeFacts(Event, about=the_node):
     """What a multi-node job needs to know about each node; the answer to Probe."""
 
     time: int
@@ -51,7 +120,7 @@ class NodeFacts(Message):
     addresses: list[list[str]]  # [address, interface] each, best candidates for other machines first
 
 
-class TopologyRead(Message):
+class TopologyRead(Event, about=the_node):
     """What is near what on this node; the answer to ReadTopology."""
 
     time: int
@@ -65,7 +134,7 @@ class TopologyRead(Message):
     complete: bool  # whether the system shows which CPUs are one core
 
 
-class Wanted(Message):
+class Wanted(Event, about=the_node):
     """The answer to Sync."""
 
     time: int
@@ -74,28 +143,28 @@ class Wanted(Message):
     problem: str
 
 
-class ChunksTaken(Message):
+class ChunksTaken(Event, about=the_node):
     """This many bytes of FileChunk or Call were written."""
 
     time: int
     size: int
 
 
-class Synced(Message):
+class Synced(Event, about=the_node):
     """All wanted files are complete, or the sync failed."""
 
     time: int
     problem: str  # "" if it succeeded
 
 
-class Listening(Message):
+class Listening(Event, about=the_node):
     """The answer to Listen."""
 
     time: int
     ports: list[int]  # one per address; -1 if the agent can't listen on it
 
 
-class Reached(Message):
+class Reached(Event, about=the_node):
     """An address in a Reach gave the right answer."""
 
     time: int
@@ -103,14 +172,14 @@ class Reached(Message):
     interface: str  # this node's interface that leads there
 
 
-class PortHeld(Message):
+class PortHeld(Event, about=the_node):
     """The answer to HoldPort."""
 
     time: int
     port: int  # -1 if the requested one is taken
 
 
-class PortsHeld(Message):
+class PortsHeld(Event, about=the_node):
     """The answer to HoldPorts."""
 
     time: int
@@ -118,14 +187,14 @@ class PortsHeld(Message):
     problem: str  # why it is none; "" if they are held
 
 
-class Pong(Message):
+class Pong(Event, about=the_node):
     """The answer to Ping, or a sign of life from a node that is busy."""
 
     time: int
     ping: int  # the Ping's time; 0 if there was none
 
 
-class RankStarted(Message):
+class RankStarted(Event, about=its_rank, recorded=True):
     """The rank's process exists; it may not have loaded its program yet."""
 
     time: int
@@ -133,7 +202,7 @@ class RankStarted(Message):
     pid: int
 
 
-class StartFailed(Message):
+class StartFailed(Event, about=its_rank, recorded=True):
     """The rank's program could not be executed."""
 
     time: int
@@ -141,14 +210,14 @@ class StartFailed(Message):
     reason: str
 
 
-class NotForked(Message):
+class NotForked(Event, about=the_node, recorded=True):
     """The ranks are executed one by one instead of being forked from the forkserver."""
 
     time: int
     reason: str
 
 
-class ImageUnused(Message):
+class ImageUnused(Event, about=the_node, recorded=True):
     """The node started cold, or its ranks' forkserver did, although an image is kept there (`launchpad warm`)."""
 
     time: int
@@ -156,14 +225,14 @@ class ImageUnused(Message):
     node: int = -1  # filled in by the head
 
 
-class KeeperReply(Message):
+class KeeperReply(Event, about=the_node):
     """The answer to KeeperRequest."""
 
     time: int
     answer: dict[str, Any]  # as of image/keeper_control.py's `ask`
 
 
-class Checked(Message):
+class Checked(Event, about=the_node):
     """The answer to Check."""
 
     time: int
@@ -172,7 +241,9 @@ class Checked(Message):
     problem: str  # why there are none; ""
 
 
-class Output(Message):
+class Output(
+    Event, about=its_rank, holds=lambda event: event.stream in (STDOUT, STDERR, RESULT), raw=struct.Struct("!qIB")
+):
     """Bytes that a rank wrote; they may begin and end anywhere."""
 
     time: int
@@ -181,14 +252,14 @@ class Output(Message):
     data: bytes
 
 
-class Fenced(Message):
+class Fenced(Event, about=the_node):
     """The answer to Fence."""
 
     time: int
     number: int
 
 
-class ModulesImported(Message):
+class ModulesImported(Event, about=the_node, recorded=True):
     """A node's forkserver has imported what the ranks need."""
 
     time: int
@@ -197,13 +268,13 @@ class ModulesImported(Message):
     node: int = -1  # filled in by the head
 
 
-class SpareReady(Message):
+class SpareReady(Event, about=the_node):
     """A Start without ranks was carried out: what the ranks need has been imported."""
 
     time: int
 
 
-class RankRaised(Message):
+class RankRaised(Event, about=its_rank, recorded=True):
     """The contents of an exited rank's error file (`TORCHELASTIC_ERROR_FILE`)."""
 
     time: int
@@ -211,7 +282,7 @@ class RankRaised(Message):
     error: str  # the file's text, JSON as torch's @record writes it
 
 
-class RankExited(Message):
+class RankExited(Event, about=its_rank, holds=lambda event: -256 < event.code < 256, recorded=True):
     """A rank's process is gone."""
 
     time: int
@@ -222,7 +293,7 @@ class RankExited(Message):
     memory_killed: bool | None
 
 
-class RankFailed(Message):
+class RankFailed(Event, about=its_rank, holds=lambda event: 0 < event.code < 256, recorded=True):
     """A rank aborted its MPI world, left it improperly, or can't do without something that has died."""
 
     time: int
@@ -231,7 +302,7 @@ class RankFailed(Message):
     reason: str  # what the rank did, as a phrase that follows its name
 
 
-class BarrierIn(Message):
+class BarrierIn(Event, about=the_node, needs_part=True):
     """All members of an MPI barrier on this node have reached it."""
 
     time: int
@@ -241,7 +312,7 @@ class BarrierIn(Message):
     keys: dict[str, str]  # put on this node since the last barrier
 
 
-class MpiRequest(Message):
+class MpiRequest(Event, about=its_rank, holds=lambda event: bool(event.lines), needs_part=True):
     """A rank's PMI-1 request that only the head can answer, with an MpiReply."""
 
     time: int
@@ -249,7 +320,7 @@ class MpiRequest(Message):
     lines: list[str]
 
 
-class PmixRequest(Message):
+class PmixRequest(Event, about=the_node, needs_part=True):
     """What ranks of Open MPI need of other nodes, or of the head; answered by a PmixReply."""
 
     time: int
@@ -260,7 +331,7 @@ class PmixRequest(Message):
     given: list[Any]
 
 
-class PmixFetched(Message):
+class PmixFetched(Event, about=the_node, needs_part=True):
     """The answer to a PmixFetch."""
 
     time: int
@@ -269,7 +340,7 @@ class PmixFetched(Message):
     data: str  # in base64
 
 
-class MpiFound(Message):
+class MpiFound(Event, about=the_node):
     """Which MPI the ranks of this node use."""
 
     time: int
@@ -277,7 +348,7 @@ class MpiFound(Message):
     why: str
 
 
-class NoMpi(Message):
+class NoMpi(Event, about=the_node, recorded=True):
     """Open MPI can't be served here, or all ranks have exited with 0 without ever contacting us over PMI or PMIx."""
 
     time: int
@@ -285,27 +356,27 @@ class NoMpi(Message):
     why: str  # why Open MPI was not; "" if it was, or was not needed
 
 
-class OrphansKilled(Message):
+class OrphansKilled(Event, about=the_node, recorded=True):
     """Processes that the ranks left behind were killed at the end."""
 
     time: int
     processes: list[str]  # "PID NAME"
 
 
-class Suspended(Message):
+class Suspended(Event, about=the_node, of_lost=True):
     """The ranks were sent SIGSTOP."""
 
     time: int
 
 
-class StdinTaken(Message):
+class StdinTaken(Event, about=the_node):
     """This many bytes of StdinData were written to the rank's standard input."""
 
     time: int
     size: int
 
 
-class AtPrompt(Message):
+class AtPrompt(Event, about=its_rank, recorded=True):
     """The rank that has the terminal waits for what its user types, or goes on."""
 
     time: int
@@ -313,13 +384,13 @@ class AtPrompt(Message):
     waits: bool
 
 
-class Drained(Message):
+class Drained(Event, about=the_node):
     """The processes that the ranks left behind are gone, and all output has been sent."""
 
     time: int
 
 
-class AgentFailed(Message):
+class AgentFailed(Event, about=the_node):
     """The agent ended before it was told to; its node gets swept."""
 
     time: int
@@ -327,13 +398,13 @@ class AgentFailed(Message):
     trace: str = ""  # the traceback, if a bug in launchpad is to blame
 
 
-class AgentLeft(Message):
+class AgentLeft(Event, about=the_node):
     """The agent of a node that has joined is gone; the connection stays, for the news of how the job ends."""
 
     time: int
 
 
-class ExceptionRaised(Message):
+class ExceptionRaised(Event, about=its_rank, recorded=True):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
     time: int  # when it ended the program or the thread, by the node's clock
@@ -343,7 +414,7 @@ class ExceptionRaised(Message):
     traceback: dict[str, Any]  # {"type", "message", "frames": [[file, line, function, source]], …}
 
 
-class CollectivesEntered(Message):
+class CollectivesEntered(Event, about=its_rank, recorded=True):
     """The last collectives that a rank has entered, told at its end if the job has a report."""
 
     time: int
@@ -351,7 +422,7 @@ class CollectivesEntered(Message):
     entries: list[Any]  # [group, number, operation, ns from then to `time`, ns that it took or 0] each
 
 
-class MilestoneReached(Message):
+class MilestoneReached(Event, about=its_rank, recorded=True):
     """A rank has got so far; told at its end, if a timeline is wanted."""
 
     time: int
@@ -359,7 +430,7 @@ class MilestoneReached(Message):
     what: str  # "torch": torch.distributed is imported; "group": its first process group is being made
 
 
-class Crashed(Message):
+class Crashed(Event, about=its_rank, recorded=True):
     """A fatal signal hit a rank; `stack` is what faulthandler wrote into its private file."""
 
     time: int
@@ -367,7 +438,7 @@ class Crashed(Message):
     stack: str
 
 
-class StackDump(Message):
+class StackDump(Event, about=its_rank):
     """The state of one rank. If its stacks could not be had, `threads` is empty and `why` has the reason."""
 
     time: int
@@ -391,7 +462,7 @@ class StackDump(Message):
     native: str
 
 
-class DebuggerReady(Message):
+class DebuggerReady(Event, about=its_rank):
     """The debugger in a rank listens; or `problem` says why it doesn't."""
 
     time: int
@@ -399,7 +470,7 @@ class DebuggerReady(Message):
     problem: str
 
 
-class ProfileTaken(Message):
+class ProfileTaken(Event, about=its_rank):
     """What py-spy saw of a rank."""
 
     time: int
@@ -409,7 +480,15 @@ class ProfileTaken(Message):
     profile: str  # a speedscope file, compressed with zlib, in base64
 
 
-class Sampled(Message):
+class Sampled(
+    Event,
+    about=the_node,
+    holds=lambda event: (
+        _are_rows(event.ranks, int, str, _NUMBER, int, int, int, int)
+        and _are_rows(event.waits, int, str, int, _NUMBER)
+        and _are_rows(event.gpus, str, int, int, int, dict)
+    ),
+):
     """What the running ranks of a node use, each with its descendants, and the node's GPUs."""
 
     time: int
@@ -421,7 +500,7 @@ class Sampled(Message):
     gpus: list[list[Any]]  # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
 
 
-class ArrivalTimes(Message):
+class ArrivalTimes(Event, about=its_rank):
     """When a rank has entered the collectives of which it has not told before."""
 
     time: int
@@ -430,7 +509,7 @@ class ArrivalTimes(Message):
     doubt: int = 0  # by how many ns its node's clock may be wrong; filled in by the head
 
 
-class Hindrances(Message):
+class Hindrances(Event, about=each_rank, holds=lambda event: all(len(row) == 8 for row in event.ranks)):
     """What has kept the ranks of a node from computing since they began; figures are -1 if unknown."""
 
     time: int
@@ -443,7 +522,7 @@ class Hindrances(Message):
     host: dict[str, float]
 
 
-class TunnelRead(Message):
+class TunnelRead(Event, about=the_node, raw=struct.Struct("!qI")):
     """Bytes from a rank's debugger, as the answer to which TunnelCredit is due; none: it has hung up."""
 
     time: int
@@ -451,7 +530,7 @@ class TunnelRead(Message):
     data: bytes
 
 
-class TunnelWritten(Message):
+class TunnelWritten(Event, about=the_node):
     """This many bytes of TunnelData were written to the debugger."""
 
     time: int
@@ -462,13 +541,13 @@ class TunnelWritten(Message):
 # Events that the head itself creates.
 
 
-class LinkClosed(Message):
+class LinkClosed(Event, of_lost=True):
     """Nothing more will come from this node."""
 
     time: int
 
 
-class NodeLost(Message):
+class NodeLost(Event, recorded=True):
     """A node is gone or out of contact, together with its ranks."""
 
     time: int
@@ -478,7 +557,7 @@ class NodeLost(Message):
     trace: str = ""  # the traceback, if a bug in its agent is to blame
 
 
-class NodeJoined(Message):
+class NodeJoined(Event, recorded=True):
     """A node can take part from now on: one that joined while the job runs, or a lost one that is back."""
 
     time: int
@@ -487,7 +566,7 @@ class NodeJoined(Message):
     slots: int  # how many ranks it takes
 
 
-class NodeLeaving(Message):
+class NodeLeaving(Event, recorded=True):
     """The launchpad of a node that has joined got a stop signal, and the job goes on without this node."""
 
     time: int
@@ -495,7 +574,7 @@ class NodeLeaving(Message):
     signum: int
 
 
-class NodesAwaited(Message):
+class NodesAwaited(Event, recorded=True):
     """The job goes on when these lost nodes are back, or as many others are there."""
 
     time: int
@@ -503,7 +582,7 @@ class NodesAwaited(Message):
     seconds: float  # how long it waits
 
 
-class NodeRefused(Message):
+class NodeRefused(Event, recorded=True):
     """A machine that joined while the job runs can't take part."""
 
     time: int
@@ -511,14 +590,14 @@ class NodeRefused(Message):
     reason: str
 
 
-class SeatsReady(Message):
+class SeatsReady(Event):
     """These nodes have a common rendezvous address for the next attempt."""
 
     time: int
     seats: Sequence[tuple[int, int]]  # (node, number of ranks) each
 
 
-class StopRequested(Message):
+class StopRequested(Event, about=the_node, recorded=True):
     """A signal reached the head, or the launchpad of a node that has joined; or it is time to stop."""
 
     time: int
@@ -526,21 +605,21 @@ class StopRequested(Message):
     reason: str = ""  # why it is time
 
 
-class StdinRead(Message):
+class StdinRead(Event):
     """Bytes from the head's standard input, for a rank on another machine; empty at end-of-file."""
 
     time: int
     data: bytes
 
 
-class ConsoleClosed(Message):
+class ConsoleClosed(Event, recorded=True):
     """The head's standard output can't be written to: its reader is gone, or the disk is full."""
 
     time: int
     reason: str
 
 
-class LogFailed(Message):
+class LogFailed(Event, recorded=True):
     """A per-rank file can't be written to; the ranks go on without it."""
 
     time: int
@@ -548,13 +627,13 @@ class LogFailed(Message):
     reason: str
 
 
-class Written(Message):
+class Written(Event):
     """A sink that queued an Output's bytes has written them."""
 
     output: Output
 
 
-class Restarted(Message):
+class Restarted(Event, recorded=True):
     """All ranks were started again."""
 
     time: int
@@ -570,14 +649,14 @@ class Restarted(Message):
     period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
 
 
-class NotRestarted(Message):
+class NotRestarted(Event, recorded=True):
     """Restarts are allowed, but the ranks are not started again, and the job ends."""
 
     time: int
     reason: str  # a sentence for the user
 
 
-class RanksBound(Message):
+class RanksBound(Event, recorded=True):
     """Which CPUs the ranks of this attempt run on."""
 
     time: int
@@ -586,7 +665,7 @@ class RanksBound(Message):
     ranks: list[list[Any]]
 
 
-class RanksSpawned(Message):
+class RanksSpawned(Event, recorded=True):
     """A rank has spawned others (MPI_Comm_spawn); their numbers follow those of all earlier ranks."""
 
     time: int
@@ -596,7 +675,7 @@ class RanksSpawned(Message):
     argv: list[str]  # of the first spawned rank
 
 
-class PhaseChanged(Message):
+class PhaseChanged(Event, recorded=True):
     """The job's state machine changed phase."""
 
     time: int
@@ -607,7 +686,7 @@ class PhaseChanged(Message):
     ranks: list[int]  # those that were still running
 
 
-class JobPlanned(Message):
+class JobPlanned(Event, recorded=True):
     """The job that is about to run; the first event of every job."""
 
     time: int
@@ -629,14 +708,14 @@ class JobPlanned(Message):
     role: str = "default"  # what ${role_name} is in it
 
 
-class ClocksSeen(Message):
+class ClocksSeen(Event, recorded=True):
     """How accurately the clocks of other machines are known now."""
 
     time: int
     doubts: list[list[int]]  # [node, ns by which its events may have happened earlier or later than they say] each
 
 
-class RanksHeld(Message):
+class RanksHeld(Event, recorded=True):
     """Where the ranks were when the job stalled or timed out, or when a rank's wait for others failed."""
 
     time: int
@@ -646,7 +725,7 @@ class RanksHeld(Message):
     raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
 
 
-class ArrivalsCompared(Message):
+class ArrivalsCompared(Event, recorded=True):
     """Who came last to the collectives since the last comparison, and what that cost the others."""
 
     time: int
@@ -660,14 +739,14 @@ class ArrivalsCompared(Message):
     far: Sequence[Any] = ()
 
 
-class JobOver(Message):
+class JobOver(Event, recorded=True):
     """The last event of a job, unless launchpad died before its end."""
 
     time: int
     code: int  # launchpad's exit code
 
 
-class StacksRequested(Message):
+class StacksRequested(Event):
     """Someone asks where the ranks are."""
 
     time: int
@@ -677,7 +756,7 @@ class StacksRequested(Message):
     rank: int = -1  # only this one; -1: all
 
 
-class DebugRequested(Message):
+class DebugRequested(Event):
     """Someone asks for a debugger in a rank."""
 
     time: int
@@ -686,7 +765,7 @@ class DebugRequested(Message):
     port: int  # where it is to be reached; 0 for any free port
 
 
-class ProfileRequested(Message):
+class ProfileRequested(Event):
     """Someone asks for a profile of one rank, or of all (-1)."""
 
     time: int
@@ -695,14 +774,14 @@ class ProfileRequested(Message):
     seconds: float
 
 
-class SampleRequested(Message):
+class SampleRequested(Event):
     """Someone asks what the ranks do and use."""
 
     time: int
     asker: int
 
 
-class SamplesTaken(Message):
+class SamplesTaken(Event):
     """The answer to SampleRequested: what the nodes have said."""
 
     time: int
@@ -711,7 +790,7 @@ class SamplesTaken(Message):
     joining: list[str]  # machines that are being prepared to take part
 
 
-class ProfilesTaken(Message):
+class ProfilesTaken(Event):
     """The answer to a ProfileRequested."""
 
     time: int
@@ -720,7 +799,7 @@ class ProfilesTaken(Message):
     problem: str  # why there are none
 
 
-class DebuggerListening(Message):
+class DebuggerListening(Event):
     """A rank's debugger can be reached at a port of this machine; or `problem` says why not."""
 
     time: int
@@ -732,7 +811,7 @@ class DebuggerListening(Message):
     problem: str
 
 
-class StacksTaken(Message):
+class StacksTaken(Event):
     """The stacks of all running ranks."""
 
     time: int
@@ -744,21 +823,21 @@ class StacksTaken(Message):
     starting: Sequence[int] = ()  # those that have no process yet
 
 
-class NodesApart(Message):
+class NodesApart(Event, recorded=True):
     """These nodes could not reach each other when the job stalled, though the head reached them."""
 
     time: int
     pairs: list[list[int]]  # [from, to] each
 
 
-class Stalled(Message):
+class Stalled(Event, recorded=True):
     """No rank has written anything or made progress for `seconds`."""
 
     time: int
     seconds: float
 
 
-class FaultInjected(Message):
+class FaultInjected(Event, recorded=True):
     """The head is injecting a fault (--inject)."""
 
     time: int
@@ -767,95 +846,11 @@ class FaultInjected(Message):
     node: int
 
 
-class FaultMissed(Message):
+class FaultMissed(Event, recorded=True):
     """The job was over before a fault could be injected."""
 
     time: int
     fault: str  # as --inject has it
 
 
-Event = (
-    AgentReady
-    | NodeFacts
-    | TopologyRead
-    | Wanted
-    | ChunksTaken
-    | Synced
-    | Listening
-    | Reached
-    | PortHeld
-    | PortsHeld
-    | Pong
-    | RankStarted
-    | StartFailed
-    | ModulesImported
-    | SpareReady
-    | Fenced
-    | NotForked
-    | ImageUnused
-    | KeeperReply
-    | Checked
-    | Output
-    | RankRaised
-    | RankExited
-    | RankFailed
-    | BarrierIn
-    | MpiRequest
-    | NoMpi
-    | PmixRequest
-    | PmixFetched
-    | MpiFound
-    | OrphansKilled
-    | Suspended
-    | StdinTaken
-    | AtPrompt
-    | Drained
-    | AgentFailed
-    | LinkClosed
-    | NodeLost
-    | NodeJoined
-    | NodeLeaving
-    | NodesAwaited
-    | NodeRefused
-    | SeatsReady
-    | StopRequested
-    | StdinRead
-    | ConsoleClosed
-    | AgentLeft
-    | LogFailed
-    | Written
-    | Restarted
-    | NotRestarted
-    | RanksBound
-    | RanksSpawned
-    | PhaseChanged
-    | ExceptionRaised
-    | Crashed
-    | CollectivesEntered
-    | MilestoneReached
-    | ArrivalTimes
-    | Hindrances
-    | StackDump
-    | JobPlanned
-    | ClocksSeen
-    | RanksHeld
-    | JobOver
-    | StacksRequested
-    | DebuggerReady
-    | TunnelRead
-    | TunnelWritten
-    | DebugRequested
-    | ProfileTaken
-    | ProfileRequested
-    | ProfilesTaken
-    | Sampled
-    | SampleRequested
-    | SamplesTaken
-    | DebuggerListening
-    | StacksTaken
-    | NodesApart
-    | ArrivalsCompared
-    | Stalled
-    | FaultInjected
-    | FaultMissed
-)
+EVENTS = tuple(Event.__subclasses__())

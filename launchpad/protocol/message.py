@@ -6,6 +6,7 @@ are more than a hundred kinds of messages and a job uses few: heads and agents s
 
 from __future__ import annotations
 
+import struct
 from collections import namedtuple
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
@@ -23,9 +24,14 @@ class Message(tuple[Any, ...]):
         _fields: ClassVar[tuple[str, ...]]
         __match_args__: ClassVar[tuple[str, ...]]
         _defaults: ClassVar[tuple[Any, ...]]  # of the last fields
+        raw: ClassVar[struct.Struct | None]  # its last field is raw bytes, and this is the layout of those before it
 
-    def __init_subclass__(cls) -> None:
+    raw = None
+
+    def __init_subclass__(cls, *, raw: struct.Struct | None = None) -> None:
         """Turn the annotated names into items."""
+        if raw is not None:
+            cls.raw = raw
         fields = cls.__match_args__ = cls._fields = tuple(cls.__annotations__)  # type: ignore[misc]
         assert len(fields) <= len(_ITEMS)
         cls._defaults = tuple([vars(cls)[name] for name in fields if name in vars(cls)])

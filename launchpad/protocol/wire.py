@@ -10,136 +10,16 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from . import commands, events
+from .commands import COMMANDS, Command
+from .events import EVENTS, Event, Output
 
 _Check = Callable[[Any], bool]
 
 
-class MessageType(NamedTuple):
-    """What there is to know about a kind of message."""
-
-    kind: Any  # its class
-    to: Literal["head", "agent", ""]  # "": it never travels; the head creates and consumes it
-    raw: struct.Struct | None = None  # its last field is raw bytes, and this is the layout of the fields before it
-    recorded: bool = False  # in events.jsonl
-
-
-# The order of what travels is the protocol: append only.
-TABLE = (
-    MessageType(events.Output, "head", raw=struct.Struct("!qIB")),
-    MessageType(commands.Hello, "agent"),
-    MessageType(events.AgentReady, "head"),
-    MessageType(commands.Start, "agent"),
-    MessageType(events.RankStarted, "head", recorded=True),
-    MessageType(events.StartFailed, "head", recorded=True),
-    MessageType(events.RankRaised, "head", recorded=True),
-    MessageType(events.RankExited, "head", recorded=True),
-    MessageType(commands.Signal, "agent"),
-    MessageType(commands.Credit, "agent"),
-    MessageType(commands.Finish, "agent"),
-    MessageType(events.OrphansKilled, "head", recorded=True),
-    MessageType(events.AgentFailed, "head"),
-    MessageType(events.Suspended, "head"),
-    MessageType(events.Drained, "head"),
-    MessageType(events.NotForked, "head", recorded=True),
-    MessageType(commands.Probe, "agent"),
-    MessageType(events.NodeFacts, "head"),
-    MessageType(commands.Listen, "agent"),
-    MessageType(events.Listening, "head"),
-    MessageType(commands.Reach, "agent"),
-    MessageType(events.Reached, "head"),
-    MessageType(commands.HoldPort, "agent"),
-    MessageType(events.PortHeld, "head"),
-    MessageType(commands.Ping, "agent"),
-    MessageType(events.Pong, "head"),
-    MessageType(commands.Sync, "agent"),
-    MessageType(events.Wanted, "head"),
-    MessageType(commands.FileChunk, "agent", raw=struct.Struct("!I")),
-    MessageType(events.ChunksTaken, "head"),
-    MessageType(events.Synced, "head"),
-    MessageType(commands.StdinData, "agent", raw=struct.Struct("!")),
-    MessageType(events.StdinTaken, "head"),
-    MessageType(commands.MpiWorld, "agent"),
-    MessageType(events.RankFailed, "head", recorded=True),
-    MessageType(events.BarrierIn, "head"),
-    MessageType(commands.BarrierOut, "agent"),
-    MessageType(events.MpiRequest, "head"),
-    MessageType(commands.MpiReply, "agent"),
-    MessageType(events.NoMpi, "head", recorded=True),
-    MessageType(commands.StartMore, "agent"),
-    MessageType(commands.Call, "agent", raw=struct.Struct("!")),
-    MessageType(events.ExceptionRaised, "head", recorded=True),
-    MessageType(events.Crashed, "head", recorded=True),
-    MessageType(commands.DumpStacks, "agent"),
-    MessageType(events.StackDump, "head"),
-    MessageType(events.StopRequested, "head", recorded=True),
-    MessageType(events.AgentLeft, "head"),
-    MessageType(commands.JobEnded, "agent"),
-    MessageType(events.SpareReady, "head"),
-    MessageType(commands.SignalRank, "agent"),
-    MessageType(commands.SignalAgent, "agent"),
-    MessageType(events.AtPrompt, "head", recorded=True),
-    MessageType(commands.Debug, "agent"),
-    MessageType(events.DebuggerReady, "head"),
-    MessageType(commands.Profile, "agent"),
-    MessageType(events.ProfileTaken, "head"),
-    MessageType(commands.TunnelOpen, "agent"),
-    MessageType(commands.TunnelData, "agent", raw=struct.Struct("!I")),
-    MessageType(events.TunnelRead, "head", raw=struct.Struct("!qI")),
-    MessageType(events.TunnelWritten, "head"),
-    MessageType(commands.TunnelCredit, "agent"),
-    MessageType(commands.NextCall, "agent", raw=struct.Struct("!q")),
-    MessageType(commands.EndCall, "agent"),
-    MessageType(commands.EndSession, "agent"),
-    MessageType(commands.Fence, "agent"),
-    MessageType(events.Fenced, "head"),
-    MessageType(events.ImageUnused, "head", recorded=True),
-    MessageType(commands.KeeperRequest, "agent"),
-    MessageType(events.KeeperReply, "head"),
-    MessageType(events.CollectivesEntered, "head", recorded=True),
-    MessageType(commands.Sample, "agent"),
-    MessageType(events.Sampled, "head"),
-    MessageType(events.ModulesImported, "head", recorded=True),
-    MessageType(events.MilestoneReached, "head", recorded=True),
-    MessageType(commands.ReadTopology, "agent"),
-    MessageType(events.TopologyRead, "head"),
-    MessageType(events.ArrivalTimes, "head"),
-    MessageType(events.Hindrances, "head"),
-    MessageType(events.PmixRequest, "head"),
-    MessageType(commands.PmixReply, "agent"),
-    MessageType(commands.PmixFetch, "agent"),
-    MessageType(events.PmixFetched, "head"),
-    MessageType(events.MpiFound, "head"),
-    MessageType(commands.Check, "agent"),
-    MessageType(events.Checked, "head"),
-    MessageType(commands.HoldPorts, "agent"),
-    MessageType(events.PortsHeld, "head"),
-    # The head's own events that are part of a job's record.
-    MessageType(events.NodeLost, "", recorded=True),
-    MessageType(events.NodeJoined, "", recorded=True),
-    MessageType(events.NodeLeaving, "", recorded=True),
-    MessageType(events.NodesAwaited, "", recorded=True),
-    MessageType(events.NodeRefused, "", recorded=True),
-    MessageType(events.ConsoleClosed, "", recorded=True),
-    MessageType(events.LogFailed, "", recorded=True),
-    MessageType(events.Restarted, "", recorded=True),
-    MessageType(events.NotRestarted, "", recorded=True),
-    MessageType(events.RanksSpawned, "", recorded=True),
-    MessageType(events.PhaseChanged, "", recorded=True),
-    MessageType(events.JobPlanned, "", recorded=True),
-    MessageType(events.ClocksSeen, "", recorded=True),
-    MessageType(events.RanksHeld, "", recorded=True),
-    MessageType(events.ArrivalsCompared, "", recorded=True),
-    MessageType(events.JobOver, "", recorded=True),
-    MessageType(events.NodesApart, "", recorded=True),
-    MessageType(events.Stalled, "", recorded=True),
-    MessageType(events.FaultInjected, "", recorded=True),
-    MessageType(events.FaultMissed, "", recorded=True),
-    MessageType(events.RanksBound, "", recorded=True),
-)
-MESSAGES = tuple(entry.kind for entry in TABLE if entry.to)
+# What travels. The order is that of the declarations: head and agent are always of the same version.
+MESSAGES: tuple[Any, ...] = (*(event for event in EVENTS if event.about), *COMMANDS)
 CODES = {message: code for code, message in enumerate(MESSAGES)}
 
 # A plan of 10 000 ranks takes about 6 MB. A longer length means garbage.
@@ -150,15 +30,16 @@ _HEAD = struct.Struct("!IB")
 _JSON = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 _ESCAPED = json.JSONEncoder(check_circular=False)
 
-_RAW = {entry.kind: entry.raw for entry in TABLE if entry.raw}
-_OUTPUT = _RAW[events.Output]
+_RAW: dict[type, struct.Struct] = {message: message.raw for message in MESSAGES if message.raw}
+_OUTPUT = _RAW[Output]
+_OUTPUT_CODE = CODES[Output]
 
 
 class WireError(Exception):
     """The bytes on the link are not valid frames."""
 
 
-def encode(message: events.Event | commands.Command) -> bytes:
+def encode(message: Event | Command) -> bytes:
     """One message as one frame."""
     layout = _RAW.get(type(message))
     if layout is not None:
@@ -174,7 +55,7 @@ def encode(message: events.Event | commands.Command) -> bytes:
 
 def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
     """The start of an Output frame, to precede `size` bytes of output: this saves copying them into a frame."""
-    return _HEAD.pack(size + 1 + _OUTPUT.size, 0) + _OUTPUT.pack(time, rank, stream)
+    return _HEAD.pack(size + 1 + _OUTPUT.size, _OUTPUT_CODE) + _OUTPUT.pack(time, rank, stream)
 
 
 @functools.cache

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launchpad.errors import UsageError
 from launchpad.output.writer import Target, Writer
-from launchpad.protocol import wire
-from launchpad.protocol.events import STDOUT, ConsoleClosed, LogFailed, Output, Restarted
+from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
-RECORDED: dict[str, Any] = {entry.kind.__name__: entry.kind for entry in wire.TABLE if entry.recorded}
+RECORDED: dict[str, Any] = {event.__name__: event for event in EVENTS if event.recorded}
 
 
 def line_of(event: Any) -> str | None:

@@ -157,66 +157,66 @@ class _Builder:
 
     def _note(self, at: int, event: Any) -> None:
         match event:
-            case ExceptionRaised(_, rank, _, thread, said):
+            case ExceptionRaised(rank=rank, thread=thread, traceback=said):
                 traceback = tracebacks.from_event(said)
                 if traceback is not None and (traceback.type, traceback.message) != ("SystemExit", "0"):
                     where = f" at {place.file}:{place.line}" if (place := traceback.place) else ""
                     self._mark(at, rank, "exception", f"{thread and f'thread {thread}: '}{traceback.title}{where}")
-            case Crashed(_, rank, _):
+            case Crashed(rank=rank):
                 self._mark(at, rank, "exception", "crashed")
-            case RankFailed(_, rank, _, reason):
+            case RankFailed(rank=rank, reason=reason):
                 self._mark(at, rank, "exception", reason)
-            case StartFailed(_, rank, reason):
+            case StartFailed(rank=rank, reason=reason):
                 self._mark(at, rank, "exit", f"could not be started: {reason}")
-            case RankExited(_, rank, code):
+            case RankExited(rank=rank, code=code):
                 if code:
                     self._mark(at, rank, "exit", exit_in_words(code))
-            case ModulesImported(_, seconds, modules, node):
+            case ModulesImported(seconds=seconds, modules=modules, node=node):
                 text = f"importing {', '.join(modules)}"
                 self._span(Span(max(0, at - int(seconds * 1e9)), at, "import", text), HOST, node)
-            case MilestoneReached(_, rank, what):
+            case MilestoneReached(rank=rank, what=what):
                 texts = {"torch": "has imported torch.distributed", "group": "begins its first process group"}
                 self._mark(at, rank, "milestone", texts.get(what, what))
-            case CollectivesEntered(_, rank, entries):
+            case CollectivesEntered(rank=rank, entries=entries):
                 for group, number, what, before, took in entries:
                     flow = f"{self._history.attempt}/{group}/{number}"
                     self._collectives.setdefault(flow, []).append((at - before, took, rank, f"{what} {number}"))
-            case AtPrompt(_, rank, waits):
+            case AtPrompt(rank=rank, waits=waits):
                 if waits:
                     self._prompts.setdefault(rank, at)
                 elif rank in self._prompts:
                     self._span(Span(self._prompts.pop(rank), at, "prompt", "at a prompt"), rank)
-            case FaultInjected(_, _, rank, node):
+            case FaultInjected(rank=rank, node=node):
                 self._mark(at, rank if rank >= 0 else HOST, "signal", f"injected: {self._history.fault(event)}", node)
-            case NodeLost(_, node, reason):
+            case NodeLost(node=node, reason=reason):
                 self._mark(at, HOST, "lost", f"lost: {reason}", node)
-            case NodeJoined(_, node, name):
+            case NodeJoined(node=node, name=name):
                 self._mark(at, HOST, "joined", f"{name} can take part", node)
-            case NodeLeaving(_, node, signum):
+            case NodeLeaving(node=node, signum=signum):
                 self._mark(at, HOST, "signal", f"leaves the job: its launchpad got {signal_name(signum)}", node)
-            case StopRequested(_, signum, reason):
+            case StopRequested(signum=signum, reason=reason):
                 self._mark(at, JOB, "signal", reason or f"launchpad got {signal_name(signum)}")
-            case PhaseChanged(_, "stopping", _, signum, _, ranks) if signum and ranks:
+            case PhaseChanged(phase="stopping", signum=signum, ranks=ranks) if signum and ranks:
                 self._mark(at, JOB, "signal", f"{signal_name(signum)} to {ranks_in_words(ranks)}")
                 for rank in ranks:
                     self._mark(at, rank, "signal", signal_name(signum))
-            case Restarted(_, attempt):
+            case Restarted(attempt=attempt):
                 self._mark(at, JOB, "restart", f"restart {attempt}")
-            case Stalled(_, seconds):
+            case Stalled(seconds=seconds):
                 self._mark(at, JOB, "hang", f"no output or progress for {seconds:.0f} s")
-            case RanksHeld(_, why, ranks, lines):
+            case RanksHeld(why=why, ranks=ranks, lines=lines):
                 self._mark(at, JOB, "hang", "; ".join(lines[:1]) or why)
                 for rank in ranks:
                     self._mark(at, rank, "hang", "the others wait for it")
-            case ConsoleClosed(_, reason):
+            case ConsoleClosed(reason=reason):
                 self._mark(at, JOB, "signal", f"standard output can't be written to: {reason}")
-            case NotForked(_, reason):
+            case NotForked(reason=reason):
                 self._mark(at, JOB, "note", f"the ranks are not forked: {reason}")
-            case RanksSpawned(_, by, _, ranks):
+            case RanksSpawned(by=by, ranks=ranks):
                 self._mark(at, by, "note", f"spawned {ranks_in_words(ranks)}")
-            case OrphansKilled(_, processes):
+            case OrphansKilled(processes=processes):
                 self._mark(at, JOB, "note", f"killed what ranks had left behind: {', '.join(processes[:5])}")
-            case JobOver(_, code):
+            case JobOver(code=code):
                 self._mark(at, JOB, "exit", exit_in_words(code))
 
     def _mark(self, at: int, rank: int, kind: Any, text: str, node: int = -1) -> None:

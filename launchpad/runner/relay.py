@@ -272,19 +272,19 @@ class Relay:
 
     def _own(self, event: Any, head: HeadConnection, link: Any) -> None:
         match event:
-            case StopRequested(_, signal.SIGTSTP):
+            case StopRequested(signum=signal.SIGTSTP):
                 say_on_stderr("this job can be suspended only where its head runs")
-            case StopRequested(_, signal.SIGCONT):
+            case StopRequested(signum=signal.SIGCONT):
                 pass
-            case StopRequested(_, signum) if signum in _FOR_THE_HEAD:
+            case StopRequested(signum=signum) if signum in _FOR_THE_HEAD:
                 head.send(event)
-            case StopRequested(_, signum):
+            case StopRequested(signum=signum):
                 link.send(Signal(signum))
             case ConsoleClosed():
                 head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
-            case LogFailed(_, path, reason) if self._own_output is not None:
+            case LogFailed(path=path, reason=reason) if self._own_output is not None:
                 self._own_output.say(f"{path} can't be written: {reason}")
-            case Written(output) if self._own_output is not None:
+            case Written(output=output) if self._own_output is not None:
                 self._own_output.written(output)
 
 

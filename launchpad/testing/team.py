@@ -365,13 +365,13 @@ class Team:
         match event:
             case StackDump():
                 self._dumps.append(event._replace(threads=_without_pytest(event.threads)))
-            case RankFailed(_, rank, _, reason):
+            case RankFailed(rank=rank, reason=reason):
                 one = self._members[rank]
                 if not one.end.reason and not one.failed and not one.end.ended:
                     one.end.reason = reason
                     self._fails(one)
                     self._kill(WAITED)  # a world that a rank has aborted or left is over
-            case MpiRequest(_, rank, lines):
+            case MpiRequest(rank=rank, lines=lines):
                 assert self._worlds is not None
                 verb = lines[0].partition("cmd=")[2].partition(" ")[0].removesuffix("_name")
                 self._worlds.reply(rank, f"cmd={verb}_result {_NO_NAMES}")

@@ -229,13 +229,13 @@ class NodeWorlds:
                 return
             for action in self._sessions[rank].feed(data):
                 match action:
-                    case Reply(line):
+                    case Reply(line=line):
                         self.reply(rank, line)
                     case Enter():
                         self._enter(rank, action)
-                    case Ask(lines):
+                    case Ask(lines=lines):
                         self._outbox.say(MpiRequest(time.monotonic_ns(), rank, lines))
-                    case Fail(code, reason):
+                    case Fail(code=code, reason=reason):
                         self._outbox.say(RankFailed(time.monotonic_ns(), rank, code, reason))
             self._report_silent(rank)
 
