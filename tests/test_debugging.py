@@ -112,8 +112,9 @@ def test_a_system_call_tells_who_waits_for_input(does: str, waits: bool) -> None
 
 def test_whoever_is_long_at_a_prompt_is_reminded_of_torchs_time_outs() -> None:
     notes: list[str] = []
-    one = Notes(Diagnosis(), notes.append, quiet=False)
-    one.on(JobPlanned(0, 1.7e9, "0a1b", 1, "id", ["true"], "/work", [["h", [0, 1, 2]]], {}, 0.0, ""))
+    diagnosis = Diagnosis()
+    one = Notes(diagnosis, notes.append, quiet=False)
+    diagnosis.on(JobPlanned(0, 1.7e9, "0a1b", 1, "id", ["true"], "/work", [["h", [0, 1, 2]]], {}, 0.0, ""))
     one.on(AtPrompt(1, 2, True))
     assert one.deadline is not None
     one.on(AtPrompt(2, 2, False))
