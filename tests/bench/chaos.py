@@ -1,6 +1,6 @@
 """Random faults on several hosts: python tests/bench/chaos.py [--rounds N] [--hosts N] [--seed N] [--restarts N] …
 
-The hosts are those of tests/netns.py; it needs root. Each round runs a job with two ranks on each host, lets one or two
+The hosts are those of netns.py; it needs root. Each round runs a job with two ranks on each host, lets one or two
 faults happen, at any moment from the first second on, and checks that
 
 - the launcher's exit code is one that the faults allow, and it exits in time;
@@ -33,8 +33,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from tests.netns import Network, Process
-from tests.test_node_faults import RANKS, SILENCE, Head, Job
+from tests.support.netns import Network, Process
+from tests.support.node_faults import RANKS, SILENCE, Head, Job
 
 PROGRAMS = Path(__file__).parent / "programs"
 RUN_SECONDS = 6.0  # how long the ranks run

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.netns import Network
+from tests.support.netns import Network
 
 # Without torch, so without the all_reduce.
 PLAIN = sys._base_executable

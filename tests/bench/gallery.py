@@ -1,6 +1,6 @@
 """Both fault galleries, launchpad beside torchrun: python tests/bench/gallery.py [--launchpad-only] [CASE …]
 
-Each program of tests/gallery.py runs under both, with 4 ranks. Scored is what the launcher itself says at the end:
+Each program of gallery.py runs under both, with 4 ranks. Scored is what the launcher itself says at the end:
 whether the right rank is named, and whether the cause is there. torchrun's last word is its block "Root Cause (first
 observed failure)". A program that hangs is ended after LIMIT seconds under torchrun, which has no answer to it; seconds
 are those from the start to the launcher's end.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gallery import CASES, MORE, SIZE, Case, score  # noqa: E402
+from tests.support.gallery import CASES, MORE, SIZE, Case, score  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "programs"
 LIMIT = 40.0

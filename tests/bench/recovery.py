@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
-from tests.netns import Network  # noqa: E402
+from tests.support.netns import Network  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "recovers.py"
 PATIENCE = 60.0

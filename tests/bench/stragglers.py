@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.netns import Network
-from tests.sshd import Cluster
+from tests.support.netns import Network
+from tests.support.sshd import Cluster
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "slowed.py"
 BESIDE = Path(sys.executable).parent

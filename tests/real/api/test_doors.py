@@ -1,0 +1,124 @@
+"""What works through one door works through all: the command, launchpad.run, launchpad.ranks, job files."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import launchpad as lp
+from launchpad.record import job_store
+from tests.support.command import Launchpad, wait_until
+from tests.support.hosts import Hosts
+from tests.support.processes import with_variable
+from tests.support.sshd import needs_sshd
+
+
+def test_reports_log_files_and_the_record_are_as_the_commands(
+    launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(launchpad.state))
+    monkeypatch.chdir(launchpad.folder)
+    said = launchpad.folder / "said"
+    results = lp.run(
+        *(print, "hello"),
+        nproc=2,
+        backend=None,
+        report="job.html",
+        junit="job.xml",
+        log_dir="logs",
+        notify=f"echo $LAUNCHPAD_EXIT_CODE > {said}",
+        sample=0.1,
+        env_file=[],
+    )
+    assert results == (None, None)
+    assert "succeeded" in Path("job.html").read_text()
+    assert 'tests="2"' in Path("job.xml").read_text()
+    assert [path.read_text() for path in Path("logs").rglob("stdout.log")] == ["hello\n", "hello\n"]
+    assert said.read_text() == "0\n"
+    (record,) = Path(job_store.jobs_folder(os.environ)).iterdir()
+    assert (record / "samples.jsonl").exists() or (record / "events.jsonl").read_text().count("Sampled") > 0
+
+
+@pytest.fixture
+def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
+    with Hosts(launchpad, tmp_path / "ssh") as cluster:
+        yield cluster
+
+
+@needs_sshd
+def test_a_lost_host_is_reached_again_and_the_function_called_again(
+    launchpad: Launchpad, hosts: Hosts, tmp_path: Path
+) -> None:
+    """The agent on the second host is killed. Its place is taken by a new one, which gets the function anew."""
+    begun = tmp_path / "begun"
+
+    def first_waits() -> int:
+        mine = Path(f"{begun}-{os.environ['RANK']}")
+        if not mine.exists():
+            mine.touch()
+            time.sleep(600)
+        return int(os.environ["RANK"])
+
+    def kill_the_agent() -> None:
+        wait_until(lambda: Path(f"{begun}-1").exists() and Path(f"{begun}-0").exists(), "both ranks to run")
+        rank = next(pid for pid in with_variable("RANK", "1") if is_of(pid, launchpad.mark))
+        os.kill(parent(rank), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_the_agent)
+    killer.start()
+    try:
+        results = lp.run(
+            first_waits, hosts=["n1", "n2"], ssh_config=str(hosts.ssh_config), backend=None, max_restarts=2
+        )
+    finally:
+        killer.join()
+    assert results == (0, 1)
+    assert results.places == (("n1", 0), ("n2", 0))
+
+
+@needs_sshd
+def test_a_spare_takes_a_lost_hosts_place(hosts: Hosts, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def first_waits() -> int:
+        mine = Path(f"{begun}-{os.environ['RANK']}")
+        if not mine.exists():
+            mine.touch()
+            time.sleep(600)
+        return int(os.environ["RANK"])
+
+    def cut() -> None:
+        wait_until(lambda: Path(f"{begun}-1").exists() and Path(f"{begun}-0").exists(), "both ranks to run")
+        hosts.cut_power(2)
+
+    killer = threading.Thread(target=cut)
+    killer.start()
+    try:
+        results = lp.run(
+            first_waits,
+            hosts="n1,n2,n3",
+            ssh_config=str(hosts.ssh_config),
+            backend=None,
+            max_restarts=1,
+            spares=1,
+            heartbeat_timeout=5.0,
+        )
+    finally:
+        killer.join()
+    assert results == (0, 1)
+    assert results.places == (("n1", 0), ("n3", 0))
+
+
+def is_of(pid: int, mark: str) -> bool:
+    return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def parent(pid: int) -> int:
+    return int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)[1])  # type: ignore[index]

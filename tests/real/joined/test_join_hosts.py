@@ -1,0 +1,115 @@
+"""Launchpads typed on hosts of their own: where they meet, and what a lost host means."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEADLINE, PROGRAMS, Launchpad, wait_until
+from tests.support.needs import needs_torch
+from tests.support.netns import Network, needs_namespaces
+
+pytestmark = needs_namespaces
+
+HOSTS = ("h1", "h2", "h3")
+SILENCE = 5.0  # --heartbeat-timeout
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("network"), len(HOSTS)) as network:
+        yield network
+
+
+@pytest.fixture
+def network(whole: Network) -> Iterator[Network]:
+    """The hosts, as they were at the beginning."""
+    yield whole
+    whole.restore()
+
+
+class OnHosts(Launchpad):
+    """The command, on the hosts."""
+
+    def __init__(self, network: Network, folder: Path, scratch: Path) -> None:
+        super().__init__(folder, scratch)
+        self.network = network
+        self.host = HOSTS[0]
+
+    def argv(self, *args: object) -> list[str]:
+        """As in Launchpad, but on the host of the moment."""
+        pid = self.network.hosts[self.host].pid
+        spaces = ("--net", "--pid", "--mount", "--uts", "--ipc")
+        return ["nsenter", "-t", str(pid), *spaces, f"--wd={self.folder}", "--", *super().argv(*args)]
+
+    def start_all(self, *args: object) -> dict[str, subprocess.Popen[bytes]]:
+        """The same line on every host."""
+        started = {}
+        for self.host in HOSTS:
+            started[self.host] = self.start(*args)
+        return started
+
+
+@pytest.fixture
+def launchpad(network: Network, tmp_path: Path, scratch: Path) -> Iterator[OnHosts]:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    command = OnHosts(network, folder, scratch)
+    yield command
+    command.close()
+
+
+def line(head: str, *more: object) -> tuple[object, ...]:
+    return ("run", "--nnodes", len(HOSTS), "--rdzv-backend", "c10d", "--rdzv-endpoint", head, "--rdzv-id", "j", *more)
+
+
+@needs_torch
+def test_hosts_meet_at_an_address_that_all_reach(launchpad: OnHosts, network: Network) -> None:
+    """The second one leads; its address is MASTER_ADDR."""
+    example = Path(__file__).parents[3] / "examples" / "all_reduce.py"
+    (launchpad.folder / "where.py").write_text(
+        f"import os, runpy, torch\nprint('at', os.environ['MASTER_ADDR'], os.environ['GROUP_RANK'])\n"
+        f"runpy.run_path({str(example)!r}, run_name='__main__')\n"
+    )
+    head = network.hosts["h2"].address
+    jobs = launchpad.start_all(*line(head, "-n", 2, "where.py"))
+    groups = set()
+    for name, job in jobs.items():
+        out, err = (text.decode() for text in job.communicate(timeout=2 * DEADLINE))
+        assert job.returncode == 0, err
+        assert out.count("of 6: the sum of all ranks is [15.0, 15.0, 15.0]") == 2
+        (at,) = set(re.findall(r"at (\S+ \d)$", out, re.M))
+        assert at.startswith(f"{head} ")
+        groups.add((at[-1], name == "h2"))
+    assert groups == {("0", True), ("1", False), ("2", False)}
+
+
+@pytest.mark.parametrize("how", ["power_off", "partition"])
+@pytest.mark.parametrize("lost", ["h1", "h2"], ids=["head", "node"])
+def test_a_lost_host_ends_the_job_everywhere(launchpad: OnHosts, network: Network, lost: str, how: str) -> None:
+    words = line(network.hosts["h1"].address, "--heartbeat-timeout", SILENCE, PROGRAMS / "exits.py", *["wait"] * 3)
+    jobs = launchpad.start_all(*words)
+    for job in jobs.values():
+        assert job.stdout is not None
+        assert b"waiting" in job.stdout.readline()
+    getattr(network, how)(lost)
+    for name, job in jobs.items():
+        if name == lost and how == "power_off":
+            job.communicate(timeout=DEADLINE)
+            continue
+        _, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 4, err
+        if name != lost and lost == "h1":
+            assert b"the head of the job at 10.77.0.1:29400 is gone; the ranks here were stopped" in err
+        elif lost != "h1" and name != lost:
+            assert b"h2 was lost: no heartbeat for 5 s" in err
+    for name in HOSTS:
+        wait_until(lambda name=name: not network.processes(name), f"{name} to be empty")  # type: ignore[misc]
+    if how == "power_off":  # a host that lost its power removes nothing
+        for folder in launchpad.scratch.glob("launchpad-*"):
+            shutil.rmtree(folder)

@@ -1,0 +1,152 @@
+"""The verdict on real jobs: who failed first, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import Launchpad
+
+# Real jobs.
+
+
+def verdict_of(launchpad: Launchpad) -> dict[str, Any]:
+    """The verdict on the only job."""
+    (path,) = (Path(launchpad.environ["XDG_STATE_HOME"]) / "launchpad" / "jobs").glob("*/verdict.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+# Of the faults in collective programs test_gallery.py makes sure.
+
+
+def test_an_excepthook_of_the_programs_own_is_heard_and_the_exception_blamed(launchpad: Launchpad) -> None:
+    (launchpad.folder / "h.py").write_text(
+        "import os, signal, sys\nif os.environ['RANK'] == '0': signal.pause()\n"
+        "sys.excepthook = lambda *_: print('mine', file=sys.stderr)\nraise KeyError('lr')\n"
+    )
+    done = launchpad.run("run", "-n", 2, "h.py")
+    found = verdict_of(launchpad)
+    assert (done.returncode, found["how"], found["rank"], found["type"]) == (1, "exception", 1, "KeyError"), done.stderr
+    assert found["line"] == 4
+    assert "[1] mine\n" in done.stderr
+    assert "[1] Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
+def test_exceptions_are_recorded_in_every_python_rank(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    """In threads too. The program's own hooks and standard error see what they would see without launchpad."""
+    (launchpad.folder / "t.py").write_text(
+        "import sys, threading\n"
+        "def work():\n    raise KeyError('x')\n"
+        "def main():\n"
+        "    t = threading.Thread(target=work, name='loader'); t.start(); t.join()\n"
+        "    try:\n        {}['a']\n"
+        "    except KeyError as error:\n"
+        "        error.add_note('look at the config')\n"
+        "        raise ValueError('no such field') from error\n"
+        "main()\n"
+    )
+    done = launchpad.run("run", "-n", 1, *way, "t.py")
+    found = verdict_of(launchpad)
+    assert (found["type"], found["message"], found["line"], done.returncode) == ("ValueError", "no such field", 7, 1)
+    text = "\n".join(found["text"])
+    assert "KeyError: 'a'\n    look at the config\n" in text
+    assert "rank 0 had already lost thread 'loader': KeyError: 'x' at " in text
+    assert done.stderr.count("[0] Traceback (most recent call last):") == 3
+    assert "executed.py" not in done.stderr
+    assert "forkserver" not in done.stderr
+
+
+@pytest.mark.parametrize("waits", ["", "child.join(); "], ids=["zombie", "waited_for"])
+def test_a_child_process_that_was_killed_is_named(launchpad: Launchpad, waits: str) -> None:
+    """Such as a DataLoader worker. All that the program sees is the end of the connection."""
+    (launchpad.folder / "c.py").write_text(
+        "import multiprocessing, os, time\n"
+        "def lives(ready): ready.set(); time.sleep(600)\n"
+        "def dies(pipe): os.kill(os.getpid(), 9)\n"
+        "mp = multiprocessing.get_context('fork')\n"
+        "ready = mp.Event()\n"
+        "other = mp.Process(target=lives, args=(ready,), daemon=True); other.start(); ready.wait()\n"
+        "ours, theirs = mp.Pipe()\n"
+        "child = mp.Process(target=dies, args=(theirs,)); child.start(); theirs.close(); print('child', child.pid)\n"
+        f"{waits}\ntry:\n    ours.recv()\nexcept EOFError as error:\n    raise RuntimeError('no data') from error\n"
+    )
+    done = launchpad.run("run", "-n", 1, "c.py")
+    pid = done.stdout.rpartition("child ")[2].strip()
+    told = f"rank 0 failed first: its child process {pid} was killed by SIGKILL: RuntimeError: no data ("
+    assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
+
+
+def test_a_connection_that_another_process_closed_blames_no_child(launchpad: Launchpad) -> None:
+    (launchpad.folder / "c.py").write_text(
+        "import multiprocessing, os\n"
+        "mp = multiprocessing.get_context('fork')\n"
+        "child = mp.Process(target=os._exit, args=(3,)); child.start(); child.join()\n"
+        "ours, theirs = mp.Pipe()\ntheirs.close()\nours.recv()\n"
+    )
+    done = launchpad.run("run", "-n", 1, "c.py")
+    assert verdict_of(launchpad)["text"][0].startswith("rank 0 failed first: EOFError ("), done.stderr
+
+
+def test_a_signal_handler_that_raises_costs_no_record(launchpad: Launchpad) -> None:
+    """Torch's handler for SIGCHLD raises when a DataLoader worker has died, wherever the rank is then."""
+    (launchpad.folder / "s.py").write_text(
+        "import signal, sys\n"
+        "def handler(*_): raise RuntimeError('a worker has died')\n"
+        "signal.signal(signal.SIGUSR1, handler)\n"
+        "class Note(str):\n"
+        "    __str__ = lambda self: times.pop() and signal.raise_signal(signal.SIGUSR1) or 'epoch 3'\n"
+        "times = [False, True]\n"
+        "error = ValueError('bad batch')\nerror.__notes__ = [Note()]\n"
+        "sys.excepthook = lambda *_: None\n"
+        "raise error\n"
+    )
+    done = launchpad.run("run", "-n", 1, "s.py")
+    text = "\n".join(verdict_of(launchpad)["text"])
+    assert "ValueError: bad batch\n    epoch 3" in text, done.stderr
+
+
+def test_threads_that_fail_for_ever_do_not_hide_the_end(launchpad: Launchpad) -> None:
+    (launchpad.folder / "many.py").write_text(
+        "import sys, threading\nthreading.__excepthook__ = threading.excepthook\nsys.stderr = open('/dev/null', 'w')\n"
+        "def fail(): raise OSError('x' * 4000)\n"
+        "for _ in range(1000):\n    t = threading.Thread(target=fail); t.start(); t.join()\n"
+        "raise ValueError('the end')\n"
+    )
+    assert launchpad.run("run", "many.py").returncode == 1
+    assert "ValueError: the end" in "\n".join(verdict_of(launchpad)["text"])
+
+
+def test_a_child_that_crashed_is_not_the_rank(launchpad: Launchpad) -> None:
+    """They write into one report."""
+    (launchpad.folder / "survives.py").write_text(
+        "import os, sys\npid = os.fork()\nif not pid: os.abort()\nos.waitpid(pid, 0)\nsys.exit(3)\n"
+    )
+    done = launchpad.run("run", "survives.py")
+    assert (done.returncode, "crashed here" in done.stderr) == (3, False), done.stderr
+    assert "sys.exit(3)" in done.stderr
+
+
+def test_a_crash_in_a_file_with_another_name_than_ascii(launchpad: Launchpad) -> None:
+    (launchpad.folder / "größer.py").write_text("import os\nos.abort()\n")
+    done = launchpad.run("run", "größer.py")
+    assert re.search(r'launchpad: +File ".*/größer\.py", line 2, in <module>\nlaunchpad: +os\.abort\(\)', done.stderr)
+
+
+def test_the_users_own_faulthandler_still_works(launchpad: Launchpad) -> None:
+    (launchpad.folder / "c.py").write_text("import faulthandler, os\nfaulthandler.enable()\nos.abort()\n")
+    done = launchpad.run("run", "-n", 1, "c.py")
+    assert "[0] Fatal Python error: Aborted" in done.stderr
+    assert "launchpad:     It crashed here (most recent call last):" in done.stderr
+    assert verdict_of(launchpad)["line"] == 3
+
+
+def test_a_program_that_is_not_python_is_reported_by_its_last_output(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", 2, "--", "sh", "-c", "test $RANK = 0 && exec sleep 600; echo no disk >&2; exit 6")
+    assert re.search(r"launchpad: rank 1 failed first: exit code 6 \(pid .*\n.*launchpad:     no disk\n", done.stderr)
+    assert verdict_of(launchpad)["code"] == 6

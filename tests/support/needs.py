@@ -1,0 +1,22 @@
+"""What tests may need that is not installed everywhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from importlib.util import find_spec
+
+import pytest
+
+
+def _has_mpich() -> bool:
+    try:
+        importlib.metadata.version("mpich")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return find_spec("mpi4py") is not None
+
+
+# Found without importing them: that would take seconds.
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+needs_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+needs_mpich = pytest.mark.skipif(not _has_mpich(), reason="mpich and mpi4py are not installed")

@@ -1,0 +1,119 @@
+"""The report's timeline, trace and curves, from events."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchpad.job.masking import masked_environ, masked_words
+from launchpad.protocol.events import (
+    JobOver,
+)
+from launchpad.report.output import cleaned
+from launchpad.report.timeline import HOST, JOB, Curve, timeline_of
+from launchpad.report.trace import trace_of
+from launchpad.report.used import curves
+from tests.support.report import EVENTS, second
+
+
+def test_a_timeline_has_a_row_for_the_job_each_host_and_each_rank() -> None:
+    timeline = timeline_of(EVENTS)
+    rows = {(row.name, row.rank): row for row in timeline.rows}
+    assert list(rows) == [("job", JOB), ("a", HOST), ("rank 0", 0), ("rank 1", 1), ("b", HOST), ("rank 2", 2)]
+    attempts = [(one.start, one.end, one.outcome, one.text) for one in rows["job", JOB].spans]
+    assert [(start, end, outcome) for start, end, outcome, _ in attempts] == [
+        (0, second(3) - second(0), "failed"),
+        (second(3) - second(0), second(6.5) - second(0), "failed"),
+    ]
+    assert "rank 1 on a, ValueError: no good" in attempts[0][3]
+    assert "b was lost" in attempts[1][3]
+    runs = {row.rank: [one.outcome for one in row.spans if one.kind == "run"] for row in timeline.rows if row.rank >= 0}
+    assert runs == {0: ["stopped", "stopped"], 1: ["failed", "stopped"], 2: ["stopped", "lost"]}
+    marks = [(one.kind, one.text) for one in rows["rank 1", 1].marks]
+    assert marks[0] == ("exception", "ValueError: no good at /home/ann/train.py:6")
+    assert [kind for kind, _ in marks] == ["exception", "exit", "signal", "exit"]
+    assert [one.kind for one in rows["b", HOST].marks] == ["lost"]
+    assert [(one.rank, one.host, one.pid, one.memory) for one in timeline.ranks] == [
+        (0, "a", 20, 2 << 20),
+        (1, "a", 21, 2 << 20),
+        (2, "b", 22, 0),
+    ]
+
+
+def test_a_trace_has_a_process_for_each_host_and_a_thread_for_each_rank() -> None:
+    events = trace_of(timeline_of(EVENTS), "job 0badcafe")["traceEvents"]
+    names = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["ph"] == "M" and one["tid"]}
+    processes = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert processes == {1: "job 0badcafe", 2: "a", 3: "b"}
+    assert [(processes[process], name) for (process, _), name in names.items()][1:] == [
+        ("a", "a"),
+        ("a", "rank 0"),
+        ("a", "rank 1"),
+        ("b", "b"),
+        ("b", "rank 2"),
+    ]
+    spans = [one for one in events if one["ph"] == "X" and one["cat"] == "run"]
+    assert [(names[one["pid"], one["tid"]], one["ts"], one["dur"]) for one in spans[:2]] == [
+        ("rank 0", 1e6, pytest.approx(1.3e6)),
+        ("rank 0", 4e6, pytest.approx(2.1e6)),
+    ]
+    (lost,) = [one for one in events if one["ph"] == "i" and one["cat"] == "lost"]
+    assert (processes[lost["pid"]], lost["ts"], lost["s"]) == ("b", 6e6, "p")
+
+
+def test_what_ranks_use_is_a_curve_for_each() -> None:
+    samples = [
+        {
+            "time": second(at),
+            "ranks": [[0, "R", cpu, 2_000_000_000, 1, 0, 0]],
+            "gpus": [[gpu, 50, 0, 0, {}] for gpu in "ab"],
+        }
+        for at, cpu in ((1, 10.0), (2, 10.5), (4, 13.5), (5, 0.1))  # it is started again before the last one
+    ]
+    samples[-1]["ranks"] += [[1, "S", -1, -1, -1, -1, -1]]  # nothing is known of it
+    cores, memory, gpus = curves(samples, second(0))
+    assert cores.by_rank == {0: ((second(2) - second(0), 0.5), (second(4) - second(0), 1.5))}
+    assert [value for _, value in memory.by_rank[0]] == [2.0] * 4
+    assert [value for _, value in gpus.by_rank[JOB]] == [1.0] * 4
+    other_host = {"time": second(4) + 9, "ranks": [], "gpus": [["c", 100, 0, 0, {}]]}
+    *_, gpus = curves([*samples[:3], other_host, samples[3]], second(0))
+    assert [value for _, value in gpus.by_rank[JOB]] == [1.0, 1.0, 1.0, 2.0, 2.0]
+    assert list(memory.by_rank) == [0]
+    assert curves([], 0) == []
+
+
+def test_lines_are_as_a_terminal_would_leave_them() -> None:
+    assert cleaned(b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07x\r\n10%\r20%\rdone\n") == b"red x\ndone\n"
+    assert cleaned(b"one\na\x1b]0;x\ntwo\n") == b"one\na\ntwo\n"  # the sequence has no end
+    long = b"x" * (1 << 20)
+    assert cleaned(b"10%\r20%\n" + long + b"\n") == b"20%\n" + long + b"\n"
+
+
+def test_a_job_without_an_end_lasts_until_its_last_sample() -> None:
+    events = EVENTS[:2]
+    curve = Curve("CPU", "cores", {0: ((10, 1.0), (9_000_000_000, 1.0))})
+    assert timeline_of(events, [curve]).end == 9_000_000_000
+    assert timeline_of([*events, JobOver(second(3), 0)], [curve]).end == second(3) - second(0)
+
+
+SECRET = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASS", "WANDB_API_KEY", "MYSQL_PWD")
+
+
+def test_secrets_are_masked() -> None:
+    shown = masked_environ(
+        {
+            **dict.fromkeys(SECRET, "hunter2"),
+            "PWD": "/home",
+            "TOKENIZERS_PARALLELISM": "1",
+            "URL": "redis://ann:f@host/0",
+            "EMPTY_TOKEN": "",
+        }
+    )
+    assert {name for name, value in shown.items() if value == "***"} == set(SECRET)
+    assert (shown["PWD"], shown["TOKENIZERS_PARALLELISM"], shown["URL"]) == ("/home", "1", "redis://ann:***@host/0")
+    assert masked_environ({"HOOK": "hunter2", "B": "2"}, {"HOOK"}) == {"HOOK": "***", "B": "2"}
+    assert masked_words(["-qx", "A=1", "-vxB=2", "-qv", "C=3"]) == ["-qx", "A=***", "-vxB=***", "-qv", "C=3"]
+    words = "run -x A=1 --env B=2 -xC=3 --env=D=4 t.py --api-key 5 --lr 0.1 --password=6 API_TOKEN=7 --token --quiet"
+    assert " ".join(masked_words(words.split())) == (
+        "run -x A=*** --env B=*** -xC=*** --env=*** t.py --api-key *** --lr 0.1 --password=*** API_TOKEN=*** "
+        "--token --quiet"
+    )
