@@ -45,7 +45,7 @@ CASES = [
     Case("before_init", r"KeyError: 'learning_rate'"),
     Case("after_init", r"ValueError: the loss is not finite"),
     Case("in_backward", r"ArithmeticError: a gradient is not finite"),
-    Case("in_forward", r"RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    Case("in_forward", r"RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied"),
     Case("worker", r"IndexError: image 5 is broken"),
     # torch itself reports sometimes this, and sometimes only that the connection to its worker is gone.
     Case(
