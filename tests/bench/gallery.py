@@ -45,6 +45,7 @@ class Found(NamedTuple):
 def finish(argv: list[str], environ: dict[str, str], limit: float) -> tuple[int, str, float, bool]:
     """Exit code, standard error, seconds, and whether it ended by itself."""
     begin = time.monotonic()
+    environ = {**environ, "COLUMNS": "200"}  # pytest cuts its lines to the width
     process = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, text = process.communicate(timeout=limit)
