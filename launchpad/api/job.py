@@ -25,8 +25,7 @@ from launchpad.head.cluster import Cluster
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
-from launchpad.job.spec import Bind, JobSpec, StreamMap, Target
-from launchpad.job.user_environment import forwarded
+from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.protocol.events import StopRequested
 from launchpad.runner.conductor import Conductor
 from launchpad.runner.connect import read_hosts
@@ -38,7 +37,7 @@ from launchpad.runner.nodes import bring_up, members_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
-from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, limits_of, make_world_spec
+from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, limits_of, make_world_spec, streams_of
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -111,15 +110,14 @@ def prepare(
     if options.mpi is not None and backend != "mpi":
         raise UsageError(f"mpi={options.mpi!r} says which MPI makes the ranks' world; add backend='mpi'")
     far = not all(host.here for host in nodes)
-    files = collect_environ((), options.env_file, os.environ)
+    log_dir, _, tee = streams_of(options)
     spec = JobSpec(
         target=target,
         nproc=nproc or 1,
         python=sys.executable,
         cwd=os.path.abspath(wdir or os.getcwd()),
         environ={
-            **(forwarded(os.environ) if far else {}),
-            **files,
+            **collect_environ((), options.env_file, os.environ, far=far),
             **{os.fsdecode(os.fsencode(name)): str(value) for name, value in (env or {}).items()},  # a plain str
         },
         torch=False,
@@ -128,8 +126,8 @@ def prepare(
         bind=bind,
         backend="" if backend in (None, "auto") else backend,  # type: ignore[arg-type]
         mpi=options.mpi or "",
-        log_dir=options.log_dir and os.path.abspath(options.log_dir),
-        tee=StreamMap(everywhere=3) if options.log_dir else StreamMap(),
+        log_dir=log_dir,
+        tee=tee,
         limits=limits_of(options),
         sample=options.sample,
         faults=faults_of(options.inject),

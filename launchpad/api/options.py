@@ -76,7 +76,8 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether this is a number of things, or a rank."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -106,7 +107,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("nnodes", "inject"), _TEXT),
     **dict.fromkeys(("accept_new_host_keys", "virtual_local_rank", "tf_config"), _FLAG),
     "sample": (lambda value: value == 0 or _is_time(value), "give a number of seconds, or 0 for none"),
-    "spares": (_is_count, "give a number of hosts"),
+    "spares": (is_count, "give a number of hosts"),
     "env_file": (_are_texts, "give a path, or a list of paths"),
     "ssh": _one_of(WayIn),
     "mpi": _one_of(MpiLibrary),
@@ -122,7 +123,7 @@ def run_options(
     Raises UsageError for others, with the reason in `refused`, and for values that make no sense.
     """
     for option, value in given.items():
-        if option not in kind.__annotations__ and option not in SharedOptions.__annotations__:
+        if option not in kind.__annotations__:
             why = f": {refused[option]}" if option in refused else ""
             raise UsageError(f"{name} has no parameter {option}{why}")
         is_right, how = _CHECKS[option]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
 from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
-from launchpad.api.options import NOT_FOR_RUN, JobOptions, run_options
+from launchpad.api.options import NOT_FOR_RUN, JobOptions, is_count, run_options
 from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
@@ -68,9 +68,8 @@ def run(
     check("launchpad.run", backend, timeout)
     if not isinstance(input_rank, int) or input_rank < 0:
         raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
-    if not (
-        debug is None or _is_rank(debug) or (isinstance(debug, tuple) and list(map(_is_rank, debug)) == [True] * 2)
-    ):
+    pair = isinstance(debug, tuple) and len(debug) == 2 and all(map(is_count, debug))
+    if not (debug is None or is_count(debug) or pair):
         raise UsageError(f"debug={debug!r}: give a rank, or (rank, port)")
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
@@ -101,10 +100,6 @@ def run(
             job.end()
     finally:
         os.close(call)
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:

@@ -96,8 +96,7 @@ def _of_torch() -> list[tuple[str, int, str, int, int]]:
             int(one["time_created_ns"]) + to_monotonic,
             int(one.get("duration_ms", 0) * 1e6),
         )
-        for dumped in flight_recorder.dumps(True, False, False)
-        for one in dumped.get("entries") or ()
+        for one in flight_recorder.entries()
     ]
 
 

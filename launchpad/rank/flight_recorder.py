@@ -39,6 +39,12 @@ def dumps(collectives: bool, frames: bool, active: bool) -> Iterator[dict[str, A
         yield pickle.loads(dumped)
 
 
+def entries(*, frames: bool = False, active: bool = False) -> Iterator[dict[str, Any]]:
+    """The collectives and messages that the recorders hold."""
+    for dumped in dumps(True, frames, active):
+        yield from dumped.get("entries") or ()
+
+
 def _has_nccl() -> bool:
     """Whether this process can have groups of NCCL: only where CUDA is in use."""
     cuda: Any = sys.modules.get("torch.cuda")

@@ -325,8 +325,7 @@ def _begun(group: str, number: int) -> int:
 
     times = [
         int(entry["time_created_ns"])
-        for dumped in flight_recorder.dumps(True, False, True)
-        for entry in dumped.get("entries") or ()
+        for entry in flight_recorder.entries(active=True)
         if entry["collective_seq_id"] == number and not entry["is_p2p"] and not entry["retired"]
     ]
     return min(times, default=0)
@@ -396,8 +395,8 @@ def _of_torch(everything: bool) -> list[dict[str, Any]]:
             found.append({"group": f"#{place}", "number": number, "done": done >= number})
         return found
     with _NoInductor():
-        full = list(flight_recorder.dumps(True, True, False))
-    for entry in (entry for one in full for entry in one.get("entries") or ()):
+        entries = list(flight_recorder.entries(frames=True))
+    for entry in entries:
         if entry["is_p2p"]:
             continue
         frames = [[one["filename"], one["line"], one["name"]] for one in entry["frames"][:ENTRY_FRAMES]]

@@ -30,7 +30,7 @@ _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
     _check_together(options)
-    log_dir, redirects, tee = _streams(options)
+    log_dir, redirects, tee = streams_of(options)
     entered = bool(options.hosts.enter)  # a container has its own files and variables
     # srun's nodes have the same files.
     here = not entered and (not hosts or options.hosts.by_srun or any(host.here for host in hosts))
@@ -89,7 +89,7 @@ def limits_of(options: RunOptions) -> Limits:
     )
 
 
-def _streams(options: RunOptions) -> tuple[str | None, StreamMap, StreamMap]:
+def streams_of(options: RunOptions) -> tuple[str | None, StreamMap, StreamMap]:
     """The folder of the log files, and which streams go to files only, and to files and the console."""
     redirects = StreamMap.parse(options.redirects, "--redirects")
     tee = StreamMap.parse(options.tee, "--tee")

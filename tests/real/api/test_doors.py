@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,33 +60,49 @@ def hosts(launchpad: Launchpad, tmp_path: Path) -> Iterator[Hosts]:
         yield cluster
 
 
-@needs_sshd
-def test_a_lost_host_is_reached_again_and_the_function_called_again(
-    launchpad: Launchpad, hosts: Hosts, tmp_path: Path
-) -> None:
-    """The agent on the second host is killed. Its place is taken by a new one, which gets the function anew."""
-    begun = tmp_path / "begun"
+def waiting_at_first(begun: Path) -> Callable[[], int]:
+    """A function that each rank calls in vain at first, and then returns from."""
 
-    def first_waits() -> int:
+    def call() -> int:
         mine = Path(f"{begun}-{os.environ['RANK']}")
         if not mine.exists():
             mine.touch()
             time.sleep(600)
         return int(os.environ["RANK"])
 
+    return call
+
+
+@contextlib.contextmanager
+def struck(begun: Path, strike: Callable[[], object]) -> Iterator[None]:
+    """Both ranks call the function in this block. Once they have begun, `strike` is called."""
+
+    def wait() -> None:
+        wait_until(lambda: all(Path(f"{begun}-{rank}").exists() for rank in (0, 1)), "both ranks to run")
+        strike()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@needs_sshd
+def test_a_lost_host_is_reached_again_and_the_function_called_again(
+    launchpad: Launchpad, hosts: Hosts, tmp_path: Path
+) -> None:
+    """The agent on the second host is killed. Its place is taken by a new one, which gets the function anew."""
+
     def kill_the_agent() -> None:
-        wait_until(lambda: Path(f"{begun}-1").exists() and Path(f"{begun}-0").exists(), "both ranks to run")
         rank = next(pid for pid in with_variable("RANK", "1") if is_of(pid, launchpad.mark))
         os.kill(parent(rank), signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_the_agent)
-    killer.start()
-    try:
-        results = lp.run(
-            first_waits, hosts=["n1", "n2"], ssh_config=str(hosts.ssh_config), backend=None, max_restarts=2
-        )
-    finally:
-        killer.join()
+    begun, ssh_config = tmp_path / "begun", str(hosts.ssh_config)
+    with struck(begun, kill_the_agent):
+        there = {"hosts": ["n1", "n2"], "ssh_config": ssh_config}
+        results = lp.run(waiting_at_first(begun), backend=None, max_restarts=2, **there)
     assert results == (0, 1)
     assert results.places == (("n1", 0), ("n2", 0))
 
@@ -93,23 +110,9 @@ def test_a_lost_host_is_reached_again_and_the_function_called_again(
 @needs_sshd
 def test_a_spare_takes_a_lost_hosts_place(hosts: Hosts, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-
-    def first_waits() -> int:
-        mine = Path(f"{begun}-{os.environ['RANK']}")
-        if not mine.exists():
-            mine.touch()
-            time.sleep(600)
-        return int(os.environ["RANK"])
-
-    def cut() -> None:
-        wait_until(lambda: Path(f"{begun}-1").exists() and Path(f"{begun}-0").exists(), "both ranks to run")
-        hosts.cut_power(2)
-
-    killer = threading.Thread(target=cut)
-    killer.start()
-    try:
+    with struck(begun, lambda: hosts.cut_power(2)):
         results = lp.run(
-            first_waits,
+            waiting_at_first(begun),
             hosts="n1,n2,n3",
             ssh_config=str(hosts.ssh_config),
             backend=None,
@@ -117,8 +120,6 @@ def test_a_spare_takes_a_lost_hosts_place(hosts: Hosts, tmp_path: Path) -> None:
             spares=1,
             heartbeat_timeout=5.0,
         )
-    finally:
-        killer.join()
     assert results == (0, 1)
     assert results.places == (("n1", 0), ("n3", 0))
 
