@@ -219,11 +219,12 @@ class _CallLoop:
 
 def _places() -> dict[str, int]:
     """How many operations this rank has begun in each of its process groups, by the group's name."""
-    module: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    from . import groups
+
     found: dict[str, int] = {}
-    for group, name in list(getattr(getattr(module, "_world", None), "pg_names", {}).items()):
+    for group, name, _ in groups.known():
         try:
-            found[str(name)] = int(group._get_sequence_number_for_group())
+            found[name] = int(group._get_sequence_number_for_group())
         except Exception:  # this kind of group does not count
             continue
     return found

@@ -76,9 +76,9 @@ def last_news(now: int) -> list[list[Any]]:
 
 def _sizes() -> dict[str, int]:
     """How many ranks each group has; of those that are destroyed it is not known any more."""
-    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    names, members = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
-    return {f"{mpi}{names[group]}": len(ranks) for group, ranks in members.items() for mpi in ("", "mpi ")}
+    from . import groups
+
+    return {f"{mpi}{name}": len(ranks) for _, name, ranks in groups.known() for mpi in ("", "mpi ")}
 
 
 def _of_torch() -> list[tuple[str, int, str, int, int]]:

@@ -369,16 +369,9 @@ def _entries(everything: bool) -> list[dict[str, Any]]:
 
 def _groups() -> dict[str, Any]:
     """The description and the members' ranks of each group, by name."""
-    module = sys.modules.get(_GROUPS)
-    if module is None:
-        return {}
-    world = getattr(module, "_world", None)
-    names, members = getattr(world, "pg_names", {}), getattr(world, "pg_group_ranks", {})
-    found = {}
-    for group, ranks in members.items():
-        description = str(getattr(group, "group_desc", ""))
-        found[str(names[group])] = [description, sorted(map(int, ranks))]
-    return found
+    from . import groups
+
+    return {name: [str(getattr(group, "group_desc", "")), ranks] for group, name, ranks in groups.known()}
 
 
 def _of_torch(everything: bool) -> list[dict[str, Any]]:
