@@ -88,7 +88,7 @@ def run_job(
 
     from launchpad.runner.supervise import supervise
 
-    return supervise(bringup, spec, cluster, tell, reopen, options.reports, taker, departure=departure)
+    return supervise(bringup, cluster, tell, reopen, options.reports, taker, departure=departure)
 
 
 def _explained(plan: Plan) -> Plan:

@@ -145,7 +145,7 @@ def _lead(
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves
 
-        return supervise(bringup, spec, cluster, joining.tell, reopen, options.reports, taker, joining)
+        return supervise(bringup, cluster, joining.tell, reopen, options.reports, taker, joining)
     except LaunchpadError as error:
         joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
         raise

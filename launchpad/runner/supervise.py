@@ -47,7 +47,6 @@ TOLD_LINES = 12
 
 def supervise(
     bringup: BringUp,
-    spec: JobSpec,
     cluster: Cluster,
     tell: Tell,
     reopen: Reopen | None,
@@ -61,7 +60,7 @@ def supervise(
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
     console. `departure`: leave the terminal before the ranks start.
     """
-    plan = cluster.plan
+    spec, plan = cluster.spec, cluster.plan
     takers = [taker(bringup.post)] if taker is not None else []
     record = _console_record(bringup) if departure is not None else None
     shown = spec._replace(redirects=StreamMap(everywhere=STDOUT), tee=StreamMap()) if takers else spec
@@ -80,8 +79,10 @@ def supervise(
     conductor.begin([*takers, console, stale])
     if departure is not None and record is not None:
         _leave(departure, conductor, record)
-    _run(conductor, bringup, spec, plan, console, reopen, door)
-    _advise(conductor, bringup, spec, plan, reports)
+    reader = plan.node_of(spec.input_rank)
+    here = not bringup.nodes[reader.index].link.remote
+    _run(conductor, spec, plan, console, reopen, door, sends_input=not (here or reader.shown_there))
+    _advise(conductor, spec, reports, here=here)
     ended = conductor.conclude()
     tell(_told(conductor, ended), ended.code)
     if conductor.leaving:  # all that is left is output that nobody reads
@@ -108,21 +109,20 @@ def _console_record(bringup: BringUp) -> ConsoleRecord:
 
 def _run(
     conductor: Conductor,
-    bringup: BringUp,
     spec: JobSpec,
     plan: Plan,
     console: Console,
     reopen: Reopen | None,
     door: Door | None,
+    *,
+    sends_input: bool,
 ) -> None:
     """Run the ranks, one of which may have the terminal."""
     if spec.faults is not None and spec.faults.random is not None:
         conductor.note(f"ranks are killed at random (--inject {spec.faults.random})")
-    reader = plan.node_of(spec.input_rank)
     terminal = terminal_size(os.environ, console.margin)
     if spec.input_rank and terminal and plan.world_size > 1:
         conductor.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
-    sends_input = bringup.nodes[reader.index].link.remote and not reader.shown_there
     modes = terminal_modes()
     try:
         conductor.run(terminal=terminal, reopen=reopen, door=door, sends_input=sends_input)
@@ -130,10 +130,9 @@ def _run(
         restore_terminal(modes)
 
 
-def _advise(conductor: Conductor, bringup: BringUp, spec: JobSpec, plan: Plan, reports: ReportOptions) -> None:
-    """Say what would have made the start quicker, and for which rank the others waited."""
+def _advise(conductor: Conductor, spec: JobSpec, reports: ReportOptions, *, here: bool) -> None:
+    """Say what would have made the start quicker, if that was `here`, and for which rank the others waited."""
     history = conductor.diagnosis.history
-    here = not bringup.nodes[plan.node_of(spec.input_rank).index].link.remote
     if here and history.started and not conductor.diagnosis.earlier:
         imported = (history.started - history.planned.time) / 1e9
         if text := suggestion(spec.preload, imported, os.environ):
