@@ -6,6 +6,7 @@ One thread, one loop: wait for commands, children and output (poll.py), then sen
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import resource
 import select
@@ -52,6 +53,7 @@ from .part import AgentHub
 from .parts import Parts
 from .poll import Poll, earliest
 from .ranks import rank, rundir
+from .ranks.leftovers import Leftovers
 from .ranks.signals import Signals
 from .ranks.starter import Starter
 
@@ -97,6 +99,7 @@ class Agent:
         self._parts = Parts(self._hub)
         self._ranks = self._hub.ranks
         self._signals = Signals(self._ranks, self._outbox.say)
+        self._leftovers = Leftovers(self._outbox.say)
         self._finishing = False  # all ranks are gone; the rest of their output is being sent
         self._leaving = False  # exit once that is done
         self._head_gone = False
@@ -136,11 +139,13 @@ class Agent:
 
     def _serve(self) -> None:
         while not (self._head_gone or self._outbox.broken or (self._leaving and self._outbox.empty)):
-            self._poll.wait(earliest((self._silence_ends, self._parts.deadline, self._outbox.deadline)))
+            deadlines = (self._silence_ends, self._parts.deadline, self._leftovers.deadline, self._outbox.deadline)
+            self._poll.wait(earliest(deadlines))
             now = time.monotonic()
             if self._silence_ends is not None and now >= self._silence_ends:
                 self._check_silence()
             self._parts.tick(now)
+            self._leftovers.tick(now)
             self._outbox.tick(now)
             if self._finishing and not self._leaving and self._outbox.drained:
                 self._finishing = False
@@ -203,8 +208,8 @@ class Agent:
                 self._signals.send_to(number, signum)
             case SignalAgent(signum=signum):
                 os.kill(os.getpid(), signum)
-            case Finish(leave=leave):
-                self._finish(leave)
+            case Finish(leave=leave, grace=grace):
+                self._finish(leave, grace)
             case _:
                 self._parts.on(command)
 
@@ -228,6 +233,8 @@ class Agent:
     def _on_signal(self, command: Signal) -> None:
         self._signals.send(command.signum, stops=command.stops)
         self._starter.signal(command.signum, stops=command.stops)
+        if command.signum == signal.SIGKILL:
+            self._leftovers.hurry()
         if command.signum == signal.SIGSTOP:
             self._outbox.say(Suspended(time.monotonic_ns()))
         if command.signum in (signal.SIGSTOP, signal.SIGCONT):
@@ -240,22 +247,29 @@ class Agent:
         if started.status_fd is not None:
             self._poll.watch(started.status_fd, lambda fd: self._on_status(fd, started))
 
-    def _finish(self, leave: bool) -> None:
-        """All ranks are gone: kill what they left behind, then send the rest of their output."""
-        self._finishing = True
-        self._leaving = leave
+    def _finish(self, leave: bool, grace: float) -> None:
+        """All ranks are gone: give what they left behind this time, kill it, then send the rest of their output."""
         self._signals.release()
         spared, own = self._starter.finish(leave), self._starter.own
         for part in self._parts:
             own.update(part.end())
-        killed = self._sweep(own, spared)
+        clear = functools.partial(self._clear, leave, own, spared)
+        if grace:
+            self._leftovers.wait({*own, *spared}, grace, clear)
+        else:
+            clear({})
+
+    def _clear(self, leave: bool, own: Collection[int], spared: Collection[int], killed: dict[int, str]) -> None:
+        self._finishing = True
+        self._leaving = leave
+        killed |= self._sweep(own, spared)
         if killed:
-            self._outbox.say(OrphansKilled(time.monotonic_ns(), killed))
+            self._outbox.say(OrphansKilled(time.monotonic_ns(), processes.shown(killed)))
         for part in self._parts:
             part.finish(leave)
         self._outbox.drain()
 
-    def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
+    def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> dict[int, str]:
         """Kill all descendants. Where that takes seconds, tell the head that we are still here."""
         reap = processes.telling(self._reap, self._heartbeat_timeout / SIGNS_OF_LIFE, self._give_sign_of_life)
         return processes.sweep(reap, own, spared)
@@ -286,6 +300,7 @@ class Agent:
             else:
                 self._on_exit(started, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         self._signals.recheck()
+        self._leftovers.recheck()
 
     def _on_exit(self, started: rank.Rank, code: int, peak_memory: int) -> None:
         now = time.monotonic_ns()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from launchpad.console.terminal import printable
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.job.duration import duration
 from launchpad.job.hosts import some_of
@@ -16,6 +17,7 @@ from launchpad.protocol.events import (
     FaultInjected,
     FaultMissed,
     ImageUnused,
+    LeftoversAwaited,
     LogFailed,
     NodeJoined,
     NodeLeaving,
@@ -104,12 +106,14 @@ class Notes:
                     self._bound = ranks
                     self._say("\n".join(f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks))
             case RanksSpawned():
-                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
+                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {printable(' '.join(event.argv))}")
             case LogFailed(path=path, reason=reason):
-                self._say(f"{path}: {reason}; the rank's output is missing there from now on")
+                self._say(f"{printable(path)}: {reason}; the rank's output is missing there from now on")
             case OrphansKilled(processes=processes):
-                count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
-                self._say(f"killed {count} that ranks left behind: {', '.join(processes[:5])}")
+                self._say(f"killed {_left_behind(processes)}")
+            case LeftoversAwaited(processes=processes, seconds=seconds):
+                them = "it" if len(processes) == 1 else "them"
+                self._say(f"waiting up to {seconds:g} s for {_left_behind(processes)}; Ctrl-C kills {them} at once")
             case NodeJoined(node=node, name=name):
                 known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
@@ -168,6 +172,12 @@ class Notes:
             self._say(f"failed: {failure}; restarting all ranks (restart {event.restarts}{of})")
         else:
             self._say(f"failed: {failure}; going on with {names}")
+
+
+def _left_behind(processes: Sequence[str]) -> str:
+    """`2 processes that ranks left behind: 71 python, 72 sleep`."""
+    count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    return f"{count} that ranks left behind: {some_of([printable(one) for one in processes])}"
 
 
 def _no_mpi(library: str, why: str) -> str:

@@ -23,6 +23,7 @@ from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
+    LeftoversAwaited,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -83,6 +84,7 @@ class FinishAttempt(Message):
     """Have the agents sweep up and drain the output, then exit or get ready to start the ranks again."""
 
     leave: bool
+    grace: float = 0.0  # seconds for what the ranks left behind to end by itself
 
 
 class Meet(Message):
@@ -203,6 +205,7 @@ class Machine:
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
         self._timed_out = False
+        self._leftovers = False  # the job has ended well, and what its ranks left behind is waited for
         self._waited = waited
         self._in_vain: set[int] = set()  # ranks that waited in vain for others
 
@@ -234,6 +237,8 @@ class Machine:
                 return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
             case Stalled(seconds=seconds) if self.phase == "running":
                 return self._stop(Cause("stall", seconds=seconds), self._after_failure(), now)
+            case LeftoversAwaited() if self.phase == "over":
+                self._leftovers = True
             case Drained() if self.phase == "clearing" and node in self._draining:
                 self._draining.discard(node)
                 return [*self._release(node), *self._cleared(now)]
@@ -491,6 +496,9 @@ class Machine:
             return [Suspend()] if self.phase != "over" else []
         if signum not in STOPPING:
             return [SendSignal(signum)] if self.phase in ("running", "stopping") else []
+        if self._leftovers:
+            self._leftovers = False
+            return [SendSignal(signal.SIGKILL)]
         if self.phase == "over":  # only output is left, and perhaps nobody reads it
             self.cause = self.cause or Cause("signal", signum=signum)
             return [Leave()]
@@ -551,7 +559,8 @@ class Machine:
         self.deadline = None
         if self._hurried or (self.cause and self.cause.kind in ("timeout", "stall")):
             self.deadline = now + (HURRY_SECONDS if self._hurried else TIMEOUT_DRAIN_SECONDS)
-        return [self._changed(now, 0, 0.0), FinishAttempt(leave=True)]
+        grace = 0.0 if self.cause else self._grace_after_request
+        return [self._changed(now, 0, 0.0), FinishAttempt(leave=True, grace=grace)]
 
     def _changed(self, now: float, signum: int, seconds: float) -> PhaseChanged:
         kind = self.cause.kind if self.cause else ""

@@ -338,7 +338,7 @@ class Supervisor:
 
     def _finish(self, _: int, action: FinishAttempt) -> None:
         if action.leave:
-            self.nodes.send_all(FinishCommand(leave=True))
+            self.nodes.send_all(FinishCommand(leave=True, grace=action.grace))
             return
         for seat in self._hub.plan.seats:
             if seat.node in self.nodes.open:

@@ -178,6 +178,7 @@ class Finish(Command):
     """All ranks are gone: kill what they left behind, send the rest of their output; then exit or await a Start."""
 
     leave: bool
+    grace: float = 0.0  # seconds that what they left behind has to end by itself
 
 
 class MpiWorld(Command):

@@ -356,6 +356,14 @@ class NoMpi(Event, about=the_node, recorded=True):
     why: str  # why Open MPI was not; "" if it was, or was not needed
 
 
+class LeftoversAwaited(Event, about=the_node, recorded=True):
+    """All ranks have ended well, and the processes that they left behind have time to end, too."""
+
+    time: int
+    processes: list[str]  # "PID NAME"
+    seconds: float
+
+
 class OrphansKilled(Event, about=the_node, recorded=True):
     """Processes that the ranks left behind were killed at the end."""
 

@@ -13,6 +13,7 @@ from launchpad.diagnosis import tracebacks
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import Verdict, verdict_on
 from launchpad.diagnosis.verdict_text import summarize
+from launchpad.job.hosts import some_of
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
 from launchpad.protocol.events import (
     AtPrompt,
@@ -22,6 +23,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     FaultInjected,
     JobOver,
+    LeftoversAwaited,
     MilestoneReached,
     ModulesImported,
     NodeJoined,
@@ -215,7 +217,9 @@ class _Builder:
             case RanksSpawned(by=by, ranks=ranks):
                 self._mark(at, by, "note", f"spawned {ranks_in_words(ranks)}")
             case OrphansKilled(processes=processes):
-                self._mark(at, JOB, "note", f"killed what ranks had left behind: {', '.join(processes[:5])}")
+                self._mark(at, JOB, "note", f"killed what ranks had left behind: {some_of(processes)}")
+            case LeftoversAwaited(processes=processes):
+                self._mark(at, JOB, "note", f"waiting for what ranks have left behind: {some_of(processes)}")
             case JobOver(code=code):
                 self._mark(at, JOB, "exit", exit_in_words(code))
 

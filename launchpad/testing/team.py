@@ -392,7 +392,7 @@ class Team:
         self._store = None
         left = processes.sweep(self._reap_orphans, spared=self._spared)
         if all(one.end.done and not one.failed for one in self._members):
-            self._end.left = [f"the process {pid} ({name})" for pid, _, name in (one.partition(" ") for one in left)]
+            self._end.left = [f"the process {one.replace(' ', ' (', 1)})" for one in processes.shown(left)]
         if self._worlds is not None:
             self._worlds.close()
         for one in self._members:

@@ -4,7 +4,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from ... import linux
@@ -237,12 +237,14 @@ def telling(reap: Callable[[], object], seconds: float, tell: Callable[[], objec
     return reap_and_tell
 
 
-def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared: Collection[int] = ()) -> list[str]:
+def sweep(
+    reap_children: Callable[[], object], own: Collection[int] = (), spared: Collection[int] = ()
+) -> dict[int, str]:
     """Kill all descendants. A victim's children become ours, as we are a subreaper, so this takes several rounds.
 
-    `own` are killed but not listed, `spared` are left alone. Returns "PID NAME" of each process killed, without those
-    that were already dying of an earlier signal. Gives up after SWEEP_SECONDS on processes that can't be killed: those
-    in uninterruptible sleep.
+    `own` are killed but not listed, `spared` are left alone. Returns the command line of each process killed, by
+    pid, without those that were already dying of an earlier signal. Gives up after SWEEP_SECONDS on processes that
+    can't be killed: those in uninterruptible sleep.
     """
     start = time.monotonic()
     pause = 0.0005
@@ -252,7 +254,7 @@ def sweep(reap_children: Callable[[], object], own: Collection[int] = (), spared
         left = [pid for pid in children() if pid not in spared]
         waited = time.monotonic() - start
         if not left or waited > SWEEP_SECONDS:
-            return [f"{pid} {_shortened(name)}" for pid, name in killed.items()]
+            return killed
         for pid in left:
             name = name_of(pid)
             exits_by_itself = is_helper(name) and waited < HELPER_SECONDS
@@ -295,6 +297,11 @@ def _environment(pid: int) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def shown(names: Mapping[int, str]) -> list[str]:
+    """Processes, by pid, as they are shown: "PID NAME"."""
+    return [f"{pid} {_shortened(name)}" for pid, name in names.items()]
 
 
 def _shortened(name: str) -> str:

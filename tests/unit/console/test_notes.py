@@ -21,6 +21,7 @@ from launchpad.protocol.events import (
     FaultInjected,
     FaultMissed,
     JobPlanned,
+    LeftoversAwaited,
     LogFailed,
     NodeLost,
     OrphansKilled,
@@ -28,6 +29,7 @@ from launchpad.protocol.events import (
     PhaseChanged,
     RankExited,
     RankRaised,
+    RanksSpawned,
     RankStarted,
     Restarted,
     StartFailed,
@@ -238,6 +240,34 @@ def test_orphans_and_failed_logs_are_announced() -> None:
     assert job.notes == [
         "killed 2 processes that ranks left behind: 71 python, 72 sleep",
         "/logs/0/stdout.log: No space left on device; the rank's output is missing there from now on",
+    ]
+
+
+def test_many_orphans_are_cut_visibly() -> None:
+    job = Job()
+    job.on(OrphansKilled(0, [f"{pid} x" for pid in range(71, 80)]))
+    assert job.notes == ["killed 9 processes that ranks left behind: 71 x, 72 x, 73 x, 74 x, 75 x, 76 x, 77 x, …, 79 x"]
+
+
+def test_the_user_is_told_who_is_waited_for() -> None:
+    job = Job()
+    job.on(LeftoversAwaited(0, ["71 python up.py"], 30.0))
+    assert job.notes == [
+        "waiting up to 30 s for 1 process that ranks left behind: 71 python up.py; Ctrl-C kills it at once"
+    ]
+
+
+def test_what_is_quoted_of_the_user_stays_on_one_line() -> None:
+    job = Job()
+    job.on(
+        OrphansKilled(0, ["71 python -c import signal\nprint(1)\x1b[2J"]),
+        RanksSpawned(0, 0, [4], ["python", "-c", "a\nb"]),
+        LogFailed(0, "/logs\n/0", "No space left on device"),
+    )
+    assert job.notes == [
+        r"killed 1 process that ranks left behind: 71 python -c import signal\nprint(1)\x1b[2J",
+        r"rank 0 spawned rank 4: python -c a\nb",
+        r"/logs\n/0: No space left on device; the rank's output is missing there from now on",
     ]
 
 

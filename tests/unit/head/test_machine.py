@@ -38,6 +38,7 @@ from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
+    LeftoversAwaited,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -118,7 +119,7 @@ def test_a_job_is_over_when_every_rank_has_left() -> None:
     assert machine.deadline is None
     assert [machine.on(exited(rank), START + rank) for rank in (2, 0)] == [[], []]
     actions = machine.on(exited(1), START + 5)
-    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), FinishAttempt(leave=True)]
+    assert actions == [PhaseChanged(105 * 10**9, "over", "", 0, 0.0, []), FinishAttempt(leave=True, grace=30.0)]
     assert (machine.exit_code, machine.cause, machine.phase, machine.deadline) == (0, None, "over", None)
 
 
@@ -243,6 +244,24 @@ def test_a_signal_after_the_end_leaves_at_once(signum: int) -> None:
     machine.on(exited(0), START)
     assert machine.on(asked(signum), START) == [Leave()]
     assert machine.exit_code == 128 + signum  # giving up output is not a success
+
+
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_a_signal_ends_the_wait_for_what_ranks_left_behind_and_the_job_has_still_ended_well(signum: int) -> None:
+    machine = job(1)
+    machine.on(exited(0), START)
+    assert machine.on(LeftoversAwaited(0, ["71 python"], 30.0), START + 1) == []
+    assert machine.on(asked(signum), START + 2) == [SendSignal(KILL)]
+    assert machine.exit_code == 0
+    assert machine.on(asked(signum), START + 3) == [Leave()]
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(None, 30.0), (0.0, 0.0), (60.0, 60.0)])
+def test_what_ranks_left_behind_has_the_grace_only_after_a_good_end(grace: float | None, seconds: float) -> None:
+    machine = job(1, grace=grace)
+    assert machine.on(exited(0), START)[-1] == FinishAttempt(leave=True, grace=seconds)
+    machine = job(1, grace=grace)
+    assert machine.on(exited(0, 1), START)[-1] == FinishAttempt(leave=True)
 
 
 def test_the_users_grace_applies_to_failures_and_requests() -> None:
