@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -53,13 +55,25 @@ class RanksMagic:
         self._start(wanted)
         if cell is not None and cell.strip() and self._ranks is not None:
             name = self._shell.compile.cache(cell, self._shell.execution_count)
-            self._ranks.run(_runner(), cell, name, timeout=wanted.timeout)
+            try:
+                self._ranks.run(_runner(), cell, name, timeout=wanted.timeout)
+            except NameError as error:
+                found = re.match(r"name '(\w+)' is not defined", str(error))  # `name` is lost where it is pickled
+                if found and found[1] in self._shell.user_ns:
+                    error.add_note(
+                        f"The notebook has {found[1]}, but the ranks have a namespace of their own: define it in a "
+                        "%%ranks cell, or pass it to a function with ranks.run"
+                    )
+                raise
 
     def _start(self, wanted: argparse.Namespace) -> None:
         backend: Any = None if wanted.backend == "none" else wanted.backend or "auto"
         asked = (wanted.nproc, wanted.backend, wanted.hosts)
         pairs = zip(asked, self._started_with, strict=False)
         if self._ranks is not None and all(one is None or one == before for one, before in pairs):
+            if self._ranks.gone and (wanted.nproc is not None or wanted.hosts is not None):
+                print("launchpad: the ranks have ended; starting new ones, without what those held", file=sys.stderr)
+                self._ranks.restart()
             return
         if wanted.nproc is None and wanted.hosts is None:
             raise UsageError(f"say how many ranks to start; usage: {_USAGE}")

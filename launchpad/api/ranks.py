@@ -124,8 +124,13 @@ class Ranks:
         finally:
             self.close()
 
+    @property
+    def gone(self) -> bool:
+        """Whether the ranks have ended by themselves: calls are refused."""
+        return self._session.over and not self._closed
+
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "gone" if self._session.over else "ready"
+        state = "closed" if self._closed else "gone" if self.gone else "ready"
         return f"<launchpad.ranks: {self._session.size} ranks, {state}>"
 
     def _queued(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float | None) -> PendingCall:

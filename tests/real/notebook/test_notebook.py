@@ -156,9 +156,15 @@ class Started:
     """Stands in for ranks."""
 
     closed = False
+    gone = False
+    restarts = 0
 
     def run(self, *words: object, **more: object) -> None:
         """Nothing runs."""
+
+    def restart(self) -> None:
+        """They are new ones."""
+        self.restarts += 1
 
     def close(self) -> None:
         self.closed = True
@@ -182,6 +188,38 @@ def test_ranks_that_run_are_kept_unless_others_are_asked_for(monkeypatch: pytest
     run("3")
     assert first.closed
     assert shell.user_ns["ranks"] is not first
+
+
+def test_ranks_that_have_ended_are_started_again_if_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(magic, "ranks", lambda *_, **__: Started())
+    shell: Any = SimpleNamespace(user_ns={})
+    run = magic.RanksMagic(shell)
+    run("2 --backend none")
+    first = shell.user_ns["ranks"]
+    first.gone = True
+    run("")  # a cell that counts on what they held
+    assert (first.restarts, capsys.readouterr().err) == (0, "")
+    run("2 --backend none")
+    assert first.restarts == 1
+    assert "the ranks have ended; starting new ones" in capsys.readouterr().err
+    assert shell.user_ns["ranks"] is first
+
+
+@pytest.mark.parametrize(("name", "notes"), [("known", 1), ("unknown", 0)])
+def test_a_name_that_only_the_notebook_has_is_explained(monkeypatch: pytest.MonkeyPatch, name: str, notes: int) -> None:
+    class Raising(Started):
+        def run(self, *_: object, **__: object) -> None:
+            raise NameError(f"name {name!r} is not defined")
+
+    monkeypatch.setattr(magic, "ranks", lambda *_, **__: Raising())
+    compiler = SimpleNamespace(cache=lambda *_: "<cell>")
+    shell: Any = SimpleNamespace(user_ns={"known": 1}, compile=compiler, execution_count=1)
+    with pytest.raises(NameError) as caught:
+        magic.RanksMagic(shell)("2", f"print({name})")
+    found = [note for note in getattr(caught.value, "__notes__", []) if "namespace of their own" in note]
+    assert len(found) == notes
 
 
 def test_a_cell_has_no_future_of_ours() -> None:
