@@ -138,6 +138,25 @@ def wait_for(pidfd: int, seconds: float) -> None:
         ended.poll()
 
 
+def end_group(leader: int, seconds: float) -> None:
+    """End what is left of the process group that a child of ours led, and that only our commands are in.
+
+    TERM first, so that each can end its own; KILL after so many seconds.
+    """
+    import signal
+    import time
+
+    deadline = time.monotonic() + seconds
+    try:
+        os.killpg(leader, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            time.sleep(0.005)
+            os.killpg(leader, 0)
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it is empty, or another user's by now (sudo)
+        pass
+
+
 def files_at_start() -> tuple[int, int] | None:
     """The limits of open files for our children, where we have raised our own."""
     return _files_at_start

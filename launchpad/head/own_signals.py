@@ -25,6 +25,14 @@ HANDLED = (
 )
 
 
+class Stopped(SystemExit):
+    """A signal has stopped us before there was a job."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+
+
 def catch(post: Callable[[StopRequested], None], more: Iterable[int] = ()) -> None:
     """From now on, `post` signals as events. A signal that was ignored when we were started (nohup) stays ignored.
 
@@ -53,7 +61,7 @@ def _read(reader: int, handled: set[int], post: Callable[[StopRequested], None])
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Let Ctrl-C, TERM and HUP raise SystemExit meanwhile, or until `catch`.
+    """Let Ctrl-C, TERM and HUP raise Stopped meanwhile, or until `catch`.
 
     In another thread than the main one, nothing changes.
     """
@@ -70,4 +78,4 @@ def exit_on_signals() -> Iterator[None]:
 
 
 def _exit(signum: int, _: object) -> NoReturn:
-    raise SystemExit(128 + signum)
+    raise Stopped(signum)

@@ -16,7 +16,6 @@ from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import address_at, find_master, probe_nodes
-from launchpad.head.own_signals import exit_on_signals
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
@@ -24,6 +23,7 @@ from launchpad.output.status_line import StatusLine
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import NodeFacts
 from launchpad.runner.options import HostOptions
+from launchpad.runner.stoppable import stoppable
 from launchpad.runner.this_machine import is_this_machine
 from launchpad.transport import Link
 
@@ -176,7 +176,7 @@ def reach(
 
     # A signal interrupts this thread. It must not do so between the start of a process and the note of it.
     beginning = threading.Thread(target=begin, name="dial", daemon=True)
-    with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line):
+    with status_line(look, quiet=quiet) as line, _exit_on_signal(connector.abandon, line, quiet=quiet):
         beginning.start()
         beginning.join()
         if not wrong:
@@ -207,18 +207,23 @@ def _hosts(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _exit_on_signal(abandon: Callable[[], None], line: StatusLine) -> Iterator[None]:
+def _exit_on_signal(abandon: Callable[[], None], line: StatusLine, *, quiet: bool) -> Iterator[None]:
     """Let Ctrl-C end the process meanwhile, and restore the terminal if a passphrase prompt was open."""
     modes = termios.tcgetattr(0) if os.isatty(0) else None
-    with exit_on_signals():
-        try:
+
+    def say(text: str) -> None:
+        line.close()
+        if modes is not None:
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+        if not quiet:
+            say_on_stderr(text)
+
+    try:
+        with stoppable(say):
             yield
-        except SystemExit as request:
-            line.close()
-            if modes is not None:
-                termios.tcsetattr(0, termios.TCSANOW, modes)
-            abandon()
-            os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
+    except SystemExit as request:
+        abandon()
+        os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
 
 
 def make_world(

@@ -17,6 +17,7 @@ from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import open_links
 from launchpad.runner.options import RunOptions, with_absolute_paths
 from launchpad.runner.spec import files_to_sync, make_spec, make_world_spec
+from launchpad.runner.stoppable import stoppable
 
 if TYPE_CHECKING:
     from launchpad.head.arrivals import Reopen
@@ -116,12 +117,13 @@ def _nodes(
     links: Sequence[Link]
     reopen: Reopen
     tell: Tell = _say_nothing
-    with own_signals.exit_on_signals():
+    say: Callable[[str], None] = _say_nothing if quiet else say_on_stderr
+    with stoppable(say):
         if options.hosts.by_srun:
             from launchpad.runner.slurm import SrunNodes
 
             local.close()
-            nodes = closing.enter_context(SrunNodes(hosts, options, _say_nothing if quiet else say_on_stderr))
+            nodes = closing.enter_context(SrunNodes(hosts, options, say))
             links, reopen, tell = nodes.wait(), nodes.reopen, nodes.tell
         else:
             nothing = options.preload is not None and not options.preload.strip(", ")

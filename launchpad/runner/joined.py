@@ -30,6 +30,7 @@ from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import files_to_sync, make_spec
+from launchpad.runner.stoppable import stoppable
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
 
@@ -50,7 +51,7 @@ def run_joined(
     except UsageError as error:
         _tell_head(meeting, secret, str(error))
         raise
-    with own_signals.exit_on_signals():
+    with stoppable(say):
         head = leads(meeting, say)
     if head:
         try:
@@ -121,7 +122,8 @@ def _lead(
     try:
         files = files_to_sync(options.hosts, spec)  # for the machines that are only offered
         bringup = BringUp()
-        with own_signals.exit_on_signals():
+        say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+        with stoppable(say):
             arrived = joining.wait()
             own_signals.catch(bringup.post, options.signals_to_handle)
         if spec.world.master_port:  # static's nodes meet at the port of torch's store

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from launchpad import linux
 from launchpad.console.message import QueuedMessages
 from launchpad.errors import LaunchpadError, NodeError
 from launchpad.job.hosts import Host, some_of
@@ -113,9 +114,12 @@ class _Srun:
         with self._lock:
             self._unwanted = True
         if self._process is not None and not self.gone.is_set():
-            self._process.terminate()
-            if not self.gone.wait(_SRUN_TERM_SECONDS):
+            self._process.terminate()  # srun alone at first: what it has forked is to see to its tasks if it fails
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SRUN_TERM_SECONDS)
+            if self._process.poll() is None:
                 self._process.kill()
+            linux.end_group(self._process.pid, _SRUN_TERM_SECONDS)
 
 
 class SrunNodes:

@@ -205,8 +205,9 @@ class ProcessLink:
         if code is None:
             self._process.kill()
             code = self._wait(END_SECONDS)
-        if self.apart:
-            self._signal_group(signal.SIGHUP)  # ssh ends its ProxyCommand, but not the children of that
+        # ssh ends its ProxyCommand, but not the children of that; a wrapper leaves what it has started. Behind --enter
+        # a guard may still end processes, which TERM doesn't hinder.
+        linux.end_group(self._process.pid, END_SECONDS if self.apart or not self._begun else CLOSE_SECONDS)
         if not self._reading:
             self.keep_errors()
         self._hung_up.set()

@@ -61,6 +61,18 @@ def test_ctrl_c_while_nodes_are_awaited(launchpad: Launchpad) -> None:
     assert job.returncode == 130
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_srun_that_is_a_script_leaves_nothing_when_launchpad_is_stopped(launchpad: Launchpad, signum: int) -> None:
+    in_allocation(launchpad, f"touch {launchpad.folder}/waits; sleep 600; true")
+    job = launchpad.start("run", "true")
+    wait_until((launchpad.folder / "waits").exists, "srun to be started")
+    job.send_signal(signum)
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 128 + signum
+    assert f"launchpad: stopped by {signal.Signals(signum).name} before any rank was started\n" in err.decode()
+    assert not launchpad.survivors()
+
+
 def test_without_srun(launchpad: Launchpad) -> None:
     in_allocation(launchpad, "")
     launchpad.environ["PATH"] = str(launchpad.folder)

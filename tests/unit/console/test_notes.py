@@ -261,7 +261,7 @@ def test_what_is_quoted_of_the_user_stays_on_one_line() -> None:
     job = Job()
     job.on(
         OrphansKilled(0, ["71 python -c import signal\nprint(1)\x1b[2J"]),
-        RanksSpawned(0, 0, [4], ["python", "-c", "a\nb"]),
+        RanksSpawned(0, 0, 0, [4], ["python", "-c", "a\nb"]),
         LogFailed(0, "/logs\n/0", "No space left on device"),
     )
     assert job.notes == [
