@@ -39,6 +39,7 @@ from launchpad.protocol.events import (
     Written,
 )
 from launchpad.runner.links import LocalAgent
+from launchpad.runner.stoppable import stopped_by
 from launchpad.transport.join.client import HeadConnection, JoinRefused, no_address, resolve
 
 # How often to look for the head while it is not there.
@@ -161,6 +162,8 @@ class Relay:
                     raise NodeError(f"{self._meeting.place}: {item}")
                 if type(item) is StopRequested and item.signum in _FOR_THE_HEAD:
                     self._stopped = 128 + item.signum
+                    if not self._quiet:
+                        say_on_stderr(stopped_by(item.signum))
                     return None
         finally:
             over.set()
@@ -222,7 +225,8 @@ class Relay:
                     self._event(item, head)
                 case "own":
                     if not self._heard and type(item) is StopRequested and item.signum in STOPPING:
-                        return JobEnded(128 + item.signum, [])  # the others go on waiting for their nodes
+                        said = [] if self._quiet else [stopped_by(item.signum)]
+                        return JobEnded(128 + item.signum, said)  # the others go on waiting for their nodes
                     self._own(item, head, link)
 
     def _next(self) -> tuple[str, Any]:

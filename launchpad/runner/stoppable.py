@@ -9,6 +9,11 @@ from launchpad.head import own_signals
 from launchpad.job.outcome import signal_name
 
 
+def stopped_by(signum: int) -> str:
+    """What the user is told."""
+    return f"stopped by {signal_name(signum)} before any rank was started"
+
+
 @contextlib.contextmanager
 def stoppable(say: Callable[[str], None]) -> Iterator[None]:
     """As `exit_on_signals`, and `say` what has happened."""
@@ -16,5 +21,5 @@ def stoppable(say: Callable[[str], None]) -> Iterator[None]:
         with own_signals.exit_on_signals():
             yield
     except own_signals.Stopped as stopped:
-        say(f"stopped by {signal_name(stopped.signum)} before any rank was started")
+        say(stopped_by(stopped.signum))
         raise

@@ -579,3 +579,14 @@ def test_one_machine_under_two_names() -> None:
     check_machines(["a", "b"], [facts_of(machine="1"), facts_of(machine="2")])
     with pytest.raises(UsageError, match=r"^a and b are one machine"):
         check_machines(["a", "b"], [facts_of(), facts_of()])
+
+
+@both_ways
+def test_work_that_ranks_left_behind_on_hosts_is_not_cut_short(launchpad: Launchpad, hosts: Hosts) -> None:
+    work = "import time; time.sleep(0.5); open(f'done-{time.monotonic_ns()}', 'x')"
+    (launchpad.folder / "leave.py").write_text(
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {work!r}], start_new_session=True)\n"
+    )
+    done = hosts.run(launchpad, "-H", "n1,n2", "leave.py")
+    assert (done.returncode, "killed" in done.stderr) == (0, False), done.stderr
+    assert len(list(launchpad.folder.glob("done-*"))) == 2
