@@ -670,6 +670,19 @@ def test_an_exit_after_a_traceback_that_says_that_a_rank_is_lost_is_a_victims() 
     assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 1, "exception"), [0])
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\v", "\f", "\x1c"])
+def test_only_a_newline_ends_a_line_of_a_message(mark: str) -> None:
+    message = f"bad row{mark}in the file\nsecond line"
+    history = History([*job(1), *raises(5, 0, "ValueError", message), over(13)])
+    lines = describe(history, verdict_on(history))
+    assert lines[0].startswith(f"rank 0 failed first: ValueError: bad row{mark}in the file (exit code 1")
+    assert lines[-2:] == [f"    ValueError: bad row{mark}in the file", "    second line"]
+    printed = HANDLED.replace("optional setting", f"optional{mark}setting")
+    found = tracebacks.ending(printed, 1)
+    assert found is not None
+    assert found.message == f"'optional{mark}setting'"
+
+
 TORCHRUN = """
 ============================================================
 inner.py FAILED
