@@ -17,8 +17,8 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
 from launchpad.transport import CLOSE_SECONDS
-from launchpad.transport.join.channel import Channel, Reactor
 from launchpad.transport.join.proof import head_context, nonce, proof
+from launchpad.transport.join.tls import Reactor, TlsConnection
 
 # How long a new connection has for TLS, the proof and the offer.
 GREETING_SECONDS = 10.0
@@ -98,7 +98,7 @@ class JoinServer:
                 self.reactor.watch(self._listener, self._accept, 0)
                 self._listener.close()
             for one in list(self._greeting):
-                one.channel.end("")
+                one.connection.end("")
             done.set()
 
         self.reactor.call(stop)
@@ -129,7 +129,7 @@ class JoinServer:
         oldest = next(iter(self._greeting))
         left = oldest.since + FAIR_SECONDS - time.monotonic()
         if left <= 0:
-            oldest.channel.end("")
+            oldest.connection.end("")
             return True
         self._full = True
         self._pause(left)
@@ -165,7 +165,7 @@ class _Greeting:
         self._nonces = ("", "")
         self._proven = False
         self._link: JoinedLink | None = None
-        self.channel = Channel(
+        self.connection = TlsConnection(
             server.reactor,
             sock,
             server.context,
@@ -174,7 +174,7 @@ class _Greeting:
             received=self._received,
             ended=self._ended,
         )
-        server.reactor.later(self, GREETING_SECONDS, lambda: self.channel.end("it said nothing for too long"))
+        server.reactor.later(self, GREETING_SECONDS, lambda: self.connection.end("it said nothing for too long"))
 
     def _ended(self, reason: str) -> None:
         if self._link is not None:
@@ -188,7 +188,7 @@ class _Greeting:
             return
         self._buffer += data
         if len(self._buffer) > LONGEST_LINE:
-            self.channel.end("its greeting is too long")
+            self.connection.end("its greeting is too long")
             return
         while self._link is None and b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
@@ -198,13 +198,13 @@ class _Greeting:
                     raise TypeError
                 answer = self._answer(message)
             except (ValueError, TypeError, KeyError, RecursionError):
-                self.channel.end("it doesn't speak launchpad's protocol")
+                self.connection.end("it doesn't speak launchpad's protocol")
                 return
-            self.channel.send(json.dumps(answer).encode() + b"\n")
+            self.connection.send(json.dumps(answer).encode() + b"\n")
             if "error" in answer:
                 self._server.gone(self)
                 self._server.gate.refused(self._peer, answer["error"])
-                self.channel.finish()
+                self.connection.finish()
                 return
         if self._link is not None:
             self._link.ready = True
@@ -228,7 +228,7 @@ class _Greeting:
                 return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
             self._proven = True
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
-        link = JoinedLink(str(message["offer"]["name"]), self._own, self.channel)
+        link = JoinedLink(str(message["offer"]["name"]), self._own, self.connection)
         error, notes = server.gate.admit(link, message["offer"])
         if error:
             return {"error": error}
@@ -242,10 +242,10 @@ class JoinedLink:
 
     remote = True
 
-    def __init__(self, name: str, own_address: str, channel: Channel) -> None:
+    def __init__(self, name: str, own_address: str, connection: TlsConnection) -> None:
         self.name = name
         self.own_address = own_address  # this machine's, which the node reached
-        self._channel = channel
+        self._connection = connection
         self._decoder = wire.Decoder()
         self._take: Callable[[Any], None] | None = None
         self._early: list[Any] = []
@@ -257,7 +257,7 @@ class JoinedLink:
     def send(self, command: Command) -> None:
         """Queue a command for the node."""
         self._told = self._told or type(command) is JobEnded
-        self._channel.send(wire.encode(command))
+        self._connection.send(wire.encode(command))
 
     def deliver(self, take: Callable[[Any], None]) -> None:
         """Pass each event to `take`, in the reactor's thread; None at the end of the agent or the connection."""
@@ -280,7 +280,7 @@ class JoinedLink:
                     self._give(event)
         except wire.WireError as error:
             self._end(error)
-            self._channel.end("")
+            self._connection.end("")
 
     def ended(self, reason: str) -> None:
         """The connection has ended."""
@@ -309,4 +309,4 @@ class JoinedLink:
 
     def abandon(self) -> None:
         """Hang up now."""
-        self._channel.abort()
+        self._connection.abort()
