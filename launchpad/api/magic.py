@@ -96,10 +96,11 @@ def _runner() -> Callable[[str, str], None]:
 
     def run_cell(source: str, name: str) -> None:
         import ast
+        import io
         import linecache
         import sys
 
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(source), None, io.StringIO(source).readlines(), name)
         space = vars(sys.modules["__main__"])
         tree = ast.parse(source, name)
         final = tree.body[-1] if tree.body else None

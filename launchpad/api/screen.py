@@ -83,7 +83,7 @@ class Screen:
 
     def say(self, text: str, *, bad: bool = False) -> None:  # noqa: ARG002
         """Show a message of launchpad's own."""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             note = f"launchpad: {line}".encode(errors="surrogateescape")
             self._put((self._devices[STDERR].note(note, STDERR), None))
 

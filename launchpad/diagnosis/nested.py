@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from launchpad.diagnosis import secondary, tracebacks
@@ -18,6 +19,7 @@ _TORCHRUN = re.compile(
     r"Root Cause.*?rank +: (?P<rank>\d+).*?exitcode +: (?P<code>-?\d+).*?traceback +: (?P<text>.*)", re.DOTALL
 )
 _LAUNCHPAD = re.compile(r"^launchpad: (?P<who>rank \d+.*?) failed first: (?P<how>.*?)(?: \([^()]*\))?$", re.MULTILINE)
+_EVIDENCE = re.compile(r"^launchpad:(?:     | *$)")  # before each line that the verdict shows of the rank
 _PYTEST = re.compile(r"^(?:FAILED|ERROR) (?P<test>\S+(?:\[.*?\])?)(?: - (?P<how>.*))?$", re.MULTILINE)
 _PYTEST_ENDED = re.compile(r"^=+ .*\b(?:failed|errors?)\b.* in [\d.]+s.* =+$", re.MULTILINE)
 
@@ -32,6 +34,7 @@ def cause_inside(ended: Traceback | None, errors: str, output: str) -> Traceback
         return _of_torchrun(root, errors)
     if root is not None and root.kind == "CalledProcessError":
         before, _, last = errors.rpartition(_HEADER)
+        before = before[: before.rfind("\n") + 1]  # without the mark that torch puts before each line of it
         # If it was not captured, it is in the rank's output, before the rank's own traceback.
         said = root.printed or (before if root.kind in last else errors)
         child = tracebacks.ending(said, 1)
@@ -48,22 +51,22 @@ def _of_torchrun(ended: Traceback, errors: str) -> Traceback:
     if said is None:
         return ended
     inside = f"rank {said['rank']} of the torchrun that it ran"
-    marked = "\n".join(line for line in errors.splitlines() if line.startswith(f"[rank{said['rank']}]:"))
+    marked = "\n".join(line for line in tracebacks.lines_of(errors) if line.startswith(f"[rank{said['rank']}]:"))
     found = tracebacks.from_text(said["text"]) or tracebacks.from_text(marked) or next(iter(_own(errors)), None)
     if found is None:
         code = int(said["code"])
-        found = Traceback("", said["text"].splitlines()[0] if code < 0 else f"exit code {code}")
+        found = Traceback("", tracebacks.lines_of(said["text"])[0] if code < 0 else f"exit code {code}")
     return Traceback("", "torchrun failed", before=found, is_cause=True, inside=inside)
 
 
 def _of_launchpad(errors: str) -> Traceback | None:
     """The verdict of a launchpad, if that is the last that was said."""
     said = list(_LAUNCHPAD.finditer(errors))
-    rest = errors[said[-1].end() :].splitlines()[1:] if said else []
+    rest = tracebacks.lines_of(errors[said[-1].end() :])[1:] if said else []
     if not said or any(not line.startswith("launchpad: ") for line in rest if line.strip()):
         return None
-    lines = [line.removeprefix("launchpad: ").removeprefix("    ") for line in rest]
-    inner = tracebacks.from_text("\n".join(lines))
+    shown = itertools.takewhile(_EVIDENCE.match, rest)  # what follows is about other ranks, and where the logs are
+    inner = tracebacks.from_text("\n".join(_EVIDENCE.sub("", line) for line in shown))
     found = inner if inner is not None and said[-1]["how"].startswith(inner.type) else _titled(said[-1]["how"])
     inside = f"{said[-1]['who']} of the launchpad that it ran"
     return Traceback("", "launchpad run failed", before=found, is_cause=True, inside=inside)

@@ -114,7 +114,7 @@ def _without_digits(text: str) -> str:
 
 
 def _last_line(one: RankHistory) -> str:
-    return next((line for line in reversed(one.errors.splitlines()) if line.strip()), "")
+    return next((line for line in reversed(tracebacks.lines_of(one.errors)) if line.strip()), "")
 
 
 def _start_error(history: History, verdict: Verdict) -> StartError:

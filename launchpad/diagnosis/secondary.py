@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from launchpad.diagnosis.tracebacks import Frame, Traceback, from_event
+from launchpad.diagnosis.tracebacks import Frame, Traceback, from_event, lines_of
 from launchpad.protocol.events import ExceptionRaised
 
 # kept: it caught a loss of its peer or a time-out before, and still held that exception when it failed.
@@ -143,7 +143,7 @@ def symptom_in(text: str) -> str:
 
     A weak one must be among the last: such errors are often reported and overcome.
     """
-    for number, line in enumerate(reversed([line for line in text.splitlines() if line.strip()])):
+    for number, line in enumerate(reversed([line for line in lines_of(text) if line.strip()])):
         found = secondary_in(line)
         if found and (found != "weak" or number < _LAST_LINES):
             return line.strip()

@@ -37,6 +37,9 @@ _FORWARDED = re.compile(
     r"(Original Traceback \(most recent call last\):|-- Process \d+ terminated with the following error:)"
 )
 
+# What ends a line. str.splitlines() takes U+2028, VT and others for that too, which a message may contain.
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
 # What torch's launcher and its C++ code log.
 _LOGGED = re.compile(r"\[?[WIE]\d{4} |\[[WIE]\d")
 # Lines that are added to a traceback, or to a message: indented ones, the rest of torch's messages, warnings, and what
@@ -117,7 +120,7 @@ class Traceback(NamedTuple):
         """`Type: message`, with the first line of the message."""
         if self.inside and self.before is not None:
             return f"{self.before.title}, in {self.inside}"
-        first = next((line.strip() for line in plain(self.message).splitlines() if line.strip()), "")
+        first = next((line.strip() for line in lines_of(plain(self.message)) if line.strip()), "")
         return _cut(": ".join(filter(None, (self.type, first))))
 
     @property
@@ -136,16 +139,22 @@ class Traceback(NamedTuple):
             inside = self.frames[-1]
             if inside is not shown[-1] and not inside.file.startswith("<"):
                 found.append(f'  … and from there into "{inside.file}", line {inside.line}, in {inside.function}')
-        text = [line for line in plain(self.message).rstrip().splitlines() if line.strip()] or [""]
+        text = [line for line in lines_of(plain(self.message).rstrip()) if line.strip()] or [""]
         more = [f"… ({len(text) - SHOWN_MESSAGE} more lines)"] if len(text) > SHOWN_MESSAGE else []
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
         found += [*text[1:], *self.notes[:SHOWN_MESSAGE]]
         if self.printed and self.before is None:
-            found += ["It wrote to stderr:", *map(_cut, self.printed.rstrip().splitlines()[-SHOWN_MESSAGE:])]
+            found += ["It wrote to stderr:", *map(_cut, lines_of(self.printed.rstrip())[-SHOWN_MESSAGE:])]
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
             found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
         return found
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of what a program has written, or of an exception's message."""
+    found = _LINE_END.split(text)
+    return found if found[-1] else found[:-1]
 
 
 def plain(message: str) -> str:
@@ -215,7 +224,7 @@ def from_text(text: str, *, headless: bool = False) -> Traceback | None:
 
     `headless`: the first line of the traceback is missing.
     """
-    lines = without_prefixes(text).splitlines()
+    lines = lines_of(without_prefixes(text))
     if headless:
         lines.insert(0, _HEADER)
     found = _all(lines)
@@ -225,7 +234,7 @@ def from_text(text: str, *, headless: bool = False) -> Traceback | None:
 def all_in(text: str) -> list[Traceback]:
     """The tracebacks in the output of several ranks, which may be mixed if torch's hook marks whose line is whose."""
     by_prefix: dict[str, list[str]] = {}
-    for line in text.splitlines():
+    for line in lines_of(text):
         prefix = _PREFIX.match(line)
         by_prefix.setdefault(prefix[0].strip() if prefix else "", []).append(line[prefix.end() :] if prefix else line)
     return [one for lines in by_prefix.values() for one, _, _ in _all(lines)]
@@ -236,7 +245,7 @@ def ending(text: str, code: int) -> Traceback | None:
 
     The lines after its title may belong to its message. With 1, as from an uncaught exception, they are taken for that.
     """
-    lines = without_prefixes(text).splitlines()
+    lines = lines_of(without_prefixes(text))
     found = _all(lines)
     if not found:
         return None
@@ -249,7 +258,7 @@ def after_handled(text: str, *, killed: bool = False) -> str:
 
     `killed`: it went on in any case, until a signal ended it.
     """
-    lines = without_prefixes(text).splitlines()
+    lines = lines_of(without_prefixes(text))
     found = _all(lines)
     if not found:
         return text
@@ -260,7 +269,7 @@ def after_handled(text: str, *, killed: bool = False) -> str:
 def _said(lines: Sequence[str]) -> bool:
     """Whether these lines are more than what interpreters, libraries and launchers add to a traceback."""
     text = re.sub(_BLOCK, "", "\n".join(lines))
-    return any(line.strip() and not re.match(_ADDED, line) for line in text.splitlines())
+    return any(line.strip() and not re.match(_ADDED, line) for line in lines_of(text))
 
 
 def _all(lines: Sequence[str]) -> list[tuple[Traceback, int, int]]:
@@ -315,7 +324,7 @@ def crash_frames(stack: str) -> list[Frame]:
     """The frames of the thread that crashed, from faulthandler's report, the innermost first."""
     found: list[Frame] = []
     inside = False
-    lines = stack.splitlines()
+    lines = lines_of(stack)
     for at, line in enumerate(lines):
         if line.startswith("Current thread 0x"):  # not the C stack of the same thread, which Python 3.14 adds
             inside, found = True, []  # keep the last of several crashes

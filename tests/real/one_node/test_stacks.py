@@ -16,7 +16,7 @@ from launchpad.agent.host import procfs
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks.debug_channel import DebugChannel
-from launchpad.agent.stacks.dump import StackDumper
+from launchpad.agent.stacks.dump import SourceLines, StackDumper
 from launchpad.control import sockets
 from launchpad.protocol.commands import DumpStacks
 from launchpad.rank import stack_server
@@ -34,6 +34,12 @@ def test_a_process_that_ends_or_is_gone_is_told_from_one_that_runs() -> None:
     wait_until(lambda: procfs.state(process.pid) in "XZ", "it to end")
     process.wait()
     assert procfs.state(process.pid) == "X"
+
+
+def test_a_form_feed_ends_no_source_line(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("import os\n\f\nwait = 'a\u2028b'\nwait()\n")
+    sources = SourceLines(str(tmp_path))
+    assert [sources.line("old.py", number) for number in (1, 3, 4)] == ["import os", "wait = 'a\u2028b'", "wait()"]
 
 
 # With real ranks.

@@ -82,6 +82,14 @@ def test_a_child_process_that_was_killed_is_named(launchpad: Launchpad, waits: s
     assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
 
 
+def test_a_message_with_odd_separators_stays_in_its_line(launchpad: Launchpad) -> None:
+    (launchpad.folder / "odd.py").write_text("raise ValueError('bad row\\u2028in\\x85file')\n", encoding="ascii")
+    done = launchpad.run("run", "-n", 1, "odd.py")
+    told = [line for line in done.stderr.split("\n") if line.startswith("launchpad: rank 0 failed first: ")]
+    assert (done.returncode, len(told)) == (1, 1), done.stderr
+    assert "file (exit code 1, pid " in told[0]
+
+
 def test_a_connection_that_another_process_closed_blames_no_child(launchpad: Launchpad) -> None:
     (launchpad.folder / "c.py").write_text(
         "import multiprocessing, os\n"

@@ -670,6 +670,19 @@ def test_an_exit_after_a_traceback_that_says_that_a_rank_is_lost_is_a_victims() 
     assert (blamed(verdict), [one.rank for one in verdict.victims]) == (("failure", 1, "exception"), [0])
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\v", "\f", "\x1c"])
+def test_only_a_newline_ends_a_line_of_a_message(mark: str) -> None:
+    message = f"bad row{mark}in the file\nsecond line"
+    history = History([*job(1), *raises(5, 0, "ValueError", message), over(13)])
+    lines = describe(history, verdict_on(history))
+    assert lines[0].startswith(f"rank 0 failed first: ValueError: bad row{mark}in the file (exit code 1")
+    assert lines[-2:] == [f"    ValueError: bad row{mark}in the file", "    second line"]
+    printed = HANDLED.replace("optional setting", f"optional{mark}setting")
+    found = tracebacks.ending(printed, 1)
+    assert found is not None
+    assert found.message == f"'optional{mark}setting'"
+
+
 TORCHRUN = """
 ============================================================
 inner.py FAILED
@@ -693,8 +706,10 @@ LAUNCHPAD = (
     'launchpad:         raise ValueError("the inner cause")\n'
     "launchpad:     ValueError: the inner cause\n"
     "launchpad: stopped because of it: rank 0\n"
+    "launchpad: logs: /home/me/.local/state/launchpad/jobs/0a1b\n"
+    "launchpad: more: launchpad why 0a1b\n"
 )
-INNER = LAUNCHPAD.split("\n", 1)[1].replace("launchpad:     ", "").rpartition("launchpad:")[0]
+INNER = LAUNCHPAD.split("\n", 1)[1].replace("launchpad:     ", "").partition("launchpad:")[0]
 CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 RUN = "Command '['torchrun', 'inner.py']' returned non-zero exit status 1."
 PYTEST = (
@@ -732,6 +747,20 @@ def test_the_cause_inside_another_launcher_is_told(
     assert len(lines) < 24
     found = as_json(History(events), verdict, lines)
     assert found["type"] == (kind if kind.startswith("subprocess.") else "ValueError")
+
+
+@pytest.mark.parametrize("mark", ["", "[rank0]: "])
+def test_the_verdict_of_an_inner_launchpad_is_found_before_the_ranks_own_traceback(mark: str) -> None:
+    """torch's hook marks each line of a rank that has a process group."""
+    own = HANDLED.replace("KeyError: 'optional setting'", f"subprocess.CalledProcessError: {RUN}")
+    errors = LAUNCHPAD + "".join(f"{mark}{line}\n" for line in own.splitlines())
+    events = [*job(1), Output(at(3), 0, STDERR, errors.encode())]
+    history = History([*events, *raises(5, 0, "subprocess.CalledProcessError", RUN), over(13)])
+    lines = describe(history, verdict_on(history))
+    title = "rank 0 failed first: ValueError: the inner cause, in rank 1 of the launchpad that it ran"
+    assert lines[0].startswith(title)
+    assert lines[4:6] == ["    ValueError: the inner cause", ""]
+    assert not any("logs:" in line or "more:" in line or "stopped" in line for line in lines)
 
 
 def test_an_inner_rank_that_says_nothing_is_told_by_its_exit_code() -> None:
