@@ -25,7 +25,7 @@ def main(asked: Asked) -> NoReturn:
     """
     environ = {name: value for name, value in os.environ.items() if name}
     if "checkup" in asked:
-        from .checkup.loop import Checkup
+        from .checkup.answers import Checkup
 
         Checkup(asked["checkup"] or place.path(environ)).run()
     if "warm" in asked:

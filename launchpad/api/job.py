@@ -21,7 +21,7 @@ from launchpad.console.prefix import chosen_template
 from launchpad.errors import JobTimeout, NodeError, UsageError
 from launchpad.head.arrivals import Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.planner import Planner
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import Plan
@@ -224,7 +224,7 @@ class FunctionJob:
             self.thread.join()
         self.close()
 
-    def outcome(self) -> Results:
+    def results(self) -> Results:
         """Return the results, or raise the exception that says why there are none."""
         if self._interrupted:
             raise KeyboardInterrupt
@@ -273,22 +273,22 @@ class FunctionJob:
         links = self._links()
         members = members_of(self._hosts, links, spec, self._nproc)
         membership = membership_of(self._options, self._hosts)
-        cluster = bring_up(bringup, spec, members, links, files, self._options.hosts, membership, quiet=True)
+        planner = bring_up(bringup, spec, members, links, files, self._options.hosts, membership, quiet=True)
         remote = [link.remote for link in links]
-        self._collector = self._collect(cluster.plan, remote)
-        cluster.plan = self._with_files(cluster.plan, remote)
-        cluster.amend = lambda plan: self._with_files(plan, remote)
-        cluster.supply = lambda talk: deliver(talk, [0], self._call)
+        self._collector = self._collect(planner.plan, remote)
+        planner.plan = self._with_files(planner.plan, remote)
+        planner.amend = lambda plan: self._with_files(plan, remote)
+        planner.supply = lambda requester: deliver(requester, [0], self._call)
         deliver(bringup, [node for node, link in enumerate(links) if link.remote], self._call)
-        self.screen.open(cluster.plan, spec)
-        self._conduct(cluster)
+        self.screen.open(planner.plan, spec)
+        self._conduct(planner)
 
-    def _conduct(self, cluster: Cluster) -> None:
+    def _conduct(self, planner: Planner) -> None:
         """Run the planned job. Like a job of the command, it is recorded, and can be asked for its ranks' stacks."""
         assert self._collector is not None
         reports = self._options.reports
         outlets = outlets_of(reports, self.screen, self._bringup.post, {})
-        conductor = Conductor(self._bringup, cluster, self.screen.say, outlets=outlets)
+        conductor = Conductor(self._bringup, planner, self.screen.say, outlets=outlets)
         conductor.begin((), guests=(self.screen, self._collector))
         ended: Ended | None = None
         try:

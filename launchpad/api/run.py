@@ -95,7 +95,7 @@ def run(
                 job.thread.start()
                 screen.show()
                 job.thread.join()
-            return job.outcome()
+            return job.results()
         finally:
             job.end()
     finally:

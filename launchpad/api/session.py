@@ -569,7 +569,7 @@ class RankSession:
         self.over = True
         call, self._call = self._call, None
         try:
-            self._job.outcome()
+            self._job.results()
         except BaseException as error:
             self.error = self.error or error
         if call is not None and call.ending is not None:

@@ -67,10 +67,10 @@ class Imports:
         self.found = loaded.regular({name: sys.modules[name] for name in names if name in sys.modules})
 
 
-def serve(link: socket.socket, imports: Imports, settle: Callable[[], None]) -> tuple[dict[str, Any], list[int]]:
+def serve(link: socket.socket, imports: Imports, when_loaded: Callable[[], None]) -> tuple[dict[str, Any], list[int]]:
     """Fork for each request of the keeper; returns only in a fork, with its request and descriptors.
 
-    `settle` is called when everything is loaded.
+    `when_loaded` is called when everything is loaded.
     """
     import gc
     import importlib
@@ -85,7 +85,7 @@ def serve(link: socket.socket, imports: Imports, settle: Callable[[], None]) -> 
     importlib.invalidate_caches()
     gc.collect()
     gc.freeze()
-    settle()
+    when_loaded()
     channel.send(link, {"kept": found})
     del found
     jobs: dict[int, int] = {}  # the processes that were forked, by their pidfds

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
-from launchpad.head.cluster import Cluster, Newcomer
 from launchpad.head.hub import Hub
 from launchpad.head.machine import FinishAttempt
 from launchpad.head.machine import Reopen as SeekNodes
 from launchpad.head.part import Part
+from launchpad.head.planner import Newcomer, Planner
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.protocol.commands import JobEnded
@@ -61,11 +61,11 @@ class Arrivals(Part):
     sees = (FinishAttempt,)
 
     def __init__(
-        self, hub: Hub, cluster: Cluster, reopen: Reopen | None, door: Door | None, apart: Collection[int]
+        self, hub: Hub, planner: Planner, reopen: Reopen | None, door: Door | None, apart: Collection[int]
     ) -> None:
         """`apart`: nodes that the others can't reach, so that it is no use to reconnect to them."""
         self._hub = hub
-        self._cluster = cluster
+        self._planner = planner
         self._reopen = reopen
         self._door = door
         self._apart = apart
@@ -98,14 +98,14 @@ class Arrivals(Part):
         """A node that was brought up can take part."""
         hub, newcomer, number = self._hub, arrived.newcomer, arrived.node
         if number is None:
-            number = self._cluster.number_of(newcomer.place.name, hub.lost)
+            number = self._planner.number_of(newcomer.place.name, hub.lost)
         if hub.phase == "over" or number in hub.nodes.open:  # too late: its agent would never be told to leave
             if arrived.node is not None:  # others have joined, and will be told how the job ended
                 newcomer.node.link.abandon()
             return
-        self._cluster.add(number, newcomer)
+        self._planner.add(number, newcomer)
         hub.adopt(number, newcomer.node)
-        for event in newcomer.talk.rest():  # it may have ended just now
+        for event in newcomer.requester.rest():  # it may have ended just now
             newcomer.node.put(event)
         nodes = hub.plan.nodes
         name = nodes[number].name if number < len(nodes) else hub.nodes.name(number)
@@ -157,7 +157,7 @@ class Arrivals(Part):
                 link.abandon()
             return
         try:
-            newcomer = self._cluster.prepare(link, member, node)
+            newcomer = self._planner.prepare(link, member, node)
         except SystemExit as stopped:  # by a signal to its own launchpad
             code = int(stopped.code or 0)
             link.send(JobEnded(code, ["this node has left the job"]))

@@ -10,8 +10,8 @@ from typing import Any
 
 from launchpad._version import __version__
 from launchpad.errors import NodeError
-from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Nodes
+from launchpad.head.requester import Requester
 from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.outcome import STOPPING
 from launchpad.protocol.commands import Hello, Ping
@@ -22,7 +22,7 @@ from launchpad.transport import Link
 READY_SECONDS = 30.0
 
 
-class BringUp(Conversation):
+class BringUp(Requester):
     """The nodes before the job runs, and the inbox into which all threads put (node, event); -1 is the head itself."""
 
     def __init__(self) -> None:

@@ -32,22 +32,22 @@ class Clock:
         self._stood_still += seconds
 
     @property
-    def attended(self) -> bool:
+    def waits_for_person(self) -> bool:
         """Whether something waits for a person, so that the limits' time stands still."""
         return bool(self._waits)
 
-    def attend(self, wait: Hashable, *, begins: bool) -> None:
+    def note_wait(self, wait: Hashable, *, begins: bool) -> None:
         """This waits for a person from now on, or no more."""
         if begins and not self._waits:
             self._since = self.now()
         if begins:
             self._waits.add(wait)
         elif self._waits == {wait}:
-            self.unattend()
+            self.end_waits()
         else:
             self._waits.discard(wait)
 
-    def unattend(self) -> None:
+    def end_waits(self) -> None:
         """Nothing waits any more."""
         if self._waits:
             self._waited += self.now() - self._since

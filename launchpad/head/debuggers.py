@@ -65,7 +65,7 @@ class RankDebuggers(Part):
             self._listen(rank, self._port if rank not in self._listeners else 0)
         if rank in self._hub.node_of:  # else the job goes on with fewer ranks
             self._begins.add(rank)
-            self._hub.clock.attend(("begin", rank), begins=True)
+            self._hub.clock.note_wait(("begin", rank), begins=True)
 
     def on(self, source: int, message: Any) -> None:
         """Take a request, and what agents and our own threads report."""
@@ -143,8 +143,8 @@ class RankDebuggers(Part):
             lambda data: post(ClientRead(number, data)),
             lambda size: post(ClientWritten(number, size)),
         )
-        self._hub.clock.attend(("client", number), begins=True)
-        self._hub.clock.attend(("begin", event.rank), begins=False)
+        self._hub.clock.note_wait(("client", number), begins=True)
+        self._hub.clock.note_wait(("begin", event.rank), begins=False)
         self._begins.discard(event.rank)
         self._hub.send(event.rank, TunnelOpen(number, event.rank))
 
@@ -171,7 +171,7 @@ class RankDebuggers(Part):
 
     def _end(self, number: int) -> None:
         self._clients.pop(number).close()
-        self._hub.clock.attend(("client", number), begins=False)
+        self._hub.clock.note_wait(("client", number), begins=False)
 
     def lose(self, ranks: Collection[int], why: str) -> None:  # noqa: ARG002
         """Hang up on the clients of these."""
@@ -182,7 +182,7 @@ class RankDebuggers(Part):
                 self._answer(rank, asker, port, f"rank {rank} is gone")
             self._ready.discard(rank)
             self._begins.discard(rank)
-            self._hub.clock.attend(("begin", rank), begins=False)
+            self._hub.clock.note_wait(("begin", rank), begins=False)
 
     def close(self) -> None:
         """Listen no more, and hang up."""

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launchpad.head.cluster import Cluster, Rendezvous
-from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Nodes
+from launchpad.head.planner import Planner, Rendezvous
+from launchpad.head.requester import Requester
 from launchpad.job.membership import Seat
 from launchpad.protocol.events import LinkClosed
 
@@ -20,14 +20,14 @@ class Met(NamedTuple):
     reasons: Mapping[int, str]
 
 
-class MasterSearch(Conversation):
+class MasterSearch(Requester):
     """One search. Its inbox gets the nodes' answers; what comes of it is put as one of the head's own events."""
 
-    def __init__(self, cluster: Cluster, nodes: Nodes, seats: Sequence[Seat], post: Callable[[Any], None]) -> None:
+    def __init__(self, planner: Planner, nodes: Nodes, seats: Sequence[Seat], post: Callable[[Any], None]) -> None:
         super().__init__()
         self.nodes = nodes
         self.seats = seats
-        self._cluster = cluster
+        self._planner = planner
         self._post = post
         self._interrupted = False
         threading.Thread(target=self._search, name="master", daemon=True).start()
@@ -42,7 +42,7 @@ class MasterSearch(Conversation):
         from launchpad.head.node_facts import Unreachable  # few jobs need it
 
         try:
-            met = Met(self, self._cluster.meet(self, self.seats), {})
+            met = Met(self, self._planner.find_rendezvous(self, self.seats), {})
         except Unreachable as error:
             met = Met(self, None, error.reasons)
         except Exception as error:  # whatever goes wrong, the loop waits for the outcome

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launchpad.head.cluster import Cluster
 from launchpad.head.hub import Hub
 from launchpad.head.machine import Meet, Release
 from launchpad.head.master_search import MasterSearch, Met
 from launchpad.head.part import Part
+from launchpad.head.planner import Planner
 from launchpad.job.membership import Seat
 from launchpad.protocol.events import Listening, NodeLost, PortHeld, Reached, SeatsReady
 
@@ -21,9 +21,9 @@ class Meetings(Part):
     takes = (Meet, Met, Listening, Reached, PortHeld)
     sees = (NodeLost, Release)
 
-    def __init__(self, hub: Hub, cluster: Cluster) -> None:
+    def __init__(self, hub: Hub, planner: Planner) -> None:
         self._hub = hub
-        self._cluster = cluster
+        self._planner = planner
         self._search: MasterSearch | None = None
         self._wanted: Sequence[Seat] = ()  # the nodes that are to meet
         self.apart: set[int] = set()  # nodes that the others can't reach, so that it is no use to reconnect to them
@@ -46,8 +46,8 @@ class Meetings(Part):
         self._wanted = seats
         if self._search is not None:
             return
-        if self._cluster.must_meet(seats):
-            self._search = MasterSearch(self._cluster, self._hub.nodes, seats, self._hub.post)
+        if self._planner.must_meet(seats):
+            self._search = MasterSearch(self._planner, self._hub.nodes, seats, self._hub.post)
         else:
             self._hub.post(SeatsReady(time.monotonic_ns(), seats))
 
@@ -60,7 +60,7 @@ class Meetings(Part):
             return
         self._wanted = ()
         if met.rendezvous:
-            self._cluster.settle(seats, met.rendezvous)
+            self._planner.set_rendezvous(seats, met.rendezvous)
             self._hub.happened(-1, SeatsReady(time.monotonic_ns(), seats))
         for node, reason in met.reasons.items():
             if node in self._hub.nodes.open:

@@ -11,7 +11,7 @@ from launchpad import linux
 from launchpad._version import __version__
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.conversation import Conversation
+from launchpad.head.requester import Requester
 from launchpad.job.plan import Master, port_taken
 from launchpad.protocol.commands import HoldPort, Listen, Probe, Reach
 from launchpad.protocol.events import AgentReady, Listening, NodeFacts, PortHeld, Reached
@@ -114,7 +114,7 @@ class Unreachable(NodeError):
 
 
 def find_master(
-    talk: Conversation, nodes: Sequence[int], addresses: Sequence[Sequence[str]], wanted: str, port: int, prefer: str
+    requester: Requester, nodes: Sequence[int], addresses: Sequence[Sequence[str]], wanted: str, port: int, prefer: str
 ) -> tuple[Master, dict[int, str]]:
     """Find an address of the first of these nodes that all others can reach, and hold the rendezvous port there.
 
@@ -126,18 +126,18 @@ def find_master(
     own = {address: interface for address, interface, *_ in addresses}
     candidates = [_number(wanted)] if wanted else sorted(own, key=lambda address: address != prefer)
     ask, answer = os.urandom(16).hex(), os.urandom(16).hex()
-    (listening,) = talk.ask({first: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
+    (listening,) = requester.ask({first: Listen(candidates, ask, answer)}, Listening, REACH_SECONDS)
     places = [[address, at] for address, at in zip(candidates, listening.ports, strict=True) if at > 0]
     if not places:
         raise NodeError(
-            f"--master-addr {wanted}: {talk.nodes.name(first)} has no such address; it has {', '.join(own)}"
+            f"--master-addr {wanted}: {requester.nodes.name(first)} has no such address; it has {', '.join(own)}"
         )
     for node in others:
-        talk.nodes.send(node, Reach(places, ask, answer))
+        requester.nodes.send(node, Reach(places, ask, answer))
     reached: dict[int, dict[str, str]] = {node: {} for node in others}
     left = {address: len(others) for address, _ in places}  # how many nodes have not reached it yet
-    deadline = talk.clock() + REACH_SECONDS
-    while any(left.values()) and (heard := talk.hear(deadline)) is not None:
+    deadline = requester.clock() + REACH_SECONDS
+    while any(left.values()) and (heard := requester.hear(deadline)) is not None:
         node, event = heard
         if isinstance(event, Reached) and event.address in left and node in reached:
             left[event.address] -= event.address not in reached[node]
@@ -146,14 +146,14 @@ def find_master(
             if common and common[0] == places[0][0]:
                 break
             if common:
-                deadline = min(deadline, talk.clock() + BETTER_SECONDS)
+                deadline = min(deadline, requester.clock() + BETTER_SECONDS)
     common = [address for address, _ in places if not left[address]]
     if not common:
-        raise _unreachable(talk, nodes, reached, [address for address, _ in places])
+        raise _unreachable(requester, nodes, reached, [address for address, _ in places])
     address = common[0]
-    (held,) = talk.ask({first: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
+    (held,) = requester.ask({first: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
     if held.port < 0:
-        raise port_taken(port, talk.nodes.name(first))
+        raise port_taken(port, requester.nodes.name(first))
     return Master(address, held.port), {
         first: own.get(address, ""),
         **{node: reached[node][address] for node in others},
@@ -177,10 +177,10 @@ def _number(name: str) -> str:
 
 
 def _unreachable(
-    talk: Conversation, nodes: Sequence[int], reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]
+    requester: Requester, nodes: Sequence[int], reached: Mapping[int, Mapping[str, str]], addresses: Sequence[str]
 ) -> Unreachable:
     """The nodes that reach no address of the first one; if each reaches one, but no common one, which one each does."""
-    first = talk.nodes.name(nodes[0])
+    first = requester.nodes.name(nodes[0])
     cut_off = [node for node, by in reached.items() if not by] or list(reached)
     if len(cut_off) > 1 and not any(reached.values()):
         text = "none of the others reaches it"
@@ -188,5 +188,5 @@ def _unreachable(
     reasons = {node: f"reaches {first} at {', '.join(reached[node]) or 'none of its addresses'}" for node in cut_off}
     outward = [address for address in addresses if not linux.is_loopback(address)] or addresses
     remedy = f"{first} has the addresses {', '.join(outward)}; open one between the hosts"
-    named = {talk.nodes.name(node): reason for node, reason in reasons.items()}
+    named = {requester.nodes.name(node): reason for node, reason in reasons.items()}
     return Unreachable(failed_hosts(named, len(nodes), remedy), reasons)

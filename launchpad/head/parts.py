@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from launchpad.head.arrivals import Arrivals, Door, Reopen
-from launchpad.head.cluster import Cluster
 from launchpad.head.debuggers import RankDebuggers
 from launchpad.head.hub import Hub
 from launchpad.head.meetings import Meetings
 from launchpad.head.part import Part
+from launchpad.head.planner import Planner
 from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
 from launchpad.head.samples import Samples
@@ -16,12 +16,12 @@ from launchpad.head.stack_requests import StackRequests
 
 
 def parts_of(
-    hub: Hub, cluster: Cluster, *, reopen: Reopen | None, door: Door | None, sends_input: bool, keys: bool
+    hub: Hub, planner: Planner, *, reopen: Reopen | None, door: Door | None, sends_input: bool, keys: bool
 ) -> list[Part]:
     """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them."""
-    spec = cluster.spec
-    meetings = Meetings(hub, cluster)
-    arrivals = Arrivals(hub, cluster, reopen, door, meetings.apart)
+    spec = planner.spec
+    meetings = Meetings(hub, planner)
+    arrivals = Arrivals(hub, planner, reopen, door, meetings.apart)
     parts = [
         StackRequests(hub, spec.limits.stall_timeout),
         Samples(hub, spec.sample, arrivals.names),
@@ -32,7 +32,7 @@ def parts_of(
         meetings,
         arrivals,
     ]
-    if cluster.plan.mpi:
+    if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 
         parts.append(MpiService(hub))

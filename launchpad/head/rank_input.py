@@ -37,7 +37,7 @@ class RankInput(Part):
             case AtPrompt(rank=rank, waits=waits):
                 if rank != self._hub.plan.input_rank:
                     raise InvalidMessage
-                self._hub.clock.attend(("prompt", rank), begins=waits)
+                self._hub.clock.note_wait(("prompt", rank), begins=waits)
                 self._hub.happened(source, message)
             case _ if self._forwarder is None:
                 pass

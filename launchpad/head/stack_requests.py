@@ -63,7 +63,7 @@ class StackRequests(Part):
     def __init__(self, hub: Hub, stall_timeout: float | None) -> None:
         self._hub = hub
         self._watch = None if stall_timeout is None else _watch_for_stalls(stall_timeout, hub.clock.now())
-        self._attended = False  # when last looked at: a job in which someone waits for a person has not stalled
+        self._waited = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
         self._quiet = 0.0  # how long the stalled job had been quiet
         self._waiting: deque[_StackRequest] = deque()
@@ -129,11 +129,11 @@ class StackRequests(Part):
 
     def tick(self, now: float) -> None:
         """Finish the current request if it is complete, and begin the next."""
-        running, attended = self._hub.running, self._hub.clock.attended
-        if self._attended and not attended:
+        running, waits = self._hub.running, self._hub.clock.waits_for_person
+        if self._waited and not waits:
             self._look_afresh()
-        self._attended = attended
-        watching = self._hub.phase == "running" and not attended  # a stall would end the job
+        self._waited = waits
+        watching = self._hub.phase == "running" and not waits  # a stall would end the job
         if self._pairs is not None:
             self._check(self._pairs, now)
         request = self._current

@@ -17,12 +17,12 @@ from launchpad.head.arrivals import Door
 from launchpad.head.arrivals import Reopen as ReopenLink
 from launchpad.head.bringup import BringUp
 from launchpad.head.clock import Clock
-from launchpad.head.cluster import Cluster
 from launchpad.head.flow import Flow
 from launchpad.head.hub import GoesOn, Hub, StandsStill
 from launchpad.head.machine import FinishAttempt, Leave, Machine, Release, Restart, Suspend
 from launchpad.head.part import InvalidMessage, Part, Take, seers, takers
 from launchpad.head.parts import parts_of
+from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
@@ -73,7 +73,7 @@ class Supervisor:
     def __init__(
         self,
         bringup: BringUp,
-        cluster: Cluster,
+        planner: Planner,
         sinks: Sequence[Sink],
         *,
         terminal: Sequence[int] = (),
@@ -83,7 +83,7 @@ class Supervisor:
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         may_restart: Callable[[], str] = lambda: "",
     ) -> None:
-        """Take over the nodes of a finished `bringup`; the job's limits are those of the cluster's spec.
+        """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
         `reopen` makes a new link to a lost node; it is called in threads of its own. `door`: where machines join while
         the job runs. `sends_input`: the rank that gets our stdin is on another machine. `waited`: whether an exception
@@ -93,7 +93,7 @@ class Supervisor:
         self.nodes = bringup.nodes
         self.clock = Clock()
         self.leaving = False  # don't wait for output that nobody takes
-        self._cluster = cluster
+        self._planner = planner
         self._sinks = sinks
         self._terminal = terminal
         self._sends_input = sends_input
@@ -101,13 +101,13 @@ class Supervisor:
         self._early = bringup.early
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._gone: set[int] = set()  # ranks that have exited in this attempt
-        plan, size = cluster.plan, len(cluster.plan.seats)
+        plan, size = planner.plan, len(planner.plan.seats)
         self.machine = Machine(
             plan.seats,
-            cluster.spec.limits,
+            planner.spec.limits,
             self.clock.limits(),
             spares={node.index: node.slots for node in plan.nodes if not node.ranks},
-            membership=cluster.membership or Membership(size, size, returns=reopen is not None),
+            membership=planner.membership or Membership(size, size, returns=reopen is not None),
             waited=waited,
             may_restart=may_restart,
             silence=self.nodes.silence if self.nodes.remote else 0.0,
@@ -124,7 +124,7 @@ class Supervisor:
             lose=self._lose,
         )
         self._parts = parts_of(
-            self._hub, cluster, reopen=reopen, door=door, sends_input=sends_input, keys=bool(terminal)
+            self._hub, planner, reopen=reopen, door=door, sends_input=sends_input, keys=bool(terminal)
         )
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
         self._takers = self._routes()
@@ -198,7 +198,7 @@ class Supervisor:
             if sink.deadline is not None and sink.deadline <= self.clock.monotonic():
                 sink.tick(self.clock.monotonic())
         if self.machine.cause is not None:  # from here on nobody's patience counts
-            self.clock.unattend()
+            self.clock.end_waits()
         for part in self._ticking:
             part.tick(self.clock.now())
         self._act(self.machine.tick(self.clock.limits()))
@@ -220,7 +220,7 @@ class Supervisor:
         waits += [due - now for part in self._ticking if (due := part.deadline) is not None]
         if self.nodes.deadline is not None:
             waits.append(self.nodes.deadline - monotonic)
-        if self.machine.deadline is not None and not self.clock.attended:
+        if self.machine.deadline is not None and not self.clock.waits_for_person:
             waits.append(self.machine.deadline - self.clock.limits())
         return max(0.0, min(waits)) if waits else None
 
@@ -360,9 +360,9 @@ class Supervisor:
 
     def _restart(self, _: int, action: Restart) -> None:
         before = self._hub.plan.seats
-        plan = self._cluster.seat(action.seats)
+        plan = self._planner.seat(action.seats)
         changed = plan.seats != before
-        cause, limit = action.cause, self._cluster.spec.limits.max_restarts
+        cause, limit = action.cause, self._planner.spec.limits.max_restarts
         self._tell(
             Restarted(
                 time.monotonic_ns(),
@@ -392,7 +392,7 @@ class Supervisor:
         self._gone.clear()
         for part in self._parts:
             part.start()
-        if self._cluster.spec.report_bindings or any(rank.binding for rank in plan.ranks):
+        if self._planner.spec.report_bindings or any(rank.binding for rank in plan.ranks):
             self._tell(RanksBound(time.monotonic_ns(), plan.bindings))
         for node in plan.nodes:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):

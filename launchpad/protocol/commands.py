@@ -295,7 +295,7 @@ class KeeperRequest(Command):
 class Check(Command):
     """Find out about this subject of a checkup (`launchpad doctor`), to which no agent belongs; answered by Checked."""
 
-    subject: str  # agent/checkup/loop.py has a function for each
+    subject: str  # agent/checkup/answers.py has a function for each
     request: dict[str, Any]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
@@ -34,7 +34,7 @@ class Conductor:
     def __init__(
         self,
         bringup: BringUp,
-        cluster: Cluster,
+        planner: Planner,
         say: Callable[[str], None],
         *,
         quiet: bool = False,
@@ -45,7 +45,7 @@ class Conductor:
 
         Raises UsageError for faults that nobody would notice, and for a folder of log files that can't be written.
         """
-        spec, plan = cluster.spec, cluster.plan
+        spec, plan = planner.spec, planner.plan
         if spec.faults is not None:
             from launchpad.job.faults import check_noticed
 
@@ -55,7 +55,7 @@ class Conductor:
         self.cause: Cause | None = None
         self.leaving = False  # there is output that nobody takes
         self._bringup = bringup
-        self._cluster = cluster
+        self._planner = planner
         self._outlets = outlets
         self._sinks: list[Sink] = []
         self._guests: Sequence[Sink] = ()
@@ -86,11 +86,11 @@ class Conductor:
         sends_input: bool = False,
     ) -> None:
         """Run the ranks to their end. The parameters are the supervisor's."""
-        spec = self._cluster.spec
+        spec = self._planner.spec
         try:
             supervisor = Supervisor(
                 self._bringup,
-                self._cluster,
+                self._planner,
                 self._sinks,
                 terminal=terminal,
                 reopen=reopen,

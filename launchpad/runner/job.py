@@ -79,16 +79,16 @@ def run_job(
     from launchpad.runner.nodes import bring_up, members_of
 
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
-    cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+    planner = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
     if show is not None:
-        show(_explained(cluster.plan))
+        show(_explained(planner.plan))
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
 
     from launchpad.runner.supervise import supervise
 
-    return supervise(bringup, cluster, tell, reopen, options.reports, taker, departure=departure)
+    return supervise(bringup, planner, tell, reopen, options.reports, taker, departure=departure)
 
 
 def _explained(plan: Plan) -> Plan:

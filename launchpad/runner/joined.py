@@ -18,7 +18,7 @@ from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import NodeNames
+from launchpad.head.planner import NodeNames
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
@@ -140,12 +140,12 @@ def _lead(
         membership = Membership(
             meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
         )
-        cluster = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+        planner = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
 
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves
 
-        return supervise(bringup, cluster, joining.tell, reopen, options.reports, taker, joining)
+        return supervise(bringup, planner, joining.tell, reopen, options.reports, taker, joining)
     except LaunchpadError as error:
         joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
         raise

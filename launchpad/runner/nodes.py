@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launchpad.console.message import say_on_stderr
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster, hold_ports, read_topologies
+from launchpad.head.planner import Planner, hold_ports, read_topologies
 from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Member, rank_count
@@ -46,7 +46,7 @@ def bring_up(
     membership: Membership | None = None,
     *,
     quiet: bool,
-) -> Cluster:
+) -> Planner:
     """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes, lay out the ranks.
 
     Without `members` the only node is this machine. Raises NodeError, UsageError.
@@ -70,14 +70,14 @@ def bring_up(
         counts = [rank_count(nproc, node, name) for (nproc, name), node in zip(asked, facts, strict=True)]
         ports = hold_ports(bringup, counts)
     if not members:
-        return Cluster(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports)
+        return Planner(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
     places, found, master = make_world(
         bringup, spec, members, links, files, sync=options.sync, apart=apart, quiet=quiet
     )
-    return Cluster(
+    return Planner(
         spec,
         run_id,
         facts,

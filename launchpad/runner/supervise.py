@@ -20,7 +20,7 @@ from launchpad.console.prefix import template_of
 from launchpad.errors import UsageError
 from launchpad.head.arrivals import Door, Reopen
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.job.outcome import STOPPING
 from launchpad.job.plan import Plan
@@ -47,7 +47,7 @@ TOLD_LINES = 12
 
 def supervise(
     bringup: BringUp,
-    cluster: Cluster,
+    planner: Planner,
     tell: Tell,
     reopen: Reopen | None,
     reports: ReportOptions,
@@ -60,7 +60,7 @@ def supervise(
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
     console. `departure`: leave the terminal before the ranks start.
     """
-    spec, plan = cluster.spec, cluster.plan
+    spec, plan = planner.spec, planner.plan
     takers = [taker(bringup.post)] if taker is not None else []
     record = _console_record(bringup) if departure is not None else None
     shown = spec._replace(redirects=StreamMap(everywhere=STDOUT), tee=StreamMap()) if takers else spec
@@ -70,7 +70,7 @@ def supervise(
     console = Console(shown, plan, destination, shows=reports.events != "-")
     outlets = outlets_of(reports, console, bringup.post, os.environ, console)
     conductor = Conductor(
-        *(bringup, cluster, console.say),
+        *(bringup, planner, console.say),
         quiet=reports.quiet,
         verbose=reports.verbose,
         outlets=outlets,

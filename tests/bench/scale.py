@@ -37,7 +37,7 @@ from launchpad.cli.entry import collect_rarely
 from launchpad.console.console import Console, StandardStreams
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.planner import Planner
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.limits import Limits
 from launchpad.job.membership import Membership
@@ -309,11 +309,11 @@ def lead(links: Sequence[Link], say: Callable[[str], None]) -> tuple[int, Cause 
         say(f"{what}: {wall - before:.3f} s, CPU {cpu - cpu_before:.3f} s")
 
     head = BringUp()
-    cluster = _greet(head, links, mark)
-    console = Console(SPEC, cluster.plan, StandardStreams(len(cluster.plan.ranks), {}, head.post))
+    planner = _greet(head, links, mark)
+    console = Console(SPEC, planner.plan, StandardStreams(len(planner.plan.ranks), {}, head.post))
     diagnosis = Diagnosis()
-    diagnosis.on(planned("scale", SPEC, cluster.plan, ""))
-    code, cause = Supervisor(head, cluster, [console, diagnosis]).run()
+    diagnosis.on(planned("scale", SPEC, planner.plan, ""))
+    code, cause = Supervisor(head, planner, [console, diagnosis]).run()
     mark("run")
     if cause is not None:
         diagnosis.report(diagnosis.verdict())
@@ -328,14 +328,14 @@ def _member(offer: NodeOffer) -> Member:
 
 def _greet(
     head: BringUp, links: Sequence[Link], mark: Callable[[str], None], membership: Membership | None = None
-) -> Cluster:
+) -> Planner:
     ready = head.connect(links, count_gpus=False, silence=60.0)
     head.measure_clocks()
     mark("greet")
     places = [NodePlacement(link.name, 1, sys.executable, "/", "eth0") for link in links]
-    cluster = Cluster(SPEC, "scale", ready, places, master=Master("192.0.2.1", 29500), membership=membership)
+    planner = Planner(SPEC, "scale", ready, places, master=Master("192.0.2.1", 29500), membership=membership)
     mark("plan")
-    return cluster
+    return planner
 
 
 def measure(count: int) -> str:
@@ -440,9 +440,9 @@ def measure_losses(count: int) -> str:
     cpu, start = time.process_time(), time.monotonic()
     head = BringUp()
     most = taking_part(count)
-    cluster = _greet(head, played.links, lambda _: None, Membership(most, most, changes=True))
+    planner = _greet(head, played.links, lambda _: None, Membership(most, most, changes=True))
     clock = Clock()
-    code, cause = Supervisor(head, cluster, [clock], reopen=lambda _: None).run()
+    code, cause = Supervisor(head, planner, [clock], reopen=lambda _: None).run()
     _, started_at = played.end()
     assert (code, cause) == (0, None), (code, cause)
     until = [clock.restarted_at - clock.lost_at, started_at - clock.lost_at, clock.cpu]

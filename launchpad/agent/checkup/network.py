@@ -315,7 +315,7 @@ def _send_datagrams(exchanges: list[_Exchange], count: int) -> None:
         ready = waiting.poll(seconds * 1000)
         return sum(by_fd[fd].receive() for fd, _ in ready) > 0
 
-    def settle(done: Any) -> None:
+    def wait_until(done: Any) -> None:
         quiet = time.monotonic() + QUIET_SECONDS
         while not done() and time.monotonic() < quiet:
             if receive(QUIET_SECONDS):
@@ -327,12 +327,12 @@ def _send_datagrams(exchanges: list[_Exchange], count: int) -> None:
         due = time.monotonic() + PACE_SECONDS
         while (left := due - time.monotonic()) > 0:
             receive(left)
-    settle(lambda: all(len(one.answered) >= one.sent for one in exchanges))
+    wait_until(lambda: all(len(one.answered) >= one.sent for one in exchanges))
     for _ in range(LARGE_TRIES):
         for one in exchanges:
             if one.answered:
                 one.send_large()
-        settle(lambda: all(one.passes for one in exchanges))
+        wait_until(lambda: all(one.passes for one in exchanges))
         if all(one.passes for one in exchanges):
             break
 

@@ -20,7 +20,7 @@ from ..outbox import Listener
 from ..poll import Poll
 from ..ranks import rundir
 from . import open_mpi_settings, shm
-from .pmi import Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out
+from .pmi import Ask, Enter, Fail, Keys, PmiConnection, Reply, barrier_out
 
 if TYPE_CHECKING:
     from .pmix_worlds import PmixWorlds
@@ -76,7 +76,7 @@ class NodeWorlds:
         self._folder = folder
         self._worlds: dict[int, Members] = {}
         self._members: dict[int, Members] = {}  # by rank
-        self._sessions: dict[int, PmiSession] = {}
+        self._connections: dict[int, PmiConnection] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._succeeded = 0  # how many ranks have exited with 0
         self.pmix: PmixWorlds | None = None  # if the ranks use Open MPI
@@ -215,7 +215,7 @@ class NodeWorlds:
         self._sockets[rank] = ours
         members = self._members[rank]
         own = members.world.first + members.world.ranks.index(rank)
-        self._sessions[rank] = PmiSession(members.keys, members.world.programs[own])
+        self._connections[rank] = PmiConnection(members.keys, members.world.programs[own])
         self._poll.watch(ours.fileno(), lambda _: self._read(rank))
         return theirs.detach()
 
@@ -227,7 +227,7 @@ class NodeWorlds:
             if not data:
                 self._hang_up(rank)
                 return
-            for action in self._sessions[rank].feed(data):
+            for action in self._connections[rank].feed(data):
                 match action:
                     case Reply(line=line):
                         self.reply(rank, line)
@@ -259,13 +259,13 @@ class NodeWorlds:
 
     def _has_spoken(self, rank: int) -> bool:
         """Whether a rank has called MPI_Init."""
-        by_pmi = rank in self._sessions and self._sessions[rank].has_spoken
+        by_pmi = rank in self._connections and self._connections[rank].has_spoken
         return by_pmi or (self.pmix is not None and rank in self.pmix.spoken)
 
     def _is_inside(self, rank: int) -> bool:
         """Whether a rank has called MPI_Init, but not MPI_Finalize."""
-        session = self._sessions.get(rank)
-        by_pmi = session is not None and session.is_inside(self._world_sessions(rank))
+        connection = self._connections.get(rank)
+        by_pmi = connection is not None and connection.is_inside(self._world_connections(rank))
         return by_pmi or (self.pmix is not None and rank in self.pmix.inside)
 
     def _release(self, members: Members, group: str) -> None:
@@ -311,9 +311,9 @@ class NodeWorlds:
         said = self.library and self.why_not
         return not said and self._succeeded == len(self._members) and not any(map(self._has_spoken, self._members))
 
-    def _world_sessions(self, rank: int) -> list[PmiSession]:
-        """The sessions of all local ranks of this rank's world, its own too."""
-        return [self._sessions[member] for member in self._members[rank].world.ranks if member in self._sessions]
+    def _world_connections(self, rank: int) -> list[PmiConnection]:
+        """The connections of all local ranks of this rank's world, its own too."""
+        return [self._connections[member] for member in self._members[rank].world.ranks if member in self._connections]
 
     def _hang_up(self, rank: int) -> None:
         ours = self._sockets.pop(rank, None)
@@ -327,7 +327,7 @@ class NodeWorlds:
             self._hang_up(rank)
         self._worlds.clear()
         self._members.clear()
-        self._sessions.clear()
+        self._connections.clear()
         self._succeeded = 0
         self.why_not = ""
         if self.pmix:

@@ -63,8 +63,8 @@ class Keys:
         self.known[key] = self.new[key] = value
 
 
-class PmiSession:
-    """The conversation with one rank."""
+class PmiConnection:
+    """What one rank says, and is told."""
 
     def __init__(self, keys: Keys, program: int = 0) -> None:
         """`program`: its MPI_APPNUM."""
@@ -82,8 +82,8 @@ class PmiSession:
         """Whether the rank has sent any command."""
         return bool(self._last)
 
-    def is_inside(self, others: "Iterable[PmiSession]") -> bool:
-        """Whether the rank is between MPI_Init and MPI_Finalize; `others` are the sessions of its world.
+    def is_inside(self, others: "Iterable[PmiConnection]") -> bool:
+        """Whether the rank is between MPI_Init and MPI_Finalize; `others` are the connections of its world.
 
         MPICH sends finalize in a C atexit handler (MPIR_pmi_finalize_on_exit of src/util/mpir_pmi.c), so a rank that
         leaves through _exit doesn't send it. In MPI_Finalize itself it sends only a barrier. MPI_Init has barriers too,

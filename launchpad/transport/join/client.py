@@ -13,8 +13,8 @@ from typing import Any
 from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.events import Event
-from launchpad.transport.join.channel import Channel, Reactor, connect, shown
 from launchpad.transport.join.proof import node_context, nonce, proof
+from launchpad.transport.join.tls import Reactor, TlsConnection, connect, shown
 
 # How long the head has for all its answers.
 ANSWER_SECONDS = 30.0
@@ -38,7 +38,7 @@ class HeadConnection:
         self._inbox: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self._deliver: Callable[[bytes | str], None] = self._inbox.put
         self._rest = b""
-        self._channel = Channel(
+        self._connection = TlsConnection(
             self._reactor,
             sock,
             node_context(),
@@ -58,17 +58,17 @@ class HeadConnection:
         own = nonce()
         answer = self._ask({"launchpad": __version__, "nonce": own})
         nonces = (own, str(answer.get("nonce")))
-        certificate = self._channel.certificate
+        certificate = self._connection.certificate
         answer = self._ask({"proof": proof(secret, "node", nonces, certificate)})
         proven = str(answer.get("proof")).encode("utf-8", "replace")
         if not hmac.compare_digest(proven, proof(secret, "head", nonces, certificate).encode()):
             raise JoinRefused("what listens there doesn't know the job's secret (--rdzv-id, --rdzv-secret-file)")
-        self._reactor.call(self._channel.trust)
+        self._reactor.call(self._connection.trust)
         answer = self._ask({"offer": offer})
         return [str(note) for note in answer.get("welcome") or []]
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        self._channel.send(json.dumps(message).encode() + b"\n")
+        self._connection.send(json.dumps(message).encode() + b"\n")
         data = self._rest
         while b"\n" not in data:
             try:
@@ -104,7 +104,7 @@ class HeadConnection:
                 for command in decoder.feed(data):
                     take(command)
             except wire.WireError:
-                self._channel.end("")
+                self._connection.end("")
 
         def start() -> None:  # in the reactor's thread, so that nothing overtakes what is here already
             rest, self._rest = self._rest, b""
@@ -118,11 +118,11 @@ class HeadConnection:
 
     def send(self, event: Event) -> None:
         """Queue an event for the head."""
-        self._channel.send(wire.encode(event))
+        self._connection.send(wire.encode(event))
 
     def close(self) -> None:
         """Hang up."""
-        self._channel.abort()
+        self._connection.abort()
         self._reactor.close()
 
 

@@ -19,8 +19,8 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
 from launchpad.transport import CLOSE_SECONDS
-from launchpad.transport.join.channel import Channel, Reactor, shown
 from launchpad.transport.join.proof import head_context, nonce, proof
+from launchpad.transport.join.tls import Reactor, TlsConnection, shown
 
 # How long a new connection has for TLS, the proof and the offer.
 GREETING_SECONDS = 10.0
@@ -39,7 +39,7 @@ MOST_OF_ADDRESS = 128
 SCARCE_SECONDS = 0.5
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-LONGEST_LINE = 1 << 20  # of a node that knows the secret; the channel stops strangers long before
+LONGEST_LINE = 1 << 20  # of a node that knows the secret; TLS connections stop strangers long before
 
 # How many refusals are told at most: they cost a stranger nothing.
 MOST_TURNED_AWAY = 100
@@ -109,7 +109,7 @@ class JoinServer:
                 self._watch(0)
                 self._listener.close()
             for one in list(self._greeting):
-                one.channel.end("")
+                one.connection.end("")
             done.set()
 
         self.reactor.call(stop)
@@ -151,7 +151,7 @@ class JoinServer:
         oldest = next(iter(self._greeting))
         left = oldest.since + FAIR_SECONDS - time.monotonic()
         if left <= 0:
-            oldest.channel.end("")
+            oldest.connection.end("")
             return True
         self._full = True
         self._pause(left)
@@ -164,7 +164,7 @@ class JoinServer:
         oldest = next(one for one in self._greeting if one.network == network)
         if oldest.since + FAIR_SECONDS > time.monotonic():
             return False
-        oldest.channel.end("")
+        oldest.connection.end("")
         return True
 
     def _pause(self, seconds: float) -> None:
@@ -219,7 +219,7 @@ class _Greeting:
         self._proven = False
         self._refused = False
         self._link: JoinedLink | None = None
-        self.channel = Channel(
+        self.connection = TlsConnection(
             server.reactor,
             sock,
             server.context,
@@ -229,15 +229,15 @@ class _Greeting:
             ended=self._ended,
         )
         # For all of it, also for reading why it is refused.
-        server.reactor.later(self, GREETING_SECONDS, lambda: self.channel.end("its greeting took too long"))
+        server.reactor.later(self, GREETING_SECONDS, lambda: self.connection.end("its greeting took too long"))
 
     def _ended(self, reason: str) -> None:
         if self._link is not None:
             self._link.ended(reason)
             return
         self._server.gone(self)
-        if self.channel.broken:
-            self._server.turn_away(self._peer, self.channel.broken)
+        if self.connection.broken:
+            self._server.turn_away(self._peer, self.connection.broken)
 
     def _received(self, data: bytes) -> None:
         if self._link is not None:
@@ -254,7 +254,7 @@ class _Greeting:
             if not self._take(line):
                 return
         if len(self._buffer) > LONGEST_LINE:
-            self.channel.end("its greeting is too long")
+            self.connection.end("its greeting is too long")
 
     def _take(self, line: bytes) -> bool:
         """Answer a line. Returns whether others may follow."""
@@ -265,13 +265,13 @@ class _Greeting:
             answer = self._answer(message)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             if not self._proven:
-                self.channel.end("it doesn't speak launchpad's protocol")
+                self.connection.end("it doesn't speak launchpad's protocol")
                 return False
             answer = {"error": shown(f"its offer is not valid: {type(error).__name__}: {error}"[:300])}
-        self.channel.send(json.dumps(answer).encode() + b"\n")
+        self.connection.send(json.dumps(answer).encode() + b"\n")
         if "error" in answer:
             self._refused = True
-            self.channel.finish()
+            self.connection.finish()
             self._server.turn_away(self._peer, answer["error"])
             return False
         if self._link is None:
@@ -296,9 +296,9 @@ class _Greeting:
             if not hmac.compare_digest(str(message["proof"]).encode("utf-8", "replace"), wanted.encode()):
                 return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
             self._proven = True
-            self.channel.trust()
+            self.connection.trust()
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
-        link = JoinedLink(str(message["offer"]["name"]), self._own, self.channel)
+        link = JoinedLink(str(message["offer"]["name"]), self._own, self.connection)
         error, notes = server.gate.admit(link, message["offer"])
         if error:
             return {"error": error}
@@ -312,10 +312,10 @@ class JoinedLink:
 
     remote = True
 
-    def __init__(self, name: str, own_address: str, channel: Channel) -> None:
+    def __init__(self, name: str, own_address: str, connection: TlsConnection) -> None:
         self.name = name
         self.own_address = own_address  # this machine's, which the node reached
-        self._channel = channel
+        self._connection = connection
         self._decoder = wire.Decoder()
         self._take: Callable[[Any], None] | None = None
         self._early: list[Any] = []
@@ -327,7 +327,7 @@ class JoinedLink:
     def send(self, command: Command) -> None:
         """Queue a command for the node."""
         self._told = self._told or type(command) is JobEnded
-        self._channel.send(wire.encode(command))
+        self._connection.send(wire.encode(command))
 
     def deliver(self, take: Callable[[Any], None]) -> None:
         """Pass each event to `take`, in the reactor's thread; None at the end of the agent or the connection."""
@@ -350,7 +350,7 @@ class JoinedLink:
                     self._give(event)
         except wire.WireError as error:
             self._end(error)
-            self._channel.end("")
+            self._connection.end("")
 
     def ended(self, reason: str) -> None:
         """The connection has ended."""
@@ -379,4 +379,4 @@ class JoinedLink:
 
     def abandon(self) -> None:
         """Hang up now."""
-        self._channel.abort()
+        self._connection.abort()

@@ -652,7 +652,7 @@ def test_nonsense_after_the_proof_ends_only_that_connection(door: Door) -> None:
     ended = threading.Event()
     events: list[object] = []
     link.deliver(lambda event: (events.append(event), ended.set() if event is None else None))
-    node._channel.send(b"\0\0\0\0junk")
+    node._connection.send(b"\0\0\0\0junk")
     assert ended.wait(DEADLINE)
     assert isinstance(events[0], Exception)
     assert "not a frame" in str(events[0])

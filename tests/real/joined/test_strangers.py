@@ -13,7 +13,7 @@ import pytest
 
 from launchpad._version import __version__
 from launchpad.runner.joining import Joining
-from launchpad.transport.join import channel, proof, server
+from launchpad.transport.join import proof, server, tls
 from launchpad.transport.join.client import HeadConnection, JoinRefused
 from tests.support.command import DEADLINE, wait_until
 from tests.support.joined import OFFER, Door
@@ -46,7 +46,7 @@ def is_dropped(peer: socket.socket) -> bool:
 def test_a_stranger_that_says_too_much_is_dropped(door: Door, size: int) -> None:
     with proof.node_context().wrap_socket(socket.create_connection(door.address)) as peer:
         with contextlib.suppress(OSError):
-            for _ in range(2 * channel.STRANGER_BYTES // size if size > 1 else 2000):
+            for _ in range(2 * tls.STRANGER_BYTES // size if size > 1 else 2000):
                 peer.sendall(b"x" * size)
         assert is_dropped(peer)
     door.join().close()

@@ -33,7 +33,7 @@ from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.errors import LaunchpadError
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
+from launchpad.head.planner import Planner
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol import commands, events, wire
@@ -331,15 +331,15 @@ def test_whatever_an_agent_says_the_head_ends_in_good_order(data: bytes) -> None
     spec = JobSpec(target=Target("program", "true"), nproc=2)
     try:
         facts = head.connect([FuzzedLink(data)], count_gpus=False)
-        cluster = Cluster(spec, "x", facts)
+        planner = Planner(spec, "x", facts)
     except LaunchpadError:  # a sentence and an exit code: as good an end as any
         return
     notes: list[str] = []
     diagnosis = Diagnosis()
     sinks = [Notes(diagnosis, notes.append, False), diagnosis]
     for sink in sinks:
-        sink.on(planned("0a1b", spec, cluster.plan, ""))
-    code, cause = Supervisor(head, cluster, sinks).run()
+        sink.on(planned("0a1b", spec, planner.plan, ""))
+    code, cause = Supervisor(head, planner, sinks).run()
     assert 0 <= code <= 255
     assert (cause is None) == (code == 0)
     if cause is not None:

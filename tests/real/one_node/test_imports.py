@@ -37,7 +37,7 @@ def test_a_plain_run_loads_only_what_it_needs() -> None:
 def test_a_run_asks_for_its_agent_before_it_loads_the_rest() -> None:
     """An agent that is forked from a kept image comes up while the head imports what only the ranks need."""
     rest = {"launchpad.console.console", "launchpad.job.plan", "launchpad.runner.nodes", "launchpad.runner.supervise"}
-    rest |= {"launchpad.head.cluster", "launchpad.head.supervisor", "dataclasses"}
+    rest |= {"launchpad.head.planner", "launchpad.head.supervisor", "dataclasses"}
     assert not loaded(BEFORE) & rest
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launchpad.agent.mpi import shm
 from launchpad.agent.mpi.node_worlds import Members
-from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiSession, Reply, barrier_out, parse
+from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiConnection, Reply, barrier_out, parse
 from launchpad.head.machine import Machine
 from launchpad.head.mpi_worlds import MpiWorlds
 from launchpad.job.limits import Limits
@@ -54,22 +54,22 @@ def keys() -> Keys:
     return Keys("job-0", 4, {"PMI_process_mapping": MAPPING, "-allgather-1-0": "segments=1"})
 
 
-def talk(*data: bytes, session: PmiSession | None = None) -> list[Any]:
+def talk(*data: bytes, connection: PmiConnection | None = None) -> list[Any]:
     """All actions for these bytes."""
-    session = session or PmiSession(keys())
-    return [action for piece in data for action in session.feed(piece)]
+    connection = connection or PmiConnection(keys())
+    return [action for piece in data for action in connection.feed(piece)]
 
 
 def test_a_recorded_exchange() -> None:
-    session = PmiSession(keys())
+    connection = PmiConnection(keys())
     for line, answer in RECORDED:
         expected = Enter("WORLD", []) if answer is None else Reply(answer)
-        assert talk(f"{line}\n".encode(), session=session) == [expected]
+        assert talk(f"{line}\n".encode(), connection=connection) == [expected]
 
 
 def test_new_keys_are_collected_for_the_other_nodes() -> None:
     known = keys()
-    talk(TEXT, session=PmiSession(known))
+    talk(TEXT, connection=PmiConnection(known))
     assert known.new == {
         "-allgather-1-2": "segments=2", "-allgather-1-2-seg-1/2": "2031[2]63", "-allgather-1-2-seg-2/2": "[8]",
     }  # fmt: skip
@@ -174,9 +174,9 @@ def test_whether_a_rank_exited_too_early(mine: list[str], other: list[str], insi
         "init": "cmd=init pmi_version=1 pmi_subversion=1", "barrier": "cmd=barrier_in", "get": "cmd=get key=x",
         "finalize": "cmd=finalize",
     }  # fmt: skip
-    one, two = PmiSession(keys()), PmiSession(keys())
-    for session, words in ((one, mine), (two, other)):
-        talk(*(f"{lines[word]}\n".encode() for word in words), session=session)
+    one, two = PmiConnection(keys()), PmiConnection(keys())
+    for connection, words in ((one, mine), (two, other)):
+        talk(*(f"{lines[word]}\n".encode() for word in words), connection=connection)
     assert one.is_inside([two]) is inside
 
 

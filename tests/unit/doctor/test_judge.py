@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launchpad.agent.checkup import gpus, host, mpi, network, software, trial_rank
-from launchpad.agent.checkup.loop import Checkup
+from launchpad.agent.checkup.answers import Checkup
 from launchpad.console.checkup_table import lines, notes, rows, table
 from launchpad.console.terminal import drawn
 from launchpad.doctor.judge import hidden, judge

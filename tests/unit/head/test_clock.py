@@ -23,27 +23,27 @@ def test_the_limits_stand_still_while_anything_waits() -> None:
         return clock
 
     assert clock.limits() == 5.0
-    at(10.0).attend("prompt", begins=True)
-    at(12.0).attend("debugger", begins=True)
+    at(10.0).note_wait("prompt", begins=True)
+    at(12.0).note_wait("debugger", begins=True)
     assert at(14.0).limits() == 10.0
-    at(15.0).attend("prompt", begins=False)
-    assert clock.attended
+    at(15.0).note_wait("prompt", begins=False)
+    assert clock.waits_for_person
     assert at(16.0).limits() == 10.0
-    at(18.0).attend("debugger", begins=False)
-    assert not clock.attended
+    at(18.0).note_wait("debugger", begins=False)
+    assert not clock.waits_for_person
     assert clock.limits() == 10.0
     assert at(20.0).limits() == 12.0
-    at(21.0).attend("debugger", begins=False)
-    at(22.0).attend("prompt", begins=True)
-    at(25.0).unattend()
+    at(21.0).note_wait("debugger", begins=False)
+    at(22.0).note_wait("prompt", begins=True)
+    at(25.0).end_waits()
     assert at(26.0).limits() == 15.0
-    at(27.0).unattend()
+    at(27.0).end_waits()
     assert (clock.limits(), clock.now()) == (16.0, 27.0)
 
 
 def test_the_job_s_time_stands_still_with_the_head() -> None:
     clock = Clock(lambda: 100.0)
-    clock.attend("prompt", begins=True)
+    clock.note_wait("prompt", begins=True)
     clock.stood_still(30.0)
     assert (clock.monotonic(), clock.now()) == (100.0, 70.0)
 

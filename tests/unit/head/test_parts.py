@@ -10,11 +10,11 @@ import pytest
 
 from launchpad.head.arrivals import JoinFailed
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
 from launchpad.head.machine import Action
 from launchpad.head.nodes import Nodes
 from launchpad.head.part import InvalidMessage, Part, seers, takers
 from launchpad.head.parts import parts_of
+from launchpad.head.planner import Planner
 from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
 from launchpad.head.standing import NEEDS_PART, may_send
@@ -80,7 +80,7 @@ def supervisor_of(spec: JobSpec) -> Supervisor:
     """Of a job on this machine, which has not begun."""
     bringup = BringUp()
     bringup.nodes = Nodes([MemoryLink()], bringup.inbox.put, 0.0)
-    return Supervisor(bringup, Cluster(spec, "abc", [READY]), [])
+    return Supervisor(bringup, Planner(spec, "abc", [READY]), [])
 
 
 def full() -> JobSpec:
@@ -112,7 +112,7 @@ def test_a_job_has_only_the_parts_that_it_needs() -> None:
     def names(spec: JobSpec) -> set[str]:
         supervisor = supervisor_of(spec)
         hub = supervisor._hub
-        parts = parts_of(hub, supervisor._cluster, reopen=None, door=None, sends_input=False, keys=False)
+        parts = parts_of(hub, supervisor._planner, reopen=None, door=None, sends_input=False, keys=False)
         return {type(part).__name__ for part in parts}
 
     assert names(full()) - names(JobSpec(Target("program", "true"))) == {"MpiService", "Injector", "StopBefore"}
@@ -206,9 +206,9 @@ def test_the_limits_stand_still_while_the_rank_that_has_our_input_waits_for_it()
     job = on_two_nodes()
     part = RankInput(job.hub, sends=False, keys=False)
     part.on(0, AtPrompt(0, 0, True))
-    assert job.hub.clock.attended
+    assert job.hub.clock.waits_for_person
     part.on(0, AtPrompt(1, 0, False))
-    assert not job.hub.clock.attended
+    assert not job.hub.clock.waits_for_person
     assert job.happened == [AtPrompt(0, 0, True), AtPrompt(1, 0, False)]
     with pytest.raises(InvalidMessage):
         part.on(1, AtPrompt(0, 1, True))

@@ -268,11 +268,11 @@ def test_a_job_whose_ranks_end_while_their_stacks_are_taken_does_not_hang(left: 
 def test_what_was_seen_while_someone_waited_for_a_person_is_no_stall() -> None:
     stacks = Stacks(1.0)
     clock = stacks.job.hub.clock
-    clock.attend("prompt", begins=True)
+    clock.note_wait("prompt", begins=True)
     for now in (1.0, 2.0):
         stacks.tick(now, 0, 1, phase="running")
     assert stacks.sent == []
-    clock.attend("prompt", begins=False)
+    clock.note_wait("prompt", begins=False)
     stacks.tick(3.0, 0, 1, phase="running")
     assert (stacks.sent, stacks.requests.deadline) == ([], 3.5)
 

@@ -15,8 +15,8 @@ from launchpad.errors import NodeError, UsageError
 from launchpad.head import bringup as module
 from launchpad.head import machine
 from launchpad.head.bringup import BringUp
-from launchpad.head.cluster import Cluster
 from launchpad.head.flow import LARGEST_WINDOW
+from launchpad.head.planner import Planner
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership
@@ -93,7 +93,7 @@ def play(head: BringUp) -> Iterator[Play]:
         facts = head.connect([agents[-1].link], count_gpus=False)
         assert facts == [READY]
         seen = Sink()
-        supervisors.append(Supervisor(head, cluster_of(ranks, **limits), [seen, *sinks], reopen=reopen))
+        supervisors.append(Supervisor(head, planner_of(ranks, **limits), [seen, *sinks], reopen=reopen))
         code, cause = supervisors[-1].run()
         assert (cause is None) == (code == 0)
         agents[-1].thread.join(DEADLINE)
@@ -106,8 +106,8 @@ def play(head: BringUp) -> Iterator[Play]:
         agent.link.hang_up()
 
 
-def cluster_of(ranks: int, **limits: Any) -> Cluster:
-    return Cluster(JobSpec(Target("program", "/bin/true"), nproc=ranks, limits=Limits(**limits)), "abc", [READY])
+def planner_of(ranks: int, **limits: Any) -> Planner:
+    return Planner(JobSpec(Target("program", "/bin/true"), nproc=ranks, limits=Limits(**limits)), "abc", [READY])
 
 
 def phases(sink: Sink) -> list[str]:
@@ -161,14 +161,14 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
 
     def stays(agent: Agent) -> None:
         agent.hear(Start)
-        assert supervisor.clock.attended
+        assert supervisor.clock.waits_for_person
         lost.set()
         assert agent.hear(Signal).signum == 15
         agent.say(RankExited(0, 0, -15, 0, False))
         agent.hear(Finish)
         agent.say(Drained(0))
         assert len(agent.hear(Start).ranks) == 1
-        assert not supervisor.clock.attended
+        assert not supervisor.clock.waits_for_person
         agent.leave()
 
     def is_lost(agent: Agent) -> None:
@@ -183,8 +183,8 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     spec = JobSpec(Target("program", "/bin/true"), debug=(1, 0))
     two = Membership(1, 2, changes=True)
-    cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
-    supervisor = Supervisor(head, cluster, [])
+    planner = Planner(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
+    supervisor = Supervisor(head, planner, [])
     code, _ = supervisor.run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (0, None)
@@ -506,8 +506,8 @@ def test_a_node_that_comes_back_after_the_end_is_abandoned(head: BringUp) -> Non
     facts = head.connect([agent.link for agent in agents], count_gpus=False)
     places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
     spec = JobSpec(Target("program", "/bin/true"), limits=Limits(max_restarts=RestartLimit(1)))
-    cluster = Cluster(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
-    code, _ = Supervisor(head, cluster, [], reopen=reopen).run()
+    planner = Planner(spec, "abc", facts, places, master=Master("127.0.0.1", 29501))
+    code, _ = Supervisor(head, planner, [], reopen=reopen).run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (143, None)
     assert late.heard.empty()

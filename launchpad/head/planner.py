@@ -1,12 +1,12 @@
-"""The job's nodes as a plan needs them: what is known of each, and where they meet. Brings up those that come later."""
+"""Plans each attempt: keeps what is known of the job's nodes and where they meet. Brings up those that come later."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.bringup import BringUp
-from launchpad.head.conversation import Conversation
 from launchpad.head.nodes import Node
+from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.plan import Master, Member, NodePlacement, Plan, make_plan, rank_count
 from launchpad.job.spec import JobSpec
@@ -27,10 +27,10 @@ TOPOLOGY_SECONDS = 30.0
 PORTS_SECONDS = 30.0
 
 
-def read_topologies(talk: Conversation, specs: Sequence[JobSpec]) -> list[TopologyRead | None]:
+def read_topologies(requester: Requester, specs: Sequence[JobSpec]) -> list[TopologyRead | None]:
     """The topologies of the nodes whose ranks are to be bound. `specs`: of each node's ranks. Raises NodeError."""
     asked = {node: ReadTopology(dict(spec.environ)) for node, spec in enumerate(specs) if spec.bind != "none"}
-    found = dict(zip(asked, talk.ask(asked, TopologyRead, TOPOLOGY_SECONDS), strict=True))
+    found = dict(zip(asked, requester.ask(asked, TopologyRead, TOPOLOGY_SECONDS), strict=True))
     return [found.get(node) for node in range(len(specs))]
 
 
@@ -44,7 +44,7 @@ class Newcomer(NamedTuple):
     topology: TopologyRead | None  # where its ranks are bound
     slots: int  # how many ranks it takes
     ports: Sequence[Sequence[int]]  # see hold_ports
-    talk: Conversation  # what it has said since is in there
+    requester: Requester  # what it has said since is in there
 
 
 class NodeRecord(NamedTuple):
@@ -65,8 +65,8 @@ class Rendezvous(NamedTuple):
     addresses: dict[int, str]  # each node's own there
 
 
-class Cluster:
-    """The nodes by their numbers. `prepare` and `meet` are for threads; all else is the loop's."""
+class Planner:
+    """Plans for nodes by their numbers. `prepare` and `find_rendezvous` are for threads; all else is the loop's."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Cluster:
         nodes = [seat.node for seat in seats]
         return self._master is not None and (nodes[0] != self._first or not self._reach.issuperset(nodes))
 
-    def meet(self, talk: Conversation, seats: Sequence[Seat]) -> Rendezvous:
+    def find_rendezvous(self, requester: Requester, seats: Sequence[Seat]) -> Rendezvous:
         """Find an address at which these nodes can meet. Blocks; for a thread. Raises what find_master raises."""
         from launchpad.head.node_facts import address_at, find_master  # few jobs need it
 
@@ -169,12 +169,12 @@ class Cluster:
         assert facts is not None
         chosen, port = self.spec.world.master_addr, self.spec.world.master_port
         wanted = "" if nodes[0] or chosen == "127.0.0.1" else chosen
-        master, interfaces = find_master(talk, nodes, facts.addresses, wanted, port, "")
+        master, interfaces = find_master(requester, nodes, facts.addresses, wanted, port, "")
         known = {node: self._nodes[node].facts for node in nodes}
         own = {node: address_at(interfaces[node], one, master) for node, one in known.items() if one is not None}
         return Rendezvous(master, interfaces, own)
 
-    def settle(self, seats: Sequence[Seat], rendezvous: Rendezvous) -> None:
+    def set_rendezvous(self, seats: Sequence[Seat], rendezvous: Rendezvous) -> None:
         """These nodes meet there."""
         self._master = rendezvous.master
         for node, interface in rendezvous.interfaces.items():
@@ -199,11 +199,11 @@ class Cluster:
 
         Raises LaunchpadError if it can't take part.
         """
-        talk = BringUp()
+        requester = BringUp()
         place = self._place(member, node)
         counts, wanted = place.nproc in ("auto", "gpu"), [(place.nproc, place.python)]
         port = self.spec.world.master_port if self._master is None else 0
-        (ready,) = talk.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
+        (ready,) = requester.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
         facts = None
         if (first := self._nodes[0].place) is not None:
             from launchpad.head.node_facts import check_versions, probe_nodes
@@ -211,22 +211,22 @@ class Cluster:
             if node is None and self._files is not None and place.own is None:
                 from launchpad.head.sync import sync
 
-                folder = sync(talk, [0], self.spec.cwd, self._files, lambda *_: None)[0]
+                folder = sync(requester, [0], self.spec.cwd, self._files, lambda *_: None)[0]
                 place = place._replace(cwd=folder)
             probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
-            (facts,) = probe_nodes(talk, [probe], lambda _: None, apart=False)
+            (facts,) = probe_nodes(requester, [probe], lambda _: None, apart=False)
             known = next(node.facts for node in self._nodes if node.facts is not None)
             names = NodeNames([first.name])
             check_versions([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
-        topologies = read_topologies(talk, [place.own or self.spec])
+        topologies = read_topologies(requester, [place.own or self.spec])
         places = [place] if first is not None else []
         plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
-        ports = hold_ports(talk, [plan.nodes[0].slots]) if self.spec.tf_config else []
+        ports = hold_ports(requester, [plan.nodes[0].slots]) if self.spec.tf_config else []
         if self.supply is not None and link.remote:
-            self.supply(talk)
-        talk.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
-        return Newcomer(talk.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, talk)
+            self.supply(requester)
+        requester.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
+        return Newcomer(requester.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, requester)
 
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
@@ -252,12 +252,12 @@ class Cluster:
         self._nodes[number : number + 1] = [record]
 
 
-def hold_ports(talk: Conversation, counts: Sequence[int]) -> list[list[int]]:
+def hold_ports(requester: Requester, counts: Sequence[int]) -> list[list[int]]:
     """Have each node hold this many ports, for --tf-config one for each rank that it takes. Raises NodeError."""
-    answers = talk.ask({node: HoldPorts(count) for node, count in enumerate(counts)}, PortsHeld, PORTS_SECONDS)
+    answers = requester.ask({node: HoldPorts(count) for node, count in enumerate(counts)}, PortsHeld, PORTS_SECONDS)
     for node, held in enumerate(answers):
         if held.problem:
-            raise NodeError(talk.of(node, f"can't hold {counts[node]} ports for the ranks: {held.problem}"))
+            raise NodeError(requester.of(node, f"can't hold {counts[node]} ports for the ranks: {held.problem}"))
     return [held.ports for held in answers]
 
 

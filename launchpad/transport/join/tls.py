@@ -166,7 +166,7 @@ class Reactor:
             os.close(self._wake)
 
 
-class Channel:
+class TlsConnection:
     """One connection. Made in any thread; all but `send`, `finish` and `abort` are for the reactor's thread."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Questions to the agents and their answers, outside the head's loop."""
+"""Asks the agents and waits for their answers, outside the head's loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from launchpad.protocol.commands import Command
 from launchpad.protocol.events import AgentFailed, LinkClosed
 
 
-class Conversation:
-    """Talks to some nodes. Whoever reads from them puts (node, event) into its inbox."""
+class Requester:
+    """Sends requests to some nodes. Whoever reads from them puts (node, event) into its inbox."""
 
     nodes: Nodes
 
