@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import dataclasses
+import math
+import types
+import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from launchpad.job.hosts import ACCELERATORS, Nproc
+from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
-from launchpad.job.spec import JobSpec, Target
+from launchpad.job.spec import JobSpec
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
+
+# More on one node are a mistake.
+MOST_RANKS = 1 << 20
 
 # What concerns the whole job, and is the head's: the option, and its field.
 _OF_THE_JOB = {
@@ -28,9 +36,6 @@ _OF_THE_JOB = {
     "--debug": "debug",
     "--report-bindings": "report_bindings",
 }
-
-# Those that JSON has as lists.
-_BY_HAND = ("max_restarts", "progress", "debug")
 
 # The values of those that the command line doesn't have.
 _NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
@@ -58,11 +63,13 @@ class NodeOffer:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
-        texts = {name: _of(str, found[name]) for name in ("name", "python", "nnodes", "failed")}
-        numbers = {name: _of(int, found[name], None) for name in ("node_rank", "order")}
-        slots = _count(found["slots"]) if found["slots"] is not None else None
+        hints = typing.get_type_hints(cls)
         spec = None if found["spec"] is None else _spec_from_json(found["spec"])
-        return cls(slots=slots, spec=spec, **texts, **numbers)
+        values = {name: typed(name, found[name], hint) for name, hint in hints.items() if name != "spec"}
+        if not values["name"].isprintable():
+            raise ValueError(f"name: {values['name']!r} can't be printed")
+        _check_count("slots", values["slots"])
+        return cls(spec=spec, **values)
 
     def differences(self, head: JobSpec) -> list[str]:
         """What this node's command line says about the whole job, and the head's says otherwise."""
@@ -89,36 +96,55 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def _spec_from_json(found: dict[str, Any]) -> JobSpec:
-    kind, name, args = found["target"]
-    if kind not in ("script", "module", "program", "function"):
-        raise ValueError(f"no kind of target: {kind!r}")
-    plain = {name: found[name] for name in _OF_THE_JOB.values() if name not in _BY_HAND}
-    return JobSpec(
-        target=Target(kind, _of(str, name), tuple(_of(str, arg) for arg in args)),
-        nproc=_count(found["nproc"]),
-        preload=tuple(_of(str, module) for module in found["preload"]),
-        environ={_of(str, variable): _of(str, value) for variable, value in found["environ"].items()},
-        **{name: found[name] for name in _OWN if name != "environ"},
-        **{name: value for name, value in plain.items() if name not in Limits._fields},
-        debug=None if found["debug"] is None else (_of(int, found["debug"][0]), _of(int, found["debug"][1])),
-        limits=Limits(
-            **{name: value for name, value in plain.items() if name in Limits._fields},
-            max_restarts=RestartLimit(*found["max_restarts"]),
-            progress=tuple(_of(str, pattern) for pattern in found["progress"]),
-        ),
+    if type(found) is not dict:
+        raise TypeError("spec: not an object")
+    spec, limits = typing.get_type_hints(JobSpec, localns={"Faults": object}), typing.get_type_hints(Limits)
+    names = ("target", "nproc", "preload", *_OWN, *_OF_THE_JOB.values())
+    values = {name: typed(name, found[name], spec.get(name) or limits[name]) for name in names}
+    made = JobSpec(
+        limits=Limits(**{name: value for name, value in values.items() if name in Limits._fields}),
+        **{name: value for name, value in values.items() if name not in Limits._fields},
     )
+    if made.target.kind not in ("script", "module", "program", "function"):
+        raise ValueError(f"no kind of target: {made.target.kind!r}")
+    _check_count("nproc", made.nproc)
+    return made
 
 
-def _count(value: Any) -> Any:
-    if value not in ("auto", "cpu", "gpu", *ACCELERATORS) and not 0 < _of(int, value) < 1 << 20:
-        raise ValueError(f"{value!r} is not a number of ranks")
-    return value
+def _check_count(name: str, value: Nproc | None) -> None:
+    if type(value) is int and not 0 < value < MOST_RANKS:
+        raise ValueError(f"{name}: {value} is not a number of ranks")
 
 
-def _of(kind: type, value: Any, *others: Any) -> Any:
-    if type(value) is not kind and value not in others:
-        raise TypeError(f"{value!r} is not a {kind.__name__}")
-    return value
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """A value from JSON as one of the declared type. Raises TypeError or ValueError if it is none, with this name."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for one in inner:
+            with contextlib.suppress(TypeError, ValueError):
+                return typed(name, value, one)
+    elif origin is Literal:
+        if type(value) is str and value in inner:
+            return value
+    elif origin is tuple and type(value) is list:
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        if len(kinds) == len(value):
+            return tuple(typed(name, one, kind) for one, kind in zip(value, kinds, strict=True))
+    elif origin is collections.abc.Mapping and type(value) is dict:
+        return {typed(name, key, inner[0]): typed(name, one, inner[1]) for key, one in value.items()}
+    elif hasattr(hint, "_fields") and type(value) is list:
+        kinds = tuple(typing.get_type_hints(hint).values())
+        if len(kinds) == len(value):
+            return hint(*(typed(name, one, kind) for one, kind in zip(value, kinds, strict=True)))
+    elif hint is float and type(value) in (int, float):
+        if math.isfinite(value):
+            return float(value)
+    elif hint is int and type(value) is int:
+        if -(1 << 63) <= value < 1 << 63:
+            return value
+    elif type(value) is hint:
+        return value
+    raise TypeError(f"{name}: {value!r:.40} is not what it should be")
 
 
 def _shown(value: Any) -> str:

@@ -33,9 +33,6 @@ TELL_EVERY = 60.0
 # How often to look for the address of the host where the nodes meet, while its name has none.
 RESOLVE_SECONDS = 0.5
 
-# How many refusals are told at most.
-MOST_TURNED_AWAY = 100
-
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
 
@@ -100,7 +97,6 @@ class Joining:
         self._taken: dict[int, JoinedLink] = {}  # node ranks that nodes must have
         self._ready = 0  # how many nodes have been let in, some of which may have left
         self._failed = ""  # why a node can't take part
-        self._turned_away: set[tuple[str, str]] = set()
         self._waiting = True
         self._take: Callable[[Dialled], None] | None = None  # gets machines that join while the job runs
         self._late: dict[JoinedLink, NodeOffer] = {}  # these, until they know that they have joined, and the job runs
@@ -154,10 +150,8 @@ class Joining:
                 self._changed.notify_all()
 
     def refused(self, address: str, reason: str) -> None:
-        """Tell the user once of each that was turned away, and not for ever: this costs an attacker nothing."""
-        told = (address, reason) in self._turned_away or len(self._turned_away) >= MOST_TURNED_AWAY
-        if not told and reason != "the head has been told":
-            self._turned_away.add((address, reason))
+        """Tell the user."""
+        if reason != "the head has been told":
             self._messages.say(f"a node at {address} can't join: {reason}")
 
     # In the head's own thread.

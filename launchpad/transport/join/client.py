@@ -6,6 +6,7 @@ import hmac
 import json
 import queue
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,9 @@ from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.events import Event
 from launchpad.transport.join.proof import node_context, nonce, proof
-from launchpad.transport.join.tls import Reactor, TlsConnection, connect
+from launchpad.transport.join.tls import Reactor, TlsConnection, connect, shown
 
-# How long the head has to answer.
+# How long the head has for all its answers.
 ANSWER_SECONDS = 30.0
 
 CONNECT_SECONDS = 5.0
@@ -33,7 +34,7 @@ class HeadConnection:
     def __init__(self, address: tuple[str, int], secret: bytes, offer: dict[str, Any]) -> None:
         """Join. Raises OSError if nobody listens there yet, or hangs up, and JoinRefused."""
         sock = connect(address, CONNECT_SECONDS)
-        self._reactor = Reactor()
+        self._reactor = Reactor(lambda reason: self._deliver(reason))
         self._inbox: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
         self._deliver: Callable[[bytes | str], None] = self._inbox.put
         self._rest = b""
@@ -47,6 +48,7 @@ class HeadConnection:
             ended=lambda reason: self._deliver(reason),
         )
         try:
+            self._until = time.monotonic() + ANSWER_SECONDS
             self.notes = self._greet(secret, offer)
         except BaseException:
             self.close()
@@ -58,8 +60,10 @@ class HeadConnection:
         nonces = (own, str(answer.get("nonce")))
         certificate = self._connection.certificate
         answer = self._ask({"proof": proof(secret, "node", nonces, certificate)})
-        if not hmac.compare_digest(str(answer.get("proof")), proof(secret, "head", nonces, certificate)):
+        proven = str(answer.get("proof")).encode("utf-8", "replace")
+        if not hmac.compare_digest(proven, proof(secret, "head", nonces, certificate).encode()):
             raise JoinRefused("what listens there doesn't know the job's secret (--rdzv-id, --rdzv-secret-file)")
+        self._reactor.call(self._connection.trust)
         answer = self._ask({"offer": offer})
         return [str(note) for note in answer.get("welcome") or []]
 
@@ -68,24 +72,24 @@ class HeadConnection:
         data = self._rest
         while b"\n" not in data:
             try:
-                more = self._inbox.get(timeout=ANSWER_SECONDS)
+                more = self._inbox.get(timeout=max(0.0, self._until - time.monotonic()))
             except queue.Empty:
-                raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says nothing") from None
+                said = "no whole line" if data else "nothing"
+                raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {said}") from None
             if isinstance(more, str):
-                if more.startswith("it doesn't speak TLS"):
+                if more.startswith(("it doesn't speak TLS", "it says too much")):
                     raise JoinRefused(f"{_NOT_LAUNCHPAD}: {more}")
                 raise ConnectionResetError(0, more or "it hung up")
             data += more
         line, _, self._rest = data.partition(b"\n")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
         if "error" in answer:
-            said = str(answer["error"])  # perhaps by a peer that has proven nothing yet
-            raise JoinRefused(said if said.isprintable() else ascii(said))
+            raise JoinRefused(shown(str(answer["error"])))  # perhaps by a peer that has proven nothing yet
         return answer
 
     def begin(self, take: Callable[[Any], None]) -> None:

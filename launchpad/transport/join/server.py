@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -18,7 +20,7 @@ from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
 from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.join.proof import head_context, nonce, proof
-from launchpad.transport.join.tls import Reactor, TlsConnection
+from launchpad.transport.join.tls import Reactor, TlsConnection, shown
 
 # How long a new connection has for TLS, the proof and the offer.
 GREETING_SECONDS = 10.0
@@ -29,11 +31,18 @@ GREETING_SECONDS = 10.0
 MOST_GREETING = 512
 FAIR_SECONDS = 2.0
 
+# No more than this many of them are of one address, so that no address keeps the others out: the oldest is dropped or,
+# if it has not had its time yet, the one that has just come, whose launchpad tries again.
+MOST_OF_ADDRESS = 128
+
 # Where no descriptor or memory is left for another connection, when to try again; and the errors that say so.
 SCARCE_SECONDS = 0.5
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20  # of a node that knows the secret; TLS connections stop strangers long before
+
+# How many refusals are told at most: they cost a stranger nothing.
+MOST_TURNED_AWAY = 100
 
 # How long telling the nodes how the job ended may delay us.
 TELL_SECONDS = 1.0
@@ -52,7 +61,7 @@ class Gate(Protocol):
         """An admitted node knows that it is; its link may be used."""
 
     def refused(self, address: str, reason: str) -> None:
-        """A peer that spoke our protocol was turned away."""
+        """A peer that spoke our protocol was turned away. Called once for each address and reason, and not for ever."""
 
 
 class JoinServer:
@@ -74,10 +83,12 @@ class JoinServer:
         self.secret = secret
         self.gate = gate
         self.context, self.certificate = head_context()
-        self.reactor = Reactor()
+        self.reactor = Reactor(lambda reason: self.turn_away("an unknown address", reason))
         self._greeting: dict[_Greeting, None] = {}  # the oldest first
+        self._addresses: Counter[str] = Counter()  # how many of them each address has
+        self._turned_away: set[tuple[str, str]] = set()
         self._full = False  # there are so many that we wait for one to go
-        self.reactor.call(lambda: self.reactor.watch(self._listener, self._accept, 1))
+        self.reactor.call(lambda: self._watch(1))
 
     def tell(self, links: Iterable[JoinedLink], ended: JobEnded) -> None:
         """Tell the nodes how the job ended. Waits until that is on its way, for a moment at most."""
@@ -95,7 +106,7 @@ class JoinServer:
             if self._listener.fileno() >= 0:
                 self._full = False
                 self.reactor.forget(self)
-                self.reactor.watch(self._listener, self._accept, 0)
+                self._watch(0)
                 self._listener.close()
             for one in list(self._greeting):
                 one.connection.end("")
@@ -109,18 +120,29 @@ class JoinServer:
         self.stop_listening()
         self.reactor.close()
 
+    def _watch(self, events: int) -> None:
+        self.reactor.watch(self._listener, self._accept, events, stranger=True)
+
     def _accept(self, _: int) -> None:
-        while self._has_room():
-            try:
-                sock, peer = self._listener.accept()
-            except OSError as error:
-                if error.errno == errno.EMFILE and linux.raise_file_limit():
-                    continue
-                if error.errno in _SCARCE:
-                    self._pause(SCARCE_SECONDS)
-                return  # otherwise none is left
-            one = _Greeting(self, sock, str(peer[0]).removeprefix("::ffff:"))
-            self._greeting[one] = None
+        if not self._has_room():
+            return
+        try:
+            sock, peer = self._listener.accept()
+        except OSError as error:
+            if error.errno in _SCARCE and not (error.errno == errno.EMFILE and linux.raise_file_limit()):
+                self._pause(SCARCE_SECONDS)
+            return  # otherwise it has gone already
+        address = str(peer[0]).removeprefix("::ffff:")
+        if not self._has_room_of(network_of(address)):
+            sock.close()
+            return
+        try:
+            one = _Greeting(self, sock, address)
+        except OSError:  # it has gone already
+            sock.close()
+            return
+        self._greeting[one] = None
+        self._addresses[one.network] += 1
 
     def _has_room(self) -> bool:
         """Whether another connection may be accepted. If not, we wait until one has gone, or has had long enough."""
@@ -135,35 +157,67 @@ class JoinServer:
         self._pause(left)
         return False
 
+    def _has_room_of(self, network: str) -> bool:
+        """Whether another connection of this address may be greeted, perhaps instead of its oldest."""
+        if self._addresses[network] < MOST_OF_ADDRESS:
+            return True
+        oldest = next(one for one in self._greeting if one.network == network)
+        if oldest.since + FAIR_SECONDS > time.monotonic():
+            return False
+        oldest.connection.end("")
+        return True
+
     def _pause(self, seconds: float) -> None:
         """Accept nothing for a while."""
-        self.reactor.watch(self._listener, self._accept, 0)
+        self._watch(0)
         self.reactor.later(self, seconds, self._resume)
 
     def _resume(self) -> None:
         self._full = False
         self.reactor.forget(self)
-        self.reactor.watch(self._listener, self._accept, 1)
+        self._watch(1)
 
     def gone(self, one: _Greeting) -> None:
         """This connection is no longer in its greeting."""
-        self._greeting.pop(one, None)
+        if one not in self._greeting:
+            return
+        del self._greeting[one]
+        self._addresses[one.network] -= 1
+        if not self._addresses[one.network]:
+            del self._addresses[one.network]
         self.reactor.forget(one)
         if self._full:
             self._resume()
+
+    def turn_away(self, address: str, reason: str) -> None:
+        """Have the user told that a peer was refused."""
+        told = (address, reason)
+        if told not in self._turned_away and len(self._turned_away) < MOST_TURNED_AWAY:
+            self._turned_away.add(told)
+            self.gate.refused(*told)
+
+
+def network_of(address: str) -> str:
+    """What one machine has: an IPv4 address, or 64 bits of IPv6, in which it can choose any number of addresses."""
+    if ":" not in address:
+        return address
+    return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
 
 
 class _Greeting:
     """A connection until it is let in."""
 
     def __init__(self, server: JoinServer, sock: socket.socket, peer: str) -> None:
+        """Raises OSError if it has gone already."""
         self._server = server
         self._peer = peer
+        self.network = network_of(peer)
         self.since = time.monotonic()
         self._own = str(sock.getsockname()[0]).removeprefix("::ffff:")
-        self._buffer = b""
+        self._buffer = bytearray()
         self._nonces = ("", "")
         self._proven = False
+        self._refused = False
         self._link: JoinedLink | None = None
         self.connection = TlsConnection(
             server.reactor,
@@ -174,59 +228,75 @@ class _Greeting:
             received=self._received,
             ended=self._ended,
         )
-        server.reactor.later(self, GREETING_SECONDS, lambda: self.connection.end("it said nothing for too long"))
+        # For all of it, also for reading why it is refused.
+        server.reactor.later(self, GREETING_SECONDS, lambda: self.connection.end("its greeting took too long"))
 
     def _ended(self, reason: str) -> None:
         if self._link is not None:
             self._link.ended(reason)
             return
         self._server.gone(self)
+        if self.connection.broken:
+            self._server.turn_away(self._peer, self.connection.broken)
 
     def _received(self, data: bytes) -> None:
         if self._link is not None:
             self._link.received(data)
             return
+        if self._refused:
+            return
+        searched = len(self._buffer)
         self._buffer += data
+        while (end := self._buffer.find(b"\n", searched)) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            searched = 0
+            if not self._take(line):
+                return
         if len(self._buffer) > LONGEST_LINE:
             self.connection.end("its greeting is too long")
-            return
-        while self._link is None and b"\n" in self._buffer:
-            line, _, self._buffer = self._buffer.partition(b"\n")
-            try:
-                message = json.loads(line)
-                if not isinstance(message, dict):
-                    raise TypeError
-                answer = self._answer(message)
-            except (ValueError, TypeError, KeyError, RecursionError):
+
+    def _take(self, line: bytes) -> bool:
+        """Answer a line. Returns whether others may follow."""
+        try:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise TypeError("not an object")
+            answer = self._answer(message)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if not self._proven:
                 self.connection.end("it doesn't speak launchpad's protocol")
-                return
-            self.connection.send(json.dumps(answer).encode() + b"\n")
-            if "error" in answer:
-                self._server.gone(self)
-                self._server.gate.refused(self._peer, answer["error"])
-                self.connection.finish()
-                return
-        if self._link is not None:
-            self._link.ready = True
-            self._server.gate.joined(self._link)
-            self._link.received(self._buffer)
-            self._buffer = b""
+                return False
+            answer = {"error": shown(f"its offer is not valid: {type(error).__name__}: {error}"[:300])}
+        self.connection.send(json.dumps(answer).encode() + b"\n")
+        if "error" in answer:
+            self._refused = True
+            self.connection.finish()
+            self._server.turn_away(self._peer, answer["error"])
+            return False
+        if self._link is None:
+            return True
+        self._link.ready = True
+        self._server.gate.joined(self._link)
+        self._link.received(bytes(self._buffer))
+        self._buffer.clear()
+        return False
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         server = self._server
         if not self._nonces[0]:
             self._nonces = (str(message["nonce"]), nonce())
             if message["launchpad"] != __version__:
-                version = str(message["launchpad"])[:40]  # of a peer that has proven nothing yet
-                version = version if version.isprintable() else ascii(version)
+                version = shown(str(message["launchpad"])[:40])  # of a peer that has proven nothing yet
                 error = f"it runs launchpad {version}, and the head {__version__}"
                 return {"error": f"{error}; install the same version on every node", "launchpad": __version__}
             return {"launchpad": __version__, "nonce": self._nonces[1]}
         if not self._proven:
             wanted = proof(server.secret, "node", self._nonces, server.certificate)
-            if not hmac.compare_digest(str(message["proof"]), wanted):
+            if not hmac.compare_digest(str(message["proof"]).encode("utf-8", "replace"), wanted.encode()):
                 return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
             self._proven = True
+            self.connection.trust()
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
         link = JoinedLink(str(message["offer"]["name"]), self._own, self.connection)
         error, notes = server.gate.admit(link, message["offer"])

@@ -32,3 +32,7 @@ def test_simulated_nodes_join_and_are_lost(part: str, count: str) -> None:
 @pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery"])
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")
+
+
+def test_strangers_at_the_door_end_no_member() -> None:
+    assert run("strangers.py", "--seconds", "1").endswith("members lost: 0 of 8\n")

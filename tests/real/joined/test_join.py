@@ -615,7 +615,7 @@ with contextlib.suppress(OSError):
         held.append(os.open(os.devnull, os.O_RDONLY))
 for stranger in strangers:
     stranger.connect(door.address)
-listens = lambda: door.joining._server._listener in door.joining._server.reactor._selector.get_map()
+listens = lambda: door.joining._server._listener.fileno() in door.joining._server.reactor._strange
 if most == 64:
     wait_until(lambda: not listens(), "the door to pause")
 else:

@@ -1,0 +1,67 @@
+"""What a node may offer: each field is of its type, or there is no offer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launchpad.job.limits import Limits, RestartLimit
+from launchpad.job.offer import NodeOffer
+from launchpad.job.spec import JobSpec, Target
+
+LIMITS = Limits(max_restarts=RestartLimit(3, 3600.0), progress=("a/*",), timeout=5.0)
+SPEC = JobSpec(Target("script", "a.py", ("-x",)), nproc="gpu", environ={"A": "1"}, debug=(1, 0), limits=LIMITS)
+OFFER = NodeOffer("b", "python3", "2", node_rank=1, slots=4, spec=SPEC)
+
+
+def wire(offer: NodeOffer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(offer.as_json()))
+    return found
+
+
+@pytest.mark.parametrize("offer", [OFFER, NodeOffer("b", "python3"), NodeOffer("b", "python3", failed="no script")])
+def test_an_offer_comes_back_as_it_was(offer: NodeOffer) -> None:
+    assert NodeOffer.from_json(wire(offer)) == offer
+
+
+# Each is wrong for all fields but those named.
+VALUES: list[tuple[Any, tuple[str, ...]]] = [
+    ([], ("preload", "progress")),
+    ({}, ("environ",)),
+    ([[]], ()),
+    ({"a": 1}, ()),
+    (float("nan"), ()),
+    (float("inf"), ()),
+    (1 << 70, ("timeout", "stall_timeout", "grace")),
+    ("\x1b]0;x\x07", ("python", "nnodes", "failed", "cwd", "role")),
+    ([1, "a", None], ()),
+]
+
+
+@pytest.mark.parametrize(("value", "but"), VALUES, ids=[repr(value) for value, _ in VALUES])
+def test_a_wrong_value_in_any_field_is_no_offer(value: Any, but: tuple[str, ...]) -> None:
+    for name in wire(OFFER):
+        if name not in but:
+            with pytest.raises((TypeError, ValueError, KeyError)):
+                NodeOffer.from_json({**wire(OFFER), name: value})
+    for name in wire(OFFER)["spec"]:
+        if name not in but:
+            with pytest.raises((TypeError, ValueError, KeyError)):
+                NodeOffer.from_json({**wire(OFFER), "spec": {**wire(OFFER)["spec"], name: value}})
+
+
+@pytest.mark.parametrize("name", [*wire(OFFER)])
+def test_a_field_that_lacks_is_no_offer(name: str) -> None:
+    found = wire(OFFER)
+    del found[name]
+    with pytest.raises(KeyError):
+        NodeOffer.from_json(found)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 20])
+def test_a_number_of_ranks_that_no_node_has_is_no_offer(count: int) -> None:
+    for found in ({**wire(OFFER), "slots": count}, {**wire(OFFER), "spec": {**wire(OFFER)["spec"], "nproc": count}}):
+        with pytest.raises(ValueError, match="is not a number of ranks"):
+            NodeOffer.from_json(found)
