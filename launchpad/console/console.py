@@ -116,7 +116,7 @@ class Console:
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message of the launcher's own, with a prefix on each line."""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             self._shown.say(line, bad=bad)
 
     @property
@@ -134,7 +134,7 @@ class Console:
 
     def say_and_leave(self, text: str) -> None:
         """Show a last message while output waits for a reader that may never read it."""
-        self._shown.leave(text.splitlines())
+        self._shown.leave(text.split("\n"))
 
     def close(self) -> None:
         """Wait until everything is written."""

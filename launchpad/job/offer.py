@@ -9,6 +9,7 @@ from typing import Any
 from launchpad.job.hosts import ACCELERATORS, Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec, Target
+from launchpad.protocol.printable import printable
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
@@ -59,6 +60,9 @@ class NodeOffer:
     def from_json(cls, found: dict[str, Any]) -> NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
         texts = {name: _of(str, found[name]) for name in ("name", "python", "nnodes", "failed")}
+        if not texts["name"].isprintable():
+            raise ValueError(f"not a host name: {texts['name']!r}")
+        texts["failed"] = printable(texts["failed"])
         numbers = {name: _of(int, found[name], None) for name in ("node_rank", "order")}
         slots = _count(found["slots"]) if found["slots"] is not None else None
         spec = None if found["spec"] is None else _spec_from_json(found["spec"])

@@ -12,6 +12,7 @@ from typing import Any
 from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.events import Event
+from launchpad.protocol.printable import printable
 from launchpad.transport.join.channel import Channel, Reactor, connect
 from launchpad.transport.join.proof import node_context, nonce, proof
 
@@ -84,8 +85,7 @@ class HeadConnection:
         if not isinstance(answer, dict):
             raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
         if "error" in answer:
-            said = str(answer["error"])  # perhaps by a peer that has proven nothing yet
-            raise JoinRefused(said if said.isprintable() else ascii(said))
+            raise JoinRefused(printable(str(answer["error"])))  # perhaps by a peer that has proven nothing yet
         return answer
 
     def begin(self, take: Callable[[Any], None]) -> None:

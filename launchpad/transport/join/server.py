@@ -16,6 +16,7 @@ from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
+from launchpad.protocol.printable import printable
 from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.join.channel import Channel, Reactor
 from launchpad.transport.join.proof import head_context, nonce, proof
@@ -217,8 +218,7 @@ class _Greeting:
         if not self._nonces[0]:
             self._nonces = (str(message["nonce"]), nonce())
             if message["launchpad"] != __version__:
-                version = str(message["launchpad"])[:40]  # of a peer that has proven nothing yet
-                version = version if version.isprintable() else ascii(version)
+                version = printable(str(message["launchpad"])[:40])  # of a peer that has proven nothing yet
                 error = f"it runs launchpad {version}, and the head {__version__}"
                 return {"error": f"{error}; install the same version on every node", "launchpad": __version__}
             return {"launchpad": __version__, "nonce": self._nonces[1]}
