@@ -30,7 +30,7 @@ REASONS = {
     "the command line itself: real/one_node, real/terminal": "cli",
     "process groups of ranks: real/torch, real/mpi": "collectives",
     "what a user sees of a job: real/one_node, real/terminal": (
-        "console/console console/debugger_sink console/message console/stack_sink console/top_sink"
+        "console/console console/debugger_sink console/stack_sink console/top_sink"
     ),
     "another process asks a job: real/terminal/test_top.py, real/one_node/test_stacks.py": "control",
     "tested by the verdicts that it is part of": "diagnosis/escapes diagnosis/nested diagnosis/reasons",
@@ -41,7 +41,7 @@ REASONS = {
         "head/mpi_service head/own_signals head/samples head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
-    "plain values, tested through those who read them": "job/duration job/offer job/state job/world",
+    "plain values, tested through those who read them": "job/duration job/state job/world",
     "files and pipes: real/one_node/test_run_output.py": "output",
     "values that test_wire.py sends and reads": "protocol/defaults protocol/message",
     "runs in the ranks: real": "rank",
