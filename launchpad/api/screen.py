@@ -15,6 +15,7 @@ from concurrent import futures
 from typing import Any, TextIO
 
 from launchpad.console.lines import Device, LineStream
+from launchpad.console.message import message_line
 from launchpad.console.prefix import encoded, prefixes, template_of
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
@@ -81,11 +82,10 @@ class Screen:
     def _put(self, item: _Item) -> None:
         self._queue.put(item)
 
-    def say(self, text: str, *, bad: bool = False) -> None:  # noqa: ARG002
+    def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message of launchpad's own."""
-        for line in text.split("\n"):
-            note = f"launchpad: {line}".encode(errors="surrogateescape")
-            self._put((self._devices[STDERR].note(note, STDERR), None))
+        note = message_line(text, colour=False, bad=bad).encode()
+        self._put((self._devices[STDERR].note(note, STDERR), None))
 
     @property
     def deadline(self) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from launchpad.console.debugger_sink import REFUSED
 from launchpad.errors import UsageError
+from launchpad.protocol.printable import printable_lines
 from launchpad.record import job_store, replay
 
 
@@ -20,7 +21,7 @@ def answer(command: str, job: str, ask: Callable[[], str]) -> str:
         raise UsageError("the job ended before it could answer")
     if text.startswith(REFUSED):
         raise UsageError(text.removeprefix(REFUSED))
-    return text
+    return "\n".join(printable_lines(text))
 
 
 def _elsewhere(job: str, command: str) -> str:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launchpad.console.terminal import can_draw, drawn, plain_table, printable
+from launchpad.console.terminal import can_draw, drawn, plain_table
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
 from launchpad.image import place
 from launchpad.protocol.events import STDOUT
+from launchpad.protocol.printable import printable
 from launchpad.record import job_store
 from launchpad.record.liveness import is_visible, own_process
 from launchpad.record.recorded_verdict import look_at

@@ -34,6 +34,7 @@ from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import STDOUT, Output, Restarted
+from launchpad.protocol.printable import printable, printable_lines
 from launchpad.record import job_store, replay
 from launchpad.record.recorded_verdict import look_at
 
@@ -109,7 +110,7 @@ class TopLoop:
             self._leave(modes)
         if self._over and not self._leaves:
             for line in how_it_ended(self._job):
-                click.echo(line.encode(errors="backslashreplace"))
+                click.echo(printable(line.expandtabs()).encode())
         return 0
 
     # Threads.
@@ -148,7 +149,7 @@ class TopLoop:
             )
         except (UsageError, OSError) as error:
             text = str(error)
-        self._post(lambda: page.text.__setitem__(slice(None), text.splitlines()))
+        self._post(lambda: page.text.__setitem__(slice(None), printable_lines(text)))
 
     # The terminal.
 

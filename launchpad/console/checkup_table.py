@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from launchpad.console.terminal import plain_table, printable
+from launchpad.console.terminal import plain_table
 from launchpad.doctor.judge import about_host, about_pairs, about_reductions, level_of
 from launchpad.doctor.seen import Examination, Finding, Level
+from launchpad.protocol.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

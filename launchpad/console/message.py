@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from launchpad.output import status_line
 from launchpad.protocol.events import STDERR
+from launchpad.protocol.printable import printable_lines
 
 
 def say_on_stderr(text: str, *, bad: bool = False) -> None:
@@ -46,11 +47,10 @@ class QueuedMessages:
             self._show(text)
 
 
-def message_line(line: str, colour: bool, bad: bool) -> str:
-    """A line of the launcher's own, as it appears on stderr."""
-    if not colour:
-        return f"launchpad: {line}"
-    return f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m {line}"
+def message_line(text: str, colour: bool, bad: bool) -> str:
+    """A message of the launcher's own, as it appears on stderr."""
+    prefix = f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m" if colour else "launchpad:"
+    return "\n".join([f"{prefix} {line}" for line in printable_lines(text)])
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:

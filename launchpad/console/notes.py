@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launchpad.console.terminal import printable
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.job.duration import duration
 from launchpad.job.hosts import some_of
@@ -32,6 +31,7 @@ from launchpad.protocol.events import (
     RanksSpawned,
     Restarted,
 )
+from launchpad.protocol.printable import printable
 
 # What a person's pause at a prompt or in a debugger does to the others.
 STANDING_STILL = (
@@ -69,7 +69,7 @@ class Notes:
 
         `reports_bindings`: say which CPUs each rank is bound to.
         """
-        self._say = say if not quiet else lambda _: None
+        self._show = say if not quiet else lambda _: None
         self._verbose = verbose
         self._reports_bindings = reports_bindings
         self._bound: list[Any] = []  # as it was said
@@ -78,6 +78,10 @@ class Notes:
         self._stopping = False
         self._prompt = -1  # the rank that is at a prompt
         self.deadline: float | None = None
+
+    def _say(self, text: str) -> None:
+        """Show a note: one line, whatever names and reasons there are in it."""
+        self._show(printable(text))
 
     def tick(self, now: float) -> None:  # noqa: ARG002
         """Remind the user of ranks that wait for the one at a prompt."""
@@ -104,7 +108,8 @@ class Notes:
                     from launchpad.job.binding import in_words
 
                     self._bound = ranks
-                    self._say("\n".join(f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks))
+                    lines = [f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks]
+                    self._show("\n".join(map(printable, lines)))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {printable(' '.join(event.argv))}")
             case LogFailed(path=path, reason=reason):

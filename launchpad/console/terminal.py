@@ -69,13 +69,6 @@ def plain_table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
 
 
-def printable(text: str) -> str:
-    """The text on one line, with control characters escaped."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape", "surrogatepass").decode() for letter in text
-    )
-
-
 class HowFar(NamedTuple):
     """The progress of something that takes long."""
 

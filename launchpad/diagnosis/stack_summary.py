@@ -10,6 +10,7 @@ from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
 from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import NO_HANDLER, RanksHeld, StackDump, StacksTaken
+from launchpad.protocol.printable import printable
 from launchpad.protocol.stacks import Where, is_library, main_frames, where
 
 # What fits on a screen: groups of ranks, stacks, and lines per stack.
@@ -102,7 +103,7 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     different, behind = _differences(taken, cwd)
     groups = grouped(taken.dumps, behind)
     lines = [_WHY.get(taken.why, _WHY["asked"])]
-    lines += [f"  {_sentence(group, cwd, nodes)}" for group in groups[:MOST_GROUPS]]
+    lines += [f"  {printable(_sentence(group, cwd, nodes))}" for group in groups[:MOST_GROUPS]]
     if len(groups) > MOST_GROUPS:
         more = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
         places = len(groups) - MOST_GROUPS
@@ -185,7 +186,7 @@ def _short(frames: Sequence[Sequence[Any]], cwd: str) -> list[str]:
 
 def _line(frame: Sequence[Any], cwd: str) -> str:
     path, line, function, text = frame
-    return f"{short_path(path, cwd)}:{line} in {function}" + (f": {text}" if text else "")
+    return printable(f"{short_path(path, cwd)}:{line} in {function}" + (f": {text}" if text else ""))
 
 
 def full(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:

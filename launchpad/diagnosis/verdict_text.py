@@ -14,6 +14,7 @@ from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
+from launchpad.protocol.printable import printable
 
 # The most lines of evidence; the whole report then fits on a screen.
 MOST_LINES = 20
@@ -52,7 +53,12 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
         lines.append(f"earlier {attempts}: {'; '.join(earlier[-MOST_ATTEMPTS:])}")
     if history.not_restarted:
         lines.append(history.not_restarted)
-    return lines
+    return _shown(lines)
+
+
+def _shown(lines: Sequence[str]) -> list[str]:
+    """These, each on one line whatever ranks and nodes have put into it."""
+    return [printable(line.expandtabs()) for line in lines]
 
 
 def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:
@@ -81,11 +87,16 @@ def last_output(history: History, verdict: Verdict) -> list[str]:
         return []
     one = history.of(cause.rank)
     lines = _last_lines(one.errors or one.output)
-    return [f"the last output of {history.name(cause.rank)}:", *(f"    {line}" for line in lines)] if lines else []
+    head = f"the last output of {history.name(cause.rank)}:"
+    return _shown([head, *(f"    {line}" for line in lines)]) if lines else []
 
 
 def summarize(history: History, verdict: Verdict) -> str:
     """An attempt's failure in a few words, for the list of earlier attempts."""
+    return printable(_in_few_words(history, verdict))
+
+
+def _in_few_words(history: History, verdict: Verdict) -> str:
     cause = verdict.cause
     if cause is None:
         return "cut off"
@@ -186,7 +197,7 @@ def _hung(history: History, cause: Candidate) -> str:
 
 
 def _held(history: History) -> list[str]:
-    return [f"    {line}" for line in history.held.lines] if history.held else []
+    return _shown([f"    {line}" for line in history.held.lines]) if history.held else []
 
 
 def _left(history: History) -> list[str]:
@@ -282,7 +293,7 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
     if len(lines) > MOST_LINES:
         half = MOST_LINES // 2
         lines = [*lines[: half - 1], f"… ({len(lines) - MOST_LINES + 1} lines omitted)", *lines[-half:]]
-    return [f"    {line}".rstrip() for line in lines]
+    return _shown([f"    {line}".rstrip() for line in lines])
 
 
 def _last_lines(text: str) -> list[str]:

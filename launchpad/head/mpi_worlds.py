@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launchpad.head.pmix import PmixExchange
-from launchpad.job.mpi import MpiSeat, Spawned, process_mapping, python_argv, spawned_programs
+from launchpad.head.pmix import MOST_PUBLISHED, PmixExchange
+from launchpad.job.mpi import MpiSeat, Spawned, check_spawn, process_mapping, python_argv, spawned_programs
 from launchpad.job.mpi import environ as mpi_environ
 from launchpad.job.plan import Plan
 from launchpad.protocol.commands import BarrierOut, Command, MpiReply, MpiWorld
@@ -71,6 +71,7 @@ class MpiWorlds:
         self._worlds = [_Barriers([node.index for node in nodes], [len(node.ranks) for node in nodes])]
         self._alive = {node.index: {rank.rank for rank in node.ranks} for node in nodes}
         self._next_rank = len(plan.ranks)
+        self._spawned: set[int] = set()  # those of the spawned ranks that have not exited; all on the first node
         self._published: dict[str, str] = {}
         self._ranks = [[rank.rank for rank in plan.ranks]]  # of each world, by MPI rank
         self._pmix = PmixExchange()
@@ -129,6 +130,7 @@ class MpiWorlds:
     def left(self, node: int, event: RankExited) -> None:
         """A rank has exited."""
         self._alive[node].discard(event.rank)
+        self._spawned.discard(event.rank)
 
     def absent(self) -> RankFailed | None:
         """The failure of a node whose ranks have all exited while the others wait for it in MPI_Init; None if none.
@@ -148,6 +150,7 @@ class MpiWorlds:
             programs, parent = _programs(request.given), request.members[0]
         size = sum(program.nproc for program in programs)
         node = self._plan.taking_part[0]
+        check_spawn(programs, node.ranks[0].environ, node.most - len(self._alive[node.index]) - len(self._spawned))
         number, first = len(self._worlds), self._next_rank
         entries: list[dict[str, Any]] = []
         for which, program in enumerate(programs):
@@ -164,6 +167,7 @@ class MpiWorlds:
                 entry["python"] = program.python and node.hooks
                 entries.append(entry)
         self._next_rank += size
+        self._spawned.update(entry["rank"] for entry in entries)
         self._worlds.append(_Barriers([node.index], [size]))
         self._ranks.append([entry["rank"] for entry in entries])
         self._pmix.add([node.index] * size)
@@ -199,6 +203,8 @@ class MpiWorlds:
         if verb == "publish":
             if service in self._published:
                 return failed + "key_already_present"
+            if len(self._published) >= MOST_PUBLISHED:
+                return failed + "too_many_names"
             self._published[service] = port
         elif service not in self._published:
             return failed + "service_not_found"
@@ -213,8 +219,10 @@ def _programs(given: list[Any]) -> list[Spawned]:
     """The programs of a spawn by PMIx. Raises ValueError or LookupError if it is malformed."""
     programs = []
     for app in given[0]:
-        if app["count"] < 1 or not app["argv"][0]:
+        if type(app["count"]) is not int or app["count"] < 1 or not app["argv"][0]:
             raise ValueError("a spawn of nothing")
+        if not all(isinstance(text, str) for text in (*app["argv"], *app["environ"], app["cwd"])):
+            raise TypeError("a spawn with what is no text")
         argv, python = python_argv(app["argv"])
         environ = dict(line.partition("=")[::2] for line in app["environ"])
         own = {name: value for name, value in environ.items() if not name.startswith(("PMIX_", "PMI_"))}

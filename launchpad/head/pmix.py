@@ -8,7 +8,10 @@ from typing import Any
 from launchpad.protocol.commands import Command, PmixFetch, PmixReply
 from launchpad.protocol.events import PmixFetched, PmixRequest
 
-_SUCCESS, _BAD_PARAM, _NOT_FOUND, _DUPLICATE = 0, -27, -46, -53
+_SUCCESS, _BAD_PARAM, _OUT_OF_RESOURCE, _NOT_FOUND, _DUPLICATE = 0, -27, -29, -46, -53
+
+# How many names and values ranks may publish: they stay in our memory.
+MOST_PUBLISHED = 10_000
 
 _TOGETHER = ("fence", "group", "connect", "disconnect")  # what all members take part in
 
@@ -121,6 +124,8 @@ class PmixExchange:
     def _publish(self, node: int, event: PmixRequest, once: bool, values: list[Any]) -> Replies:
         if any(key in self._published for key, _, _ in values):
             return [(node, PmixReply(event.number, _DUPLICATE, None))]
+        if len(self._published) + len(values) > MOST_PUBLISHED:
+            return [(node, PmixReply(event.number, _OUT_OF_RESOURCE, None))]
         for key, kind, data in values:
             self._published[key] = _Published(event.members[0], once, kind, data)
         return [(node, PmixReply(event.number, _SUCCESS, None)), *self._look_up_again()]

@@ -7,6 +7,9 @@ from typing import NamedTuple
 # A line of PMI-1 with the value has at most 1024 bytes in MPICH.
 _LONGEST_MAPPING = 960
 
+# How much the command lines and variables of all ranks of a spawn may be: they go to the node in one frame, escaped.
+LARGEST_SPAWN = 8 << 20
+
 # The fields of a request to spawn. MPICH does not escape newlines in their values.
 _FIELD = re.compile(
     r"(nprocs|execname|totspawns|spawnssofar|argcnt|arg\d+|(info|preput)_num|(info|preput)_(key|val)_\d+)="
@@ -93,10 +96,28 @@ def _spawned(fields: Mapping[str, str]) -> Spawned:
     name = fields["execname"]
     if "path" in info:
         name = f"{info['path']}/{name}"
-    args = [fields.get(f"arg{index}", "") for index in range(1, int(fields.get("argcnt", "0")) + 1)]
+    count_of_args = int(fields.get("argcnt", "0"))
+    if count_of_args > len(fields):
+        raise ValueError("a spawn with fewer arguments than it says")
+    args = [fields.get(f"arg{index}", "") for index in range(1, count_of_args + 1)]
     argv, python = python_argv([name, *args])
     keys = _pairs(fields, "preput", fields.get("preput_num", "0"))
     return Spawned(argv, count, info.get("wdir", ""), python, keys, {})
+
+
+def check_spawn(programs: Sequence[Spawned], environ: Mapping[str, str], most: int) -> None:
+    """Raise ValueError if so many ranks can't be started, or not so. `environ`: what they get besides their own."""
+    size = sum(program.nproc for program in programs)
+    if size > most:
+        raise ValueError(f"no room for {size} more ranks: at most {most}")
+    total = 0
+    for program in programs:
+        texts = [*program.argv, program.cwd, *program.environ, *program.environ.values()]
+        if any("\0" in text for text in texts) or any(not name or "=" in name for name in program.environ):
+            raise ValueError("a spawn with a NUL byte, or with a variable without a name")
+        total += program.nproc * sum(map(len, (*texts, *environ, *environ.values())))
+    if total > LARGEST_SPAWN:
+        raise ValueError(f"no room for {size} more ranks: their arguments and variables take {total >> 20} MiB")
 
 
 def python_argv(argv: Sequence[str]) -> tuple[list[str], bool]:

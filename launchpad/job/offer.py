@@ -14,6 +14,7 @@ from typing import Any, Literal
 from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
+from launchpad.protocol.printable import printable
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
@@ -69,6 +70,7 @@ class NodeOffer:
         if not values["name"].isprintable():
             raise ValueError(f"name: {values['name']!r} can't be printed")
         _check_count("slots", values["slots"])
+        values["failed"] = printable(values["failed"])
         return cls(spec=spec, **values)
 
     def differences(self, head: JobSpec) -> list[str]:

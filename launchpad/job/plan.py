@@ -97,6 +97,7 @@ class NodePlan:
     shown_there: bool = False  # the launchpad typed there shows and files its ranks' output
     argv: tuple[str, ...] = ()  # a rank's command line, for the forkserver of a node that has none
     slots: int = 0  # how many ranks it takes
+    most: int = 0  # how many it can hold, with those that they spawn
 
 
 @dataclass(frozen=True)
@@ -336,6 +337,7 @@ def make_plan(
                 shown_there=place.own is not None,
                 argv=here.target.argv(place.python, 0),
                 slots=count,
+                most=_most_ranks(node, _files_per_rank(spec, here)),
             )
         )
     return Plan(
@@ -430,6 +432,11 @@ def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
 def _files_per_rank(spec: JobSpec, here: JobSpec) -> int:
     """Descriptors of the agent for each rank; `here`: what the ranks of its node run."""
     return FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0) + spec.tf_config
+
+
+def _most_ranks(node: AgentReady, per_rank: int) -> int:
+    """How many ranks the node's limits allow."""
+    return max(0, min((node.open_files - FILES_OF_AGENT) // per_rank, node.processes - 1))
 
 
 def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:

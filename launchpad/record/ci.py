@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from launchpad.console.terminal import printable
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.output_tail import OutputTail
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words
+from launchpad.protocol.printable import printable
 
 CiSystem = Literal["", "github", "gitlab", "teamcity", "buildkite"]
 
@@ -29,7 +29,6 @@ LAST_LINES = 50
 MOST_RANKS = 64
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_COMMAND = re.compile(r"##(?=\[|teamcity\[)")  # GitHub and TeamCity look for these in the midst of a line, too
 
 
 def system_of(environ: Mapping[str, str]) -> CiSystem:
@@ -138,7 +137,7 @@ def _role(verdict: Verdict, rank: int) -> str:
 
 
 def _harmless(line: str) -> str:
-    return _COMMAND.sub("# #", printable(_COLOUR.sub("", line).expandtabs()))
+    return printable(_COLOUR.sub("", line).expandtabs())
 
 
 def _plain(text: str) -> str:

@@ -16,6 +16,10 @@ LONGEST_LINE = 64 << 10
 # The total size of a spawn request, which contains command lines.
 LONGEST_SPAWN = 4 << 20
 
+# How many keys a world may have. MPICH puts a few for each rank, and some for each communicator with a port.
+MOST_KEYS = 4096
+KEYS_PER_RANK = 64
+
 # The last command of a rank that has passed MPI_Finalize.
 _LAST = ("barrier_in", "finalize")
 
@@ -58,6 +62,10 @@ class Keys:
         self.known = known
         self.new: dict[str, str] = {}  # put here since they were last sent to the other nodes
 
+    def has_room(self, key: str) -> bool:
+        """Whether this key can be stored too."""
+        return key in self.known or len(self.known) < MOST_KEYS + KEYS_PER_RANK * self.size
+
     def put(self, key: str, value: str) -> None:
         """Store a key from a rank on this node."""
         self.known[key] = self.new[key] = value
@@ -72,7 +80,10 @@ class PmiConnection:
         self._program = program
         self._buffer = b""
         self._spawn: list[str] = []  # the lines of an incomplete spawn
+        self._spawn_size = 0  # their bytes
+        self._programs = 0  # those that are complete
         self._in_spawn = False
+        self._failed = False
         self._initialized = False  # and not finalized
         self._last = ""  # its last command
         self._barriers = 0  # barriers of the whole world that it has entered
@@ -94,7 +105,14 @@ class PmiConnection:
         return not all(one._last in _LAST and one._barriers == self._barriers for one in (self, *others))
 
     def feed(self, data: bytes) -> Iterator[Action]:
-        """The actions for these bytes, which may end in the middle of a line."""
+        """The actions for these bytes, which may end in the middle of a line; none after its first Fail."""
+        for action in () if self._failed else self._actions(data):
+            yield action
+            if isinstance(action, Fail):
+                self._failed, self._buffer = True, b""
+                return
+
+    def _actions(self, data: bytes) -> Iterator[Action]:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             if len(line) <= LONGEST_LINE:
@@ -154,6 +172,8 @@ class PmiConnection:
             return Reply("cmd=put_result rc=1 msg=Keys_with_PMI__prefix_are_reserved")
         if not key or len(key) > 64 or len(value) > 1024:
             return Reply("cmd=put_result rc=1 msg=key_or_value_too_long")
+        if not self._keys.has_room(key):
+            return Reply("cmd=put_result rc=1 msg=too_many_keys")
         self._keys.put(key, value)
         return Reply("cmd=put_result rc=0")
 
@@ -171,13 +191,19 @@ class PmiConnection:
     def _spawn_line(self, line: str) -> Iterator[Action]:
         """`mcmd=spawn`, a line per attribute, `endcmd`; all of it totspawns times for MPI_Comm_spawn_multiple."""
         self._spawn.append(line)
+        self._spawn_size += len(line) + 1
         self._in_spawn = line != "endcmd"
-        if sum(map(len, self._spawn)) > LONGEST_SPAWN:
-            self._spawn, self._in_spawn = [], False
+        self._programs += not self._in_spawn
+        if self._spawn_size > LONGEST_SPAWN:
+            self._end_spawn()
             yield _too_long()
-        elif not self._in_spawn and self._spawn.count("endcmd") >= _number(self._spawn, "totspawns"):
-            lines, self._spawn = self._spawn, []
-            yield Ask(lines)
+        elif not self._in_spawn and self._programs >= _number(self._spawn, "totspawns"):
+            yield Ask(self._end_spawn())
+
+    def _end_spawn(self) -> list[str]:
+        lines = self._spawn
+        self._spawn, self._spawn_size, self._programs, self._in_spawn = [], 0, 0, False
+        return lines
 
 
 def parse(line: str) -> dict[str, str]:

@@ -13,8 +13,9 @@ from typing import Any
 from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.events import Event
+from launchpad.protocol.printable import printable
 from launchpad.transport.join.proof import node_context, nonce, proof
-from launchpad.transport.join.tls import Reactor, TlsConnection, connect, shown
+from launchpad.transport.join.tls import Reactor, TlsConnection, connect
 
 # How long the head has for all its answers.
 ANSWER_SECONDS = 30.0
@@ -89,7 +90,7 @@ class HeadConnection:
         if not isinstance(answer, dict):
             raise JoinRefused(f"{_NOT_LAUNCHPAD}: it says {line[:60]!r}")
         if "error" in answer:
-            raise JoinRefused(shown(str(answer["error"])))  # perhaps by a peer that has proven nothing yet
+            raise JoinRefused(printable(str(answer["error"])))  # perhaps by a peer that has proven nothing yet
         return answer
 
     def begin(self, take: Callable[[Any], None]) -> None:

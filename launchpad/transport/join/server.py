@@ -18,9 +18,10 @@ from launchpad._version import __version__
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
+from launchpad.protocol.printable import printable
 from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.join.proof import head_context, nonce, proof
-from launchpad.transport.join.tls import Reactor, TlsConnection, shown
+from launchpad.transport.join.tls import Reactor, TlsConnection
 
 # How long a new connection has for TLS, the proof and the offer.
 GREETING_SECONDS = 10.0
@@ -267,7 +268,7 @@ class _Greeting:
             if not self._proven:
                 self.connection.end("it doesn't speak launchpad's protocol")
                 return False
-            answer = {"error": shown(f"its offer is not valid: {type(error).__name__}: {error}"[:300])}
+            answer = {"error": printable(f"its offer is not valid: {type(error).__name__}: {error}"[:300])}
         self.connection.send(json.dumps(answer).encode() + b"\n")
         if "error" in answer:
             self._refused = True
@@ -287,7 +288,7 @@ class _Greeting:
         if not self._nonces[0]:
             self._nonces = (str(message["nonce"]), nonce())
             if message["launchpad"] != __version__:
-                version = shown(str(message["launchpad"])[:40])  # of a peer that has proven nothing yet
+                version = printable(str(message["launchpad"])[:40])  # of a peer that has proven nothing yet
                 error = f"it runs launchpad {version}, and the head {__version__}"
                 return {"error": f"{error}; install the same version on every node", "launchpad": __version__}
             return {"launchpad": __version__, "nonce": self._nonces[1]}

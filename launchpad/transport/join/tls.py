@@ -20,6 +20,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from launchpad.protocol.printable import printable
+
 READ_BYTES = 1 << 18
 
 # What a stranger may send in all, most of it for TLS, and what is read of it at once.
@@ -339,12 +341,7 @@ class TlsConnection:
 
 def bug(error: Exception) -> str:
     """An exception that nobody has expected, in words."""
-    return shown(f"a bug in launchpad: {type(error).__name__}: {error}"[:300])
-
-
-def shown(text: str) -> str:
-    """A text, perhaps of a stranger, so that it controls no terminal."""
-    return text if text.isprintable() else ascii(text)
+    return printable(f"a bug in launchpad: {type(error).__name__}: {error}"[:300])
 
 
 def connect(address: tuple[str, int], timeout: float) -> socket.socket:

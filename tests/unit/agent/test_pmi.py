@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,29 @@ from hypothesis import strategies as st
 
 from launchpad.agent.mpi import shm
 from launchpad.agent.mpi.node_worlds import Members
-from launchpad.agent.mpi.pmi import LONGEST_LINE, Ask, Enter, Fail, Keys, PmiConnection, Reply, barrier_out, parse
+from launchpad.agent.mpi.pmi import (
+    KEYS_PER_RANK,
+    LONGEST_LINE,
+    MOST_KEYS,
+    Ask,
+    Enter,
+    Fail,
+    Keys,
+    PmiConnection,
+    Reply,
+    barrier_out,
+    parse,
+)
 from launchpad.head.machine import Machine
 from launchpad.head.mpi_worlds import MpiWorlds
+from launchpad.head.pmix import MOST_PUBLISHED
 from launchpad.job.limits import Limits
 from launchpad.job.membership import Seat
 from launchpad.job.mpi import MpiSeat, environ, process_mapping, spawned_programs
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import BarrierOut, MpiReply, MpiWorld
-from launchpad.protocol.events import AgentReady, BarrierIn, MpiRequest, RankExited, RankFailed
+from launchpad.protocol.events import AgentReady, BarrierIn, MpiRequest, PmixRequest, RankExited, RankFailed
 from tests.support.unhurried import UNHURRIED
 from tests.support.wire import cut
 
@@ -443,6 +457,88 @@ def test_a_malformed_spawn(line: str) -> None:
     with pytest.raises((ValueError, LookupError)):
         worlds.spawn(MpiRequest(0, 0, ["mcmd=spawn", "execname=x", "nprocs=1", line, "endcmd"]), attempt=0)
     assert worlds.spawn(MpiRequest(0, 0, SPAWN.splitlines()), attempt=0)[0].ranks == [1, 2, 3]
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """At most 512 MiB more than now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + (512 << 20), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def small_plan(most: int) -> Plan:
+    """Two ranks on a node that can hold `most`."""
+    spec = JobSpec(target=Target("script", "t.py"), backend="mpi")
+    nodes = [AgentReady(0, 0.0, 1, "n0", 2, 0, None, 1 << 20, most + 1, 29501)]
+    return make_plan(spec, nodes, "run", places=[NodePlacement("n0", 2, "python", "/w", "")])
+
+
+def pmix_spawn(count: Any, **other: Any) -> PmixRequest:
+    app = {"count": count, "argv": ["x"], "environ": [], "cwd": ""} | other
+    return PmixRequest(0, 1, "spawn", [[0, 0]], [[app]])
+
+
+def pmi_spawn(*lines: str) -> MpiRequest:
+    return MpiRequest(0, 0, ["mcmd=spawn", "execname=x", *lines, "endcmd"])
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pmi_spawn("nprocs=99999999"),
+        pmi_spawn("nprocs=9"),
+        pmi_spawn("nprocs=1", "argcnt=999999999"),
+        pmi_spawn("nprocs=1", "info_num=999999999"),
+        pmi_spawn("nprocs=1", "argcnt=1", "arg1=a\0b"),
+        pmix_spawn(2**31 - 1),
+        pmix_spawn(1e300),
+        pmix_spawn(True),
+        pmix_spawn(1, argv=["x", 5]),
+        pmix_spawn(1, environ=["=5"]),
+        pmix_spawn(1, cwd=None),
+        pmix_spawn(8, argv=["x", "y" * (2 << 20)]),
+    ],
+    ids=lambda request: f"{type(request).__name__} {str(request)[-40:]}",
+)
+def test_a_spawn_that_its_node_can_not_hold_or_not_run(request_: Any) -> None:
+    worlds = MpiWorlds(small_plan(10), "job-0")
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        worlds.spawn(request_, attempt=0)
+    assert worlds.spawn(pmi_spawn("nprocs=8"), attempt=0)[0].ranks == list(range(2, 10))
+
+
+def test_the_room_of_ranks_that_have_exited_is_free_again() -> None:
+    worlds = MpiWorlds(small_plan(10), "job-0")
+    worlds.spawn(pmi_spawn("nprocs=8"), attempt=0)
+    with pytest.raises(ValueError, match="at most 0"):
+        worlds.spawn(pmi_spawn("nprocs=1"), attempt=0)
+    worlds.left(0, RankExited(0, 5, 0, 0, None))
+    assert worlds.spawn(pmi_spawn("nprocs=1"), attempt=0)[0].ranks == [10]
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_rank_that_never_ends_its_spawn_takes_no_memory() -> None:
+    session = PmiConnection(Keys("job-0", 1, {}))
+    (fail,) = session.feed(b"mcmd=spawn\n" + b"\n" * (5 << 20))
+    assert isinstance(fail, Fail)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_keys_and_names_are_counted() -> None:
+    session = PmiConnection(Keys("job-0", 1, {}))
+    value = "v" * 1000
+    puts = (b"cmd=put key=%d value=%b\n" % (number, value.encode()) for number in range(10_000))
+    replies = [reply.line for put in puts for reply in session.feed(put) if isinstance(reply, Reply)]
+    assert replies.count("cmd=put_result rc=0") == MOST_KEYS + KEYS_PER_RANK
+    assert replies[-1] == "cmd=put_result rc=1 msg=too_many_keys"
+    worlds = MpiWorlds(small_plan(10), "job-0")
+    lines = [f"cmd=publish_name service={number} port=p" for number in range(MOST_PUBLISHED + 1)]
+    answers = [worlds.on(0, MpiRequest(0, 0, [line]))[0][1].line for line in lines]
+    assert answers[-2:] == ["cmd=publish_result rc=0", "cmd=publish_result rc=1 msg=too_many_names"]
 
 
 # Cleanup.

@@ -9,7 +9,7 @@ import pytest
 from launchpad.bench import tables
 from launchpad.bench import terminal_table as bench_table
 from launchpad.bench.messages import LinkTiming, Row, Setting
-from launchpad.console.terminal import drawn, printable
+from launchpad.console.terminal import drawn
 
 RULE = "─"
 
@@ -71,7 +71,3 @@ def test_what_is_wrong_or_fails_is_all_shown_on_a_terminal() -> None:
     wrong = Row(**{**vars(ROW), "wrong": 17})
     environ = {"TERM": "xterm"}
     assert plain(drawn(bench_table.row(wrong, 80), 1, environ, 80).decode()).split()[-2:] == ["17", "WRONG"]
-
-
-def test_text_of_others_moves_no_cursor() -> None:
-    assert printable("é ∑\x1b[2J\n\t\r\x07\udcff") == "é ∑\\x1b[2J\\n\\t\\r\\x07\\udcff"

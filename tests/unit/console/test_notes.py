@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launchpad.console.message import message_line
 from launchpad.console.notes import Notes
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.output_tail import TAIL_BYTES
@@ -18,16 +19,22 @@ from launchpad.protocol.events import (
     STDERR,
     STDOUT,
     ConsoleClosed,
+    ExceptionRaised,
     FaultInjected,
     FaultMissed,
     JobPlanned,
     LeftoversAwaited,
     LogFailed,
+    NodeJoined,
     NodeLost,
+    NodeRefused,
+    NoMpi,
+    NotForked,
     OrphansKilled,
     Output,
     PhaseChanged,
     RankExited,
+    RankFailed,
     RankRaised,
     RanksSpawned,
     RankStarted,
@@ -319,3 +326,59 @@ def test_the_last_earlier_attempts_are_listed(count: int, line: str) -> None:
     job = Job()
     job.diagnosis.earlier = [str(number) for number in range(1, count + 1)]
     assert job.fails(2, 7)[-1] == line
+
+
+HOSTILE = "odd\x1b]0;title\x07\x9b2J\n::error::forged\nlaunchpad: all well\u2028"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        NotForked(0, HOSTILE),
+        NodeRefused(0, HOSTILE, HOSTILE),
+        OrphansKilled(0, [f"17 {HOSTILE}"]),
+        NoMpi(0, "", HOSTILE),
+        LogFailed(0, HOSTILE, HOSTILE),
+        NodeJoined(0, 1, HOSTILE, 2),
+        RanksSpawned(0, 0, 0, [4], [HOSTILE]),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_a_note_quotes_stays_within_its_line(event: Any) -> None:
+    job = Job()
+    job.on(event)
+    assert "odd\\x1b" in job.notes[-1]
+    assert all(note.isprintable() for note in job.notes)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [RankFailed(103 * SECOND, 2, 7, HOSTILE)],
+        [StartFailed(103 * SECOND, 2, HOSTILE)],
+        [NodeLost(103 * SECOND, 0, HOSTILE, [0, 1, 2, 3])],
+        [ExceptionRaised(103 * SECOND, 2, 4002, HOSTILE, {"type": HOSTILE, "message": "", "frames": []})],
+        [
+            ExceptionRaised(
+                *(103 * SECOND, 2, 4002, ""),
+                {"type": "E", "message": HOSTILE, "frames": [[HOSTILE, 1, HOSTILE, HOSTILE]], "notes": [HOSTILE]},
+            )
+        ],
+    ],
+    ids=["failed", "not started", "lost", "type", "exception"],
+)
+def test_the_report_has_no_control_characters_and_forges_no_line(events: list[Any]) -> None:
+    job = Job()
+    job.on(*events)
+    lines = [*job.fails(2, 1), job.diagnosis.summary()]
+    assert all(line.isprintable() for line in lines)
+    assert not any(line.startswith(("::", "launchpad:")) for line in lines)
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_our_lines_are_ours_from_their_beginning(colour: bool) -> None:
+    first, *others = message_line(HOSTILE, colour, bad=True).split("\n")
+    assert "odd\\x1b]0;title\\x07\\x9b2J" in first
+    prefix = first.partition("odd")[0]
+    assert [line.removeprefix(prefix) for line in others] == ["::error::forged", "launchpad: all well\\u2028"]
+    assert all(line.startswith(prefix) for line in others)

@@ -65,3 +65,14 @@ def test_a_number_of_ranks_that_no_node_has_is_no_offer(count: int) -> None:
     for found in ({**wire(OFFER), "slots": count}, {**wire(OFFER), "spec": {**wire(OFFER)["spec"], "nproc": count}}):
         with pytest.raises(ValueError, match="is not a number of ranks"):
             NodeOffer.from_json(found)
+
+
+@pytest.mark.parametrize("name", ["a\x1b]0;title\x07", "a\n::error::forged", "a\x9b2J"])
+def test_a_name_that_is_not_printable_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="can't be printed"):
+        NodeOffer.from_json(NodeOffer(name, "python").as_json())
+
+
+def test_the_reason_of_a_failed_node_is_one_line() -> None:
+    offer = NodeOffer.from_json(NodeOffer("a", "python", failed="no\nlaunchpad: all well\x1b[2J").as_json())
+    assert offer.failed == "no\\nlaunchpad: all well\\x1b[2J"
