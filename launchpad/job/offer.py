@@ -16,6 +16,7 @@ _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hook
 # What concerns the whole job, and is the head's: the option, and its field.
 _OF_THE_JOB = {
     "--backend": "backend",
+    "--mpi": "mpi",
     "--tf-config": "tf_config",
     "--max-restarts": "max_restarts",
     "--restart": "restart",
