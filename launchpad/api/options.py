@@ -1,4 +1,4 @@
-"""Which options of `launchpad run` launchpad.run and launchpad.ranks take, with their types, and why not the others.
+"""Which options of `launchpad run` launchpad.run and launchpad.ranks take, with their types (why no others: doors.py).
 
 They mean what they mean on the command line, and where one is not given, the same default holds.
 """
@@ -44,32 +44,6 @@ class JobOptions(SharedOptions, total=False):
     spares: int
     nnodes: str
     inject: str
-
-
-# Why a parameter is not taken by launchpad.run; by launchpad.ranks, besides.
-_BY_COMMAND = "the ranks call a function of this process, in its interpreter"
-_ON_TERMINAL = "it is for the command's console; what ranks print goes to sys.stdout"
-_ONE_EACH = "it is for a launchpad on each node"
-NOT_FOR_RUN: Mapping[str, str] = {
-    **dict.fromkeys(("module", "no_python", "run_path", "python", "start_method", "no_hooks", "preload"), _BY_COMMAND),
-    **dict.fromkeys(("use_env", "config", "job", "check", "dry_run", "json", "detach", "enter"), _BY_COMMAND),
-    **dict.fromkeys(("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"), _ON_TERMINAL),
-    **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters", "events", "fold"), _ON_TERMINAL),
-    **dict.fromkeys(("quiet", "verbose", "no_advice", "report_bindings", "print_completion", "help"), _ON_TERMINAL),
-    **dict.fromkeys(("node_rank", "master_addr", "master_port", "standalone", "rdzv_backend"), _ONE_EACH),
-    **dict.fromkeys(("rdzv_endpoint", "rdzv_id", "rdzv_conf", "rdzv_secret_file", "local_addr"), _ONE_EACH),
-    **dict.fromkeys(("signals_to_handle", "stop_before"), "signals and batch systems concern the whole process"),
-    **dict.fromkeys(("numa_binding",), "write bind"),
-    **dict.fromkeys(("monitor_interval", "event_log_handler", "logs_specs"), "it has no effect"),
-    **dict.fromkeys(("add_to_reports",), "it is for the jobs of a file"),
-}
-_AGAIN = "ranks that stay hold what the last calls have left, and are not started again by themselves"
-NOT_FOR_RANKS: Mapping[str, str] = {
-    **NOT_FOR_RUN,
-    **dict.fromkeys(("max_restarts", "restart", "progress", "spares", "nnodes", "inject"), _AGAIN),
-    "stall_timeout": "between calls the ranks only wait; each call has a timeout of its own",
-    **dict.fromkeys(("input_rank", "debug"), "calls are made from a prompt, which has the terminal"),
-}
 
 
 def _is_time(value: Any) -> bool:

@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from launchpad.api.job import Group, JobRequest, check, check_timeout, interrupts, prepare
-from launchpad.api.options import NOT_FOR_RANKS, SharedOptions, run_options
+from launchpad.api.options import SharedOptions, run_options
 from launchpad.api.packing import CallPacker, name_of, pack_session
 from launchpad.api.results import Results
 from launchpad.api.session import PendingCall, RankSession, gone, running
 from launchpad.errors import UsageError
 from launchpad.job.spec import Bind, Target
+from launchpad.runner.doors import NOT_FOR_RANKS
 
 
 def ranks(

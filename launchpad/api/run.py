@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
 from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
-from launchpad.api.options import NOT_FOR_RUN, JobOptions, is_count, run_options
+from launchpad.api.options import JobOptions, is_count, run_options
 from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
 from launchpad.errors import UsageError
 from launchpad.job.limits import RestartLimit, Restarts
 from launchpad.job.spec import Bind, Target
+from launchpad.runner.doors import NOT_FOR_RUN
 
 
 def run(

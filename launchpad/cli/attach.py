@@ -17,6 +17,7 @@ from launchpad.console.prefix import Prefix, template_of
 from launchpad.control.client import send_signal
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
+from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.outcome import OUTPUT_CLOSED
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, ConsoleClosed, Output, StdinRead, StopRequested, Written
@@ -104,8 +105,6 @@ class _Attached:
         """Show the job to its end. Returns the exit code."""
         own_signals.catch(self._inbox.put)
         if running and os.isatty(0) and os.isatty(STDOUT):  # else they are for a pager
-            from launchpad.head.stdin_forwarder import StdinForwarder
-
             self._input = StdinForwarder(self._inbox.put, keys=True, flow_control=False)
             self._input.go_on()  # at once: the user is about to be told which keys there are
         try:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import click
 
 import launchpad
+from launchpad.bench import plot as plotting
 from launchpad.bench.display import Display
 from launchpad.bench.messages import BenchRequest, Unavailable, to_line
 from launchpad.bench.operations import ALGORITHMS, OPERATIONS
@@ -158,8 +159,6 @@ def command(**options: Any) -> int:
     far = entered or not all(host.here for host in hosts)
     plot = options["plot"]
     if plot is not None:
-        from launchpad.bench import plot as plotting
-
         plotting.check()
         plot = os.path.abspath(plot)
         if not os.path.isdir(os.path.dirname(plot)):

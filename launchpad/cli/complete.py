@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple, NoReturn
 
 import click
 
+from launchpad.cli.help import TOPICS
+from launchpad.cli.main import COMMANDS, cli
 from launchpad.cli.options import named, read_option
 from launchpad.cli.shells import COMPLETION
 
@@ -81,8 +83,6 @@ def _split(line: str) -> list[str]:
 
 def possibilities(before: Sequence[str], word: str, environ: Mapping[str, str]) -> Iterator[Possibility]:
     """What can stand where `word` has been begun, after these words of launchpad's. Raises UsageError for bad ones."""
-    from launchpad.cli.main import COMMANDS, cli
-
     if not before:
         if word.startswith("-"):
             yield from _options(cli, word)
@@ -198,9 +198,6 @@ def _jobs(word: str, environ: Mapping[str, str], *, running: bool) -> Iterator[P
 
 
 def _topics(word: str) -> Iterator[Possibility]:
-    from launchpad.cli.help import TOPICS
-    from launchpad.cli.main import COMMANDS
-
     yield from (Possibility("whole", topic, about) for topic, about in TOPICS.items() if topic.startswith(word))
     commands = [name for name in COMMANDS if name not in TOPICS]
     yield from (Possibility("whole", name, _about(name)) for name in commands if name.startswith(word))
@@ -208,8 +205,6 @@ def _topics(word: str) -> Iterator[Possibility]:
 
 def _about(name: str) -> str:
     """What a command does, from the first line of its module: to import all of them would take too long."""
-    from launchpad.cli.main import COMMANDS
-
     try:
         path = os.path.join(os.path.dirname(__file__), f"{COMMANDS[name].rpartition('.')[2]}.py")
         with open(path, encoding="utf-8") as file:

@@ -6,6 +6,7 @@ import click
 
 from launchpad.cli.asking import answer
 from launchpad.cli.options import rank_and_port
+from launchpad.control.client import ask
 from launchpad.errors import UsageError
 
 
@@ -19,8 +20,6 @@ def command(words: tuple[str, ...]) -> int:
     `launchpad jobs` lists, or a prefix of one; the default is the latest running one. To debug a rank from its
     beginning, start the job with --debug.
     """
-    from launchpad.control.client import ask
-
     if not 1 <= len(words) <= 2:
         raise UsageError("say which rank: launchpad debug [JOB] RANK")
     job = words[0] if len(words) == 2 else ""

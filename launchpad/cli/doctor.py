@@ -10,8 +10,12 @@ import click
 
 from launchpad.cli import run
 from launchpad.cli.options import take_host_options
+from launchpad.console import checkup_table
 from launchpad.console.terminal import can_draw, drawn
+from launchpad.doctor.judge import hidden, judge, level_of
 from launchpad.protocol.events import STDOUT
+from launchpad.runner.checkup import check_up
+from launchpad.runner.connect import read_hosts
 from launchpad.runner.options import HostOptions
 
 _EPILOG = """\b
@@ -40,11 +44,6 @@ def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: A
     All hosts are checked at the same time. Nothing is installed there or left behind, and root is not needed. Each line
     says what is wrong where, and what to type.
     """
-    from launchpad.console import checkup_table
-    from launchpad.doctor.judge import hidden, judge, level_of
-    from launchpad.runner.checkup import check_up
-    from launchpad.runner.connect import read_hosts
-
     ctx.obj.close()
     options = HostOptions(**named)
     seen = check_up(read_hosts(options, None), options, python)

@@ -20,7 +20,7 @@ else:
 _NO_AGENT_YET = ("-H", "-host", "--host", "-machinefile", "--machinefile", "--enter", "--detach")
 _FLAGS = "mqv"  # may stand before the H, as in -qH
 
-# A job file may name hosts. ssh may ask the user something on /dev/tty then, which is nothing to a kept head.
+# A job file may say what to enter, which may ask the user something on /dev/tty: that is nothing to a kept head.
 _NO_KEPT_HEAD = ("--config",)
 
 _NEEDS_LINUX = "launchpad needs Linux, and this is {}: run it on a Linux machine, or in a Linux container or VM (WSL 2)"

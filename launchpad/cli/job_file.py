@@ -31,23 +31,13 @@ from launchpad.console.terminal import can_draw, drawn, plain_table
 from launchpad.errors import UsageError
 from launchpad.job.outcome import INTERRUPTED
 from launchpad.protocol.events import STDERR
+from launchpad.runner.doors import NOT_IN_FILES
 
 # A job's settings, by option name: command-line values, or a bool for a flag.
 Settings = dict[str, str | bool | list[str]]
 
-# These belong on the command line: they concern one invocation rather than the job.
-_NOT_IN_FILES = {
-    "config",
-    "job",
-    "detach",
-    "dry-run",
-    "json",
-    "hosts",
-    "hostfile",
-    "add-to-reports",
-    "print-completion",
-    "help",
-}
+# Other names of what can't stand in a file.
+_ALIASES = {"host": "hosts", "hostfile": "machinefile"}
 
 
 class JobResult(NamedTuple):
@@ -105,6 +95,8 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
     found: Settings = {}
     for key, value in table.items():
         name = key.replace("_", "-")
+        if why := NOT_IN_FILES.get(_ALIASES.get(name, name).replace("-", "_")):
+            raise UsageError(f"{path}: {where}{key}: it belongs on the command line: {why}")
         if name != "target" and name not in known:
             raise UsageError(
                 f"{path}: {where}{key}: there is no such option{_suggestion(name, [*known, 'target', 'jobs'])}"
@@ -266,11 +258,14 @@ def _run_one(argv: list[str]) -> int:
 
 
 def _options(command: click.Command) -> dict[str, click.Option]:
+    """By each of their long names: those that a file may set."""
     found: dict[str, click.Option] = {}
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            found |= {name[2:]: parameter for name in parameter.opts if name.startswith("--")}
-    return {name: option for name, option in found.items() if name not in _NOT_IN_FILES}
+            names = {name[2:]: parameter for name in parameter.opts if name.startswith("--")}
+            if not any(name.replace("-", "_") in NOT_IN_FILES for name in names):
+                found |= names
+    return found
 
 
 def _name(parameter: click.Parameter) -> str:

@@ -12,7 +12,7 @@ import click
 from launchpad.console.terminal import can_draw, drawn, plain_table
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
-from launchpad.image import place
+from launchpad.image import keeper_control, place
 from launchpad.protocol.events import STDOUT
 from launchpad.protocol.printable import printable
 from launchpad.record import job_store
@@ -61,7 +61,6 @@ def command(most: int, as_json: bool) -> int:
 def _say_what_is_kept() -> None:
     if not place.exists(os.environ):
         return
-    from launchpad.image import keeper_control
 
     kept = keeper_control.ask({"status": True}, os.environ).get("found")
     if kept is not None:

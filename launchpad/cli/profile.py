@@ -12,6 +12,7 @@ import click
 from launchpad.cli.asking import answer
 from launchpad.cli.options import positive_seconds
 from launchpad.console.message import say_on_stderr
+from launchpad.control.client import ask
 from launchpad.diagnosis.speedscope import merge
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words
@@ -33,8 +34,6 @@ def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. FILE is for
     https://www.speedscope.app, with a profile for each rank. It needs py-spy on each rank's node.
     """
-    from launchpad.control.client import ask
-
     if seconds > MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: a rank can be watched for {MOST_SECONDS:g} s at most")
     _check(output)

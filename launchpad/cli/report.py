@@ -8,6 +8,7 @@ import click
 
 from launchpad.errors import UsageError
 from launchpad.record import replay
+from launchpad.report import page
 
 
 @click.command(
@@ -23,8 +24,6 @@ def command(job: str | None, output: str) -> int:
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. It may still be
     running. The page is one file that loads nothing from elsewhere.
     """
-    from launchpad.report import page
-
     folder = replay.find_job(job, os.environ)
     if problem := page.write(output, folder):
         raise UsageError(f"--output {problem}")

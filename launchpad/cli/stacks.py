@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from launchpad.cli.asking import answer
+from launchpad.control.client import ask
 
 
 @click.command("stacks", context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,7 +18,5 @@ def command(job: str, full: bool, native: bool) -> int:
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. The job keeps
     running. Ranks at the same place are grouped, outliers first.
     """
-    from launchpad.control.client import ask
-
     click.echo(answer("stacks", job, lambda: ask(job, "stacks", native=native, full=full or native)))
     return 0

@@ -6,6 +6,7 @@ import click
 
 from launchpad.cli.asking import answer
 from launchpad.cli.options import stop_signal
+from launchpad.control.client import send_signal
 
 
 @click.command("stop", context_settings={"help_option_names": ["-h", "--help"]})
@@ -18,7 +19,5 @@ def command(job: str, signum: int) -> int:
     HUP stop it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait
     for the end of the job: `launchpad wait` does.
     """
-    from launchpad.control.client import send_signal
-
     click.echo(answer("stop", job, lambda: send_signal(job, signum)), err=True)
     return 0

@@ -9,6 +9,10 @@ import click
 
 from launchpad.errors import UsageError
 from launchpad.record import replay
+from launchpad.report.output import lines_per_second, pack
+from launchpad.report.timeline import timeline_of
+from launchpad.report.trace import trace_of
+from launchpad.report.used import used
 
 
 @click.command(
@@ -23,11 +27,6 @@ def command(job: str | None, output: str) -> int:
 
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job.
     """
-    from launchpad.report.output import lines_per_second, pack
-    from launchpad.report.timeline import timeline_of
-    from launchpad.report.trace import trace_of
-    from launchpad.report.used import used
-
     folder = replay.find_job(job, os.environ)
     timeline = timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(pack(folder))])
     name = f"job {os.path.basename(folder)}"

@@ -11,6 +11,8 @@ import click
 from launchpad.cli import entry, run
 from launchpad.cli.options import positive_seconds, take_host_options
 from launchpad.errors import NodeError, UsageError, failed_hosts
+from launchpad.runner import warming
+from launchpad.runner.connect import read_hosts
 from launchpad.runner.options import HostOptions
 
 _EPILOG = """\b
@@ -56,8 +58,6 @@ def command(
     With hosts, it is kept there, for runs on them. launchpad run, smoke, bench and launchpad.run use it by themselves,
     and start cold where the result could differ.
     """
-    from launchpad.runner import warming
-
     if status and stop:
         raise UsageError("--status shows what is kept and --stop ends it; leave one of them out")
     if as_json and not status:
@@ -65,8 +65,6 @@ def command(
     request = {"stop": True} if stop else {"status": True} if status else warming.keep(seconds, preload)
     options, head = HostOptions(**named), entry.kept_head()
     if options.given:
-        from launchpad.runner.connect import read_hosts
-
         return _show_hosts(
             warming.ask_hosts(request, read_hosts(options, None), options, python, head), as_json=as_json
         )

@@ -64,8 +64,13 @@ class Samples(Part):
     def _take(self, node: int, event: Sampled) -> None:
         """It may be late, and about ranks that run elsewhere by now."""
         own = self._hub.ranks_of(node)
+        names = {str(rank) for rank in own}  # as JSON has keys
         event = event._replace(
-            ranks=[row for row in event.ranks if row[0] in own], waits=[row for row in event.waits if row[0] in own]
+            ranks=[row for row in event.ranks if row[0] in own],
+            waits=[row for row in event.waits if row[0] in own],
+            gpus=[
+                [*gpu, {one: size for one, size in users.items() if str(one) in names}] for *gpu, users in event.gpus
+            ],
         )
         if event.number == self._for_record:
             self._figures += len(event.ranks)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import socket
 import stat
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -67,8 +68,6 @@ def list_files(folder: str, logs: str | None = None) -> list[SyncedFile]:
 
 def _git_files(folder: str) -> list[str] | None:
     """git's files in the folder; None outside a work tree, or without git."""
-    import subprocess
-
     argv = ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)

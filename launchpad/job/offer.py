@@ -25,6 +25,7 @@ MOST_RANKS = 1 << 20
 # What concerns the whole job, and is the head's: the option, and its field.
 _OF_THE_JOB = {
     "--backend": "backend",
+    "--mpi": "mpi",
     "--tf-config": "tf_config",
     "--max-restarts": "max_restarts",
     "--restart": "restart",

@@ -495,6 +495,7 @@ class Sampled(
         _are_rows(event.ranks, int, str, _NUMBER, int, int, int, int)
         and _are_rows(event.waits, int, str, int, _NUMBER)
         and _are_rows(event.gpus, str, int, int, int, dict)
+        and all(isinstance(size, int) for *_, users in event.gpus for size in users.values())
     ),
 ):
     """What the running ranks of a node use, each with its descendants, and the node's GPUs."""

@@ -9,6 +9,7 @@ from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.allocation import INSTEAD, Source, find_source, parse_nodes
 from launchpad.job.hosts import Host, Nproc, choose_hosts, some_of
+from launchpad.job.slurm import find_job
 from launchpad.runner.options import RunOptions
 
 # flux answers in 100 ms; its broker may hang, or be at the other end of a dead connection.
@@ -34,8 +35,6 @@ def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptio
 
 
 def _with_slurm(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
-    from launchpad.job.slurm import find_job
-
     job = find_job(environ, options.nproc, options.target)
     if job is None:
         return options

@@ -32,8 +32,11 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import BarrierIn, Checked, PmixFetched, PmixRequest
 from launchpad.protocol.health import Probed, facts_of
+from launchpad.runner.connect import enter_words, reach
+from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.spec import find_python
+from launchpad.transport.ssh.bundle import Startup
 
 if TYPE_CHECKING:
     from launchpad.transport import Link
@@ -257,10 +260,6 @@ def _open(
     hosts: Sequence[Host], options: HostOptions, python: str | None, closing: ExitStack, *, quiet: bool
 ) -> tuple[HostAnswers, dict[int, str]]:
     """Reach the hosts. Nothing is installed there: what runs is sent over the connection, and stays in memory."""
-    from launchpad.runner.connect import enter_words, reach
-    from launchpad.runner.connector import Connector
-    from launchpad.transport.ssh.bundle import Startup
-
     found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
     startup = Startup(found, python is not None, enter_words(options))
     # On this machine, images are kept by the launchpad that is installed here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import termios
 import threading
 import time
@@ -76,8 +77,6 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
 
 def enter_words(options: HostOptions) -> tuple[str, ...]:
     """The words of --enter. Raises UsageError."""
-    import shlex
-
     try:
         words = tuple(shlex.split(options.enter))
     except ValueError as error:

@@ -16,10 +16,13 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import KeeperRequest
 from launchpad.protocol.defaults import defaults_for
 from launchpad.protocol.events import KeeperReply
+from launchpad.runner.connect import reach
+from launchpad.runner.connector import Connector
 from launchpad.runner.imports import NOT_FORKED, TORCH, module_names
 from launchpad.runner.options import HostOptions
 from launchpad.runner.spec import find_python
 from launchpad.transport.local import guard_environ
+from launchpad.transport.ssh.bundle import Startup
 
 if TYPE_CHECKING:
     from launchpad.job.hosts import Host
@@ -58,10 +61,6 @@ def ask_hosts(
 
     `head`: how to start a kept head, if this machine is among them.
     """
-    from launchpad.runner.connect import reach
-    from launchpad.runner.connector import Connector
-    from launchpad.transport.ssh.bundle import Startup
-
     here = any(host.here for host in hosts)
     found = find_python(python, os.environ, sys.executable, here=here)
     startups = [Startup(found, python is not None, asked=json.dumps({"warm": True}))] * len(hosts)

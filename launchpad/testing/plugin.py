@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +121,6 @@ def _place(name: str, request: pytest.FixtureRequest) -> int:
 
 
 def _has_rank() -> bool:
-    import sys
-
     member = sys.modules.get("launchpad.testing.member")
     return member is not None and member.is_rank()
 

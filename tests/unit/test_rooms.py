@@ -38,7 +38,7 @@ REASONS = {
     "forks: real/images": "forkserver",
     "part of a running job: real/one_node, real/hosts": (
         "head/requester head/debug_clients head/debuggers head/hub head/master_search head/meetings "
-        "head/mpi_service head/own_signals head/samples head/session_calls head/sink head/stdin_forwarder"
+        "head/mpi_service head/own_signals head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
     "plain values, tested through those who read them": "job/duration job/state job/world",

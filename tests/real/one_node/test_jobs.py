@@ -171,7 +171,7 @@ def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
         ("[jobs.a]\nnproc = 2", 'jobs.a has no target; add target = "script.py"'),
         ("jobs = 3", "jobs: write a table for each job, like [jobs.hello]"),
         ("nproc = [[1]]", "nproc: write a string, a number, true, false"),
-        ("dry-run = true", "dry-run: there is no such option"),
+        ("dry-run = true", "dry-run: it belongs on the command line: "),
         ('module = "a\\u0000b"', "module: it contains a NUL byte, which no program can be given"),
         ('env = { A = "\\u0000" }', "env: it contains a NUL byte"),
         (f"module = {'[' * 5000}", "its tables and lists are nested too deeply"),

@@ -1,4 +1,4 @@
-"""What works through one door works through all: the command, launchpad.run, launchpad.ranks, job files."""
+"""What works through one door works through all: command, launchpad.run, launchpad.ranks, files, nodes that join."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 import launchpad as lp
-from launchpad.api.options import NOT_FOR_RANKS, NOT_FOR_RUN, JobOptions, SharedOptions
+from launchpad.api.options import JobOptions, SharedOptions
 from launchpad.cli import job_file
 from launchpad.cli.run import command
+from launchpad.job import offer
+from launchpad.runner.doors import NOT_FOR_RANKS, NOT_FOR_RUN, NOT_IN_FILES, NOT_ON_JOINED_NODES
+from launchpad.runner.options import HostOptions, ReportOptions
 
 MANUAL = Path(lp.__file__).parent / "manual"
 
@@ -54,7 +57,30 @@ def test_the_manual_names_each_parameter() -> None:
 
 
 def test_a_job_file_takes_every_option_of_the_job() -> None:
-    assert {name.replace("_", "-") for name in options() | {"help", "hostfile"}} >= job_file._NOT_IN_FILES
+    """By all of its names, or by none."""
+    taken = {name.replace("-", "_") for name in job_file._options(command)}
+    assert options() - taken == NOT_IN_FILES.keys() - {"help"}
+    for option in command.params:
+        names = {name[2:].replace("-", "_") for name in option.opts if name.startswith("--")}
+        assert names <= taken or not names & taken, names
+
+
+@pytest.mark.parametrize("name", ["hosts", "host", "hostfile", "machinefile", "dry-run", "dry_run", "help"])
+def test_what_a_job_file_does_not_take_has_its_reason(name: str) -> None:
+    with pytest.raises(lp.UsageError, match=f"^f.toml: {name}: it belongs on the command line: [a-z]"):
+        job_file.parse_jobs(f'{name} = "1"', "f.toml", job_file._options(command))
+
+
+def test_a_node_that_joins_has_no_say_in_what_is_the_job_s() -> None:
+    assert NOT_ON_JOINED_NODES.keys() <= options()
+    refused = {ALIASES.get(name, name) for name in NOT_ON_JOINED_NODES}
+    told = {name[2:].replace("-", "_") for name in offer._OF_THE_JOB}
+    assert told <= refused
+    own = {"env" if name == "environ" else "no_hooks" if name == "hooks" else name for name in offer._OWN}
+    assert not own & refused
+    # It shows its own ranks' output.
+    assert set(ReportOptions._fields) - {"job", "fold", "quiet", "verbose"} <= refused
+    assert set(HostOptions._fields) - {"allocation", "by_srun"} <= refused
 
 
 @pytest.mark.parametrize(

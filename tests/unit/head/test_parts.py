@@ -17,6 +17,7 @@ from launchpad.head.parts import parts_of
 from launchpad.head.planner import Planner
 from launchpad.head.profiles import Profiles
 from launchpad.head.rank_input import RankInput
+from launchpad.head.samples import Samples
 from launchpad.head.standing import NEEDS_PART, may_send
 from launchpad.head.stop_before import StopBefore
 from launchpad.head.supervisor import Supervisor
@@ -39,6 +40,9 @@ from launchpad.protocol.events import (
     RankExited,
     RankFailed,
     RankStarted,
+    Sampled,
+    SampleRequested,
+    SamplesTaken,
     StopRequested,
 )
 from launchpad.transport.memory import MemoryLink
@@ -184,6 +188,24 @@ def on_two_nodes() -> FakeJob:
     nodes = FakeNodes(0, 1)
     plans = (NodePlan(one, f"n{one}", "/", {}, (RankPlan(one, 0, (), {}),), {}) for one in range(2))
     return FakeJob(nodes, Plan("", tuple(plans)))
+
+
+def test_a_sample_says_nothing_of_ranks_on_other_nodes() -> None:
+    job = on_two_nodes()
+    samples = Samples(job.hub, 0.0, list)
+    job.at(0.0, 0, 1)
+    samples.on(-1, SampleRequested(0, 5))
+    for node in range(2):
+        ranks = [[rank, "running", 1.0, 1, 1, 1, 1] for rank in (0, 1)]
+        waits = [[rank, "all_reduce", 1, 1.0] for rank in (0, 1)]
+        gpus = [[f"GPU-{node}", 5, 10, 20, {"0": 3, "1": 4, "x": 5}]]
+        samples.on(node, Sampled(0, 1, ranks, waits, gpus))
+    samples.tick(0.0)
+    (told,) = (one for one in job.told if isinstance(one, SamplesTaken))
+    for node, sample in enumerate(told.samples):
+        assert [row[0] for row in sample.ranks] == [node]
+        assert [row[0] for row in sample.waits] == [node]
+        assert [users for *_, users in sample.gpus] == [{str(node): 3 + node}]
 
 
 def test_a_profile_of_lost_ranks_is_answered() -> None:
