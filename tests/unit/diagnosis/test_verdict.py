@@ -30,6 +30,7 @@ from launchpad.protocol.events import (
     Stalled,
     StopRequested,
 )
+from launchpad.protocol.printable import printable
 from tests.support.failures import GLOO, MS, at, exits, job, over, raises, recorded, stopping
 
 LATE = "[/x/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
@@ -675,8 +676,8 @@ def test_only_a_newline_ends_a_line_of_a_message(mark: str) -> None:
     message = f"bad row{mark}in the file\nsecond line"
     history = History([*job(1), *raises(5, 0, "ValueError", message), over(13)])
     lines = describe(history, verdict_on(history))
-    assert lines[0].startswith(f"rank 0 failed first: ValueError: bad row{mark}in the file (exit code 1")
-    assert lines[-2:] == [f"    ValueError: bad row{mark}in the file", "    second line"]
+    assert lines[0].startswith(f"rank 0 failed first: ValueError: bad row{printable(mark)}in the file (exit code 1")
+    assert lines[-2:] == [f"    ValueError: bad row{printable(mark)}in the file", "    second line"]
     printed = HANDLED.replace("optional setting", f"optional{mark}setting")
     found = tracebacks.ending(printed, 1)
     assert found is not None
