@@ -84,7 +84,7 @@ class Screen:
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Show a message of launchpad's own."""
-        note = message_line(text, colour=False, bad=bad).encode()
+        note = "\n".join([message_line(line, colour=False, bad=bad) for line in text.split("\n")]).encode()
         self._put((self._devices[STDERR].note(note, STDERR), None))
 
     @property

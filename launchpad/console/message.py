@@ -48,9 +48,9 @@ class QueuedMessages:
 
 
 def message_line(text: str, colour: bool, bad: bool) -> str:
-    """A message of the launcher's own, as it appears on stderr."""
+    """A message of the launcher's own, as it appears on stderr. Lines after the first have no prefix."""
     prefix = f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m" if colour else "launchpad:"
-    return "\n".join([f"{prefix} {line}" for line in printable_lines(text)])
+    return f"{prefix} " + "\n".join(printable_lines(text))
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
