@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from launchpad.console.message import message_line
 from launchpad.console.notes import Notes
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.output_tail import TAIL_BYTES
@@ -373,12 +372,3 @@ def test_the_report_has_no_control_characters_and_forges_no_line(events: list[An
     lines = [*job.fails(2, 1), job.diagnosis.summary()]
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith(("::", "launchpad:")) for line in lines)
-
-
-@pytest.mark.parametrize("colour", [False, True])
-def test_our_lines_are_ours_from_their_beginning(colour: bool) -> None:
-    first, *others = message_line(HOSTILE, colour, bad=True).split("\n")
-    assert "odd\\x1b]0;title\\x07\\x9b2J" in first
-    prefix = first.partition("odd")[0]
-    assert [line.removeprefix(prefix) for line in others] == ["::error::forged", "launchpad: all well\\u2028"]
-    assert all(line.startswith(prefix) for line in others)
