@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import collections.abc
-import contextlib
 import dataclasses
-import math
-import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.printable import printable
+from launchpad.protocol.typed import typed
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
@@ -67,7 +64,7 @@ class NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
         hints = typing.get_type_hints(cls)
         spec = None if found["spec"] is None else _spec_from_json(found["spec"])
-        values = {name: typed(name, found[name], hint) for name, hint in hints.items() if name != "spec"}
+        values = {name: _declared(name, found[name], hint) for name, hint in hints.items() if name != "spec"}
         if not values["name"].isprintable():
             raise ValueError(f"name: {values['name']!r} can't be printed")
         _check_count("slots", values["slots"])
@@ -103,7 +100,7 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
         raise TypeError("spec: not an object")
     spec, limits = typing.get_type_hints(JobSpec, localns={"Faults": object}), typing.get_type_hints(Limits)
     names = ("target", "nproc", "preload", *_OWN, *_OF_THE_JOB.values())
-    values = {name: typed(name, found[name], spec.get(name) or limits[name]) for name in names}
+    values = {name: _declared(name, found[name], spec.get(name) or limits[name]) for name in names}
     made = JobSpec(
         limits=Limits(**{name: value for name, value in values.items() if name in Limits._fields}),
         **{name: value for name, value in values.items() if name not in Limits._fields},
@@ -119,35 +116,12 @@ def _check_count(name: str, value: Nproc | None) -> None:
         raise ValueError(f"{name}: {value} is not a number of ranks")
 
 
-def typed(name: str, value: Any, hint: Any) -> Any:
-    """A value from JSON as one of the declared type. Raises TypeError or ValueError if it is none, with this name."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        for one in inner:
-            with contextlib.suppress(TypeError, ValueError):
-                return typed(name, value, one)
-    elif origin is Literal:
-        if type(value) is str and value in inner:
-            return value
-    elif origin is tuple and type(value) is list:
-        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        if len(kinds) == len(value):
-            return tuple(typed(name, one, kind) for one, kind in zip(value, kinds, strict=True))
-    elif origin is collections.abc.Mapping and type(value) is dict:
-        return {typed(name, key, inner[0]): typed(name, one, inner[1]) for key, one in value.items()}
-    elif hasattr(hint, "_fields") and type(value) is list:
-        kinds = tuple(typing.get_type_hints(hint).values())
-        if len(kinds) == len(value):
-            return hint(*(typed(name, one, kind) for one, kind in zip(value, kinds, strict=True)))
-    elif hint is float and type(value) in (int, float):
-        if math.isfinite(value):
-            return float(value)
-    elif hint is int and type(value) is int:
-        if -(1 << 63) <= value < 1 << 63:
-            return value
-    elif type(value) is hint:
-        return value
-    raise TypeError(f"{name}: {value!r:.40} is not what it should be")
+def _declared(name: str, value: Any, hint: Any) -> Any:
+    """A field's value from the wire. Raises TypeError, with its name, if it is not of its type."""
+    try:
+        return typed(hint, value)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def _shown(value: Any) -> str:

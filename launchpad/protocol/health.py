@@ -4,8 +4,9 @@ Each class is the answer to one subject of Check. Sizes are in bytes and times i
 known, or a limit that is not set.
 """
 
-import typing
 from typing import Any, NamedTuple
+
+from .typed import typed
 
 
 class Identity(NamedTuple):
@@ -216,20 +217,7 @@ SUBJECTS: dict[str, Any] = {
 
 def facts_of(subject: str, fields: list[Any]) -> Any:
     """The facts in an answer. Raises ValueError if it is no such answer."""
-    return _typed(SUBJECTS[subject], fields)
-
-
-def _typed(hint: Any, value: Any) -> Any:
-    """The value, which came from JSON, as this declared type."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hasattr(hint, "_fields"):
-        hints = list(typing.get_type_hints(hint).values())
-        if type(value) is list and len(value) == len(hints):
-            return hint(*map(_typed, hints, value))
-    elif origin is list and type(value) is list:
-        return [_typed(inner[0], one) for one in value]
-    elif origin is dict and type(value) is dict:
-        return {name: _typed(inner[1], one) for name, one in value.items()}
-    elif type(value) is hint or (hint is float and type(value) is int):
-        return value
-    raise ValueError(f"not {hint}: {value!r}"[:200])
+    try:
+        return typed(SUBJECTS[subject], fields)
+    except TypeError as error:
+        raise ValueError(f"{subject}: {error}") from None
