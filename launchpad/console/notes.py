@@ -111,9 +111,9 @@ class Notes:
                     lines = [f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks]
                     self._show("\n".join(map(printable, lines)))
             case RanksSpawned():
-                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {printable(' '.join(event.argv))}")
+                self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case LogFailed(path=path, reason=reason):
-                self._say(f"{printable(path)}: {reason}; the rank's output is missing there from now on")
+                self._say(f"{path}: {reason}; the rank's output is missing there from now on")
             case OrphansKilled(processes=processes):
                 self._say(f"killed {_left_behind(processes)}")
             case LeftoversAwaited(processes=processes, seconds=seconds):
@@ -182,7 +182,7 @@ class Notes:
 def _left_behind(processes: Sequence[str]) -> str:
     """`2 processes that ranks left behind: 71 python, 72 sleep`."""
     count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
-    return f"{count} that ranks left behind: {some_of([printable(one) for one in processes])}"
+    return f"{count} that ranks left behind: {some_of(processes)}"
 
 
 def _no_mpi(library: str, why: str) -> str:

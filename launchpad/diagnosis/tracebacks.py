@@ -143,7 +143,7 @@ class Traceback(NamedTuple):
         more = [f"… ({len(text) - SHOWN_MESSAGE} more lines)"] if len(text) > SHOWN_MESSAGE else []
         text = [_cut(line) for line in text[:SHOWN_MESSAGE]] + more
         found.append(": ".join(filter(None, (self.type, text[0]))))
-        notes = [line for note in self.notes for line in note.splitlines()]
+        notes = [line for note in self.notes for line in lines_of(note)]
         found += [*text[1:], *notes[:SHOWN_MESSAGE]]
         if self.printed and self.before is None:
             found += ["It wrote to stderr:", *map(_cut, lines_of(self.printed.rstrip())[-SHOWN_MESSAGE:])]
