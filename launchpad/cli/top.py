@@ -11,8 +11,6 @@ import click
 
 from launchpad.cli.looks import first_look, next_look
 from launchpad.console.terminal import can_draw, columns
-from launchpad.console.top_screen import PLAIN_COLUMNS
-from launchpad.console.top_screen import once as as_text
 from launchpad.diagnosis.activity import as_json, host_rows, rows
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDOUT
@@ -48,6 +46,8 @@ def command(job: str, once: bool, as_json_: bool) -> int:
     if as_json_:
         click.echo(json.dumps(as_json(look, after), indent=1))
         return 0
+    from launchpad.console.top_screen import PLAIN_COLUMNS
+    from launchpad.console.top_screen import once as as_text
 
     width = columns(STDOUT) if can_draw(STDOUT, os.environ) else PLAIN_COLUMNS
     every = rows(look, after)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launchpad.testing import marks
-
 if TYPE_CHECKING:
     from launchpad.testing.marks import RanksMark
 
@@ -35,6 +33,8 @@ def mark_of(item: pytest.Item) -> RanksMark | None:
     for name in _NAMES:
         mark = item.get_closest_marker(name)
         if mark is not None:
+            from launchpad.testing import marks
+
             read = marks.read_ranks if name == "ranks" else marks.read_parallel
             try:
                 return read(mark.args, mark.kwargs)
