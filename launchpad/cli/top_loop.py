@@ -34,7 +34,7 @@ from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words
 from launchpad.protocol.events import STDOUT, Output, Restarted
-from launchpad.protocol.printable import printable, printable_lines
+from launchpad.protocol.printable import printable_line, printable_lines
 from launchpad.record import job_store, replay
 from launchpad.record.recorded_verdict import look_at
 
@@ -110,7 +110,7 @@ class TopLoop:
             self._leave(modes)
         if self._over and not self._leaves:
             for line in how_it_ended(self._job):
-                click.echo(printable(line.expandtabs()).encode())
+                click.echo(printable_line(line).encode())
         return 0
 
     # Threads.

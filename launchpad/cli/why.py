@@ -8,7 +8,7 @@ import os
 import click
 
 from launchpad.diagnosis.verdict_json import as_json
-from launchpad.protocol.printable import printable
+from launchpad.protocol.printable import printable_line
 from launchpad.record import replay
 from launchpad.record.recorded_verdict import in_words, look_at
 
@@ -34,5 +34,5 @@ def command(job: str | None, as_json_: bool) -> int:
         return 0
     job_line = f"job {history.planned.job}: {' '.join(history.planned.words)}"
     for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):
-        click.echo(printable(line.expandtabs()).encode())
+        click.echo(printable_line(line).encode())
     return 0

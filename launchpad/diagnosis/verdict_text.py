@@ -14,7 +14,7 @@ from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
-from launchpad.protocol.printable import printable
+from launchpad.protocol.printable import printable, printable_line
 
 # The most lines of evidence; the whole report then fits on a screen.
 MOST_LINES = 20
@@ -58,7 +58,7 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
 
 def _shown(lines: Sequence[str]) -> list[str]:
     """These, each on one line whatever ranks and nodes have put into it."""
-    return [printable(line.expandtabs()) for line in lines]
+    return list(map(printable_line, lines))
 
 
 def around(history: History, verdict: Verdict, lines: Sequence[str]) -> list[str]:

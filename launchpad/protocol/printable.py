@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     )
 
 
+def printable_line(text: str) -> str:
+    """The text on one line, printable, and indented by blanks."""
+    return printable(text.expandtabs())
+
+
 def printable_lines(text: str) -> list[str]:
-    """The lines of a text, each printable, and indented by blanks."""
-    return [printable(line.expandtabs()) for line in text.split("\n")]
+    """The lines of a text, each as `printable_line` has it."""
+    return [printable_line(line) for line in text.split("\n")]
