@@ -12,6 +12,7 @@ from launchpad.cli import run
 from launchpad.cli.options import take_host_options
 from launchpad.console import checkup_table
 from launchpad.console.terminal import can_draw, drawn
+from launchpad.doctor import checkup_json
 from launchpad.doctor.judge import hidden, judge, level_of
 from launchpad.protocol.events import STDOUT
 from launchpad.runner.checkup import check_up
@@ -49,7 +50,7 @@ def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: A
     seen = check_up(read_hosts(options, None), options, python)
     findings = judge(seen)
     if as_json:
-        click.echo(json.dumps(_as_json(seen, findings), indent=1))
+        click.echo(json.dumps(checkup_json.as_json(seen, findings), indent=1))
         return 3 if level_of(findings) == "bad" else 0
     found = list(checkup_table.rows(seen, findings))
     if can_draw(STDOUT, os.environ):
@@ -59,43 +60,6 @@ def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: A
             click.echo(line)
     click.echo(f"{hidden(seen)}; {seen.seconds:.1f} s", err=True)
     return 3 if level_of(findings) == "bad" else 0
-
-
-def _as_json(seen: Any, findings: list[Any]) -> dict[str, Any]:
-    names = [host.shown for host in seen.hosts]
-    return {
-        "hosts": [
-            {
-                "name": host.shown,
-                "failure": host.failure,
-                "clock": host.skew,
-                "facts": {subject: _fields(one) for subject, one in host.facts.items()},
-                "problems": host.problems,
-            }
-            for host in seen.hosts
-        ],
-        "paths": [
-            {
-                "from": names[start],
-                "to": names[to],
-                **{name: value for name, value in path._asdict().items() if name != "peer"},
-                "rate": seen.rates.get((start, to)),
-            }
-            for (start, to), path in sorted(seen.paths.items())
-        ],
-        "all_reduce": {"seconds": seen.reduced, "failed": seen.not_reduced},
-        "findings": [{**one._asdict(), "hosts": [names[place] for place in one.hosts]} for one in findings],
-        "seconds": round(seen.seconds, 3),
-    }
-
-
-def _fields(value: Any) -> Any:
-    """Named tuples as objects."""
-    if hasattr(value, "_asdict"):
-        return {name: _fields(one) for name, one in value._asdict().items()}
-    if isinstance(value, list):
-        return [_fields(one) for one in value]
-    return value
 
 
 take_host_options(command, run.command, "Check these hosts, over SSH unless it is localhost.", "python")

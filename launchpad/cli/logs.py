@@ -19,7 +19,7 @@ from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, o
 from launchpad.errors import UsageError
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
-from launchpad.record import job_store, replay
+from launchpad.record import bundle, job_store, replay
 
 # How often the record of a running job is polled, in seconds.
 LOOK_SECONDS = 0.25
@@ -51,14 +51,30 @@ def command(
 ) -> int:
     """Print the output of JOB's ranks, each line prefixed with its rank.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. Without
+    JOB is an id that `launchpad jobs` lists, a prefix of one, or a bundle; the default is the latest job. Without
     --log-dir, only the beginning and the end of each stream are kept.
     """
     if merge and follow:
         raise UsageError(
             "--merge time sorts output that already exists, and --follow waits for more; leave one of them out"
         )
-    folder = replay.find_job(job, os.environ)
+    with bundle.opened(job, os.environ) as folder:
+        _print(folder, ranks, grep, since, attempt, fold, follow=follow, merge=merge is not None)
+    return 0
+
+
+def _print(
+    folder: str,
+    ranks: tuple[int, ...],
+    grep: str | None,
+    since: float | None,
+    attempt: int | None,
+    fold: FoldChoice | None,
+    *,
+    follow: bool,
+    merge: bool,
+) -> None:
+    """Print what the options of the command ask for."""
     known, last = replay.extent(folder)
     for rank in ranks:
         if known and rank not in known:
@@ -74,7 +90,7 @@ def command(
         if merge:
             printer.show(replay.by_time([*reader.more(), *reader.rest()]))
             printer.close()
-            return 0
+            return
         while True:
             running = job_store.state_of(folder) != "over"  # before reading, so that all it wrote is read below
             printer.show(reader.more())
@@ -87,7 +103,6 @@ def command(
         printer.close()
     finally:
         reader.close()
-    return 0
 
 
 def _matcher(pattern: str | None) -> Callable[[bytes], Any] | None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "jobs": "launchpad.cli.jobs",
     "report": "launchpad.cli.report",
     "trace": "launchpad.cli.trace",
+    "bundle": "launchpad.cli.bundle",
     "completion": "launchpad.cli.completion",
     "help": "launchpad.cli.help",
 }

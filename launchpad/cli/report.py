@@ -7,7 +7,7 @@ import os
 import click
 
 from launchpad.errors import UsageError
-from launchpad.record import replay
+from launchpad.record import bundle
 from launchpad.report import page
 
 
@@ -21,11 +21,11 @@ from launchpad.report import page
 def command(job: str | None, output: str) -> int:
     """Write a page about JOB: the verdict, a timeline, the output of all ranks, stacks, and how it was run.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job. It may still be
-    running. The page is one file that loads nothing from elsewhere.
+    JOB is an id that `launchpad jobs` lists, a prefix of one, or a bundle; the default is the latest job. It may still
+    be running. The page is one file that loads nothing from elsewhere.
     """
-    folder = replay.find_job(job, os.environ)
-    if problem := page.write(output, folder):
-        raise UsageError(f"--output {problem}")
+    with bundle.opened(job, os.environ) as folder:
+        if problem := page.write(output, folder, bundle.shown(job, folder)):
+            raise UsageError(f"--output {problem}")
     click.echo(os.path.abspath(output))
     return 0

@@ -8,7 +8,7 @@ import os
 import click
 
 from launchpad.errors import UsageError
-from launchpad.record import replay
+from launchpad.record import bundle, replay
 from launchpad.report.output import lines_per_second, pack
 from launchpad.report.timeline import timeline_of
 from launchpad.report.trace import trace_of
@@ -25,11 +25,11 @@ from launchpad.report.used import used
 def command(job: str | None, output: str) -> int:
     """Write the timeline of JOB as a trace for https://ui.perfetto.dev.
 
-    JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest job.
+    JOB is an id that `launchpad jobs` lists, a prefix of one, or a bundle; the default is the latest job.
     """
-    folder = replay.find_job(job, os.environ)
-    timeline = timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(pack(folder))])
-    name = f"job {os.path.basename(folder)}"
+    with bundle.opened(job, os.environ) as folder:
+        timeline = timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(pack(folder))])
+        name = f"job {os.path.basename(folder)}"
     try:
         with open(output, "w", encoding="utf-8") as file:
             json.dump(trace_of(timeline, name), file)

@@ -9,7 +9,7 @@ import click
 
 from launchpad.diagnosis.verdict_json import as_json
 from launchpad.protocol.printable import printable_line
-from launchpad.record import replay
+from launchpad.record import bundle
 from launchpad.record.recorded_verdict import in_words, look_at
 
 
@@ -23,16 +23,17 @@ from launchpad.record.recorded_verdict import in_words, look_at
 def command(job: str | None, as_json_: bool) -> int:
     """Say which rank of JOB failed first, why, and what happened to the others.
 
-    JOB is an id that `launchpad run` printed or `launchpad jobs` lists, or a prefix of one; the default is the
-    latest job. The job may still be running, and launchpad itself may have been killed.
+    JOB is an id that `launchpad run` printed or `launchpad jobs` lists, a prefix of one, or a bundle; the default is
+    the latest job. The job may still be running, and launchpad itself may have been killed.
     """
-    folder = replay.find_job(job, os.environ)
-    history, verdict, earlier = look_at(folder)
-    lines = in_words(folder, history, verdict, earlier)
+    with bundle.opened(job, os.environ) as folder:
+        history, verdict, earlier = look_at(folder)
+        lines = in_words(folder, history, verdict, earlier)
+        logs = bundle.shown(job, folder)
     if as_json_:
         click.echo(json.dumps(as_json(history, verdict, lines, earlier), indent=1))
         return 0
     job_line = f"job {history.planned.job}: {' '.join(history.planned.words)}"
-    for line in (job_line, *lines, f"logs: {os.path.realpath(folder)}"):
+    for line in (job_line, *lines, f"logs: {logs}"):
         click.echo(printable_line(line).encode())
     return 0

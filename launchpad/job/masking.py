@@ -16,7 +16,10 @@ _SECRET_WORDS = {"PASS", "PW", "PAT"}
 # One-letter options without a value, which may stand before the x: -qx NAME=VALUE.
 _FLAGS = "[mqv]*"
 
-_IN_URL = re.compile(r"(\b[\w+.-]+://[^\s/:@]*:)[^\s/@]+(?=@)")
+_IN_URL = re.compile(r"(\b[\w+.-]+://[^\s/:@]*:)([^\s/@]+)(?=@)")
+
+# A shorter value of a secret variable is looked for nowhere else: it may stand in any text by chance.
+SHORTEST = 6
 
 
 def is_secret(name: str) -> bool:
@@ -49,6 +52,21 @@ def masked_words(words: Iterable[str]) -> list[str]:
         sets = option and re.fullmatch(f"--env|-{_FLAGS}x", name) is not None
         found.append(_masked_url(word))
     return found
+
+
+class TextMask:
+    """Hides the secrets of an environment, and passwords in URLs, in any text."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """`environ`: the values of its secret variables are hidden, if they aren't shorter than SHORTEST characters."""
+        values = {value for name, value in environ.items() if len(value) >= SHORTEST and is_secret(name)}
+        longest_first = sorted(values, key=len, reverse=True)
+        self._values = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def __call__(self, text: str) -> str:
+        """The text, as long as before: a star for each character of a secret."""
+        text = self._values.sub(lambda found: "*" * len(found[0]), text)
+        return _IN_URL.sub(lambda found: found[1] + "*" * len(found[2]), text)
 
 
 def _masked_url(text: str) -> str:

@@ -75,7 +75,7 @@ _SHAPES = {
 class Recorded:
     """All that the page shows."""
 
-    folder: str
+    place: str  # of the record
     history: History
     verdict: Verdict
     lines: Sequence[str]  # the verdict in words
@@ -94,10 +94,13 @@ def check(path: str) -> None:
         raise UsageError(f"--report {path}: {error.strerror}; choose a writable file") from None
 
 
-def write(path: str, folder: str) -> str:
-    """Write the report on the job that is recorded in this folder. Returns an error message, or ""."""
+def write(path: str, folder: str, shown: str = "") -> str:
+    """Write the report on the job that is recorded in this folder. Returns an error message, or "".
+
+    `shown`: where the page says that the record is, if not in the folder.
+    """
     try:
-        text = page(read(folder))
+        text = page(read(folder, shown))
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
@@ -107,12 +110,12 @@ def write(path: str, folder: str) -> str:
     return ""
 
 
-def read(folder: str) -> Recorded:
+def read(folder: str, shown: str = "") -> Recorded:
     """Read a job's record. Raises UsageError if that can't be done."""
     history, verdict, earlier = look_at(folder)
     output = pack(folder)
     return Recorded(
-        folder,
+        shown or os.path.realpath(folder),
         history,
         verdict,
         in_words(folder, history, verdict, earlier),
@@ -172,7 +175,7 @@ def page(job: Recorded) -> str:
         ranks=_ranks(timeline),
         events=_events(timeline),
         run=_run(job),
-        footer=escape(f"launchpad {__version__} · {planned.host} · {os.path.realpath(job.folder)}"),
+        footer=escape(f"launchpad {__version__} · {planned.host} · {job.place}"),
         chunks="\n".join(f'<script type="text/plain" class="chunk">{chunk}</script>' for chunk in job.output.chunks),
     )
 
