@@ -1,0 +1,170 @@
+"""job/succession.py: who leads after a head is lost, and when a head may go on."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launchpad.job.succession import (
+    Dial,
+    End,
+    Lead,
+    Peer,
+    Roster,
+    Rosters,
+    Sight,
+    Wait,
+    in_force,
+    may_go_on,
+    merged,
+    succession,
+    without_own,
+)
+from tests.support.succession import SECOND, Fault, play
+
+HISTORIES = int(os.environ.get("LAUNCHPAD_HISTORIES", "200"))
+
+
+def roster(keys: str, term: int = 1, change: int = 0, head: str = "a", least: int = 1) -> Roster:
+    return Roster(term, change, head, tuple(Peer(key, key, key, 29400) for key in keys), least)
+
+
+FOUR, FIVE = (roster("abcd"),), (roster("abcde"),)
+SMALLER = roster("abc", change=1)
+
+
+def waiting(keys: str, rosters: Rosters) -> dict[str, Rosters]:
+    return dict.fromkeys(keys, rosters)
+
+
+def seeking(keys: str, rosters: Rosters = FIVE) -> dict[str, tuple[int, int, str]]:
+    return dict.fromkeys(keys, rosters[-1].age)
+
+
+# Heads.
+
+
+@pytest.mark.parametrize(
+    ("rosters", "here", "goes_on"),
+    [
+        (FOUR, "ab", True),  # half is enough for a head
+        (FOUR, "a", False),
+        (FIVE, "abc", True),
+        (FIVE, "ab", False),
+        ((roster("ab"),), "a", True),
+        ((*FIVE, SMALLER), "abc", True),
+        ((*FIVE, SMALLER), "ab", False),  # the larger one still counts
+        ((SMALLER,), "ab", True),
+        ((*FOUR, roster("ab", term=2)), "ab", False),  # of an earlier head's it needs more than half
+        ((*FOUR, roster("abc", term=2)), "abc", True),
+        ((roster("ab"), roster("abcde", change=1)), "a", False),  # those that have just come count too
+    ],
+)
+def test_a_head_goes_on_with_half_of_its_rosters(rosters: Rosters, here: str, *, goes_on: bool) -> None:
+    assert may_go_on(rosters, set(here)) is goes_on
+
+
+def test_a_roster_is_in_force_once_all_who_are_on_it_have_acknowledged_it() -> None:
+    rosters = (*FIVE, SMALLER)
+    old, new = FIVE[0].age, SMALLER.age
+    assert in_force(rosters, {"a": new, "b": new, "c": old, "d": old}) == rosters
+    assert in_force(rosters, {"a": new, "b": new, "c": new}) == (SMALLER,)
+    last = roster("ab", change=2)
+    assert in_force((*rosters, last), {"a": last.age, "b": last.age}) == (last,)
+    assert in_force((*rosters, last), {"a": last.age, "b": new, "c": new}) == (SMALLER, last)
+
+
+def test_a_roster_of_an_earlier_head_never_comes_into_force_under_another() -> None:
+    rosters = (*FIVE, SMALLER, roster("bcd", term=2, head="b"))
+    assert in_force(rosters, dict.fromkeys("abcd", SMALLER.age)) == rosters
+
+
+# Those without a head.
+
+
+def test_the_first_who_answers_leads_with_more_than_half() -> None:
+    lead = Lead(FIVE, 2, frozenset("bcd"))
+    assert succession("b", FIVE, Sight(waiting("cd", FIVE), seeking=seeking("cde"))) == lead
+    assert succession("c", FIVE, Sight(waiting("d", FIVE), seeking=seeking("bde"))) == Wait(("b",), enough=False)
+    assert succession("b", FIVE, Sight(waiting("c", FIVE), seeking=seeking("cde"))) == Wait((), enough=False)
+
+
+def test_half_is_not_enough_to_take_over() -> None:
+    assert succession("b", FOUR, Sight(waiting("c", FOUR))) == Wait((), enough=False)
+    assert succession("b", FOUR, Sight(waiting("c", FOUR), late=True)) == End()
+    assert succession("b", (roster("ab"),), Sight()) == Wait((), enough=False)
+
+
+def test_with_too_few_nodes_nobody_leads_but_newcomers_help() -> None:
+    three = (roster("abc", least=3),)
+    assert succession("b", three, Sight(waiting("c", three))) == Wait((), enough=False)
+    assert succession("b", three, Sight({"c": three, "new": ()})) == Lead(three, 2, frozenset(("b", "c", "new")))
+    assert succession("b", FIVE, Sight({"new": (), "newer": (), "newest": ()})) == Wait((), enough=False)
+
+
+def test_who_could_lead_hesitates_while_somebody_before_it_answers() -> None:
+    seen = Sight(waiting("de", FIVE), seeking=seeking("bde"))
+    assert succession("c", FIVE, seen) == Wait(("b",), enough=True)
+    assert succession("c", FIVE, seen._replace(hesitated=True)) == Lead(FIVE, 2, frozenset("cde"))
+
+
+def test_a_head_is_joined_that_of_the_latest_term_if_there_are_several() -> None:
+    assert succession("c", FIVE, Sight(waiting("bde", FIVE), leading={"a": 1})) == Dial("a")
+    assert succession("c", FIVE, Sight(leading={"a": 1, "e": 3, "d": 2}, late=True)) == Dial("e")
+
+
+def test_a_smaller_roster_counts_for_all_who_meet_one_that_knows_it_to_be_in_force() -> None:
+    assert succession("c", FIVE, Sight(waiting("de", FIVE))) == Lead(FIVE, 2, frozenset("cde"))
+    assert succession("c", FIVE, Sight({"d": FIVE, "e": (SMALLER,)})) == Wait((), enough=False)
+    assert succession("b", (SMALLER,), Sight({"c": FIVE})) == Lead((SMALLER,), 2, frozenset("bc"))
+
+
+def test_a_roster_that_may_not_be_in_force_asks_for_more_than_half_as_well() -> None:
+    both = (*FIVE, roster("ab", change=1))
+    assert succession("c", FIVE, Sight({"d": FIVE, "e": FIVE, "b": both})) == Lead(FIVE, 2, frozenset("cde"))
+    assert succession("b", both, Sight(waiting("cde", FIVE))) == Wait((), enough=False)
+    assert succession("b", both, Sight({"a": both, "c": FIVE})) == Lead(both, 2, frozenset("abc"))
+
+
+def test_all_wait_at_who_knows_of_the_newest_roster() -> None:
+    both = (*FIVE, roster("ce", change=1, head="c"))
+    assert succession("b", FIVE, Sight(seeking=seeking("ad") | seeking("e", both))) == Wait(("a", "e"), enough=False)
+    assert succession("e", both, Sight(seeking=seeking("abd"))) == Wait((), enough=False)
+
+
+def test_a_head_that_ends_its_part_takes_back_what_is_not_in_force() -> None:
+    other = roster("abd", term=2, head="b")
+    assert without_own("a", (*FIVE, SMALLER, other)) == (*FIVE, other)
+    assert merged({"b": (*FIVE, SMALLER), "a": FIVE}) == FIVE
+    assert merged({"b": (*FIVE, SMALLER), "c": FIVE}) == (*FIVE, SMALLER)
+    assert merged({"b": (*FIVE, SMALLER), "a": (SMALLER,)}) == (SMALLER,)
+
+
+# Histories.
+
+FAULTS = st.builds(
+    Fault,
+    st.sampled_from(("cut", "part", "heal", "kill", "power", "pause", "resume", "return")),
+    st.lists(st.integers(0, 6), min_size=1, max_size=5).map(tuple),
+    st.sampled_from((0, 1, 2, SECOND, 2 * SECOND, 10, 4 * SECOND, 10 * SECOND)),
+)
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    nodes=st.integers(2, 7),
+    least=st.integers(1, 3),
+    seed=st.integers(0, 1 << 16),
+    faults=st.lists(FAULTS, min_size=1, max_size=14),
+)
+def test_never_two_heads_and_never_down_where_enough_nodes_reach_each_other(
+    nodes: int, least: int, seed: int, faults: list[Fault]
+) -> None:
+    """Ranks of two heads run no longer than a lost node goes unnoticed; a job that can be led is led within a minute.
+
+    LAUNCHPAD_HISTORIES: how many of them to play.
+    """
+    assert play(nodes, least, seed, faults) == ""
