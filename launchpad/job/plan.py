@@ -78,6 +78,58 @@ class RankPlan(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NodeResources:
+    """One node: what it has for its ranks, and what they run."""
+
+    index: int
+    ready: AgentReady
+    place: NodePlacement
+    spec: JobSpec  # the job's, or its own
+    slots: int  # how many ranks it takes
+    files_per_rank: int  # descriptors of its agent
+    topology: TopologyRead | None = None  # if its ranks are bound to CPUs
+    ports: Sequence[int] = ()  # for --tf-config, those that it holds for its ranks
+
+    @property
+    def most_by_files(self) -> int:
+        """How many ranks its limit of open files allows."""
+        return max(0, (self.ready.open_files - FILES_OF_AGENT) // self.files_per_rank)
+
+    @property
+    def most(self) -> int:
+        """How many ranks its limits allow."""
+        return max(0, min(self.most_by_files, self.ready.processes - 1))
+
+    def check(self, count: int) -> None:
+        """Raise UsageError if its limits don't allow so many ranks."""
+        name = self.place.name
+        if count > self.most_by_files:
+            files = count * self.files_per_rank + FILES_OF_AGENT
+            raise UsageError(
+                f"--nproc {count} needs {files} open files, but the limit on {name} is {self.ready.open_files}: "
+                f"raise it (ulimit -Hn) or start at most {self.most_by_files} ranks"
+            )
+        if count > self.most:
+            raise UsageError(
+                f"--nproc {count} is too many: {name} allows {self.ready.processes} processes in all; "
+                "start fewer ranks, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
+            )
+
+    def visible_gpu(self, local_rank: int) -> str:
+        """The one GPU that a rank sees under --virtual-local-rank: the entry at its local rank in the node's list."""
+        listed = self.spec.environ.get("CUDA_VISIBLE_DEVICES", self.ready.visible_devices)
+        if listed is None:
+            return str(local_rank)
+        devices = [device.strip() for device in listed.split(",")]
+        if local_rank >= len(devices):
+            raise UsageError(
+                f"--virtual-local-rank: local rank {local_rank} has no GPU in CUDA_VISIBLE_DEVICES={listed}; start "
+                "fewer ranks, or list more devices"
+            )
+        return devices[local_rank]
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """One node and its ranks."""
 
@@ -246,103 +298,26 @@ def make_plan(
     nodes take part, and with how many ranks; None: all, with as many as `places` says. `topologies`: of the nodes whose
     ranks are bound to CPUs. `ports`: for --tf-config, those that each node holds for its ranks.
     """
-    for name in sorted(CONTRACT & spec.environ.keys()):
-        raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
-    if spec.tf_config and "TF_CONFIG" in spec.environ:
-        raise UsageError("--env TF_CONFIG: --tf-config sets it for each rank; leave one of them out")
+    _check_environ(spec)
     places = places or [NodePlacement(node.hostname, spec.nproc, spec.python, spec.cwd) for node in nodes]
-    slots = [rank_count(place.nproc, node, place.name) for place, node in zip(places, nodes, strict=True)]
-    if nodes[0].port < 0:
+    columns = (range(len(nodes)), nodes, places, topologies or [None] * len(nodes), ports or [()] * len(nodes))
+    resources = [_resources(spec, *row) for row in zip(*columns, strict=True)]
+    own_port = nodes[0].port
+    if own_port < 0:
         raise port_taken(spec.world.master_port, places[0].name)
     if seats is None:
-        seats = [Seat(node, count) for node, count in enumerate(slots)]
-    world = sum(seat.ranks for seat in seats)
-    address, port = master or (spec.world.master_addr, spec.world.master_port or nodes[0].port)
-    job = {
-        "WORLD_SIZE": str(world),
-        "GROUP_WORLD_SIZE": str(len(seats)),
-        "ROLE_WORLD_SIZE": str(world),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.limits.max_restarts.most),
-        "TORCHELASTIC_RUN_ID": run_id,
-        # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
-        # one address (rank/store.py); at any other address rank 0 hosts the store.
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
-        **({"LAUNCHPAD_TIMELINE": "1"} if spec.timeline else {}),
-    }
-    reserved = master is not None or (address in LOOPBACK and port == nodes[0].port)
-    workers = _workers(seats, places, ports) if spec.tf_config else []
-    planned: dict[int, tuple[RankPlan, ...]] = {}
-    stores: dict[int, str] = {}
-    first = 0
-    for group, (index, count) in enumerate(seats):
-        node, place = nodes[index], places[index]
-        here = place.own or spec
-        _check_limits(node, place.name, count, _files_per_rank(spec, here))
-        shared = {**job, "ROLE_NAME": here.role, "GROUP_RANK": str(group), "LOCAL_WORLD_SIZE": str(count)}
-        ranks = tuple(_rank_plan(here, first + local, local, node, place.python, shared) for local in range(count))
-        if spec.backend == "mpi":
-            from launchpad.job import mpi
-
-            host = place.name if place.interface else ""
-            mpi_seats = [mpi.MpiSeat(rank.rank, world, rank.local_rank, count, host) for rank in ranks]
-            ranks = tuple(
-                rank._replace(environ={**rank.environ, **mpi.environ(seat)})
-                for rank, seat in zip(ranks, mpi_seats, strict=True)
-            )
-        if spec.tf_config:
-            ranks = tuple(
-                rank._replace(environ={**rank.environ, "TF_CONFIG": _tf_config(workers, rank.rank)}) for rank in ranks
-            )
-        planned[index] = ranks
-        if reserved and spec.preload and here.preload:
-            stores[index] = "use" if group else "serve"
-        first += count
-    laid_out = []
-    for index, (node, place, count) in enumerate(zip(nodes, places, slots, strict=True)):
-        here = place.own or spec
-        ranks = planned.get(index, ())
-        threads = node.cores // (len(ranks) or count)
-        topology = topologies[index] if topologies else None
-        if topology is not None and here.bind != "none":
-            from launchpad.job import binding
-
-            bindings = binding.bind_ranks(here.bind, topology, len(ranks) or count, place.name)
-            threads = min(threads, binding.threads(bindings))
-            ranks = tuple(rank._replace(binding=one) for rank, one in zip(ranks, bindings, strict=False))
-        defaults = defaults_for(threads)
-        if index not in planned:  # it may get a seat, and this is the time to say that it can't have one
-            _check_limits(node, place.name, count, _files_per_rank(spec, here))
-            if here.virtual_local_rank:
-                _own_gpu(here, node, count - 1)
-        kind = here.target.kind
-        laid_out.append(
-            NodePlan(
-                index,
-                place.name,
-                place.cwd,
-                {name: value for name, value in defaults.items() if name not in here.environ},
-                ranks,
-                here.environ,
-                store=stores.get(index, ""),
-                interface=place.interface,
-                address=place.address,
-                preload=here.preload,
-                python=kind != "program",
-                calls=kind if kind in _CALLS else "",  # type: ignore[arg-type]
-                hooks=here.hooks,
-                shown_there=place.own is not None,
-                argv=here.target.argv(place.python, 0),
-                slots=count,
-                most=_most_ranks(node, _files_per_rank(spec, here)),
-            )
-        )
+        seats = [Seat(node.index, node.slots) for node in resources]
+    meeting = master or Master(spec.world.master_addr, spec.world.master_port or own_port)
+    reserved = master is not None or (meeting.address in LOOPBACK and meeting.port == own_port)
+    ranks = _all_ranks(spec, resources, seats, _job_environ(spec, run_id, seats, meeting))
+    stores = {seat.node: "use" if group else "serve" for group, seat in enumerate(seats)}
+    use_store = reserved and bool(spec.preload)
     return Plan(
         run_id,
-        tuple(laid_out),
+        tuple(
+            _node_plan(node, ranks.get(node.index, ()), stores.get(node.index, "") if use_store else "")
+            for node in resources
+        ),
         mpi=spec.backend == "mpi",
         mpi_library=spec.mpi,
         watched=spec.limits.stall_timeout is not None,
@@ -367,12 +342,97 @@ def _interfaces(name: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}", "TP_SOCKET_IFNAME": name}
 
 
-def _workers(seats: Sequence[Seat], places: Sequence[NodePlacement], ports: Sequence[Sequence[int]]) -> list[str]:
+def _check_environ(spec: JobSpec) -> None:
+    """Raise UsageError if the user sets a variable that is ours to set."""
+    for name in sorted(CONTRACT & spec.environ.keys()):
+        raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
+    if spec.tf_config and "TF_CONFIG" in spec.environ:
+        raise UsageError("--env TF_CONFIG: --tf-config sets it for each rank; leave one of them out")
+
+
+def _resources(
+    spec: JobSpec,
+    index: int,
+    ready: AgentReady,
+    place: NodePlacement,
+    topology: TopologyRead | None,
+    ports: Sequence[int],
+) -> NodeResources:
+    here = place.own or spec
+    files = FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0) + spec.tf_config
+    slots = rank_count(place.nproc, ready, place.name)
+    return NodeResources(index, ready, place, here, slots, files, topology if here.bind != "none" else None, ports)
+
+
+def _job_environ(spec: JobSpec, run_id: str, seats: Sequence[Seat], master: Master) -> dict[str, str]:
+    """The variables that all ranks have in common."""
+    world = str(sum(seat.ranks for seat in seats))
+    return {
+        "WORLD_SIZE": world,
+        "GROUP_WORLD_SIZE": str(len(seats)),
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": master.address,
+        "MASTER_PORT": str(master.port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.limits.max_restarts.most),
+        "TORCHELASTIC_RUN_ID": run_id,
+        # True would make every rank a client, whatever the address. A forked rank asks launchpad for the store at this
+        # one address (rank/store.py); at any other address rank 0 hosts the store.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        **({"LAUNCHPAD_BACKEND": spec.backend} if spec.backend else {}),
+        **({"LAUNCHPAD_TIMELINE": "1"} if spec.timeline else {}),
+    }
+
+
+def _all_ranks(
+    spec: JobSpec, resources: Sequence[NodeResources], seats: Sequence[Seat], job: Mapping[str, str]
+) -> dict[int, tuple[RankPlan, ...]]:
+    """The ranks of each node that takes part, by its index. `job`: the variables that they have in common."""
+    workers = _workers(resources, seats) if spec.tf_config else []
+    found = {}
+    first = 0
+    for group, (index, count) in enumerate(seats):
+        node = resources[index]
+        node.check(count)
+        shared = {**job, "ROLE_NAME": node.spec.role, "GROUP_RANK": str(group), "LOCAL_WORLD_SIZE": str(count)}
+        ranks = [_rank_plan(node, first + local, local, shared) for local in range(count)]
+        if spec.backend == "mpi":
+            ranks = _with_mpi(ranks, node.place)
+        if spec.tf_config:
+            ranks = [_with(rank, {"TF_CONFIG": _tf_config(workers, rank.rank)}) for rank in ranks]
+        found[index] = tuple(ranks)
+        first += count
+    return found
+
+
+def _rank_plan(node: NodeResources, rank: int, local_rank: int, shared: Mapping[str, str]) -> RankPlan:
+    virtual = node.spec.virtual_local_rank
+    own = {"RANK": str(rank), "LOCAL_RANK": "0" if virtual else str(local_rank), "ROLE_RANK": str(rank)}
+    if virtual:
+        own["CUDA_VISIBLE_DEVICES"] = node.visible_gpu(local_rank)
+    return RankPlan(rank, local_rank, node.spec.target.argv(node.place.python, local_rank), {**shared, **own})
+
+
+def _with(rank: RankPlan, more: Mapping[str, str]) -> RankPlan:
+    return rank._replace(environ={**rank.environ, **more})
+
+
+def _with_mpi(ranks: Sequence[RankPlan], place: NodePlacement) -> list[RankPlan]:
+    from launchpad.job import mpi
+
+    host = place.name if place.interface else ""
+    return [
+        _with(rank, mpi.environ(mpi.MpiSeat(rank.rank, int(rank.environ["WORLD_SIZE"]), local, len(ranks), host)))
+        for local, rank in enumerate(ranks)
+    ]
+
+
+def _workers(resources: Sequence[NodeResources], seats: Sequence[Seat]) -> list[str]:
     """Where each rank listens, in order."""
     found = []
     for index, count in seats:
-        host = places[index].address or LOOPBACK[0]
-        found += [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports[index][:count]]
+        host = resources[index].place.address or LOOPBACK[0]
+        found += [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in resources[index].ports[:count]]
     return found
 
 
@@ -381,31 +441,41 @@ def _tf_config(workers: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(workers)}, "task": {"type": "worker", "index": index}})
 
 
-def _rank_plan(
-    spec: JobSpec, rank: int, local_rank: int, node: AgentReady, python: str, group: Mapping[str, str]
-) -> RankPlan:
-    own = {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0" if spec.virtual_local_rank else str(local_rank),
-        "ROLE_RANK": str(rank),
-    }
-    if spec.virtual_local_rank:
-        own["CUDA_VISIBLE_DEVICES"] = _own_gpu(spec, node, local_rank)
-    return RankPlan(rank, local_rank, spec.target.argv(python, local_rank), {**group, **own})
+def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> NodePlan:
+    """The node with its ranks; without any, it may get a seat, and this is the time to say that it can't have one."""
+    spec, place = node.spec, node.place
+    count = len(ranks) or node.slots
+    threads = node.ready.cores // count
+    if node.topology is not None:
+        from launchpad.job import binding
 
-
-def _own_gpu(spec: JobSpec, node: AgentReady, local_rank: int) -> str:
-    """The one GPU that a rank sees under --virtual-local-rank: the entry at its local rank in the node's list."""
-    listed = spec.environ.get("CUDA_VISIBLE_DEVICES", node.visible_devices)
-    if listed is None:
-        return str(local_rank)
-    devices = [device.strip() for device in listed.split(",")]
-    if local_rank >= len(devices):
-        raise UsageError(
-            f"--virtual-local-rank: local rank {local_rank} has no GPU in CUDA_VISIBLE_DEVICES={listed}; start fewer "
-            "ranks, or list more devices"
-        )
-    return devices[local_rank]
+        bindings = binding.bind_ranks(spec.bind, node.topology, count, place.name)
+        threads = min(threads, binding.threads(bindings))
+        ranks = tuple(rank._replace(binding=one) for rank, one in zip(ranks, bindings, strict=False))
+    if not ranks:
+        node.check(count)
+        if spec.virtual_local_rank:
+            node.visible_gpu(count - 1)
+    kind = spec.target.kind
+    return NodePlan(
+        node.index,
+        place.name,
+        place.cwd,
+        {name: value for name, value in defaults_for(threads).items() if name not in spec.environ},
+        ranks,
+        spec.environ,
+        store=store if spec.preload else "",
+        interface=place.interface,
+        address=place.address,
+        preload=spec.preload,
+        python=kind != "program",
+        calls=kind if kind in _CALLS else "",  # type: ignore[arg-type]
+        hooks=spec.hooks,
+        shown_there=place.own is not None,
+        argv=spec.target.argv(place.python, 0),
+        slots=node.slots,
+        most=node.most,
+    )
 
 
 def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
@@ -427,28 +497,3 @@ def rank_count(requested: int | str, node: AgentReady, name: str) -> int:
                 raise UsageError(f"--nproc {requested}: torch finds no {requested} on {name}; give a number of ranks")
             return node.gpus
     return requested
-
-
-def _files_per_rank(spec: JobSpec, here: JobSpec) -> int:
-    """Descriptors of the agent for each rank; `here`: what the ranks of its node run."""
-    return FILES_PER_RANK + bool(here.preload) + (FILES_FOR_MPI if spec.backend == "mpi" else 0) + spec.tf_config
-
-
-def _most_ranks(node: AgentReady, per_rank: int) -> int:
-    """How many ranks the node's limits allow."""
-    return max(0, min((node.open_files - FILES_OF_AGENT) // per_rank, node.processes - 1))
-
-
-def _check_limits(node: AgentReady, name: str, count: int, per_rank: int) -> None:
-    files = count * per_rank + FILES_OF_AGENT
-    if files > node.open_files:
-        most = max(0, (node.open_files - FILES_OF_AGENT) // per_rank)
-        raise UsageError(
-            f"--nproc {count} needs {files} open files, but the limit on {name} is {node.open_files}: "
-            f"raise it (ulimit -Hn) or start at most {most} ranks"
-        )
-    if count >= node.processes:
-        raise UsageError(
-            f"--nproc {count} is too many: {name} allows {node.processes} processes in all; "
-            "start fewer ranks, or raise the limit (ulimit -u, the cgroup's pids.max, kernel.pid_max)"
-        )
