@@ -89,18 +89,8 @@ def prepare(
     /dev/null from here on.
     """
     linux.open_closed(0, 1, 2)
-    if bind not in get_args(Bind):
-        raise UsageError(f"bind={bind!r}: give one of {', '.join(map(repr, get_args(Bind)))}")
     nproc = _checked(nproc)
-    if hosts is not None and not (isinstance(hosts, str | Sequence) and all(isinstance(one, str) for one in hosts)):
-        raise UsageError(f"hosts={hosts!r}: give 'a:4,b:4', or a list of such names")
-    if env is not None and not (isinstance(env, Mapping) and all(isinstance(name, str) for name in env)):
-        raise UsageError(f"env={env!r}: give a dict of names and values")
-    for name, value in (env or {}).items():
-        if value is None:
-            raise UsageError(f"env: {name} is None; leave it out, or give its value")
-    if wdir is not None and not isinstance(wdir, str | os.PathLike):
-        raise UsageError(f"wdir={wdir!r}: give the path of a folder")
+    _check_types(hosts, env, wdir, bind)
     listed = hosts if hosts is None or isinstance(hosts, str) else ",".join(hosts)
     options = more(HostOptions(hosts=listed, sync=sync, ssh_config=ssh_config))
     nodes = read_hosts(options.hosts, nproc)
@@ -137,6 +127,20 @@ def prepare(
         timeline=options.reports.report is not None,
     )
     return JobRequest(spec, nodes, options, nproc)
+
+
+def _check_types(hosts: object, env: object, wdir: object, bind: object) -> None:
+    if bind not in get_args(Bind):
+        raise UsageError(f"bind={bind!r}: give one of {', '.join(map(repr, get_args(Bind)))}")
+    if hosts is not None and not (isinstance(hosts, str | Sequence) and all(isinstance(one, str) for one in hosts)):
+        raise UsageError(f"hosts={hosts!r}: give 'a:4,b:4', or a list of such names")
+    if env is not None and not (isinstance(env, Mapping) and all(isinstance(name, str) for name in env)):
+        raise UsageError(f"env={env!r}: give a dict of names and values")
+    for name, value in (env or {}).items():
+        if value is None:
+            raise UsageError(f"env: {name} is None; leave it out, or give its value")
+    if wdir is not None and not isinstance(wdir, str | os.PathLike):
+        raise UsageError(f"wdir={wdir!r}: give the path of a folder")
 
 
 def _preload(backend: str | None, environ: Mapping[str, str], bind: Bind) -> tuple[str, ...]:

@@ -79,23 +79,7 @@ def resolve_world(
         if node_rank:
             raise UsageError(f"--node-rank {node_rank}: with one node the only node rank is 0; give --nnodes")
         return WorldSpec(host or "127.0.0.1", port or 0, run_id)
-    if static and least != nodes:
-        raise UsageError(
-            f"--nnodes {nnodes}: with a varying number of nodes, they meet by --rdzv-backend c10d --rdzv-endpoint "
-            f"HOST:{C10D_PORT}, where HOST is one of them"
-        )
-    if not static and rdzv_backend != "c10d":
-        raise UsageError(
-            f"--rdzv-backend {rdzv_backend} is not supported: no such server is needed; write --rdzv-backend c10d "
-            f"--rdzv-endpoint HOST:{C10D_PORT}, where HOST is one of the nodes"
-        )
-    if not host:
-        raise UsageError(
-            f"--nnodes {nodes}: where do the nodes meet? Give --rdzv-endpoint HOST:PORT, the same on each, where HOST "
-            "is one of them"
-        )
-    if static and node_rank is not None and not 0 <= node_rank < nodes:
-        raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} it must be from 0 to {nodes - 1}")
+    _check_meeting(rdzv_backend, nnodes, host, node_rank)
     is_head = _flag(conf, "is_host", rdzv_conf)
     if static and is_head is None and node_rank is not None:
         is_head = node_rank == 0
@@ -114,6 +98,28 @@ def resolve_world(
     if static:
         return WorldSpec(host, meeting.port, run_id, meeting)
     return WorldSpec("", 0, run_id, meeting)
+
+
+def _check_meeting(rdzv_backend: str, nnodes: str, host: str, node_rank: int | None) -> None:
+    """Raise UsageError if several nodes can't meet so."""
+    least, nodes = parse_nnodes(nnodes)
+    if rdzv_backend == "static" and least != nodes:
+        raise UsageError(
+            f"--nnodes {nnodes}: with a varying number of nodes, they meet by --rdzv-backend c10d --rdzv-endpoint "
+            f"HOST:{C10D_PORT}, where HOST is one of them"
+        )
+    if rdzv_backend not in ("static", "c10d"):
+        raise UsageError(
+            f"--rdzv-backend {rdzv_backend} is not supported: no such server is needed; write --rdzv-backend c10d "
+            f"--rdzv-endpoint HOST:{C10D_PORT}, where HOST is one of the nodes"
+        )
+    if not host:
+        raise UsageError(
+            f"--nnodes {nodes}: where do the nodes meet? Give --rdzv-endpoint HOST:PORT, the same on each, where HOST "
+            "is one of them"
+        )
+    if rdzv_backend == "static" and node_rank is not None and not 0 <= node_rank < nodes:
+        raise UsageError(f"--node-rank {node_rank}: with --nnodes {nodes} it must be from 0 to {nodes - 1}")
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:

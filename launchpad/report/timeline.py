@@ -188,6 +188,11 @@ class _Builder:
                     self._prompts.setdefault(rank, at)
                 elif rank in self._prompts:
                     self._span(Span(self._prompts.pop(rank), at, "prompt", "at a prompt"), rank)
+            case _:
+                self._note_of_job(at, event)
+
+    def _note_of_job(self, at: int, event: Any) -> None:
+        match event:
             case FaultInjected(rank=rank, node=node):
                 self._mark(at, rank if rank >= 0 else HOST, "signal", f"injected: {self._history.fault(event)}", node)
             case NodeLost(node=node, reason=reason):

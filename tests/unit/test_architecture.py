@@ -220,12 +220,21 @@ def test_patterns_name_the_fields_that_they_use() -> None:
     assert wrong == []
 
 
-def test_the_rooms_that_conduct_a_job_have_short_functions() -> None:
-    rooms = [ROOT / room for room in ("agent", "head", "runner")]
-    for path in (path for room in rooms for path in room.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"
+def lines_of(function: ast.FunctionDef) -> int:
+    """Without its docstring, which may be a page of the public interface."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    said = function.body[0] if ast.get_docstring(function) else None
+    return lines - ((said.end_lineno or 0) - said.lineno + 1 if said else 0)
+
+
+def test_functions_are_short() -> None:
+    wrong = [
+        f"{path}:{node.lineno}: {node.name} has {lines_of(node)} lines"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and lines_of(node) > 60
+    ]
+    assert wrong == []
 
 
 def test_the_public_surface_is_exact() -> None:
