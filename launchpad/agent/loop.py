@@ -115,7 +115,7 @@ class Agent:
         guard = os.getppid()
         self._poll.watch(processes.wakeup_on_exit(), self._on_child)
         self._raise_file_limit()
-        self._memory_kills = resources.oom_kills()
+        self._memory_kills = self._kills_before = resources.oom_kills()
         os.set_blocking(self._link_in, False)
         os.set_blocking(self._link_out, False)
         self._poll.watch(self._link_in, self._on_link_in)
@@ -250,6 +250,7 @@ class Agent:
     def _finish(self, leave: bool, grace: float) -> None:
         """All ranks are gone: give what they left behind this time, kill it, then send the rest of their output."""
         self._signals.release()
+        self._memory_kills = self._kills_before = resources.oom_kills()
         spared, own = self._starter.finish(leave), self._starter.own
         for part in self._parts:
             own.update(part.end())
@@ -310,6 +311,7 @@ class Agent:
         memory_killed: bool | None = False
         if code == -signal.SIGKILL:
             memory_killed = None if before is None or self._memory_kills is None else self._memory_kills > before
+        kills = (self._memory_kills or 0) - (self._kills_before or 0) if code else 0
         error = rundir.take_error_file(self._rundir, started.rank, ERROR_FILE_BYTES)
         if error:
             self._outbox.say(RankRaised(now, started.rank, error))
@@ -320,7 +322,8 @@ class Agent:
             self._outbox.say(Crashed(now, started.rank, crash))
         for part in self._parts:
             part.exited(started, code)
-        self._signals.exited(started.pid, RankExited(now, started.rank, code, peak_memory, memory_killed))
+        exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills))
+        self._signals.exited(started.pid, exited)
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:
         reason = os.read(fd, 4096)

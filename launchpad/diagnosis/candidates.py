@@ -203,6 +203,8 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
         return candidate._replace(kind="exception", traceback=inside, secondary="", symptom="")
     if traceback is None:
         return candidate
+    if child := _killed_for_memory(traceback, one):
+        return candidate._replace(text=child)
     if traceback.kind == "SystemExit" and traceback.before is None:
         last = tracebacks.ending(errors, 0)
         lost = secondary.secondary_kind(last) if last is not None else ""
@@ -213,6 +215,15 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
             return candidate._replace(secondary="kept", symptom=said)
         return candidate
     return candidate._replace(text=reasons.plain_reason(traceback, errors))
+
+
+def _killed_for_memory(traceback: Traceback, one: RankHistory) -> str:
+    """That the kernel killed a child of the rank because memory ran out, unless it failed because of another rank."""
+    if not (traceback.killed_child and one.exited and one.exited.oom_kills):
+        return ""
+    if secondary.secondary_kind(traceback) not in ("", "weak"):
+        return ""
+    return f"its child process {traceback.killed_child} was killed by {reasons.OOM_KILLER}"
 
 
 def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:

@@ -6,6 +6,8 @@ import re
 
 from launchpad.diagnosis.tracebacks import Traceback
 
+OOM_KILLER = "the kernel's OOM killer"
+
 # torch gives up after a minute, and only its warnings say that the name could not be resolved.
 _CONNECT = re.compile(r"client socket has (?:timed out|failed to connect).*?\((?P<host>[^(),\s]+), \d+\)", re.DOTALL)
 _UNKNOWN = r"network addresses of \({}, \d+\) cannot be retrieved \(gai error"

@@ -86,6 +86,7 @@ class Traceback(NamedTuple):
     hidden: Traceback | None = None  # its context, if the program suppressed it (`raise … from None`)
     why: str = ""  # in plain words, if more is known than the message says
     kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
+    killed_child: int = 0  # the last child process of the rank that was killed by SIGKILL
     printed: str = ""  # the last that a command wrote to stderr, of the exception that it failed
 
     @property
@@ -197,6 +198,7 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
         kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
+        killed_child=int(recorded.get("killed_child", 0)),
         printed=escapes.removed(str(recorded.get("printed", ""))),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from launchpad.diagnosis import apart, tracebacks
 from launchpad.diagnosis.candidates import Candidate
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.reasons import OOM_KILLER
 from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
@@ -228,17 +229,19 @@ def _how(history: History, cause: Candidate) -> str:
     elif cause.kind == "exception" and traceback is not None and traceback.kind != "SystemExit":
         how = ": ".join(filter(None, (cause.text, _title(traceback))))
     else:
-        how, end = end, ""
+        how, end = ": ".join(filter(None, (cause.text, end))), ""
     if cause.kind == "exception" and cause.under_way:
         end = "stopped while it was handling that"
     elif cause.kind == "exception" and ended is not None and ended.code != code:
         end = "stopped while it was exiting"
     if cause.kind == "memory":
-        how += f", by the kernel's OOM killer; it used {cause.memory / 2**20:.0f} MiB"
+        how += f", by {OOM_KILLER}; it used {cause.memory / 2**20:.0f} MiB"
     elif _is_injected(history, cause):
         how += ", by --inject"
     elif code == -signal.SIGKILL and cause.kind == "signal" and ended is not None and ended.memory_killed is False:
         how += "; the kernel's OOM-kill counters did not rise, so a process sent the signal"
+    elif ended is not None and ended.oom_kills and code != -signal.SIGKILL and OOM_KILLER not in cause.text:
+        how += f"; {OOM_KILLER} had killed another process on its host before that"
     if cause.finished:
         how += ", after its program had finished"
     pid = history.of(cause.rank).pid

@@ -291,6 +291,7 @@ class RankExited(Event, about=its_rank, holds=lambda event: -256 < event.code < 
     memory: int  # peak resident set size, in bytes
     # Whether the kernel's count of OOM kills has risen since the last failure; None if it can't be read.
     memory_killed: bool | None
+    oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
 
 
 class RankFailed(Event, about=its_rank, holds=lambda event: 0 < event.code < 256, recorded=True):

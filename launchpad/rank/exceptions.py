@@ -138,7 +138,13 @@ def _line(error: BaseException, thread: str, ours: tuple[str, ...]) -> bytes:
     now = time.monotonic_ns()
     traceback = _traceback(error, ours, MOST_LINKS)
     said = {"time": now, "pid": os.getpid(), "thread": thread, "traceback": traceback}
-    if not thread and os.getpid() == _pid and "torch.distributed" in sys.modules:
+    if thread or os.getpid() != _pid:
+        return json.dumps(said).encode() + b"\n"
+    if not (isinstance(error, SystemExit) and is_success(error.code)):
+        from . import killed_child
+
+        traceback["killed_child"] = killed_child.by_sigkill()
+    if "torch.distributed" in sys.modules:
         traceback["kept"] = _kept(error)
         said |= _collectives(now)
     return json.dumps(said).encode() + b"\n"
@@ -204,10 +210,10 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         "message": _text(error),
         "frames": _frames(error, ours),
     }
-    if isinstance(error, EOFError | ConnectionError):
-        from . import killed_child
+    from . import killed_child
 
-        found["why"] = killed_child.explain(error)
+    if why := killed_child.explain(error):
+        found["why"] = why
     if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
         text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
         found["printed"] = text[-MOST_TEXT:]

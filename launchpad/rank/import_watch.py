@@ -31,7 +31,7 @@ class ImportWatch:
 
 def watch() -> None:
     """Install the hooks of what is imported already, and the others when their time comes."""
-    hooks = {"torch": stack_server.install, "jax": _install_jax_cluster}
+    hooks = {"torch": stack_server.install, "jax": _install_jax_cluster, "multiprocessing": _note_children}
     sys.meta_path.insert(0, ImportWatch({package: hook for package, hook in hooks.items() if not hook()}))
 
 
@@ -43,3 +43,11 @@ def _install_jax_cluster() -> bool:
 
     jax_cluster.install(clusters)
     return True
+
+
+def _note_children() -> bool:
+    if "multiprocessing.process" not in sys.modules:
+        return False
+    from . import killed_child
+
+    return killed_child.install()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.command import Launchpad
+from tests.support.ends import memory_limit as memory_limit
 
 # Real jobs.
 
@@ -80,6 +82,60 @@ def test_a_child_process_that_was_killed_is_named(launchpad: Launchpad, waits: s
     pid = done.stdout.rpartition("child ")[2].strip()
     told = f"rank 0 failed first: its child process {pid} was killed by SIGKILL: RuntimeError: no data ("
     assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_of_a_broken_pool_is_named(launchpad: Launchpad, method: str) -> None:
+    """The pool waits for its workers, and keeps their exit codes to itself."""
+    (launchpad.folder / "w.py").write_text(
+        "import multiprocessing, os\nfrom concurrent.futures import ProcessPoolExecutor\n"
+        "def work(x):\n    print('child', os.getpid(), flush=True)\n    os.kill(os.getpid(), 11)\n"
+        "if __name__ == '__main__':\n"
+        f"    with ProcessPoolExecutor(1, multiprocessing.get_context({method!r})) as pool:\n"
+        "        pool.submit(work, 1).result()\n"
+    )
+    done = launchpad.run("run", "-n", 1, "w.py")
+    pid = done.stdout.rpartition("child ")[2].strip()
+    told = f"rank 0 failed first: its child process {pid} was killed by SIGSEGV: concurrent.futures.process.BrokenProc"
+    assert verdict_of(launchpad)["text"][0].startswith(told), done.stderr
+
+
+HUNGRY = "blocks = []\nwhile True: blocks.append(bytearray(b'x' * (8 << 20)))\n"
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "child = mp.Process(target=eat); child.start(); child.join(); sys.exit(f'helper: {child.exitcode}')",
+        "child = mp.Process(target=eat); child.start(); child.join(); raise OSError('no tokens')",
+        "child = subprocess.Popen([sys.executable, 'eat.py']); child.wait(); raise OSError('no tokens')",
+        "ours, theirs = mp.Pipe(); mp.Process(target=eat).start(); theirs.close(); ours.recv()",
+        "subprocess.run([sys.executable, 'eat.py'], check=True)",
+    ],
+    ids=["exits", "joined", "command", "connection", "checked"],
+)
+def test_a_child_that_the_kernel_killed_for_memory_is_named(
+    launchpad: Launchpad, memory_limit: object, way: str
+) -> None:
+    (launchpad.folder / "eat.py").write_text(HUNGRY)
+    (launchpad.folder / "h.py").write_text(
+        f"import multiprocessing, subprocess, sys\nmp = multiprocessing.get_context('fork')\n"
+        f"def eat(): exec({HUNGRY!r})\n{way}\n"
+    )
+    process = launchpad.start("run", "-n", 1, "h.py", preexec_fn=memory_limit)
+    assert process.wait(timeout=60) == 1
+    first = verdict_of(launchpad)["text"][0]
+    assert re.match(r"rank 0 failed first: its child process \d+ was killed by the kernel's OOM killer: ", first), first
+
+
+def test_a_process_that_the_kernel_killed_is_told_though_nobody_knows_which(
+    launchpad: Launchpad, memory_limit: object
+) -> None:
+    (launchpad.folder / "eat.py").write_text(HUNGRY)
+    words = ("run", "-n", 1, "--", "sh", "-c", f"{sys.executable} eat.py; exit 5")
+    assert launchpad.start(*words, preexec_fn=memory_limit).wait(timeout=60) == 5
+    told = "; the kernel's OOM killer had killed another process on its host before that ("
+    assert told in verdict_of(launchpad)["text"][0]
 
 
 def test_a_message_with_odd_separators_stays_in_its_line(launchpad: Launchpad) -> None:

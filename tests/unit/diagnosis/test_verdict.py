@@ -624,6 +624,40 @@ def test_a_port_that_is_taken_is_the_cause_of_what_that_rank_did_not_write() -> 
     assert first.startswith(f"rank 0 failed first: the port 29533 is taken (by pid 812, nginx): {DIST}: The server")
 
 
+def ended_after_oom_kills(failed: dict[str, Any], code: int) -> Verdict:
+    """Rank 1 fails like this on a host where the kernel has killed a process for memory."""
+    raised = ExceptionRaised(at(5), 1, 101, "", failed | {"killed_child": 4711})
+    gone = exits(6, 1, code)._replace(oom_kills=1)
+    events = [*job(2), raised, gone, *raises(8, 0, "RuntimeError", GLOO), stopping(9, []), over(11)]
+    verdict = judge(events)
+    return verdict._replace(cause=verdict.cause and verdict.cause._replace(text=describe(History(events), verdict)[0]))
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "told"),
+    [
+        (recorded("OSError", "helper ended with -9"), 1, ": OSError: helper ended with -9 (exit code 1, "),
+        (recorded("SystemExit", "3"), 3, ": exit code 3 ("),
+        (recorded("BrokenPipeError", "[Errno 32] Broken pipe"), 1, ": BrokenPipeError: [Errno 32]"),
+    ],
+)
+def test_a_child_that_the_kernel_killed_for_memory_is_the_cause(failed: dict[str, Any], code: int, told: str) -> None:
+    verdict = ended_after_oom_kills(failed, code)
+    assert verdict.cause is not None
+    assert (verdict.kind, verdict.cause.rank, verdict.exit_code) == ("failure", 1, code)
+    said = "rank 1 failed first: its child process 4711 was killed by the kernel's OOM killer"
+    assert verdict.cause.text.startswith(f"{said}{told}")
+
+
+def test_a_child_that_was_killed_for_memory_before_makes_no_victim_the_cause() -> None:
+    """It may be long ago, and have been replaced."""
+    verdict = ended_after_oom_kills(recorded("RuntimeError", GLOO), 1)
+    assert verdict.kind == "waited"
+    assert verdict.cause is not None
+    assert "its child process" not in verdict.cause.text
+    assert "; the kernel's OOM killer had killed another process on its host before that (" in verdict.cause.text
+
+
 def test_a_host_that_has_no_address_is_no_lost_rank() -> None:
     warning = "[W1123 socket.cpp:767] [c10d] The IPv6 network addresses of (nosuchhost-7, 29500) cannot be retrieved ("
     events = [*job(2), Output(at(4), 0, STDERR, f"{warning}gai error: -2 - Name or service not known).\n".encode())]
