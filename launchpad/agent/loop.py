@@ -48,14 +48,17 @@ from ..protocol.events import (
     Suspended,
 )
 from .host import processes, resources
+from .net import port
 from .outbox import Outbox
 from .part import AgentHub
 from .parts import Parts
 from .poll import Poll, earliest
 from .ranks import rank, rundir
+from .ranks.input import Input
 from .ranks.leftovers import Leftovers
 from .ranks.signals import Signals
 from .ranks.starter import Starter
+from .ranks.store import Store
 
 if TYPE_CHECKING:
     from .ranks.forkserver_client import KeptFork
@@ -104,7 +107,13 @@ class Agent:
         self._leaving = False  # exit once that is done
         self._head_gone = False
         self._file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._starter = Starter(self._hub, self._parts, stdin_fd, self._file_limit, self._on_started, kept, why_cold)
+        self._ports = port.FreePorts()
+        self._store = Store(self._hub)
+        self._input = Input(self._hub, stdin_fd)
+        self._starter = Starter(
+            *(self._hub, self._parts, self._store, self._input, self._file_limit, self._on_started),
+            *(kept, why_cold),
+        )
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._suspended = False  # the head is stopped, and silent until it is continued
@@ -188,10 +197,10 @@ class Agent:
                 self._on_hello(command)
             case Fence(number=number):
                 self._outbox.fence(number)
-            case HoldPort(address=address, port=port):
-                self._outbox.say(PortHeld(time.monotonic_ns(), self._starter.hold_port(port, address)))
+            case HoldPort(address=address, port=number):
+                self._outbox.say(PortHeld(time.monotonic_ns(), self._store.hold_port(number, address)))
             case HoldPorts(number=number):
-                self._outbox.say(self._starter.hold_ports(number))
+                self._outbox.say(self._ports.hold(number))
             case Ping(time=at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
@@ -199,7 +208,7 @@ class Agent:
             case StartMore(ranks=ranks):
                 self._starter.start_more(ranks)
             case StdinData(data=data):
-                self._starter.take_input(data)
+                self._input.take(data)
             case Credit(rank=number, stream=stream, size=size):
                 self._outbox.credit(number, stream, size)
             case Signal():
@@ -226,7 +235,7 @@ class Agent:
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 open_files=resources.open_file_limit(),
                 processes=resources.process_limit(),
-                port=self._starter.hold_port(hello.port),
+                port=self._store.hold_port(hello.port),
             )
         )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 
 from ... import linux
+from ...protocol.events import PortsHeld
 
 BACKLOG = 4096  # the kernel caps it at net.core.somaxconn
 
@@ -78,6 +80,23 @@ def bound(number: int, address: str) -> socket.socket:
         made.close()
         raise
     return made
+
+
+class FreePorts:
+    """Free ports that are held for ranks."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def hold(self, count: int) -> PortsHeld:
+        """Hold this many, instead of those held before."""
+        for held in self._held:
+            held.close()
+        try:
+            self._held = [bound(0, "") for _ in range(count)]
+        except OSError as error:
+            return PortsHeld(time.monotonic_ns(), [], error.strerror or "no port is free")
+        return PortsHeld(time.monotonic_ns(), [held.getsockname()[1] for held in self._held], "")
 
 
 class Bell:

@@ -3,21 +3,12 @@
 import fcntl
 import os
 import resource
-import select
 import signal
-import time
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ... import linux
-from ...protocol.events import StdinTaken
 from ..host import processes
-from ..outbox import Outbox
-from ..poll import Poll
-
-# What a terminal takes for the end of input (Ctrl-D), where it is in line mode.
-_END_OF_INPUT = b"\x04"
 
 
 class Rank:
@@ -88,69 +79,6 @@ def _open_terminal(rows: int, columns: int) -> tuple[int, int]:
     termios.tcsetattr(writer, termios.TCSANOW, attributes)
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     return reader, writer
-
-
-class StdinFeed:
-    """Standard input for a rank whose head is on another machine: writes what arrives in frames.
-
-    The head sends more bytes once it hears that the previous ones were written.
-    """
-
-    def __init__(self, poll: Poll, outbox: Outbox, terminal: Outlets | None = None) -> None:
-        """`terminal`: the outlets of the rank that is to read what is written, if they are a pseudo-terminal.
-
-        Otherwise `reader` is the end of a pipe, for one rank after the other.
-        """
-        self._poll = poll
-        self._outbox = outbox
-        if terminal is None:
-            self.reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
-            self._end = b""
-        else:
-            self.reader = -1
-            self._writer = os.dup(terminal.stdout)
-            self._end = _END_OF_INPUT
-        self._backlog: deque[memoryview] = deque()
-
-    def take(self, data: bytes) -> None:
-        """Write these bytes as room permits. Empty data is the end, once the backlog is written."""
-        if self._writer >= 0:
-            self._backlog.append(memoryview(data or self._end))
-            self._write()
-
-    def close(self) -> None:
-        """Write no more."""
-        if self._writer < 0:
-            return
-        self._poll.unwatch(self._writer)
-        os.close(self._writer)
-        self._writer = -1
-        self._backlog.clear()
-
-    def _write(self) -> None:
-        taken = 0
-        while self._backlog:
-            data = self._backlog[0]
-            if not data:
-                self.close()
-                break
-            try:
-                written = os.write(self._writer, data)
-            except BlockingIOError:
-                if self._writer not in self._poll:
-                    self._poll.watch(self._writer, lambda _: self._write(), select.EPOLLOUT)
-                break
-            except OSError:  # the rank has closed its terminal
-                written = len(data)
-            taken += written
-            self._backlog[0] = data[written:]
-            if written == len(data):
-                self._backlog.popleft()
-        else:
-            self._poll.unwatch(self._writer)
-        if taken:
-            self._outbox.say(StdinTaken(time.monotonic_ns(), taken))
 
 
 def start(

@@ -15,23 +15,21 @@ from ...protocol.events import (
     ImageUnused,
     ModulesImported,
     NotForked,
-    PortsHeld,
     RankExited,
-    RankFailed,
     RankStarted,
     SpareReady,
     StartFailed,
 )
 from .. import PACKAGE
-from ..net import port
 from ..outbox import OutputStream
 from ..part import AgentHub
 from ..parts import Parts
 from . import forkserver_client, rank, rundir
+from .input import Input
+from .store import Store
 
 if TYPE_CHECKING:
     import _socket
-    import socket
 
     from ..mpi.node_worlds import NodeWorlds
 
@@ -42,13 +40,14 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 class Starter:
-    """Owns the forkserver, the store's process and the port. `begun` is called with each rank once it has a process."""
+    """Owns the forkserver. `begun` is called with each rank once it has a process."""
 
     def __init__(
         self,
         hub: AgentHub,
         parts: Parts,
-        stdin_fd: int | None,
+        store: Store,
+        stdin: Input,
         files: tuple[int, int],
         begun: Callable[[rank.Rank], None],
         kept: forkserver_client.KeptFork | None = None,
@@ -59,7 +58,8 @@ class Starter:
         self._folder = hub.folder
         self._hub = hub
         self._parts = parts
-        self._stdin_fd = stdin_fd
+        self._store = store
+        self._input = stdin
         self._files = files
         self._begun = begun
         self._kept = kept  # not used yet
@@ -67,32 +67,9 @@ class Starter:
         self._lack: _socket.socket | None = None  # the keeper of images knows what was lacking until this is closed
         self._forkserver: forkserver_client.Forkserver | None = None
         self._opened = 0  # when it was started
-        self._port: port.Port | None = None
-        self._ports: list[socket.socket] = []
-        self._store = 0  # the pid of the store's process
-        self._asked_for_store = False
         self._waiting: dict[int, tuple[dict[str, Any], rank.Outlets]] = {}  # ranks waiting to be forked
         self._spawned: dict[int, dict[str, Any]] = {}  # ranks waiting for MPI to be ready for them
-        self._input: rank.StdinFeed | None = None
-        self._null = os.open(os.devnull, os.O_RDONLY)
         self._cancelled = 0  # a signal that came while a rank was being forked
-
-    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> int:
-        """Hold this rendezvous port and release any other. Returns its number, or -1 if it is taken."""
-        if self._port is not None:
-            self._port.close()
-        self._port = port.Port(wanted, address)
-        return self._port.number
-
-    def hold_ports(self, count: int) -> PortsHeld:
-        """Hold this many free ports, instead of those held before."""
-        for held in self._ports:
-            held.close()
-        try:
-            self._ports = [port.bound(0, "") for _ in range(count)]
-        except OSError as error:
-            return PortsHeld(time.monotonic_ns(), [], error.strerror or "no port is free")
-        return PortsHeld(time.monotonic_ns(), [held.getsockname()[1] for held in self._ports], "")
 
     def start(self, start: Start, reap: Callable[[], None]) -> None:
         """Start the ranks. `reap` is called after each, so that exits are reported in order."""
@@ -102,6 +79,8 @@ class Starter:
         self._shared.pop("", None)  # some shells export an empty name, which exec rejects
         for name, value in start.defaults.items():
             self._shared.setdefault(name, value)
+        self._store.starting(start)
+        self._input.starting(start)
         self._parts.starting(start, self._shared)
         self._may_begin = self._mpi is None or self._mpi.is_ready(0)
         self._failure = ""
@@ -161,11 +140,6 @@ class Starter:
         """The ranks' folder."""
         return self._start.cwd
 
-    def take_input(self, data: bytes) -> None:
-        """Pass on bytes from the head's standard input."""
-        if self._input is not None:
-            self._input.take(data)
-
     # Executed ranks.
 
     def _execute(self, entry: dict[str, Any], outlets: rank.Outlets | None = None) -> None:
@@ -179,7 +153,7 @@ class Starter:
                 try:
                     argv = self._command(entry)
                     cwd = entry.get("cwd", self._start.cwd)
-                    stdin = self._stdin(number, outlets)
+                    stdin = self._input.descriptor(number, outlets)
                     session, bound = self._own_session(entry), entry.get("bind")
                     begun = rank.start(
                         number, argv, environ, cwd, stdin, outlets, self._files, bound, own_session=session
@@ -198,25 +172,15 @@ class Starter:
         self._outbox.say(StartFailed(time.monotonic_ns(), number, self._failure))
 
     def _open_outlets(self, number: int) -> rank.Outlets:
-        outlets = rank.open_outlets(self._terminal(number))
+        outlets = rank.open_outlets(self._input.terminal(number))
         try:
-            if self._start.sends_input and number == self._start.stdin_rank:
-                self._feed(outlets)
+            self._input.open(number, outlets)
             if self._mpi is None or not self._mpi.has(number):
                 return outlets
             return outlets._replace(rank_link=self._mpi.open(number))
         except OSError:
             _close(*outlets)
             raise
-
-    def _feed(self, outlets: rank.Outlets) -> None:
-        """Have what the head sends written to where this rank will read it."""
-        if os.isatty(outlets.rank_stdout):
-            if self._input is not None:
-                self._input.close()
-            self._input = rank.StdinFeed(self._poll, self._outbox, outlets)
-        elif self._input is None:
-            self._input = rank.StdinFeed(self._poll, self._outbox)
 
     def _command(self, entry: dict[str, Any]) -> list[str]:
         argv: list[str] = entry["argv"]
@@ -247,25 +211,10 @@ class Starter:
         sched_yield reaches only processes of the same session, as each session is a group of the scheduler (autogroup,
         sched(7)). 4 ranks on 2 cores took 27 ms for an all-reduce instead of 44 us.
         """
-        return not self._in_mpi(entry) or bool(self._terminal(entry["rank"]))
-
-    def _terminal(self, number: int) -> list[int]:
-        return self._start.terminal if self._has_input(number) else []
-
-    def _has_input(self, number: int) -> bool:
-        return number == self._start.stdin_rank and (self._start.sends_input or self._stdin_fd is not None)
-
-    def _stdin(self, number: int, outlets: rank.Outlets) -> int:
-        if not self._has_input(number):
-            return self._null
-        if self._start.sends_input:
-            assert self._input is not None
-            return self._input.reader if self._input.reader >= 0 else outlets.rank_stdout
-        assert self._stdin_fd is not None
-        return self._stdin_fd
+        return not self._in_mpi(entry) or bool(self._input.terminal(entry["rank"]))
 
     def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
-        begun.has_terminal = bool(self._terminal(begun.rank))
+        begun.has_terminal = bool(self._input.terminal(begun.rank))
         self._begun(begun)
         self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
         for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):
@@ -275,7 +224,7 @@ class Starter:
 
     def _open_forkserver(self) -> None:
         try:
-            self._bell = port.Bell(self._folder)
+            self._store.open_bell()
         except OSError as error:
             reason = f"the socket over which they request torch's store can't be created ({error.strerror})"
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
@@ -289,14 +238,14 @@ class Starter:
             except OSError:  # executing the ranks will fail likewise, and report it
                 pass
             if opened is None:
-                self._bell.close()
+                self._store.close_bell()
                 return
         self._opened = time.monotonic_ns()
         self._forkserver = opened
         self._poll.watch(opened.link.fileno(), lambda _: self.hear())
         for fd in opened.streams:
             self._poll.watch(fd, self._on_printed)
-        self._poll.watch(self._bell.fileno(), lambda _: self._on_bell())
+        self._store.serve_by(opened)
         opened.prepare(start.preload, start.calls)
 
     def _take_kept(self) -> forkserver_client.Forkserver | None:
@@ -334,7 +283,7 @@ class Starter:
         for number, (entry, outlets) in self._waiting.items():
             self._forkserver.print_again(outlets)
             environ = self._own_environ(entry)
-            bell = self._bell.path if self._start.store == "serve" else ""
+            bell = self._store.bell if self._start.store == "serve" else ""
             request = {
                 "argv": entry["argv"],
                 "calls": entry["calls"],
@@ -346,7 +295,7 @@ class Starter:
                 "stacks": [self._stacks, self._start.watched],
                 "store": [environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), bell] if self._start.store else [],
             }
-            fds = (self._stdin(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
+            fds = (self._input.descriptor(number, outlets), *(fd for fd in outlets[2:] if fd >= 0))
             orders.append(forkserver_client.ForkOrder(number, request, fds))
         self._forkserver.order(orders)
 
@@ -378,7 +327,7 @@ class Starter:
 
     def _forked(self, number: int, pid: int) -> None:
         if number == forkserver_client.STORE:
-            self._store = pid
+            self._store.pid = pid
             return
         _, outlets = self._waiting.pop(number)
         _close_far_ends(outlets)
@@ -389,17 +338,10 @@ class Starter:
 
     def _failed(self, number: int, reason: str) -> None:
         if number == forkserver_client.STORE:
-            self._store_failed(f"can't get torch's store: {reason}")
+            self._store.failed(f"can't get torch's store: {reason}")
             return
         _close(*self._waiting.pop(number)[1])
         self._outbox.say(StartFailed(time.monotonic_ns(), number, reason))
-
-    def _store_failed(self, reason: str) -> None:
-        """Nobody answers at the port any more: refuse who connects to it, and have the job end."""
-        assert self._port is not None
-        self._port.stop_listening()
-        self._asked_for_store = False
-        self._outbox.say(RankFailed(time.monotonic_ns(), self._start.ranks[0]["rank"], 1, reason))
 
     def _turn_off(self, reason: str) -> None:
         """Stop forking: execute the waiting ranks and all later ones."""
@@ -411,19 +353,6 @@ class Starter:
         if self._waiting:
             self._outbox.say(NotForked(time.monotonic_ns(), reason))
         self._begin()
-
-    def _on_bell(self) -> None:
-        """A rank requests the store. The first time, listen on its port and fork its process."""
-        assert self._forkserver is not None
-        assert self._port is not None
-        if not self._asked_for_store and self._forkserver.state == "ready" and self._port.listen():
-            self._asked_for_store = True
-            shared = self._start.ranks[0]["environ"]["GROUP_WORLD_SIZE"] != "1"
-            address = [self._port.address, self._port.number, os.getpid(), shared]
-            self._forkserver.order(
-                [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
-            )
-        self._bell.answer(self._asked_for_store)
 
     # Signals and exits.
 
@@ -453,19 +382,13 @@ class Starter:
         elif self._kept is not None and pid == self._kept.pid:
             self._kept.link.close()
             self._kept, self._why_cold = None, "the process that was forked from it has died"
-        elif pid == self._store:
-            self._store = 0
-            if self._asked_for_store:
-                self._store_failed("lost torch's store: its process died")
+        elif pid == self._store.pid:
+            self._store.exited()
 
     def finish(self, leave: bool) -> set[int]:
         """All ranks are gone: end the store and, with `leave`, the forkserver. Returns the pids to leave alone."""
         self.hear()
-        if self._store:
-            os.kill(self._store, signal.SIGKILL)
-        if self._asked_for_store and self._port:
-            self._port.stop_listening()
-            self._asked_for_store = False
+        self._store.end()
         if leave:
             self._end_forkserver()
         return {self._forkserver.pid} if self._forkserver is not None and self._forkserver.pid and not leave else set()
@@ -473,7 +396,7 @@ class Starter:
     @property
     def own(self) -> set[int]:
         """The pids of our own processes, which are not reported."""
-        return {pid for pid in (self._store, self._forkserver.pid if self._forkserver else 0) if pid}
+        return {pid for pid in (self._store.pid, self._forkserver.pid if self._forkserver else 0) if pid}
 
     def _end_forkserver(self) -> None:
         if self._forkserver is not None:

@@ -19,7 +19,9 @@ from launchpad.agent.parts import Parts
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks import rank
 from launchpad.agent.ranks.forkserver_client import STORE, ForkOrder, Forkserver, KeptFork
+from launchpad.agent.ranks.input import Input
 from launchpad.agent.ranks.starter import Starter
+from launchpad.agent.ranks.store import Store
 from launchpad.image import channel
 from launchpad.protocol.commands import Start
 from launchpad.protocol.events import ImageUnused, SpareReady
@@ -139,7 +141,7 @@ def test_a_kept_fork_that_dies_before_it_is_needed(tmp_path: Path) -> None:
     kept = KeptFork(12345, near, None, (), (), (b"", b""))  # type: ignore[arg-type]  # its image is not asked
     said = Said()
     hub = AgentHub(Poll(), said, str(tmp_path))
-    starter = Starter(hub, Parts(hub), None, (64, 64), lambda _: None, kept)
+    starter = Starter(hub, Parts(hub), Store(hub), Input(hub, None), (64, 64), lambda _: None, kept)
     starter.exited(12345)
     with closing(far):
         assert far.recv(1) == b""

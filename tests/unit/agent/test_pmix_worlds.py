@@ -22,7 +22,9 @@ from launchpad.agent.outbox import Outbox
 from launchpad.agent.part import AgentHub
 from launchpad.agent.parts import Parts
 from launchpad.agent.poll import Poll
+from launchpad.agent.ranks.input import Input
 from launchpad.agent.ranks.starter import Starter
+from launchpad.agent.ranks.store import Store
 from launchpad.head.pmix import PmixExchange
 from launchpad.protocol.commands import MpiWorld, PmixFetch, PmixReply
 from launchpad.protocol.events import NoMpi, PmixFetched, PmixRequest, RankExited
@@ -436,7 +438,7 @@ def test_why_open_mpi_is_not_served_is_said_at_once(tmp_path: Path, what: str) -
 def test_a_signal_ends_spawned_ranks_that_wait_for_the_server(tmp_path: Path, worlds: pmix_worlds.PmixWorlds) -> None:
     said = Said()
     hub = AgentHub(Poll(), said, str(tmp_path))
-    starter = Starter(hub, Parts(hub), None, (64, 64), lambda _: None)
+    starter = Starter(hub, Parts(hub), Store(hub), Input(hub, None), (64, 64), lambda _: None)
     hub.mpi = NodeWorlds(Poll(), said, str(tmp_path))
     hub.mpi.pmix = worlds
     hub.mpi.add(world(1, [2, 3], 0))

@@ -1,0 +1,98 @@
+"""Torch's store for the ranks: holds the job's port, and has the store's process forked when a rank first asks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from ...protocol.commands import Start
+from ...protocol.events import RankFailed
+from ..net import port
+from ..part import AgentHub
+from . import forkserver_client
+
+if TYPE_CHECKING:
+    from .forkserver_client import Forkserver
+
+
+class Store:
+    """Owns the port, the socket at which ranks ask for the store, and the store's process."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        self.pid = 0  # of its process
+        self._hub = hub
+        self._port: port.Port | None = None
+        self._bell: port.Bell | None = None
+        self._forkserver: Forkserver | None = None
+        self._serves = False  # its process does, or will
+        self._shared = False  # with other nodes
+        self._first = -1  # the node's first rank
+
+    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> int:
+        """Hold this rendezvous port and release any other. Returns its number, or -1 if it is taken."""
+        if self._port is not None:
+            self._port.close()
+        self._port = port.Port(wanted, address)
+        return self._port.number
+
+    def starting(self, start: Start) -> None:
+        """Ranks are about to start."""
+        for entry in start.ranks[:1]:
+            self._first, self._shared = entry["rank"], entry["environ"]["GROUP_WORLD_SIZE"] != "1"
+
+    def open_bell(self) -> None:
+        """Open the socket, before there is a forkserver that can fork the process. Raises OSError."""
+        self._bell = port.Bell(self._hub.folder)
+
+    def close_bell(self) -> None:
+        """There will be no forkserver."""
+        if self._bell is not None:
+            self._bell.close()
+
+    def serve_by(self, forkserver: Forkserver) -> None:
+        """This one forks the process."""
+        assert self._bell is not None
+        self._forkserver = forkserver
+        self._hub.poll.watch(self._bell.fileno(), lambda _: self._on_bell())
+
+    @property
+    def bell(self) -> str:
+        """The path of the socket."""
+        assert self._bell is not None
+        return self._bell.path
+
+    def _on_bell(self) -> None:
+        """A rank requests the store. The first time, listen on its port and fork its process."""
+        assert self._forkserver is not None
+        assert self._port is not None
+        assert self._bell is not None
+        if not self._serves and self._forkserver.state == "ready" and self._port.listen():
+            self._serves = True
+            address = [self._port.address, self._port.number, os.getpid(), self._shared]
+            self._forkserver.order(
+                [forkserver_client.ForkOrder(forkserver_client.STORE, {"serve": address}, (self._port.fileno(),))]
+            )
+        self._bell.answer(self._serves)
+
+    def failed(self, reason: str) -> None:
+        """Nobody answers at the port any more: refuse who connects to it, and have the job end."""
+        assert self._port is not None
+        self._port.stop_listening()
+        self._serves = False
+        self._hub.outbox.say(RankFailed(time.monotonic_ns(), self._first, 1, reason))
+
+    def exited(self) -> None:
+        """Its process has ended."""
+        self.pid = 0
+        if self._serves:
+            self.failed("lost torch's store: its process died")
+
+    def end(self) -> None:
+        """All ranks are gone."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        if self._serves and self._port is not None:
+            self._port.stop_listening()
+            self._serves = False
