@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -70,6 +71,21 @@ class Commands(click.Group):
         command: click.Command | None = importlib.import_module(module).command if module else None
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names. Raises UsageError, which says what may have been meant."""
+        if not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise click.UsageError(f"no such command {args[0]!r}{_meant(args[0])}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _meant(word: str) -> str:
+    if os.path.exists(word):
+        return f"; did you mean launchpad run {word}?"
+    near = difflib.get_close_matches(word, COMMANDS, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
 
 @click.group(
     cls=Commands,
@@ -117,6 +133,11 @@ def _in_one_sentence(error: click.ClickException) -> str:
         return f"{name}: {error.message}"
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "launchpad"
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        near = f"; did you mean {' or '.join(sorted(error.possibilities))}?" if error.possibilities else ""
+        message = f"no such option {error.option_name!r}{near}"
+    if message.endswith("?"):
+        return message
     return f"{message[:1].lower()}{message[1:]}; see {command} --help"
 
 

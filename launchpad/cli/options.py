@@ -43,17 +43,20 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Expand abbreviated long options before the target, then parse the command line."""
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        ctx.meta["args"] = complete(options, list(args))
+        ctx.meta["args"] = complete(ctx, list(args))
         return super().parse_args(ctx, list(ctx.meta["args"]))
 
 
-def complete(options: list[click.Option], args: list[str]) -> list[str]:
-    """The words of a command line, with abbreviated long options before the target expanded. Raises UsageError."""
-    by_name = named(options)
+def complete(ctx: click.Context, args: list[str]) -> list[str]:
+    """The words of the context's command, abbreviated long options before the target expanded. Raises UsageError."""
+    by_name = named(one for one in ctx.command.get_params(ctx) if isinstance(one, click.Option))
     at = 0
     while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-        args[at], _, takes_next = read_option(args[at], by_name)
+        try:
+            args[at], _, takes_next = read_option(args[at], by_name)
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
         at += 2 if takes_next else 1
     return args
 

@@ -22,8 +22,7 @@ def command(file: str, overrides: tuple[str, ...]) -> int:
 
     Options of `launchpad run` override those of the file. The exit code is that of the first failed job, or 0.
     """
-    options = [option for option in run.command.params if isinstance(option, click.Option)]
-    words = complete(options, list(overrides))
+    words = complete(click.Context(run.command, info_name="launchpad run"), list(overrides))
     for name, why in (("--detach", run.ONE_JOB), ("--job", "--job: smoke runs all jobs of the file")):
         if any(word.partition("=")[0] == name for word in words):
             raise UsageError(f"{why}; leave it out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -12,6 +13,7 @@ import threading
 
 import paramiko
 
+from launchpad import linux
 from launchpad.errors import ConnectError, ConnectFailure
 from launchpad.transport.ssh.config import Destination
 from launchpad.transport.ssh.session import Session
@@ -138,11 +140,10 @@ class ProxyCommand:
         with self._ending:
             if self._stderr.closed:
                 return ""
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(COMMAND_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            linux.end_group(self._process.pid, COMMAND_END_SECONDS)  # a script may have left others
+            self._process.wait()
             self._stderr.seek(0)
             output = self._stderr.read()
             self._stderr.close()

@@ -341,15 +341,18 @@ def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> Non
 
 
 @both_ways
-@pytest.mark.parametrize("hangs", [True, False])
-def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts, hangs: bool) -> None:
-    """Whether it connects or not, it ignores the end of its input; the test's end finds what is left of it."""
+@pytest.mark.parametrize("kind", ["hangs", "stays", "leaves a child"])
+def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts, kind: str) -> None:
+    """Whether it connects or not, it ignores the end of its input, or is a script; the test's end finds its remains."""
     nc = f"import socket, os, threading, sys; s = socket.create_connection(('127.0.0.2', {hosts.hosts[0].port}))"
     (launchpad.folder / "nc.py").write_text(
         f"{nc}\ndef up():\n  while d := os.read(0, 65536): s.sendall(d)\n"
-        "threading.Thread(target=up).start()\nwhile d := s.recv(65536): os.write(1, d)\nimport time; time.sleep(600)\n"
+        "threading.Thread(target=up).start()\nwhile d := s.recv(65536): os.write(1, d)\n"
+        + ("import time; time.sleep(600)\n" if kind == "stays" else "os._exit(0)\n")
     )
-    proxy = "touch began; sleep 600" if hangs else f"{sys.executable} nc.py"
+    hangs = kind == "hangs"
+    aside = "sleep 600 <&- >&- 2>&- & " if kind == "leaves a child" else ""
+    proxy = "touch began; sleep 600" if hangs else f"{aside}{sys.executable} nc.py"
     hosts.configure(f"Host by\n  HostName 127.0.0.2\n  Port {hosts.hosts[0].port}\n  ProxyCommand sh -c '{proxy}'\n")
     process = hosts.begin(launchpad, "-H", "by", "echo", "hello")
     if hangs:

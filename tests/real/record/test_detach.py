@@ -403,6 +403,16 @@ def test_notify_is_for_jobs_that_succeed_too_and_its_own_failure_is_shown(launch
     assert done.stderr == "launchpad: none 0\nlaunchpad: --notify: the command ended with exit code 3\n"
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_what_notify_runs_ends_with_us(launchpad: Launchpad, signum: signal.Signals) -> None:
+    """The end of the test finds what is left."""
+    process = launchpad.start("run", "--notify", "sleep 600 & touch began; sleep 600; true", "true")
+    wait_until((launchpad.folder / "began").exists, "the command")
+    process.send_signal(signum)
+    process.communicate(timeout=DEADLINE)
+    assert process.returncode == -signum
+
+
 # The record of a console.
 
 
