@@ -43,14 +43,14 @@ STANDING_STILL = (
 PROMPT_SECONDS = 300.0
 
 
-def not_forked(reason: str) -> str:
-    """The note that ranks are executed although they should have been forked."""
-    return f"ranks can't be forked, so each imports everything itself: {reason}"
+def not_forked(reason: str, where: str = "") -> str:
+    """The note that ranks are executed although they should have been forked. `where`: " on NAME", or ""."""
+    return f"ranks{where} can't be forked, so each imports everything itself: {reason}"
 
 
-def no_kept_image(reason: str, node: str) -> str:
-    """The note that a node was started cold, although it keeps an image. `node`: its name, if there are several."""
-    return f"no kept image was used{f' on {node}' if node else ''}: {reason}"
+def no_kept_image(reason: str, where: str) -> str:
+    """The note that a node was started cold, although it keeps an image. `where`: " on NAME", or ""."""
+    return f"no kept image was used{where}: {reason}"
 
 
 class Notes:
@@ -95,14 +95,13 @@ class Notes:
     def on(self, event: Any) -> bool:
         """Say what the user should know now."""
         match event:
-            case NotForked(reason=reason):
-                self._say(not_forked(reason))
+            case NotForked(reason=reason, node=node):
+                self._say(not_forked(reason, self._on(node)))
             case ImageUnused(reason=reason, node=node):
                 if self._verbose:
-                    several = len(self._history.planned.nodes) > 1
-                    self._say(no_kept_image(reason, self._history.node_name(node) if several else ""))
-            case NoMpi(library=library, why=why):
-                self._say(_no_mpi(library, why))
+                    self._say(no_kept_image(reason, self._on(node)))
+            case NoMpi(library=library, why=why, node=node):
+                self._say(_no_mpi(library, why, self._on(node)))
             case RanksBound(ranks=ranks):
                 if self._reports_bindings and ranks != self._bound:
                     from launchpad.job.binding import in_words
@@ -114,11 +113,11 @@ class Notes:
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case LogFailed(path=path, reason=reason):
                 self._say(f"{path}: {reason}; the rank's output is missing there from now on")
-            case OrphansKilled(processes=processes):
-                self._say(f"killed {_left_behind(processes)}")
-            case LeftoversAwaited(processes=processes, seconds=seconds):
-                them = "it" if len(processes) == 1 else "them"
-                self._say(f"waiting up to {seconds:g} s for {_left_behind(processes)}; Ctrl-C kills {them} at once")
+            case OrphansKilled(processes=processes, node=node):
+                self._say(f"killed {_left_behind(processes, self._on(node))}")
+            case LeftoversAwaited(processes=processes, seconds=seconds, node=node):
+                them, left = "it" if len(processes) == 1 else "them", _left_behind(processes, self._on(node))
+                self._say(f"waiting up to {seconds:g} s for {left}; Ctrl-C kills {them} at once")
             case NodeJoined(node=node, name=name):
                 known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
@@ -147,6 +146,9 @@ class Notes:
             case Restarted():
                 self._restarted(event)
         return False
+
+    def _on(self, node: int) -> str:
+        return f" on {self._history.node_name(node)}" if self._history.several else ""
 
     def _phase(self, event: PhaseChanged) -> None:
         self._prompt, self.deadline = -1, None
@@ -179,16 +181,17 @@ class Notes:
             self._say(f"failed: {failure}; going on with {names}")
 
 
-def _left_behind(processes: Sequence[str]) -> str:
-    """`2 processes that ranks left behind: 71 python, 72 sleep`."""
+def _left_behind(processes: Sequence[str], where: str) -> str:
+    """`2 processes that ranks left behind on node1: 71 python, 72 sleep`."""
     count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
-    return f"{count} that ranks left behind: {some_of(processes)}"
+    return f"{count} that ranks left behind{where}: {some_of(processes)}"
 
 
-def _no_mpi(library: str, why: str) -> str:
+def _no_mpi(library: str, why: str, where: str) -> str:
     if not library:
-        return f"no rank called MPI_Init; if they use Open MPI: {why}" if why else "no rank called MPI_Init"
+        none = f"no rank{where} called MPI_Init"
+        return f"{none}; if they use Open MPI: {why}" if why else none
     if why:
-        return f"each rank is a world of its own: {why}"
+        return f"each rank{where} is a world of its own: {why}"
     served, other = ("Open MPI", "mpich") if library == "openmpi" else ("MPICH or Intel MPI", "openmpi")
-    return f"no rank called MPI_Init of {served}; if they use another MPI, name it (--mpi {other})"
+    return f"no rank{where} called MPI_Init of {served}; if they use another MPI, name it (--mpi {other})"

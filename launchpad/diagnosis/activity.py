@@ -179,16 +179,16 @@ def _add(sample: Sampled, ranks: dict[int, RankLook]) -> None:
             state = STOPPED if letter in ("T", "t") and look.state == RUNNING else look.state
             figures = look._replace(taken=sample.time, cpu=cpu, memory=memory, threads=threads)
             ranks[rank] = figures._replace(read=read, written=written, state=state)
-    for rank, operation, number, seconds in sample.waits:
+    for rank, operation, collective, seconds in sample.waits:
         look = ranks.get(rank)
         if look is not None and look.state == RUNNING:
-            ranks[rank] = look._replace(state=WAITING, operation=operation, number=number, seconds=seconds)
+            ranks[rank] = look._replace(state=WAITING, operation=operation, number=collective, seconds=seconds)
     for uuid, use, memory, total, users in sample.gpus:
-        for rank, own in users.items():
-            look = ranks.get(int(rank))
+        for number, own in users.items():
+            look = ranks.get(int(number))
             if look is not None:
                 gpu = GpuLook(uuid, use, own if own >= 0 else memory, total)
-                ranks[int(rank)] = look._replace(gpus=[*look.gpus, gpu])
+                ranks[int(number)] = look._replace(gpus=[*look.gpus, gpu])
 
 
 def plain_lines(output: bytes) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from launchpad.protocol.events import Hindrances
@@ -45,9 +45,9 @@ def reason(rank: int, taken: Mapping[int, tuple[Hindrances, Hindrances]], lost: 
         seconds = (after.time - before.time) / 1e9
         if seconds <= 0:
             continue
-        earlier = {int(row[0]): row for row in before.ranks}
+        earlier = {row[0]: row for row in before.ranks}
         for row in after.ranks:
-            number = int(row[0])
+            number = row[0]
             if number in earlier:
                 rates[number] = _rates(earlier[number], row, seconds)
                 own_node = node if number == rank else own_node
@@ -59,7 +59,7 @@ def reason(rank: int, taken: Mapping[int, tuple[Hindrances, Hindrances]], lost: 
         return ""
     own = rates.pop(rank)
     usual = _Rates(*map(_median, zip(*rates.values(), strict=True)))
-    its_ranks = {int(row[0]) for row in taken[own_node][1].ranks}
+    its_ranks = {row[0] for row in taken[own_node][1].ranks}
     foreign = hosts[own_node].get("busy", 0.0) - own.cpu - sum(rates[one].cpu for one in its_ranks & rates.keys())
     others = [host for node, host in hosts.items() if node != own_node]
     # Ranks of a host share its cores, unless they are bound.
@@ -104,7 +104,7 @@ def _reason(
     return ""
 
 
-def _rates(before: list[float], after: list[float], seconds: float) -> _Rates:
+def _rates(before: Sequence[float], after: Sequence[float], seconds: float) -> _Rates:
     rates = [_rate(old, new, seconds) for old, new in zip(before[1:-2], after[1:-2], strict=True)]
     return _Rates._make([*rates, after[-2], min(before[-1], after[-1])])
 

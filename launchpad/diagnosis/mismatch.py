@@ -35,12 +35,12 @@ class Mismatch(NamedTuple):
 def mismatches(dumps: Sequence[StackDump], cwd: str) -> list[Mismatch]:
     """One per process group whose ranks are not in the same collective."""
     reported = {one.rank: one.collectives for one in dumps if "entries" in one.collectives}
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, tuple[str, list[int]]] = {}
     for collectives in reported.values():
         groups.update(collectives.get("groups", {}))
     result = []
     for name in sorted({entry["group"] for collectives in reported.values() for entry in collectives["entries"]}):
-        description, members = groups.get(name, ["", list(reported)])
+        description, members = groups.get(name, ("", list(reported)))
         ranks = {
             rank: _entries(reported[rank], name)
             for rank in members

@@ -37,7 +37,7 @@ class StragglerSink:
                 self._comparison.add(event, self._history.of(event.rank).node)
                 self.deadline = self.deadline or time.monotonic() + PATIENCE_SECONDS
             case Hindrances() if event.ranks:
-                node = self._history.of(int(event.ranks[0][0])).node
+                node = self._history.of(event.ranks[0][0]).node
                 self._hindrances[node] = [*self._hindrances.get(node, [])[-1:], event]
             case PhaseChanged(phase="over"):
                 self.tick(0.0)

@@ -54,7 +54,7 @@ class MpiService(Part):
                 self._look_for_absent()
             case NoMpi():
                 if not self._hub.ends:
-                    self._hub.happened(source, message)
+                    self._hub.happened(source, message._replace(node=source))
             case MpiFound():
                 if failed := self._worlds.differs(source, message):
                     self._hub.happened(source, failed)

@@ -147,7 +147,7 @@ class MpiWorlds:
         if isinstance(request, MpiRequest):
             programs, parent = spawned_programs(request.lines), [0, 0]
         else:
-            programs, parent = _programs(request.given), request.members[0]
+            programs, parent = _programs(request.given), list(request.members[0])
         size = sum(program.nproc for program in programs)
         node = self._plan.taking_part[0]
         check_spawn(programs, node.ranks[0].environ, node.most - len(self._alive[node.index]) - len(self._spawned))

@@ -16,6 +16,6 @@ NEEDS_PART = frozenset(event for event in EVENTS if event.needs_part)
 
 def may_send(node: int, event: Any, node_of: Mapping[int, int]) -> bool:
     """Whether a node may say this. `node_of`: where each rank runs."""
-    if not (isinstance(event, Event) and event.about) or (event.holds and not event.holds()):
+    if not (isinstance(event, Event) and event.about):
         return False
     return set(map(node_of.get, event.about())) <= {node}

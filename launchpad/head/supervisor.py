@@ -26,7 +26,7 @@ from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
-from launchpad.job.outcome import NODE_LOST, STOPPING, Cause
+from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, Cause
 from launchpad.protocol.commands import Credit, JobEnded
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
@@ -37,13 +37,16 @@ from launchpad.protocol.events import (
     ClocksSeen,
     ExceptionRaised,
     ImageUnused,
+    LeftoversAwaited,
     LinkClosed,
     ModulesImported,
     NodeFacts,
     NodeLeaving,
     NodeLost,
     NodesAwaited,
+    NotForked,
     NotRestarted,
+    OrphansKilled,
     Output,
     PhaseChanged,
     Pong,
@@ -65,6 +68,10 @@ _BETWEEN_DEADLINES = 0.01
 
 # Answers to questions from before the job, which may come late, and to pings.
 _LATE_ANSWERS = (AgentReady, NodeFacts, Pong, PortHeld, PortsHeld, SpareReady, TopologyRead)
+
+
+# What is told of the node that says it.
+_OF_A_NODE = (ImageUnused, LeftoversAwaited, ModulesImported, NotForked, OrphansKilled)
 
 
 class Supervisor:
@@ -147,8 +154,7 @@ class Supervisor:
             AgentFailed: self._failed,
             RankExited: self._exited,
             ArrivalTimes: self._with_doubt,
-            ImageUnused: self._with_node,
-            ModulesImported: self._with_node,
+            **dict.fromkeys(_OF_A_NODE, self._with_node),
             Suspended: self._suspended,
             # Ours too.
             StopRequested: self._stop_requested,
@@ -293,7 +299,7 @@ class Supervisor:
     def _with_doubt(self, source: int, event: ArrivalTimes) -> None:
         self._happened(source, event._replace(doubt=self.nodes.doubt(source)))
 
-    def _with_node(self, source: int, event: ImageUnused | ModulesImported) -> None:
+    def _with_node(self, source: int, event: Any) -> None:
         self._happened(source, event._replace(node=source))
 
     def _suspended(self, source: int, _: Suspended) -> None:
@@ -304,6 +310,8 @@ class Supervisor:
 
     def _stop_requested(self, source: int, event: StopRequested) -> None:
         """A signal to us, or to the launchpad of a node that has joined."""
+        if source >= 0 and (event.signum not in FOR_THE_HEAD or event.reason):
+            raise InvalidMessage
         if self._is_the_same_request(source, event):
             return
         happened: StopRequested | NodeLeaving = event

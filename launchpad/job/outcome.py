@@ -17,6 +17,9 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 # The signals to launchpad that stop a job.
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# Those that the launchpad of a node that has joined passes on to the head: they are about the whole job.
+FOR_THE_HEAD = (*STOPPING, signal.SIGQUIT)
+
 # Of several jobs in a row, the next one is not started after one that ended with these: the user has stopped it.
 INTERRUPTED = (128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM, OUTPUT_CLOSED)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from .message import Message
 
@@ -20,6 +20,69 @@ NO_INIT = "exited with code 0 without calling MPI_Init, in which others wait for
 # Why there are no stacks of a Python rank that runs launchpad's hooks.
 NO_HANDLER = "launchpad's signal handler is missing: the interpreter is exiting, or the program removed the handler"
 SILENT = "it did not answer"
+
+# What values there are, where the type doesn't say it: an agent that sends others is lost. Numbers have 64 bits.
+Rank = Annotated[int, range(1 << 31)]
+Port = Annotated[int, range(-1, 1 << 16)]
+Signum = Annotated[int, range(65)]
+ExitCode = Annotated[int, range(-64, 256)]
+Count = Annotated[int, range(-1, 1 << 20)]
+
+Frame = tuple[str, int, str, str]  # file, line, function, source
+_Size = Annotated[list[int], range(65)]  # torch's tensors have up to 64 dimensions
+
+
+class ThreadStack(TypedDict):
+    """A thread, innermost frame first."""
+
+    name: str
+    frames: list[Frame]
+
+
+class CollectiveEntry(TypedDict):
+    """A collective that a rank has entered."""
+
+    group: str
+    number: int
+    what: str
+    sizes: Annotated[list[_Size], range(1 << 12)]
+    types: list[str]
+    done: bool
+    frames: list[tuple[str, int, str]]
+
+
+class MpiCollectiveEntry(CollectiveEntry, total=False):
+    """The same of the mpi frontend, which records messages too."""
+
+    p2p: bool
+
+
+class Entered(TypedDict, total=False):
+    """What a rank knows about its collectives."""
+
+    counts: dict[str, int]  # by group: the number of the last one
+    waiting: int  # how many have not completed
+    entries: list[MpiCollectiveEntry]  # on request
+    groups: dict[str, tuple[str, list[int]]]  # likewise; by name: its description, its ranks
+    raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
+    problem: str
+    unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
+    mpi: bool  # it has loaded mpi4py
+    asleep: str  # identifies the sleep for a given time that the rank is in, or the child that it waits for
+    # Of a rank without Python that waits busily in MPI: the library, and what identifies its call.
+    spins: Annotated[list[str], (2,)]
+
+
+# [group, its size or 0, operation, [number, µs from then to the time of the event, …]]
+Arrivals = tuple[str, int, str, list[int]]
+
+# [rank, CPU seconds, seconds that its threads waited for a core, seconds for disks, page faults that read from a disk,
+# seconds that its cgroup had no CPU quota left, the mean clock now in MHz of the cores on which it may run, whether one
+# of its GPUs is throttled], with descendants
+Hindered = tuple[Rank, float, float, float, float, float, float, float]
+
+# [group, number, operation, ns from then to the time of the event, ns that it took or 0]
+EnteredCollective = tuple[str, int, str, int, int]
 
 # Of which ranks an agent's event speaks: its node must have them all.
 
@@ -43,25 +106,23 @@ class Event(Message):
     """The base of all events. All that there is to know about one is declared with it.
 
     `about`: of which ranks it speaks; an event without it is the head's own: no agent may say it, and it never travels.
-    `holds`: whether it has values that there are. `recorded`: it is in events.jsonl. `of_lost`: it counts even from a
-    node that is lost, or has left. `needs_part`: nobody may say it in a job in which no part of the head takes it.
+    `recorded`: it is in events.jsonl. `of_lost`: it counts even from a node that is lost, or has left. `needs_part`:
+    nobody may say it in a job in which no part of the head takes it. The types say which values there are (typed.py).
     """
 
     if TYPE_CHECKING:  # as in Message
         about: ClassVar[Callable[[Any], Iterable[Any]] | None]
-        holds: ClassVar[Callable[[Any], bool] | None]
         recorded: ClassVar[bool]
         of_lost: ClassVar[bool]
         needs_part: ClassVar[bool]
 
-    about = holds = None
+    about = None
     recorded = of_lost = needs_part = False
 
     def __init_subclass__(
         cls,
         *,
         about: Callable[[Any], Iterable[Any]] | None = None,
-        holds: Callable[[Any], bool] | None = None,
         recorded: bool = False,
         of_lost: bool = False,
         needs_part: bool = False,
@@ -71,22 +132,12 @@ class Event(Message):
         super().__init_subclass__(raw=raw)
         if about is not None:
             cls.about = about
-        if holds is not None:
-            cls.holds = holds
         if recorded:
             cls.recorded = True
         if of_lost:
             cls.of_lost = True
         if needs_part:
             cls.needs_part = True
-
-
-_NUMBER = (int, float)
-
-
-def _are_rows(rows: list[list[Any]], *kinds: Any) -> bool:
-    """Whether each has values of these types."""
-    return all(len(row) == len(kinds) and all(map(isinstance, row, kinds)) for row in rows)
 
 
 # Events: agent -> head.
@@ -99,12 +150,12 @@ class AgentReady(Event, about=the_node):
     wall: float  # time.time() at `time`, in seconds: turns event times into dates
     pid: int
     hostname: str
-    cores: int  # usable ones: CPU affinity and cgroup quota, at least 1
-    gpus: int  # visible ones, or accelerators of the kind that Hello names; -1 if they were not counted
+    cores: Count  # usable ones: CPU affinity and cgroup quota, at least 1
+    gpus: Count  # visible ones, or accelerators of the kind that Hello names; -1 if they were not counted
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES, if it is set
     open_files: int  # the agent's hard limit
     processes: int  # the limit for this user
-    port: int  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
+    port: Port  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
 
 
 class NodeFacts(Event, about=the_node):
@@ -117,7 +168,7 @@ class NodeFacts(Event, about=the_node):
     launchpad: str  # the version of launchpad that a rank would import; "" likewise
     problem: str  # why the ranks can't run in their folder; "" if they can
     machine: str  # identifies the machine: equal for two agents on the same one; "" if unknown
-    addresses: list[list[str]]  # [address, interface] each, best candidates for other machines first
+    addresses: list[tuple[str, str]]  # [address, interface] each, best candidates for other machines first
 
 
 class TopologyRead(Event, about=the_node):
@@ -126,11 +177,11 @@ class TopologyRead(Event, about=the_node):
     time: int
     # [CPU, core, socket, group of cores that share a cache, NUMA node] of each CPU that ranks may use; the numbers of
     # core and group are those of their first CPUs; -1 if unknown
-    cpus: list[list[int]]
-    nodes: list[int]  # the NUMA nodes, also those that have only CPUs or only memory
+    cpus: list[tuple[Count, Count, int, Count, Count]]
+    nodes: list[Count]  # the NUMA nodes, also those that have only CPUs or only memory
     distances: list[list[int]]  # from each of them to each
-    memory: list[int]  # those whose memory ranks may use; none: memory policies are not permitted here
-    gpus: list[int]  # the NUMA node of each GPU that ranks see; -1 if unknown
+    memory: list[Count]  # those whose memory ranks may use; none: memory policies are not permitted here
+    gpus: list[Count]  # the NUMA node of each GPU that ranks see; -1 if unknown
     complete: bool  # whether the system shows which CPUs are one core
 
 
@@ -161,7 +212,7 @@ class Listening(Event, about=the_node):
     """The answer to Listen."""
 
     time: int
-    ports: list[int]  # one per address; -1 if the agent can't listen on it
+    ports: list[Port]  # one per address; -1 if the agent can't listen on it
 
 
 class Reached(Event, about=the_node):
@@ -176,14 +227,14 @@ class PortHeld(Event, about=the_node):
     """The answer to HoldPort."""
 
     time: int
-    port: int  # -1 if the requested one is taken
+    port: Port  # -1 if the requested one is taken
 
 
 class PortsHeld(Event, about=the_node):
     """The answer to HoldPorts."""
 
     time: int
-    ports: list[int]
+    ports: list[Port]
     problem: str  # why it is none; "" if they are held
 
 
@@ -198,7 +249,7 @@ class RankStarted(Event, about=its_rank, recorded=True):
     """The rank's process exists; it may not have loaded its program yet."""
 
     time: int
-    rank: int
+    rank: Rank
     pid: int
 
 
@@ -206,7 +257,7 @@ class StartFailed(Event, about=its_rank, recorded=True):
     """The rank's program could not be executed."""
 
     time: int
-    rank: int
+    rank: Rank
     reason: str
 
 
@@ -215,6 +266,7 @@ class NotForked(Event, about=the_node, recorded=True):
 
     time: int
     reason: str
+    node: int = -1  # filled in by the head
 
 
 class ImageUnused(Event, about=the_node, recorded=True):
@@ -241,14 +293,12 @@ class Checked(Event, about=the_node):
     problem: str  # why there are none; ""
 
 
-class Output(
-    Event, about=its_rank, holds=lambda event: event.stream in (STDOUT, STDERR, RESULT), raw=struct.Struct("!qIB")
-):
+class Output(Event, about=its_rank, raw=struct.Struct("!qIB")):
     """Bytes that a rank wrote; they may begin and end anywhere."""
 
     time: int
-    rank: int
-    stream: int  # STDOUT, STDERR or RESULT
+    rank: Rank
+    stream: Annotated[int, (STDOUT, STDERR, RESULT)]
     data: bytes
 
 
@@ -278,28 +328,28 @@ class RankRaised(Event, about=its_rank, recorded=True):
     """The contents of an exited rank's error file (`TORCHELASTIC_ERROR_FILE`)."""
 
     time: int
-    rank: int
+    rank: Rank
     error: str  # the file's text, JSON as torch's @record writes it
 
 
-class RankExited(Event, about=its_rank, holds=lambda event: -256 < event.code < 256, recorded=True):
+class RankExited(Event, about=its_rank, recorded=True):
     """A rank's process is gone."""
 
     time: int
-    rank: int
-    code: int  # its exit code, or -n for signal n
+    rank: Rank
+    code: ExitCode  # its exit code, or -n for signal n
     memory: int  # peak resident set size, in bytes
     # Whether the kernel's count of OOM kills has risen since the last failure; None if it can't be read.
     memory_killed: bool | None
     oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
 
 
-class RankFailed(Event, about=its_rank, holds=lambda event: 0 < event.code < 256, recorded=True):
+class RankFailed(Event, about=its_rank, recorded=True):
     """A rank aborted its MPI world, left it improperly, or can't do without something that has died."""
 
     time: int
-    rank: int
-    code: int  # the job's exit code if nothing else failed before, 1 to 255
+    rank: Rank
+    code: Annotated[int, range(1, 256)]  # the job's exit code if nothing else failed before
     reason: str  # what the rank did, as a phrase that follows its name
 
 
@@ -313,12 +363,12 @@ class BarrierIn(Event, about=the_node, needs_part=True):
     keys: dict[str, str]  # put on this node since the last barrier
 
 
-class MpiRequest(Event, about=its_rank, holds=lambda event: bool(event.lines), needs_part=True):
+class MpiRequest(Event, about=its_rank, needs_part=True):
     """A rank's PMI-1 request that only the head can answer, with an MpiReply."""
 
     time: int
-    rank: int
-    lines: list[str]
+    rank: Rank
+    lines: Annotated[list[str], range(1, 1 << 20)]
 
 
 class PmixRequest(Event, about=the_node, needs_part=True):
@@ -328,7 +378,7 @@ class PmixRequest(Event, about=the_node, needs_part=True):
     number: int  # the node's own
     verb: str  # fence, group, connect, disconnect, modex, publish, lookup, unpublish, spawn, worlds (tell of all)
     # [world, MPI rank] each, with rank -1 for a whole world: who takes part, who asks, or (modex) whose data is wanted
-    members: list[list[int]]
+    members: list[tuple[int, int]]
     given: list[Any]
 
 
@@ -355,6 +405,7 @@ class NoMpi(Event, about=the_node, recorded=True):
     time: int
     library: str  # the MPI that was served; "" for all
     why: str  # why Open MPI was not; "" if it was, or was not needed
+    node: int = -1  # filled in by the head
 
 
 class LeftoversAwaited(Event, about=the_node, recorded=True):
@@ -363,6 +414,7 @@ class LeftoversAwaited(Event, about=the_node, recorded=True):
     time: int
     processes: list[str]  # "PID NAME"
     seconds: float
+    node: int = -1  # filled in by the head
 
 
 class OrphansKilled(Event, about=the_node, recorded=True):
@@ -370,6 +422,7 @@ class OrphansKilled(Event, about=the_node, recorded=True):
 
     time: int
     processes: list[str]  # "PID NAME"
+    node: int = -1  # filled in by the head
 
 
 class Suspended(Event, about=the_node, of_lost=True):
@@ -389,7 +442,7 @@ class AtPrompt(Event, about=its_rank, recorded=True):
     """The rank that has the terminal waits for what its user types, or goes on."""
 
     time: int
-    rank: int
+    rank: Rank
     waits: bool
 
 
@@ -417,7 +470,7 @@ class ExceptionRaised(Event, about=its_rank, recorded=True):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
     time: int  # when it ended the program or the thread, by the node's clock
-    rank: int
+    rank: Rank
     pid: int  # of the process that raised it: the rank's or a child's
     thread: str  # the thread that it ended; "" for the main thread
     traceback: dict[str, Any]  # {"type", "message", "frames": [[file, line, function, source]], …}
@@ -427,15 +480,15 @@ class CollectivesEntered(Event, about=its_rank, recorded=True):
     """The last collectives that a rank has entered, told at its end if the job has a report."""
 
     time: int
-    rank: int
-    entries: list[Any]  # [group, number, operation, ns from then to `time`, ns that it took or 0] each
+    rank: Rank
+    entries: list[EnteredCollective]
 
 
 class MilestoneReached(Event, about=its_rank, recorded=True):
     """A rank has got so far; told at its end, if a timeline is wanted."""
 
     time: int
-    rank: int
+    rank: Rank
     what: str  # "torch": torch.distributed is imported; "group": its first process group is being made
 
 
@@ -443,7 +496,7 @@ class Crashed(Event, about=its_rank, recorded=True):
     """A fatal signal hit a rank; `stack` is what faulthandler wrote into its private file."""
 
     time: int
-    rank: int
+    rank: Rank
     stack: str
 
 
@@ -451,23 +504,18 @@ class StackDump(Event, about=its_rank):
     """The state of one rank. If its stacks could not be had, `threads` is empty and `why` has the reason."""
 
     time: int
-    rank: int
+    rank: Rank
     number: int  # of the request
     pid: int
     why: str  # the reason why there are no stacks; "" if there are
-    threads: list[Any]
+    threads: list[ThreadStack]
     state: str  # the main thread's, a letter as in proc(5); "" if unknown
     wchan: str  # the kernel function, or else the system call, that the main thread sleeps in; "" if unknown
     cpu: float  # CPU seconds that the rank and its descendants have used; -1 if unknown
     busy: bool  # one of their threads was runnable
     moved: int  # bytes that they have read and written, also over TCP; -1 if unknown
     beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
-    # {"counts": {group: number}, "waiting": int}; on request "entries" and "groups" too, and "raising": the exception
-    # that the main thread is handling, like ExceptionRaised.traceback. "unanswered": the number of the first request
-    # that the rank has not answered, if its answering thread is blocked. "asleep": identifies the sleep for a given
-    # time that the rank is in, or the child that it waits for. "spins": of a rank without Python that waits busily in
-    # MPI, the library and what identifies its call.
-    collectives: dict[str, Any]
+    collectives: Entered
     native: str
 
 
@@ -475,7 +523,7 @@ class DebuggerReady(Event, about=its_rank):
     """The debugger in a rank listens; or `problem` says why it doesn't."""
 
     time: int
-    rank: int
+    rank: Rank
     problem: str
 
 
@@ -483,50 +531,40 @@ class ProfileTaken(Event, about=its_rank):
     """What py-spy saw of a rank."""
 
     time: int
-    rank: int
+    rank: Rank
     number: int  # of the request
     problem: str  # why there is no profile; "" if there is
     profile: str  # a speedscope file, compressed with zlib, in base64
 
 
-class Sampled(
-    Event,
-    about=the_node,
-    holds=lambda event: (
-        _are_rows(event.ranks, int, str, _NUMBER, int, int, int, int)
-        and _are_rows(event.waits, int, str, int, _NUMBER)
-        and _are_rows(event.gpus, str, int, int, int, dict)
-        and all(isinstance(size, int) for *_, users in event.gpus for size in users.values())
-    ),
-):
+class Sampled(Event, about=the_node):
     """What the running ranks of a node use, each with its descendants, and the node's GPUs."""
 
     time: int
     number: int  # of the request
     # [rank, the main thread's state as in StackDump, CPU seconds, resident bytes, threads, bytes read, bytes written]
     # each; figures are -1 if unknown
-    ranks: list[list[Any]]
-    waits: list[list[Any]]  # [rank, operation, number of the collective or -1, seconds or -1] of those that wait
-    gpus: list[list[Any]]  # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
+    ranks: list[tuple[Rank, str, float, int, int, int, int]]
+    # [rank, operation, number of the collective or -1, seconds or -1] of those that wait
+    waits: list[tuple[Rank, str, int, float]]
+    # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
+    gpus: list[tuple[str, int, int, int, dict[str, int]]]
 
 
 class ArrivalTimes(Event, about=its_rank):
     """When a rank has entered the collectives of which it has not told before."""
 
     time: int
-    rank: int
-    groups: list[Any]  # [group, its size or 0, operation, [number, µs from then to `time`, …]] each
+    rank: Rank
+    groups: list[Arrivals]
     doubt: int = 0  # by how many ns its node's clock may be wrong; filled in by the head
 
 
-class Hindrances(Event, about=each_rank, holds=lambda event: all(len(row) == 8 for row in event.ranks)):
+class Hindrances(Event, about=each_rank):
     """What has kept the ranks of a node from computing since they began; figures are -1 if unknown."""
 
     time: int
-    # [rank, CPU seconds, seconds that its threads waited for a core, seconds for disks, page faults that read from a
-    # disk, seconds that its cgroup had no CPU quota left, the mean clock now in MHz of the cores on which it may run,
-    # whether one of its GPUs is throttled] each, with descendants
-    ranks: list[list[float]]
+    ranks: list[Hindered]
     # Since the node was booted: "busy", "stolen" (CPU seconds), "swapped" (pages), "retransmitted" (TCP segments); and
     # "cores"
     host: dict[str, float]
@@ -611,8 +649,8 @@ class StopRequested(Event, about=the_node, recorded=True):
     """A signal reached the head, or the launchpad of a node that has joined; or it is time to stop."""
 
     time: int
-    signum: int
-    reason: str = ""  # why it is time
+    signum: Signum
+    reason: str = ""  # why it is time; only from the head
 
 
 class StdinRead(Event):

@@ -7,16 +7,13 @@ message's fields as a JSON list or, for messages that carry raw bytes, a fixed h
 import functools
 import json
 import struct
-import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .commands import COMMANDS, Command
 from .events import EVENTS, Event, Output
-
-_Check = Callable[[Any], bool]
-
+from .typed import Convert, converter, typed
 
 # What travels. The order is that of the declarations: head and agent are always of the same version.
 MESSAGES: tuple[Any, ...] = (*(event for event in EVENTS if event.about), *COMMANDS)
@@ -59,28 +56,9 @@ def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
 
 
 @functools.cache
-def _checks(cls: type) -> tuple[_Check, ...]:
-    """What holds for the values of a message's fields, as they come from JSON."""
-    return tuple(map(_check, typing.get_type_hints(cls).values()))
-
-
-@functools.cache
-def _check(hint: Any) -> _Check:
-    """Whether a value has this declared type. Made once for each type: a large head asks millions of times."""
-    if hint is Any:
-        return lambda _: True
-    if hint is int:
-        return lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63
-    if hint is float:
-        return lambda value: type(value) in (int, float)
-    origin, inner = typing.get_origin(hint), [_check(one) for one in typing.get_args(hint)]
-    if origin is list:
-        return lambda value: type(value) is list and all(map(inner[0], value))
-    if origin is dict:
-        return lambda value: type(value) is dict and all(map(inner[1], value.values()))
-    if origin is types.UnionType:
-        return lambda value: any(one(value) for one in inner)
-    return lambda value: type(value) is hint
+def _header(cls: type) -> list[Convert]:
+    """What checks the fields before the raw bytes."""
+    return [converter(hint) for hint in typing.get_type_hints(cls, include_extras=True).values()][:-1]
 
 
 class Decoder:
@@ -115,15 +93,9 @@ class Decoder:
                 if end - start < layout.size:  # the bytes after it belong to the next frame
                     raise ValueError("shorter than its header")
                 data = bytes(memoryview(self._buffer)[start + layout.size : end])
-                return cls(*layout.unpack_from(self._buffer, start), data)
+                header = zip(_header(cls), layout.unpack_from(self._buffer, start), strict=True)
+                return cls(*[check(value) for check, value in header], data)
             text = self._buffer[start:end].decode("utf-8", "surrogateescape")
-            fields = json.loads(text)
-            checks = _checks(cls)
-            if not (isinstance(fields, list) and len(fields) == len(checks)):
-                raise TypeError("wrong number of fields")
-            for check, value in zip(checks, fields, strict=True):
-                if not check(value):
-                    raise TypeError("wrong types of fields")
-            return cls(*fields)
+            return typed(cls, json.loads(text))
         except (ValueError, TypeError, RecursionError) as error:
             raise WireError(f"malformed {cls.__name__} frame: {error}") from error

@@ -217,14 +217,14 @@ class _Builder:
                     self._mark(at, rank, "hang", "the others wait for it")
             case ConsoleClosed(reason=reason):
                 self._mark(at, JOB, "signal", f"standard output can't be written to: {reason}")
-            case NotForked(reason=reason):
-                self._mark(at, JOB, "note", f"the ranks are not forked: {reason}")
+            case NotForked(reason=reason, node=node):
+                self._mark(at, HOST, "note", f"the ranks are not forked: {reason}", node)
             case RanksSpawned(by=by, ranks=ranks):
                 self._mark(at, by, "note", f"spawned {ranks_in_words(ranks)}")
-            case OrphansKilled(processes=processes):
-                self._mark(at, JOB, "note", f"killed what ranks had left behind: {some_of(processes)}")
-            case LeftoversAwaited(processes=processes):
-                self._mark(at, JOB, "note", f"waiting for what ranks have left behind: {some_of(processes)}")
+            case OrphansKilled(processes=processes, node=node):
+                self._mark(at, HOST, "note", f"killed what ranks had left behind: {some_of(processes)}", node)
+            case LeftoversAwaited(processes=processes, node=node):
+                self._mark(at, HOST, "note", f"waiting for what ranks have left behind: {some_of(processes)}", node)
             case JobOver(code=code):
                 self._mark(at, JOB, "exit", exit_in_words(code))
 

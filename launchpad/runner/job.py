@@ -154,7 +154,7 @@ def _say_more(spec: JobSpec, local: LocalAgent, hosts: Sequence[Host]) -> None:
     if local.why_cold:
         from launchpad.console.notes import no_kept_image
 
-        say_on_stderr(no_kept_image(local.why_cold, local.link().name if len(hosts) > 1 else ""))
+        say_on_stderr(no_kept_image(local.why_cold, f" on {local.link().name}" if len(hosts) > 1 else ""))
     if spec.torch:
         _say_if_untested(spec.python)
 

@@ -18,7 +18,7 @@ from launchpad.head import own_signals
 from launchpad.head.flow import Flow
 from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
-from launchpad.job.outcome import NODE_LOST, STOPPING
+from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.world import Meeting
@@ -60,9 +60,6 @@ END_SECONDS = 60.0
 # The same for a head that has been silent for too long: it is gone, unless we were suspended and what it said about
 # that is still on its way to us.
 SILENT_SECONDS = 1.0
-
-# Signals that are about the whole job; others go to the ranks here.
-_FOR_THE_HEAD = (*STOPPING, signal.SIGQUIT)
 
 
 class Relay:
@@ -160,7 +157,7 @@ class Relay:
                     return item  # type: ignore[no-any-return]
                 if source == "refused":
                     raise NodeError(f"{self._meeting.place}: {item}")
-                if type(item) is StopRequested and item.signum in _FOR_THE_HEAD:
+                if type(item) is StopRequested and item.signum in FOR_THE_HEAD:
                     self._stopped = 128 + item.signum
                     if not self._quiet:
                         say_on_stderr(stopped_by(item.signum))
@@ -280,7 +277,7 @@ class Relay:
                 say_on_stderr("this job can be suspended only where its head runs")
             case StopRequested(signum=signal.SIGCONT):
                 pass
-            case StopRequested(signum=signum) if signum in _FOR_THE_HEAD:
+            case StopRequested(signum=signum) if signum in FOR_THE_HEAD:
                 head.send(event)
             case StopRequested(signum=signum):
                 link.send(Signal(signum))

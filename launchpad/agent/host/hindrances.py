@@ -27,7 +27,7 @@ class HindranceReader:
         self._threads: dict[tuple[int, str], int] = {}  # how long each has waited for a core, in ns
         self._queued: dict[int, int] = {}  # the sum of what was added to these, by root; -1 if it is unknown
 
-    def read(self, trees: Mapping[int, Sequence[int]]) -> dict[int, list[float]]:
+    def read(self, trees: Mapping[int, Sequence[int]]) -> dict[int, tuple[float, float, float, float, float]]:
         """Of each tree, by its root: seconds waited for a core, for disks; faults read from a disk; seconds that the
         root was throttled; the mean clock in MHz of the cores on which it may run.
         """
@@ -36,7 +36,7 @@ class HindranceReader:
         quotas: dict[str, float] = {}
         clocks = _clocks()
         return {
-            root: [queued[root], *_sums(pids), self._throttled(root, quotas), _clock(root, clocks)]
+            root: (queued[root], *_sums(pids), self._throttled(root, quotas), _clock(root, clocks))
             for root, pids in trees.items()
         }
 
@@ -73,9 +73,9 @@ class HindranceReader:
         return quotas[membership]
 
 
-def _sums(pids: Sequence[int]) -> list[float]:
+def _sums(pids: Sequence[int]) -> tuple[float, float]:
     figures = [found for pid in pids if (found := _process(pid)) is not None]
-    return [sum(column) for column in zip(*figures, strict=True)] or [-1, -1]
+    return (sum(seconds for seconds, _ in figures), sum(faults for _, faults in figures)) if figures else (-1, -1)
 
 
 def _process(pid: int) -> tuple[float, int] | None:

@@ -125,14 +125,14 @@ def _ssh_address() -> str:
     return words[2] if len(words) == 4 else ""
 
 
-def addresses() -> list[list[str]]:
+def addresses() -> list[tuple[str, str]]:
     """This machine's addresses with their interfaces: the one that ssh connected to first, loopback last."""
     found = _ipv4() + _ipv6()
     server = _ssh_address()
     return sorted(found, key=lambda one: (linux.is_loopback(one[0]), one[0] != server, one[1].startswith(_VIRTUAL)))
 
 
-def _ipv4() -> list[list[str]]:
+def _ipv4() -> list[tuple[str, str]]:
     """From SIOCGIFCONF (netdevice(7)), which fills an array of struct ifreq: a name and a socket address each."""
     size = 40 if struct.calcsize("P") == 8 else 32
     buffer = array.array("B", bytes(size * 512))
@@ -140,14 +140,14 @@ def _ipv4() -> list[list[str]]:
         request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
         length = struct.unpack("iP", fcntl.ioctl(any_socket, 0x8912, request))[0]
     entries = [buffer[start : start + size].tobytes() for start in range(0, length, size)]
-    found = [[socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0")[0].decode()] for entry in entries]
+    found = [(socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0")[0].decode()) for entry in entries]
     server = _ssh_address()
     if server.startswith("127.") and server not in [address for address, _ in found]:
-        found += [[server, interface] for address, interface in found if address == "127.0.0.1"]
+        found += [(server, interface) for address, interface in found if address == "127.0.0.1"]
     return found
 
 
-def _ipv6() -> list[list[str]]:
+def _ipv6() -> list[tuple[str, str]]:
     """Addresses of global scope and ::1, from /proc/net/if_inet6: address, index, prefix, scope, flags, name."""
     found = []
     try:
@@ -155,7 +155,7 @@ def _ipv6() -> list[list[str]]:
             for line in file:
                 digits, _, _, scope, _, interface = line.split()
                 if scope in ("00", "10"):
-                    found.append([socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), interface])
+                    found.append((socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), interface))
     except OSError:  # a kernel without IPv6
         pass
     return found

@@ -62,7 +62,9 @@ def _memory(folder: str) -> list[int]:
     return sorted(allowed.intersection(_numbers(f"{folder}/has_memory")))
 
 
-def _cpus(folder: str, usable: Collection[int], node_of: Mapping[int, int]) -> tuple[list[list[int]], bool]:
+def _cpus(
+    folder: str, usable: Collection[int], node_of: Mapping[int, int]
+) -> tuple[list[tuple[int, int, int, int, int]], bool]:
     """TopologyRead's `cpus` and `complete`. Each core, and each group of cores, is read once."""
     core_of: dict[int, tuple[int, int]] = {}  # core and socket
     cache_of: dict[int, int] = {}
@@ -77,7 +79,7 @@ def _cpus(folder: str, usable: Collection[int], node_of: Mapping[int, int]) -> t
         if cpu not in cache_of:
             sharers = _sharing_last_cache(f"{folder}/cpu{cpu}/cache")
             cache_of |= dict.fromkeys([cpu, *sharers], min(sharers, default=_UNKNOWN))
-    return [[cpu, *core_of[cpu], cache_of[cpu], node_of.get(cpu, 0)] for cpu in usable], complete
+    return [(cpu, *core_of[cpu], cache_of[cpu], node_of.get(cpu, 0)) for cpu in usable], complete
 
 
 def _sharing_last_cache(folder: str) -> list[int]:

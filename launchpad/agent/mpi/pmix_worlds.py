@@ -130,11 +130,11 @@ class PmixWorlds:
             self._server.send("answer", number, _NOT_FOUND, None)
         elif self._are_known(members):
             numbers = {world.name: world.number for world in self._worlds.values()}
-            listed = [[numbers[name], -1 if rank == _ALL else rank] for name, rank in members]
+            listed = [(numbers[name], -1 if rank == _ALL else rank) for name, rank in members]
             self._outbox.say(PmixRequest(time.monotonic_ns(), number, verb, listed, list(given)))
         else:  # ranks may have told ours of a world before the head has told us
             self._held[number] = verb, members, given
-            self._outbox.say(PmixRequest(time.monotonic_ns(), number, "worlds", [[0, self._worlds[0].first]], []))
+            self._outbox.say(PmixRequest(time.monotonic_ns(), number, "worlds", [(0, self._worlds[0].first)], []))
 
     def _are_known(self, members: list[tuple[str, int]]) -> bool:
         return {name for name, _ in members} <= {world.name for world in self._worlds.values()}

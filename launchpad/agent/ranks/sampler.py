@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from ...protocol.commands import Sample
-from ...protocol.events import ArrivalTimes, Hindrances, Sampled
+from ...protocol.events import ArrivalTimes, Hindered, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
 from ..host.gpus import Gpu, GpuReader
 from ..host.hindrances import HindranceReader, of_host
@@ -107,23 +107,23 @@ class Sampler(AgentPart):
         self.deadline = None
         trees = self._trees.read(self._ranks)
         waits = [
-            [self._ranks[pid], *wait] for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
+            (self._ranks[pid], *wait) for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
         ]
-        figures = [[self._ranks[pid], *use] for pid, use in trees.items()]
+        figures = [(self._ranks[pid], *use) for pid, use in trees.items()]
         self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
         if self._compares:
             self._outbox.say(Hindrances(time.monotonic_ns(), self._hindered(trees), of_host()))
 
-    def _hindered(self, trees: dict[int, TreeUse]) -> list[list[float]]:
+    def _hindered(self, trees: dict[int, TreeUse]) -> list[Hindered]:
         members: dict[int, list[int]] = {root: [] for root in trees}
         for pid, root in self._trees.root_of.items():
             members[root].append(pid)
         slowed = {rank for gpu in self._gpus.gpus if gpu.slowed for rank in self._users_of(gpu)}
         found = self._hindrances.read(members)
         ranks = {root: self._ranks[root] for root in trees}
-        return [[ranks[root], use.cpu, *found[root], int(ranks[root] in slowed)] for root, use in trees.items()]
+        return [(ranks[root], use.cpu, *found[root], int(ranks[root] in slowed)) for root, use in trees.items()]
 
-    def _wait(self, pid: int, answer: dict[str, Any]) -> list[Any] | None:
+    def _wait(self, pid: int, answer: dict[str, Any]) -> tuple[str, int, float] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
         try:
             frames = [[*frame, ""] for frame in answer["frames"]]
@@ -131,7 +131,7 @@ class Sampler(AgentPart):
                 frames[0][3] = self._line(pid, frames[0][0], frames[0][1])
             operation = where(frames, bool(answer["mpi"])).waits_in
             number, seconds = answer["wait"] or (-1, -1.0)
-            return [operation, int(number), round(float(seconds), 1)] if operation else None
+            return (operation, int(number), round(float(seconds), 1)) if operation else None
         except (LookupError, TypeError, ValueError, AttributeError):  # malformed: the program can send anything
             return None
 
@@ -142,8 +142,9 @@ class Sampler(AgentPart):
             self._lines[path, number] = SourceLines(f"/proc/{pid}/cwd").line(path, number)
         return self._lines[path, number]
 
-    def _use_of_gpus(self) -> list[list[Any]]:
-        return [[*gpu[:4], self._users_of(gpu)] for gpu in self._gpus.gpus]
+    def _use_of_gpus(self) -> list[tuple[str, int, int, int, dict[str, int]]]:
+        users = [{str(rank): size for rank, size in self._users_of(gpu).items()} for gpu in self._gpus.gpus]
+        return [(*gpu[:4], own) for gpu, own in zip(self._gpus.gpus, users, strict=True)]
 
     def _users_of(self, gpu: Gpu) -> dict[int, int]:
         """The ranks that use a GPU: by their pids or, where the driver has others, by its UUID."""

@@ -181,7 +181,7 @@ class StackDumper:
             self._sockets = traffic.by_socket()
         seconds, busy, moved = procfs.use(pid, self._sockets)
         said = self._channel.answer(pid, self._question.number) or {}
-        known: dict[str, Any] = {name: said[name] for name in _KNOWN if name in said}
+        known: Any = {name: said[name] for name in _KNOWN if name in said}
         unanswered = self._channel.unanswered(pid)
         if unanswered:
             known["unanswered"] = unanswered

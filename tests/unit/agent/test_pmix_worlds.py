@@ -321,13 +321,13 @@ def heard(worlds: pmix_worlds.PmixWorlds, *message: Any) -> tuple[list[Any], lis
 
 
 def test_a_request_that_names_a_world_of_which_the_node_has_not_been_told(worlds: pmix_worlds.PmixWorlds) -> None:
-    asks = request(4, "worlds", [[0, 1]])
+    asks = request(4, "worlds", [(0, 1)])
     assert heard(worlds, "modex", 4, ("job-1", 0))[0] == [asks]
-    ((to, reply),) = exchange().on(1, request(4, "worlds", [[0, 2]]))
+    ((to, reply),) = exchange().on(1, request(4, "worlds", [(0, 2)]))
     assert (to, reply) == (1, PmixReply(4, 0, None))
     worlds.add(world(1, [], 0))
     worlds.reply(PmixReply(4, 0, None))
-    assert heard(worlds)[0] == [asks, request(4, "modex", [[1, 0]])]
+    assert heard(worlds)[0] == [asks, request(4, "modex", [(1, 0)])]
     worlds.reply(PmixReply(4, 0, "eA=="))
     assert heard(worlds)[1][-1] == ("answer", 4, 0, b"x")
     worlds.reply(PmixReply(5, 0, {"data": ["eA==", "eQ=="]}))
@@ -337,7 +337,7 @@ def test_a_request_that_names_a_world_of_which_the_node_has_not_been_told(worlds
 
 
 def test_a_request_that_names_no_world_fails(worlds: pmix_worlds.PmixWorlds) -> None:
-    assert heard(worlds, "connect", 5, [("job-0", 1), ("other", 0)])[0] == [request(5, "worlds", [[0, 1]])]
+    assert heard(worlds, "connect", 5, [("job-0", 1), ("other", 0)])[0] == [request(5, "worlds", [(0, 1)])]
     worlds.reply(PmixReply(5, 0, None))
     assert heard(worlds)[1][-1] == ("answer", 5, -27, None)
 
@@ -504,15 +504,15 @@ def test_each_group_has_its_own_number() -> None:
 
 def test_data_of_a_rank_on_another_node() -> None:
     made = exchange()
-    assert made.on(0, request(5, "modex", [[0, 2]])) == [(1, PmixFetch(1, 0, 2))]
+    assert made.on(0, request(5, "modex", [(0, 2)])) == [(1, PmixFetch(1, 0, 2))]
     assert made.fetched(PmixFetched(0, 1, 0, "eA==")) == [(0, PmixReply(5, 0, "eA=="))]
     assert made.fetched(PmixFetched(0, 1, 0, "eA==")) == []
 
 
 def test_published_values() -> None:
     made = exchange()
-    assert made.on(1, request(1, "lookup", [[0, 2]], False, ["a"])) == [(1, PmixReply(1, -46, []))]
-    assert made.on(1, request(2, "lookup", [[0, 2]], True, ["a"])) == []
+    assert made.on(1, request(1, "lookup", [(0, 2)], False, ["a"])) == [(1, PmixReply(1, -46, []))]
+    assert made.on(1, request(2, "lookup", [(0, 2)], True, ["a"])) == []
     assert made.on(0, request(1, "publish", [[0, 1]], False, [["a", 3, "eA=="]])) == [
         (0, PmixReply(1, 0, None)),
         (1, PmixReply(2, 0, [[0, 1, "a", 3, "eA=="]])),
@@ -530,7 +530,7 @@ def test_published_values() -> None:
     ("node", "members"),
     [
         (0, []),
-        (0, [[1, 0]]),
+        (0, [(1, 0)]),
         (0, [[0, 3]]),
         (0, [[0, -2]]),
         (0, [[0]]),
@@ -543,7 +543,7 @@ def test_impossible_requests_are_recognised(node: int, members: list[list[int]])
     made = exchange()
     assert not made.makes_sense(node, request(1, "publish", members, False, []))
     assert made.makes_sense(0, request(1, "publish", [[0, 0]], False, []))
-    assert made.makes_sense(0, request(1, "modex", [[0, 2]]))
+    assert made.makes_sense(0, request(1, "modex", [(0, 2)]))
 
 
 @pytest.mark.parametrize(

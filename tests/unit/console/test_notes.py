@@ -249,6 +249,16 @@ def test_orphans_and_failed_logs_are_announced() -> None:
     ]
 
 
+def test_a_note_on_one_of_several_nodes_names_it() -> None:
+    job = Job(nodes=(2, 2))
+    job.on(OrphansKilled(0, ["71 python"], 1), NotForked(0, "no room", 0), NoMpi(0, "mpich", "no library", 1))
+    assert job.notes == [
+        "killed 1 process that ranks left behind on h1: 71 python",
+        "ranks on h0 can't be forked, so each imports everything itself: no room",
+        "each rank on h1 is a world of its own: no library",
+    ]
+
+
 def test_many_orphans_are_cut_visibly() -> None:
     job = Job()
     job.on(OrphansKilled(0, [f"{pid} x" for pid in range(71, 80)]))

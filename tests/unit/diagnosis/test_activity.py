@@ -28,10 +28,6 @@ from launchpad.diagnosis.activity import (
     rows,
     state_in_words,
 )
-from launchpad.head.standing import may_send
-from launchpad.protocol.events import (
-    Sampled,
-)
 
 GIB = 1 << 30
 
@@ -170,14 +166,6 @@ def test_keys_are_told_apart() -> None:
     assert keys("/ä\r".encode()) == ["/", "ä", "enter"]
     assert keys(b"\x1b") == ["escape"]
     assert keys(b"ab\x7f\x1b[6~\x03") == ["a", "b", "backspace", "page down", "quit"]
-
-
-def test_a_sample_that_makes_no_sense_is_told_from_one_that_does() -> None:
-    good = Sampled(1, 1, [[0, "R", 1.5, 1, 1, 1, 1]], [[0, "recv", -1, -1.0]], [["GPU-1", 1, 2, 3, {"0": 4}]])
-    assert may_send(0, good, {})
-    assert not may_send(0, good._replace(ranks=[[0, "R", 1.5]]), {})
-    assert not may_send(0, good._replace(waits=[["0", "recv", -1, -1.0]]), {})
-    assert not may_send(0, good._replace(gpus=[[1, 2, 3, 4, 5]]), {})
 
 
 # Real processes.

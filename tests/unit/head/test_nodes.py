@@ -110,7 +110,7 @@ def test_the_end_of_a_replaced_link_is_ignored() -> None:
 
 def test_the_addresses_of_this_machine() -> None:
     found = probe.addresses()
-    assert ["127.0.0.1", "lo"] in found
+    assert ("127.0.0.1", "lo") in found
     loopback = [address.startswith("127.") or address == "::1" for address, _ in found]
     assert loopback == sorted(loopback), "loopback comes last"
     assert len({address for address, _ in found}) == len(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -25,7 +26,9 @@ from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
+    CollectivesEntered,
     Drained,
+    Hindrances,
     NodeLost,
     Output,
     PhaseChanged,
@@ -235,7 +238,7 @@ def test_after_a_restart_the_stacks_of_a_rank_without_a_process_are_not_waited_f
         assert [started.get(timeout=DEADLINE) for _ in range(3)][-1] == 80
         head.post(StacksRequested(0, 5, False, False))
         number = agent.hear(DumpStacks).number
-        agent.say(StackDump(0, 0, number, 80, "", [["main"]], "S", "", 0.0, False, 0, 0, {}, ""))
+        agent.say(StackDump(0, 0, number, 80, "", [{"name": "main", "frames": []}], "S", "", 0.0, False, 0, 0, {}, ""))
         assert taken.get(timeout=DEADLINE).starting == [1]
         agent.say(RankExited(0, 1, 0, 0, False))
         agent.leave()
@@ -252,6 +255,34 @@ def test_an_agent_that_speaks_of_another_node_s_rank_is_a_lost_node(play: Play) 
     assert code == 4
     (lost,) = [event for event in seen.events if isinstance(event, NodeLost)]
     assert lost.reason == "its agent sent an invalid message: RankStarted(time=0, rank=1, pid=71)"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (StopRequested(0, 77), "malformed StopRequested frame: 77 is not what it should be"),
+        (StopRequested(0, 20), "its agent sent an invalid message: StopRequested(time=0, signum=20, reason='')"),
+        (
+            StopRequested(0, 15, "now"),
+            "its agent sent an invalid message: StopRequested(time=0, signum=15, reason='now')",
+        ),
+        (
+            Hindrances(0, [(0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)], {}),
+            "malformed Hindrances frame: nan is not what it should be",
+        ),
+        (CollectivesEntered(0, 0, ["odd"]), "malformed CollectivesEntered frame: 'odd' is not what it should be"),
+        (RankExited(0, 0, -77, 0, False), "malformed RankExited frame: -77 is not what it should be"),
+        (Output(0, 0, 4, b"x"), "malformed Output frame: 4 is not what it should be"),
+    ],
+)
+def test_an_agent_that_says_what_it_can_t_is_a_lost_node(play: Play, said: Any, reason: str) -> None:
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(said)
+
+    code, seen = play(script)
+    assert code == 4
+    assert [event.reason for event in seen.events if isinstance(event, NodeLost)] == [reason]
 
 
 def test_a_rank_exits_once(play: Play) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import pytest
 
@@ -16,6 +16,23 @@ class Place(NamedTuple):
 
     host: str
     ports: list[int]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class Thread(_Named, total=False):
+    """A thread, perhaps with its number."""
+
+    number: int
+
+
+NUMBER = Annotated[int, range(1, 65)]
+NESTED: list[Any] = []
+for _ in range(100):
+    NESTED = [NESTED]
+PAIR = Annotated[list[str], (2,)]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +49,11 @@ class Place(NamedTuple):
         (Mapping[str, int], {"a": 1}, {"a": 1}),
         (dict[str, list[int]], {"a": [1]}, {"a": [1]}),
         (list[Place], [["a", [1]]], [Place("a", [1])]),
+        (NUMBER, 64, 64),
+        (list[tuple[NUMBER, str]], [[1, "a"]], [(1, "a")]),
+        (PAIR, ["a", "b"], ["a", "b"]),
+        (Thread, {"name": "main"}, {"name": "main"}),
+        (Any, {"a": [1, None, True, "b", 0.5]}, {"a": [1, None, True, "b", 0.5]}),
     ],
 )
 def test_values_become_what_is_declared(hint: Any, value: Any, expected: Any) -> None:
@@ -60,6 +82,20 @@ def test_values_become_what_is_declared(hint: Any, value: Any, expected: Any) ->
         (Place, ["a"]),
         (Place, ["a", 1]),
         (Place, "ab"),
+        (float, 1e300),
+        (float, 1 << 64),
+        (NUMBER, 65),
+        (NUMBER, 1.0),
+        (list[NUMBER], [1, 0]),
+        (PAIR, ["a"]),
+        (Thread, {"number": 1}),
+        (Thread, {"name": "main", "other": 1}),
+        (Thread, {"name": "main", "number": "1"}),
+        (Thread, ["name"]),
+        (Any, {"a": [1 << 70]}),
+        (Any, [math.nan]),
+        (Any, NESTED),
+        (dict[str, Any], {"a": NESTED}),
     ],
 )
 def test_nothing_else_does(hint: Any, value: Any) -> None:

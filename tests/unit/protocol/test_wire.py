@@ -4,65 +4,25 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Call, FileChunk, Hello, NextCall, Signal, Start, StdinData, TunnelData
-from launchpad.protocol.events import Output, RankExited, TunnelRead
+from launchpad.protocol.commands import Hello, Signal, Start
+from launchpad.protocol.events import Output, RankExited
 from launchpad.protocol.wire import Decoder, WireError, encode
+from tests.support.declared import declared
 from tests.support.unhurried import UNHURRIED
 from tests.support.wire import cut
 
-# What a process reads, and halves of characters, which only a program's own strings have.
-TEXT = st.binary(max_size=20).map(lambda data: data.decode("utf-8", "surrogateescape")) | st.just("half \ud83d!")
-INTEGER = st.integers(-(2**63), 2**63 - 1)
-RANK = st.fixed_dictionaries({"rank": INTEGER, "argv": st.lists(TEXT), "environ": st.dictionaries(TEXT, TEXT)})
-FIELDS: dict[Any, st.SearchStrategy[Any]] = {
-    int: INTEGER,
-    float: st.floats(allow_nan=False),
-    str: TEXT,
-    str | None: st.none() | TEXT,
-    bool: st.booleans(),
-    bool | None: st.none() | st.booleans(),
-    list[str]: st.lists(TEXT, max_size=4),
-    list[int]: st.lists(INTEGER, max_size=4),
-    list[list[int]]: st.lists(st.lists(INTEGER, max_size=5), max_size=3),
-    list[list[str]]: st.lists(st.lists(TEXT, max_size=2), max_size=3),
-    list[list[Any]]: st.lists(st.lists(TEXT | INTEGER, max_size=2), max_size=3),
-    list[list[float]]: st.lists(st.lists(INTEGER | st.floats(allow_nan=False), max_size=3), max_size=3),
-    dict[str, float]: st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=4),
-    dict[str, str]: st.dictionaries(TEXT, TEXT, max_size=4),
-    dict[str, Any]: st.dictionaries(TEXT, TEXT | INTEGER, max_size=4),
-    list[dict[str, Any]]: st.lists(RANK, max_size=3),
-    list[Any]: st.lists(RANK, max_size=3),
-    Any: st.none() | TEXT | RANK,
-    dict[str, Any]: RANK,
-}
-OUTPUT = st.builds(Output, INTEGER, st.integers(0, 2**32 - 1), st.sampled_from([1, 2]), st.binary(max_size=300))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=11) | st.dictionaries(st.text(max_size=4), inner, max_size=11),
     max_leaves=12,
 )
-
-
-def of(cls: Any) -> st.SearchStrategy[Any]:
-    """Messages of that class."""
-    if cls is Output:
-        return OUTPUT
-    if cls in (StdinData, Call):
-        return st.builds(cls, st.binary(max_size=300))
-    if cls is TunnelRead:
-        return st.builds(TunnelRead, INTEGER, st.integers(0, 2**32 - 1), st.binary(max_size=300))
-    if cls in (FileChunk, TunnelData):
-        return st.builds(cls, st.integers(0, 2**32 - 1), st.binary(max_size=300))
-    if cls is NextCall:
-        return st.builds(NextCall, INTEGER, st.binary(max_size=300))
-    return st.builds(cls, **{name: FIELDS[hint] for name, hint in get_type_hints(cls).items()})
 
 
 def frame(code: int, payload: bytes) -> bytes:
@@ -88,7 +48,7 @@ PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 @settings(UNHURRIED, max_examples=40)  # of each
 @given(data=st.data())
 def test_every_message_survives_the_round_trip(cls: Any, data: st.DataObject) -> None:
-    message = data.draw(of(cls))
+    message = data.draw(declared(cls))
     found, failed = decode(cut(encode(message), data.draw(PLACES)))
     assert not failed
     assert found == [message]
@@ -96,7 +56,7 @@ def test_every_message_survives_the_round_trip(cls: Any, data: st.DataObject) ->
 
 
 @UNHURRIED
-@given(messages=st.lists(st.one_of([of(cls) for cls in wire.MESSAGES]), max_size=6), places=PLACES)
+@given(messages=st.lists(st.one_of([declared(cls) for cls in wire.MESSAGES]), max_size=6), places=PLACES)
 def test_message_order_does_not_depend_on_the_cuts(messages: list[Any], places: list[int]) -> None:
     found, failed = decode(cut(b"".join(encode(message) for message in messages), places))
     assert not failed
