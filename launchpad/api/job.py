@@ -37,7 +37,7 @@ from launchpad.runner.nodes import bring_up, members_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
-from launchpad.runner.spec import collect_environ, faults_of, files_to_sync, limits_of, make_world_spec, streams_of
+from launchpad.runner.spec import collect_environ, faults_of, limits_of, make_world_spec, streams_of, supplies_for
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -273,11 +273,11 @@ class FunctionJob:
 
     def _supervise(self) -> None:
         spec, bringup = self._spec, self._bringup
-        files = files_to_sync(self._options.hosts, spec)
+        supplies = supplies_for(self._options.hosts, spec)
         links = self._links()
         members = members_of(self._hosts, links, spec, self._nproc)
         membership = membership_of(self._options, self._hosts)
-        planner = bring_up(bringup, spec, members, links, files, self._options.hosts, membership, quiet=True)
+        planner = bring_up(bringup, spec, members, links, supplies, self._options.hosts, membership, quiet=True)
         remote = [link.remote for link in links]
         self._collector = self._collect(planner.plan, remote)
         planner.plan = self._with_files(planner.plan, remote)

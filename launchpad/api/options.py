@@ -22,6 +22,7 @@ class SharedOptions(TypedDict, total=False):
     exclude: str
     ssh: WayIn
     accept_new_host_keys: bool
+    sync_env: bool
     heartbeat_timeout: float
     env_file: str | Sequence[str]
     role: str
@@ -79,7 +80,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("heartbeat_timeout", "grace", "stall_timeout"), _TIME),
     **dict.fromkeys(("hostfile", "include", "exclude", "role", "log_dir", "report", "junit", "notify"), _TEXT),
     **dict.fromkeys(("nnodes", "inject"), _TEXT),
-    **dict.fromkeys(("accept_new_host_keys", "virtual_local_rank", "tf_config"), _FLAG),
+    **dict.fromkeys(("accept_new_host_keys", "sync_env", "virtual_local_rank", "tf_config"), _FLAG),
     "sample": (lambda value: value == 0 or _is_time(value), "give a number of seconds, or 0 for none"),
     "spares": (is_count, "give a number of hosts"),
     "env_file": (_are_texts, "give a path, or a list of paths"),

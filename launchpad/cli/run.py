@@ -97,8 +97,10 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             )
     if options["as_json"] and not options["dry_run"]:
         raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
-    if options["dry_run"] and options["sync"]:
-        raise UsageError("--dry-run changes nothing, but --sync writes to the hosts; leave one of them out")
+    for name in ("sync", "sync_env"):
+        if options["dry_run"] and options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--dry-run changes nothing, but {option} writes to the hosts; leave one of them out")
 
     def show(plan: Plan) -> None:
         from launchpad.cli.job_file import sources

@@ -308,6 +308,12 @@ _OPTIONS = (
         help="Copy the working folder to each host and run there. In a git repository, ignored files are left out.",
     ),
     _hosts(
+        "--sync-env",
+        is_flag=True,
+        help="Give each host the environment of the ranks' Python: its packages, and the interpreter if it is uv's or "
+        "conda's. Other hosts need a Python of the same version.",
+    ),
+    _hosts(
         "--enter",
         default="",
         metavar="'COMMAND…'",

@@ -15,6 +15,7 @@ from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareRea
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.environment import Environment
     from launchpad.head.sync import SyncedFile
 
 # An import on a node may have to be loaded over a network.
@@ -32,6 +33,13 @@ def read_topologies(requester: Requester, specs: Sequence[JobSpec]) -> list[Topo
     asked = {node: ReadTopology(dict(spec.environ)) for node, spec in enumerate(specs) if spec.bind != "none"}
     found = dict(zip(asked, requester.ask(asked, TopologyRead, TOPOLOGY_SECONDS), strict=True))
     return [found.get(node) for node in range(len(specs))]
+
+
+class Supplies(NamedTuple):
+    """What nodes on other machines are given before their ranks start."""
+
+    files: "Sequence[SyncedFile] | None" = None  # those of the working folder, with --sync
+    environment: "Environment | None" = None  # the one that the ranks run in, with --sync-env
 
 
 class Newcomer(NamedTuple):
@@ -79,13 +87,13 @@ class Planner:
         *,
         ports: Sequence[Sequence[int]] = (),
         membership: Membership | None = None,
-        files: "Sequence[SyncedFile] | None" = None,
+        supplies: Supplies | None = None,
         silence: float = 0.0,
         topologies: Sequence[TopologyRead | None] = (),
     ) -> None:
         """`places`, `facts`: of each node if the user named them; `master`: of several nodes; `ports`: see hold_ports.
 
-        `files`: those of --sync, None without it; `silence`: the heartbeat timeout in seconds; `topologies`: as
+        `supplies`: for nodes that come later; `silence`: the heartbeat timeout in seconds; `topologies`: as
         `read_topologies` returns them. Raises UsageError if a node can't hold its ranks.
         """
         self.membership = membership
@@ -95,7 +103,7 @@ class Planner:
         own_ports = ports or [()] * len(ready)
         self._nodes = [NodeRecord(*row) for row in zip(ready, *columns, own_ports, strict=True)]
         self._master = master
-        self._files = files
+        self._supplies = supplies or Supplies()
         self._silence = silence
         self._first = 0  # the node that the master's address belongs to
         self._reach = set(range(len(ready)))  # the nodes that reach it
@@ -208,11 +216,8 @@ class Planner:
         if (first := self._nodes[0].place) is not None:
             from launchpad.head.node_facts import check_versions, probe_nodes
 
-            if node is None and self._files is not None and place.own is None:
-                from launchpad.head.sync import sync
-
-                folder = sync(requester, [0], self.spec.cwd, self._files, lambda *_: None)[0]
-                place = place._replace(cwd=folder)
+            if link.remote and place.own is None:
+                place = self._supplied(requester, place, comes_back=node is not None)
             probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
             (facts,) = probe_nodes(requester, [probe], lambda _: None, apart=False)
             known = next(node.facts for node in self._nodes if node.facts is not None)
@@ -227,6 +232,19 @@ class Planner:
             self.supply(requester)
         requester.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
         return Newcomer(requester.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, requester)
+
+    def _supplied(self, requester: BringUp, place: NodePlacement, *, comes_back: bool) -> NodePlacement:
+        """Give the newcomer what the other nodes were given."""
+        files, environment = self._supplies
+        if files is not None and not comes_back:
+            from launchpad.head.sync import sync
+
+            place = place._replace(cwd=sync(requester, [0], self.spec.cwd, files, _ignore)[0])
+        if environment is not None:
+            from launchpad.head.environment_sync import sync_environment
+
+            place = place._replace(python=sync_environment(requester, [0], environment, _ignore, _ignore)[0])
+        return place
 
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
@@ -259,6 +277,10 @@ def hold_ports(requester: Requester, counts: Sequence[int]) -> list[list[int]]:
         if held.problem:
             raise NodeError(requester.of(node, f"can't hold {counts[node]} ports for the ranks: {held.problem}"))
     return [held.ports for held in answers]
+
+
+def _ignore(*_: object) -> None:
+    """Used where nobody is shown the progress."""
 
 
 class NodeNames:

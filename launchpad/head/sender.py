@@ -19,19 +19,29 @@ STUCK_SECONDS = 60.0
 
 
 class Window:
-    """One node's pieces, and how many of their bytes are in flight."""
+    """One node's pieces, and how many of their bytes are in flight. For None there will be a piece later."""
 
-    def __init__(self, pieces: Iterator[FileChunk | Call | NextCall]) -> None:
+    def __init__(self, pieces: Iterator[FileChunk | Call | NextCall | None]) -> None:
         self._pieces = pieces
-        self._next = next(pieces, None)
+        self._next: FileChunk | Call | NextCall | None = None
+        self._ended = False
         self._in_flight = 0
+        self._advance()
 
     def open(self) -> Iterator[FileChunk | Call | NextCall]:
         """The pieces that fit into the window now."""
+        if self._next is None:
+            self._advance()
         while self._next is not None and self._in_flight < WINDOW_BYTES:
             self._in_flight += len(self._next.data)
             yield self._next
-            self._next = next(self._pieces, None)
+            self._advance()
+
+    def _advance(self) -> None:
+        try:
+            self._next = next(self._pieces)
+        except StopIteration:
+            self._next, self._ended = None, True
 
     def taken(self, size: int) -> None:
         """The node has accepted `size` bytes."""
@@ -40,12 +50,12 @@ class Window:
     @property
     def done(self) -> bool:
         """Whether the node has accepted everything."""
-        return self._next is None and self._in_flight <= 0
+        return self._ended and self._in_flight <= 0
 
 
 def send(
     bringup: BringUp,
-    pieces: Mapping[int, Iterator[FileChunk | Call]],
+    pieces: Mapping[int, Iterator[FileChunk | Call | None]],
     what: str,
     *,
     until: type | None = None,

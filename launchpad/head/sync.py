@@ -11,13 +11,14 @@ import os
 import socket
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.sender import PIECE_BYTES, STUCK_SECONDS, send
-from launchpad.protocol.commands import FileChunk, Sync
+from launchpad.head.shared_reader import SharedReader
+from launchpad.protocol.commands import Sync
 from launchpad.protocol.events import Synced, Wanted
 
 # Limits for a folder outside a git work tree.
@@ -105,21 +106,10 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.relpath(os.path.join(parent, name), folder) for name in [*names, *linked])
 
 
-def _pieces(folder: str, files: Sequence[SyncedFile], wanted: Sequence[int]) -> Iterator[FileChunk]:
-    """The contents of the files that a node wants."""
-    for place in wanted:
-        path, _, size, _, link = files[place]
-        if link or size == 0:
-            continue
-        try:
-            with open(os.path.join(folder, path), "rb") as file:
-                while size and (data := file.read(min(size, PIECE_BYTES))):
-                    size -= len(data)
-                    yield FileChunk(place, data)
-        except OSError as error:
-            raise UsageError(f"--sync: {path} can't be read: {error.strerror}; leave it out with .gitignore") from None
-        if size:
-            raise UsageError(f"--sync: {path} shrank while it was being sent; run the command again")
+def name_of_copy(folder: str) -> str:
+    """What a copy of this folder of this machine is called on hosts."""
+    digest = hashlib.sha256(os.fsencode(f"{socket.gethostname()}\0{os.getuid()}\0{folder}")).hexdigest()
+    return f"copy-{os.path.basename(folder)}-{digest[:12]}"
 
 
 def sync(
@@ -129,24 +119,71 @@ def sync(
 
     `progress` is called as hosts accept bytes. Raises NodeError with a line for each node that can't store the copy.
     """
-    digest = hashlib.sha256(os.fsencode(f"{socket.gethostname()}\0{os.getuid()}\0{folder}")).hexdigest()
-    request = Sync(f"{os.path.basename(folder)}-{digest[:12]}", [list(file) for file in files])
+    request = Sync(name_of_copy(folder), [list(file) for file in files], [])
+    remedy = "leave it out with .gitignore"
+    sources = [SourceFile(os.path.join(folder, file.path), file.size, remedy) for file in files]
+    return mirror(bringup, nodes, request, sources, "--sync", progress)
+
+
+class SourceFile(NamedTuple):
+    """Where the bytes of a file to send are."""
+
+    path: str
+    size: int
+    remedy: str  # if it can't be read
+
+
+def mirror(
+    bringup: BringUp,
+    nodes: Sequence[int],
+    request: Sync,
+    sources: Sequence[SourceFile],
+    option: str,
+    progress: Progress,
+) -> dict[int, str]:
+    """Have the nodes store the files of the request, of which they are sent what they lack. Returns the folders.
+
+    `option` asked for it. Raises NodeError with a line for each node that can't store them.
+    """
     answers: dict[int, Wanted] = dict(
         zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, STUCK_SECONDS), strict=True)
     )
     problems = {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
-    pieces = {node: _pieces(folder, files, one.files) for node, one in answers.items() if not one.problem}
-    wanted = {node: sum(files[place].size for place in answers[node].files) for node in pieces}
-    sent = dict.fromkeys(pieces, 0)
+    if problems:
+        raise _no_room(problems, bringup, option)
+    places = {node: one.files for node, one in answers.items()}
+    wanted = {node: sum(sources[place].size for place in places[node]) for node in places}
+    sent = dict.fromkeys(places, 0)
+    reader = SharedReader(places, lambda place: _read(sources[place], option))
 
     def taken(node: int, size: int) -> None:
         sent[node] += size
         progress(bringup.nodes.name(node), sent[node], wanted[node])
 
-    for node in pieces:
+    for node in places:
         taken(node, 0)
+    pieces = {node: reader.chunks(node) for node in places}
     ended: dict[int, Synced] = send(bringup, pieces, "the folder", until=Synced, taken=taken)
-    problems |= {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in ended.items() if one.problem}
-    if problems:
-        raise NodeError(failed_hosts(problems, len(bringup.nodes), "free some space there, or sync less: see --sync"))
+    if problems := {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in ended.items() if one.problem}:
+        raise _no_room(problems, bringup, option)
     return {node: one.folder for node, one in answers.items()}
+
+
+def _no_room(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:
+    remedy = f"free some space there, or sync less: see {option}"
+    return NodeError(failed_hosts(problems, len(bringup.nodes), remedy))
+
+
+def _read(source: SourceFile, option: str) -> Iterator[bytes]:
+    left = source.size
+    if left == 0:
+        return
+    try:
+        with open(source.path, "rb", buffering=0) as opened:
+            while left and (data := opened.read(min(left, PIECE_BYTES))):
+                left -= len(data)
+                yield data
+    except OSError as error:
+        raise UsageError(f"{option}: {source.path} can't be read: {error.strerror}; {source.remedy}") from None
+    if left:
+        raise UsageError(f"{option}: {source.path} shrank while it was being sent; run the command again")

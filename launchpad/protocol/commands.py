@@ -7,6 +7,10 @@ from typing import Any
 
 from .message import Message
 
+# What stands in MakeEnvironment.texts for the environment's folder, and for the one that it and the copies are in.
+HERE = "\0here"
+CACHE = "\0cache"
+
 
 class Command(Message):
     """The base of all commands."""
@@ -43,13 +47,34 @@ class Sync(Command):
 
     name: str  # of the copy; the same for all jobs that are started in the folder
     files: list[list[Any]]  # [path, permissions, size, modification time in ns, symlink target or ""] each
+    digests: list[str]  # their SHA-256, to link those that another environment has; [] for a folder
 
 
 class FileChunk(Command, raw=struct.Struct("!I")):
-    """The next bytes of a wanted file. The files come one after the other."""
+    """The next bytes of the wanted files, which come one after the other."""
 
-    file: int  # its index in Sync.files
+    file: int  # the index in Sync.files of the one that the first byte belongs to
     data: bytes
+
+
+class FindEnvironment(Command):
+    """Look whether there is this environment (--sync-env); report an EnvironmentFound."""
+
+    name: str
+    version: str  # of its Python, like "3.11"
+    abi: str  # how the names of that Python's extension modules end
+    python: str  # the interpreter that comes with it, relative to its folder; "": look for one here
+
+
+class MakeEnvironment(Command):
+    """All files of the environment are there: have it work; report an EnvironmentMade."""
+
+    name: str
+    origin: str  # where it is on the head's machine, for people
+    version: str
+    python: str  # the interpreter: a path, or relative to the folder
+    venv: bool  # whether the folder is to be a venv of that
+    texts: list[list[Any]]  # [path, permissions, text] of each further file; HERE and CACHE in a text are paths here
 
 
 class Listen(Command):

@@ -208,6 +208,25 @@ class Synced(Event, about=the_node):
     problem: str  # "" if it succeeded
 
 
+class EnvironmentFound(Event, about=the_node):
+    """The answer to FindEnvironment."""
+
+    time: int
+    python: str  # the environment's interpreter; "" if it is not here
+    base: str  # the one of that version to make it with; "" if there is none, or it brings its own
+    machine: str  # like "x86_64"
+    glibc: str  # its version, like "2.36"; "" with another C library
+    problem: str  # why there can be none; "" if there can
+
+
+class EnvironmentMade(Event, about=the_node):
+    """The answer to MakeEnvironment."""
+
+    time: int
+    python: str  # its interpreter
+    problem: str  # "" if it works
+
+
 class Listening(Event, about=the_node):
     """The answer to Listen."""
 

@@ -17,6 +17,7 @@ from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import address_at, find_master, probe_nodes
+from launchpad.head.planner import Supplies
 from launchpad.job.hosts import Host, Nproc, choose_hosts, parse_hostfile, parse_hosts, slots_of
 from launchpad.job.plan import Master, Member, NodePlacement
 from launchpad.job.spec import JobSpec
@@ -29,12 +30,11 @@ from launchpad.runner.this_machine import is_this_machine
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
-    from launchpad.head.sync import SyncedFile
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
 # Options that make no sense without hosts.
-_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync")
+_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync", "sync_env")
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
@@ -58,7 +58,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
         hosts = options.allocation
     else:
         for name in _ABOUT_HOSTS:
-            if getattr(options, name) and not (entering and name == "sync"):
+            if getattr(options, name) and not (entering and name in ("sync", "sync_env")):
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} needs hosts; name them with --hosts or --hostfile, or leave it out")
         if not entering:
@@ -230,20 +230,16 @@ def make_world(
     spec: JobSpec,
     members: Sequence[Member],
     links: Sequence[Link],
-    files: Sequence[SyncedFile],
+    supplies: Supplies,
     *,
-    sync: bool,
     apart: bool,
     quiet: bool,
 ) -> tuple[list[NodePlacement], list[NodeFacts], Master | None]:
-    """Send the nodes the `files` of --sync, probe them, and if there are several, choose the rendezvous address.
+    """Give the nodes the `supplies`, probe them, and if there are several, choose the rendezvous address.
 
     `apart`: the nodes must be different machines. Raises NodeError.
     """
-    folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
-    if sync:
-        remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
-        folders |= _sync(bringup, remote, spec.cwd, files, quiet=quiet)
+    folders, pythons = _supply(bringup, spec, members, links, supplies, quiet=quiet)
     say = (lambda _: None) if quiet else say_on_stderr
     master = None
     interfaces: dict[int, str] = {}
@@ -253,7 +249,7 @@ def make_world(
         return HowFar(waiting(f"probing {_hosts(len(members))}", left), len(members) - len(left), len(members))
 
     probes = [
-        Probe(folders[node], spec.torch, member.python, dict((member.own or spec).environ))
+        Probe(folders[node], spec.torch, pythons[node], dict((member.own or spec).environ))
         for node, member in enumerate(members)
     ]
     with status_line(look, quiet=quiet):
@@ -280,11 +276,36 @@ def make_world(
     return places, found, master
 
 
-def _sync(
-    bringup: BringUp, nodes: Sequence[int], folder: str, files: Sequence[SyncedFile], *, quiet: bool
-) -> dict[int, str]:
-    from launchpad.head.sync import sync
+def _supply(
+    bringup: BringUp,
+    spec: JobSpec,
+    members: Sequence[Member],
+    links: Sequence[Link],
+    supplies: Supplies,
+    *,
+    quiet: bool,
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Give the nodes what they are to have. Returns the folder and the interpreter of each one's ranks."""
+    folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
+    pythons = {node: member.python for node, member in enumerate(members)}
+    remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
+    if supplies.files is not None and remote:
+        from launchpad.head.sync import sync
 
+        with _progress(remote, quiet=quiet) as note:
+            folders |= sync(bringup, remote, spec.cwd, supplies.files, note)
+    if supplies.environment is not None and remote:
+        from launchpad.head.environment_sync import sync_environment
+
+        with _progress(remote, quiet=quiet) as note:
+            tell = (lambda _: None) if quiet else say_on_stderr
+            pythons |= sync_environment(bringup, remote, supplies.environment, note, tell)
+    return folders, pythons
+
+
+@contextlib.contextmanager
+def _progress(nodes: Sequence[int], *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far the nodes have come, by what the function is told."""
     progress: dict[str, tuple[int, int]] = {}  # by host: bytes received, bytes needed
 
     def note(host: str, taken: int, wanted: int) -> None:
@@ -297,4 +318,4 @@ def _sync(
         return HowFar(waiting(f"sync to {_hosts(len(nodes))}", left), taken, wanted)
 
     with status_line(look, of_bytes=True, quiet=quiet):
-        return sync(bringup, nodes, folder, files, note)
+        yield note

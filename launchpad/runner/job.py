@@ -16,7 +16,7 @@ from launchpad.job.world import parse_nnodes
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import open_links
 from launchpad.runner.options import RunOptions, with_absolute_paths
-from launchpad.runner.spec import files_to_sync, make_spec, make_world_spec
+from launchpad.runner.spec import make_spec, make_world_spec, supplies_for
 from launchpad.runner.stoppable import stoppable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_job(
         from launchpad.runner.checkup import refuse_unfit
 
         refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, mpi=spec.backend == "mpi", environ=spec.environ)
-    files = files_to_sync(options.hosts, spec)
+    supplies = supplies_for(options.hosts, spec)
     links, reopen, tell, bringup = _nodes(options, hosts, spec, local, closing)
     if options.reports.verbose:
         _say_more(spec, local, hosts)
@@ -80,7 +80,7 @@ def run_job(
     from launchpad.runner.nodes import bring_up, members_of
 
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
-    planner = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+    planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet)
     if show is not None:
         show(_explained(planner.plan))
         if world.meeting is not None:
@@ -138,7 +138,7 @@ def _nodes(
                 closing,
                 options.hosts,
                 spec.python,
-                exact=options.python is not None,
+                exact=options.python is not None and not options.hosts.sync_env,
                 quiet=quiet,
                 asked=asked_of_hosts(spec, slots_of(hosts, options.nproc), executes=executes),
             )

@@ -29,7 +29,7 @@ from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
 from launchpad.runner.relay import Relay
-from launchpad.runner.spec import files_to_sync, make_spec
+from launchpad.runner.spec import make_spec, supplies_for
 from launchpad.runner.stoppable import stoppable
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
@@ -120,7 +120,7 @@ def _lead(
 ) -> int:
     closing.callback(joining.leave)
     try:
-        files = files_to_sync(options.hosts, spec)  # for the machines that are only offered
+        supplies = supplies_for(options.hosts, spec)  # for the machines that are only offered
         bringup = BringUp()
         say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
         with stoppable(say):
@@ -142,7 +142,9 @@ def _lead(
         membership = Membership(
             meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
         )
-        planner = bring_up(bringup, spec, members, links, files, options.hosts, membership, quiet=options.reports.quiet)
+        planner = bring_up(
+            bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet
+        )
 
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves

@@ -1,4 +1,4 @@
-"""Brings up the job's nodes: facts about them, the files of --sync, and the rendezvous address."""
+"""Brings up the job's nodes: facts about them, what they are given, and the rendezvous address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launchpad.console.message import say_on_stderr
 from launchpad.head.bringup import BringUp
-from launchpad.head.planner import Planner, hold_ports, read_topologies
+from launchpad.head.planner import Planner, Supplies, hold_ports, read_topologies
 from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Member, rank_count
@@ -18,7 +18,6 @@ from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
-    from launchpad.head.sync import SyncedFile
     from launchpad.job.hosts import Host
 
 
@@ -41,13 +40,13 @@ def bring_up(
     spec: JobSpec,
     members: Sequence[Member],
     links: Sequence[Link],
-    files: Sequence[SyncedFile],
+    supplies: Supplies,
     options: HostOptions,
     membership: Membership | None = None,
     *,
     quiet: bool,
 ) -> Planner:
-    """Greet the agents, send the `files` of --sync, choose the rendezvous of several nodes, lay out the ranks.
+    """Greet the agents, give them the `supplies`, choose the rendezvous of several nodes, lay out the ranks.
 
     Without `members` the only node is this machine. Raises NodeError, UsageError.
     """
@@ -74,9 +73,7 @@ def bring_up(
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
-    places, found, master = make_world(
-        bringup, spec, members, links, files, sync=options.sync, apart=apart, quiet=quiet
-    )
+    places, found, master = make_world(bringup, spec, members, links, supplies, apart=apart, quiet=quiet)
     return Planner(
         spec,
         run_id,
@@ -86,7 +83,7 @@ def bring_up(
         master,
         ports=ports,
         membership=membership,
-        files=files if options.sync else None,
+        supplies=supplies,
         silence=silence,
         topologies=topologies,
     )

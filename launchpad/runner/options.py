@@ -28,6 +28,7 @@ class HostOptions(NamedTuple):
     ssh_config: str | None = None  # instead of ~/.ssh/config
     accept_new_host_keys: bool = False
     sync: bool = False
+    sync_env: bool = False
     enter: str = ""  # a command that runs another one in a container, with its options
     heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
     spares: int = 0  # of the hosts, how many wait to take the place of a lost one: the last ones

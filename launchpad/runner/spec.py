@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from launchpad.console.prefix import chosen_template
 from launchpad.errors import UsageError
+from launchpad.head.planner import Supplies
 from launchpad.job.hosts import Host
 from launchpad.job.limits import Limits
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
@@ -21,7 +22,6 @@ from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import HostOptions, RunOptions
 
 if TYPE_CHECKING:
-    from launchpad.head.sync import SyncedFile
     from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
@@ -190,13 +190,18 @@ def working_folder(requested: str | None, *, here: bool = True) -> str:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
 
 
-def files_to_sync(options: HostOptions, spec: JobSpec) -> Sequence[SyncedFile]:
-    """The files of the working folder, with --sync. Raises UsageError if they can't be copied."""
-    if not options.sync:
-        return ()
-    from launchpad.head.sync import list_files
+def supplies_for(options: HostOptions, spec: JobSpec) -> Supplies:
+    """What other machines get, with --sync and --sync-env. Raises UsageError if that can't be copied."""
+    supplies = Supplies()
+    if options.sync:
+        from launchpad.head.sync import list_files
 
-    return list_files(spec.cwd, spec.log_dir)
+        supplies = supplies._replace(files=list_files(spec.cwd, spec.log_dir))
+    if options.sync_env:
+        from launchpad.head.environment import ask_interpreter, describe
+
+        supplies = supplies._replace(environment=describe(ask_interpreter(spec.python, spec.cwd, os.environ)))
+    return supplies
 
 
 def find_target(

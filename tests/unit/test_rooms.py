@@ -17,8 +17,9 @@ REASONS = {
     "starts the command: real/one_node": "__main__",
     "a number": "_version",
     "looks at processes and hosts: real/one_node, real/hosts": (
-        "agent/__main__ agent/arrival agent/guard agent/host/processes agent/loop agent/net/port "
-        "agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers agent/ranks/signals"
+        "agent/__main__ agent/arrival agent/guard agent/host/environments agent/host/processes agent/loop "
+        "agent/net/port agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers "
+        "agent/ranks/signals"
     ),
     "talks to libpmix and MPI programs: real/mpi": "agent/mpi/frames agent/mpi/pmix_server",
     "stops and reads processes: real/one_node/test_stacks.py": (
@@ -37,8 +38,8 @@ REASONS = {
     "looks at hosts: real/one_node, real/hosts": "doctor",
     "forks: real/images": "forkserver",
     "part of a running job: real/one_node, real/hosts": (
-        "head/requester head/debug_clients head/debuggers head/hub head/master_search head/meetings "
-        "head/mpi_service head/own_signals head/session_calls head/sink head/stdin_forwarder"
+        "head/requester head/debug_clients head/debuggers head/environment_sync head/hub head/master_search "
+        "head/meetings head/mpi_service head/own_signals head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
     "plain values, tested through those who read them": "job/duration job/state job/world",

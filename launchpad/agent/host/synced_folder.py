@@ -7,6 +7,7 @@ copy stay: only files that an earlier sync brought are ever removed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import stat
@@ -50,53 +51,71 @@ class SyncedFolder:
     """Receives one folder. Each step returns the events for the head."""
 
     def __init__(self, command: Sync) -> None:
-        if "/" in command.name or "\0" in command.name:
+        if "/" in command.name or "\0" in command.name or not command.name.startswith(("copy-", "env-")):
             raise ValueError(f"{command.name!r} is not a valid name for a copy")
         self._files = command.files
+        self._digests = command.digests
         self._name = command.name
         self._wanted: list[int] = []
         self._open = -1  # the descriptor of the file that is being received
         self._left = 0  # its missing bytes
         self._failed = False
         self._unfinished = ""  # where a file is until it is complete
+        self._behind_link: dict[str, bool] = {}  # by folder: whether a link leads to it
+        self._made: set[str] = set()  # the folders that were seen to be real ones, or made
 
     def begin(self) -> list[Event]:
         """Remove deleted files, and find out which ones are missing or have changed."""
         try:
-            self._folder = os.path.join(os.path.realpath(_base()), f"copy-{self._name}")
+            self._folder = os.path.join(base_folder(), self._name)
             self._record = self._folder + ".json"  # the paths of the last sync
             # Hosts that share a home may receive the same folder at once; in containers even the pid may match.
             self._unfinished = f"{self._folder}.{os.getpid()}-{os.urandom(6).hex()}.unfinished"
             os.makedirs(self._folder, 0o700, exist_ok=True)
             self._remove_deleted()
-            self._wanted = [index for index, file in enumerate(self._files) if not self._is_same(*file)]
+            missing = [index for index, file in enumerate(self._files) if not self._is_same(*file)]
+            self._wanted = [index for index in missing if not self._link(index)] if self._digests else missing
+            self._check_room()
         except (OSError, ValueError) as error:
-            return [Wanted(time.monotonic_ns(), "", [], _describe(error))]
+            return [Wanted(time.monotonic_ns(), "", [], describe(error))]
         wanted = [Wanted(time.monotonic_ns(), self._folder, list(self._wanted), "")]
-        return [*wanted, *self._skip_empty()]
+        try:
+            self._skip_empty()
+            return [*wanted, *self._conclude()]
+        except OSError as error:
+            return [*wanted, *self._fail(error)]
 
     def take(self, chunk: FileChunk) -> list[Event]:
-        """Write the next bytes of the current file."""
+        """Write the next bytes of the wanted files."""
         if not self._wanted or chunk.file != self._wanted[0]:
             if self._failed:  # it was still in flight
                 return []
             raise ValueError(f"a chunk of file {chunk.file} came out of order")
+        data = memoryview(chunk.data)
         try:
-            if self._open < 0:
-                self._left = self._size()
-                self._open = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            linux.write_all(self._open, chunk.data)
-            self._left -= len(chunk.data)
-            taken: list[Event] = [ChunksTaken(time.monotonic_ns(), len(chunk.data))]
-            if self._left <= 0:
-                os.close(self._open)
-                self._open = -1
-                self._finish(self._wanted.pop(0))
-            return [*taken, *self._skip_empty()]
+            while data:
+                if not self._wanted:
+                    raise ValueError("there are more bytes than files for them")
+                data = self._write(data)
+                if self._open < 0:
+                    self._skip_empty()
+            return [ChunksTaken(time.monotonic_ns(), len(chunk.data)), *self._conclude()]
         except OSError as error:
-            self._wanted = []
-            self._failed = True
-            return [Synced(time.monotonic_ns(), _describe(error))]
+            return self._fail(error)
+
+    def _write(self, data: memoryview) -> memoryview:
+        """Write what belongs to the current file. Returns the rest."""
+        if self._open < 0:
+            self._left = self._size()
+            self._open = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        own = data[: self._left]
+        linux.write_all(self._open, own)
+        self._left -= len(own)
+        if self._left == 0:
+            os.close(self._open)
+            self._open = -1
+            self._finish(self._wanted.pop(0))
+        return data[len(own) :]
 
     def close(self) -> None:
         """Discard a file that is only partly received, or could not be put into its place."""
@@ -112,9 +131,7 @@ class SyncedFolder:
         return size
 
     def _path(self, relative: str) -> str:
-        if os.path.isabs(relative) or ".." in relative.split("/"):
-            raise ValueError(f"{relative} is not inside the folder")
-        return os.path.join(self._folder, relative)
+        return path_in(self._folder, relative)
 
     def _is_same(self, relative: str, permissions: int, size: int, modified: int, link: str) -> bool:
         path = self._path(relative)
@@ -122,7 +139,7 @@ class SyncedFolder:
             facts = os.lstat(path)
         except OSError:
             return False
-        if _is_behind_link(path):
+        if self._is_behind_link(path):
             return False
         if link:
             return stat.S_ISLNK(facts.st_mode) and os.readlink(path) == link
@@ -131,21 +148,28 @@ class SyncedFolder:
             os.chmod(path, permissions)
         return same
 
-    def _skip_empty(self) -> list[Event]:
+    def _skip_empty(self) -> None:
         """Create links and empty files, for which no chunk comes, up to the next file that has bytes."""
-        try:
-            while self._wanted and (self._files[self._wanted[0]][4] or self._size() == 0):
-                index = self._wanted.pop(0)
-                if not self._files[index][4]:
-                    os.close(os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-                self._finish(index)
-            if self._wanted:
-                return []
-            with open(self._record, "w") as file:
-                json.dump([file[0] for file in self._files], file)
-        except OSError as error:
-            return [Synced(time.monotonic_ns(), _describe(error))]
+        while self._wanted and (self._files[self._wanted[0]][4] or self._size() == 0):
+            index = self._wanted.pop(0)
+            if not self._files[index][4]:
+                os.close(os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+            self._finish(index)
+
+    def _conclude(self) -> list[Event]:
+        """Once everything is there, record what that is."""
+        if self._wanted:
+            return []
+        digests = self._digests or [""] * len(self._files)
+        rows = [[path, digest, mode] for (path, mode, *_), digest in zip(self._files, digests, strict=True)]
+        with open(self._record, "w") as file:
+            json.dump(rows, file)
         return [Synced(time.monotonic_ns(), "")]
+
+    def _fail(self, error: OSError) -> list[Event]:
+        self._wanted = []
+        self._failed = True
+        return [Synced(time.monotonic_ns(), describe(error))]
 
     def _finish(self, index: int) -> None:
         """Put a file into place atomically: a process that has the old one open can read it to its end."""
@@ -161,10 +185,13 @@ class SyncedFolder:
 
     def _make_room(self, relative: str) -> None:
         """Make the parents of a file real folders, replacing links and files, and remove a folder in its own place."""
-        *folders, name = relative.split("/")
         parent = self._folder
+        *folders, name = relative.split("/")
         for part in folders:
             parent = os.path.join(parent, part)
+            if parent in self._made:
+                continue
+            self._made.add(parent)
             if os.path.lexists(parent) and (os.path.islink(parent) or not os.path.isdir(parent)):
                 os.unlink(parent)
             try:
@@ -176,19 +203,70 @@ class SyncedFolder:
             for folder, _, _ in sorted(os.walk(path), reverse=True):
                 os.rmdir(folder)
 
+    def _link(self, index: int) -> bool:
+        """Link the file from another environment that has it, if there is one."""
+        relative, permissions, size, modified, _ = self._files[index]
+        there = self._equals.get((self._digests[index], permissions))
+        if not self._digests[index] or there is None:
+            return False
+        try:
+            facts = os.lstat(there)
+            # A compiled file names the time of its source.
+            if facts.st_size != size or (relative.endswith(".py") and facts.st_mtime_ns != modified):
+                return False
+            self._make_room(relative)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(relative))
+            os.link(there, self._path(relative))
+        except OSError:  # it is gone, or has too many links
+            return False
+        return True
+
+    @functools.cached_property
+    def _equals(self) -> dict[tuple[str, int], str]:
+        """The files of other environments, by digest and permissions."""
+        found = {}
+        base = os.path.dirname(self._folder)
+        for name in os.listdir(base):
+            if name.startswith("env-") and name.endswith(".json") and name != os.path.basename(self._record):
+                folder = os.path.join(base, name.removesuffix(".json"))
+                for path, digest, permissions in self._recorded(os.path.join(base, name)):
+                    found[digest, permissions] = os.path.join(folder, path)
+        return found
+
+    def _check_room(self) -> None:
+        needed = sum(self._files[index][2] for index in self._wanted)
+        facts = os.statvfs(self._folder)
+        free = facts.f_bavail * facts.f_frsize
+        if needed > free:
+            raise ValueError(f"{self._folder} needs {needed >> 20} MiB more, and {free >> 20} MiB are free")
+
+    def _is_behind_link(self, path: str) -> bool:
+        folder = os.path.dirname(path)
+        if folder not in self._behind_link:
+            self._behind_link[folder] = os.path.realpath(folder) != folder
+        return self._behind_link[folder]
+
+    def _recorded(self, record: str) -> list[tuple[str, str, int]]:
+        """The path, digest and permissions of each file that a folder had after its last sync."""
+        try:
+            with open(record) as file:
+                rows: list[Any] = json.load(file)
+            whole: list[Any] = [
+                [row, "", 0] if isinstance(row, str) else row for row in rows
+            ]  # an older launchpad has the paths
+            return [(str(path), str(digest), int(mode)) for path, digest, mode in whole]
+        except (OSError, ValueError):
+            return []
+
     def _remove_deleted(self) -> None:
         """Remove files that an earlier sync brought and that the original folder no longer has."""
-        try:
-            with open(self._record) as file:
-                before: list[Any] = json.load(file)
-        except (OSError, ValueError):
-            return
         now = {file[0] for file in self._files}
-        for relative in before:
+        for relative, *_ in self._recorded(self._record):
             if relative in now:
                 continue
-            path = self._path(str(relative))
-            if _is_behind_link(path):  # the link was made since: its target is not ours
+            path = self._path(relative)
+            if self._is_behind_link(path):  # the link was made since: its target is not ours
                 continue
             try:
                 os.unlink(path)
@@ -198,29 +276,32 @@ class SyncedFolder:
         os.makedirs(self._folder, 0o700, exist_ok=True)
 
 
-def _is_behind_link(path: str) -> bool:
-    folder = os.path.dirname(path)
-    return os.path.realpath(folder) != folder
+def path_in(folder: str, relative: str) -> str:
+    """The path of something in the folder. Raises ValueError if it would be outside."""
+    if os.path.isabs(relative) or ".." in relative.split("/"):
+        raise ValueError(f"{relative} is not inside the folder")
+    return os.path.join(folder, relative)
 
 
-def _base() -> str:
+def base_folder() -> str:
     """A folder that is private to the user: the one that the agent was unpacked in (transport/ssh/bootstrap.py).
 
     An agent that belongs to an installed launchpad (`launchpad join`) uses the same one. Raises OSError or ValueError.
     """
     folder = os.path.dirname(PACKAGE)
     if os.path.basename(folder).startswith("agent-"):
-        return os.path.dirname(folder)
+        return os.path.realpath(os.path.dirname(folder))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(cache, "launchpad")
     os.makedirs(folder, 0o700, exist_ok=True)
     facts = os.lstat(folder)
     if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:
         raise ValueError(f"{folder} is not a directory that only you can enter")
-    return folder
+    return os.path.realpath(folder)
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """What went wrong, for people."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)

@@ -54,6 +54,14 @@ def test_a_window_with_nothing_to_send_is_done() -> None:
     assert opened(window) == []
 
 
+def test_a_piece_that_has_yet_to_come_holds_up_nothing_for_good() -> None:
+    window = Window(iter([Call(b"a"), None, None, Call(b"b")]))
+    assert [opened(window) for _ in range(3)] == [[1], [], [1]]
+    assert not window.done
+    window.taken(2)
+    assert window.done
+
+
 def test_no_piece_is_made_before_there_is_room_for_it() -> None:
     made = []
 

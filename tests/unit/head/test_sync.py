@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -92,13 +93,13 @@ def test_logs_in_the_folder_are_not_sent(tmp_path: Path) -> None:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(synced_folder, "_base", lambda: str(tmp_path))
+    monkeypatch.setattr(synced_folder, "base_folder", lambda: str(tmp_path))
     return tmp_path
 
 
 def receive(files: list[SyncedFile], data: dict[str, bytes]) -> list[str]:
     """Sync these files in pieces of 2 bytes. Returns the names of those that were wanted."""
-    one = SyncedFolder(Sync("x", [list(file) for file in files]))
+    one = SyncedFolder(Sync("copy-x", [list(file) for file in files], []))
     said: list[Any] = one.begin()
     wanted = said[0]
     assert isinstance(wanted, Wanted)
@@ -160,7 +161,7 @@ def test_nothing_is_removed_through_a_link(base: Path, tmp_path: Path) -> None:
 
 def test_two_nodes_with_one_home_receive_at_once(base: Path) -> None:
     files = [list(SyncedFile(f"a/b/{name}", 0o600, 2, 10**18, "")) for name in "xy"]
-    first, second = SyncedFolder(Sync("x", files)), SyncedFolder(Sync("x", files))
+    first, second = SyncedFolder(Sync("copy-x", files, [])), SyncedFolder(Sync("copy-x", files, []))
     for one in (first, second):
         assert one.begin()[0].files == [0, 1]  # type: ignore[union-attr]
     for place, data in ((0, b"a"), (0, b"b"), (1, b"c"), (1, b"d")):
@@ -174,16 +175,16 @@ def test_two_nodes_with_one_home_receive_at_once(base: Path) -> None:
 @pytest.mark.usefixtures("base")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x"])
 def test_paths_that_lead_out_are_refused(path: str) -> None:
-    said = SyncedFolder(Sync("x", [[path, 0o600, 1, 1, ""]])).begin()
+    said = SyncedFolder(Sync("copy-x", [[path, 0o600, 1, 1, ""]], [])).begin()
     assert said[0].problem == f"{path} is not inside the folder"
     with pytest.raises(ValueError, match="not a valid name for a copy"):
-        SyncedFolder(Sync("../x", []))
+        SyncedFolder(Sync("../x", [], []))
 
 
 def test_a_folder_of_the_ranks_is_not_removed_for_a_file(base: Path) -> None:
     (base / "copy-x" / "a").mkdir(parents=True)
     (base / "copy-x" / "a" / "result").touch()
-    one = SyncedFolder(Sync("x", [["a", 0o600, 1, 1, ""]]))
+    one = SyncedFolder(Sync("copy-x", [["a", 0o600, 1, 1, ""]], []))
     one.begin()
     (said,) = one.take(FileChunk(0, b"a"))
     assert "Directory not empty" in said.problem
@@ -191,3 +192,62 @@ def test_a_folder_of_the_ranks_is_not_removed_for_a_file(base: Path) -> None:
     assert one.take(FileChunk(0, b"a")) == []
     one.close()
     assert not list(base.glob("*.unfinished"))
+
+
+# An environment's files.
+
+
+def test_one_chunk_may_hold_several_files(base: Path) -> None:
+    rows = [["a", 0o600, 2, 1, ""], ["b", 0o600, 0, 1, ""], ["c", 0o600, 3, 1, ""]]
+    one = SyncedFolder(Sync("copy-x", rows, []))
+    one.begin()
+    assert [type(said) for said in one.take(FileChunk(0, b"aac"))] == [ChunksTaken]
+    assert [type(said) for said in one.take(FileChunk(2, b"cc"))] == [ChunksTaken, Synced]
+    assert [(base / "copy-x" / name).read_bytes() for name in "abc"] == [b"aa", b"", b"ccc"]
+    one.close()
+
+
+def test_a_transfer_that_was_cut_off_goes_on_where_it_was(base: Path) -> None:
+    rows = [["a", 0o600, 2, 10**18, ""], ["b", 0o600, 2, 10**18, ""]]
+    cut = SyncedFolder(Sync("env-x", rows, ["1", "2"]))
+    cut.begin()
+    cut.take(FileChunk(0, b"aab"))
+    cut.close()
+    assert SyncedFolder(Sync("env-x", rows, ["1", "2"])).begin()[0].files == [1]  # type: ignore[union-attr]
+    assert sorted(path.name for path in base.iterdir()) == ["env-x"]
+
+
+def whole(name: str, rows: list[list[Any]], digests: list[str], data: bytes) -> list[int]:
+    """Receive an environment. Returns which files were wanted."""
+    one = SyncedFolder(Sync(name, rows, digests))
+    wanted: list[int] = one.begin()[0].files  # type: ignore[union-attr]
+    if wanted:
+        one.take(FileChunk(wanted[0], data))
+    one.close()
+    return wanted
+
+
+def test_equal_files_of_two_environments_are_one(base: Path) -> None:
+    whole("env-x", [["lib/a.so", 0o755, 2, 10**18, ""], ["lib/b.py", 0o644, 1, 10**18, ""]], ["A", "B"], b"aab")
+    rows = [
+        ["else/a.so", 0o755, 2, 7, ""],
+        ["else/a2.so", 0o644, 2, 7, ""],  # other permissions
+        ["else/b.py", 0o644, 1, 7, ""],  # compiled files name the time of their source
+        ["else/b2.py", 0o644, 1, 10**18, ""],
+    ]
+    assert whole("env-y", rows, ["A", "A", "B", "B"], b"aab") == [1, 2]
+    assert (base / "env-y" / "else" / "a.so").samefile(base / "env-x" / "lib" / "a.so")
+    assert (base / "env-y" / "else" / "b2.py").samefile(base / "env-x" / "lib" / "b.py")
+
+
+def test_a_file_that_has_changed_there_is_not_linked(base: Path) -> None:
+    whole("env-x", [["a.so", 0o755, 2, 10**18, ""]], ["A"], b"aa")
+    (base / "env-x" / "a.so").write_bytes(b"longer")
+    assert whole("env-y", [["a.so", 0o755, 2, 10**18, ""]], ["A"], b"aa") == [0]
+
+
+@pytest.mark.usefixtures("base")
+def test_more_than_there_is_room_for_is_refused() -> None:
+    (said,) = SyncedFolder(Sync("env-x", [["a", 0o600, 1 << 60, 1, ""]], ["A"])).begin()
+    assert isinstance(said, Wanted)
+    assert re.search(r"env-x needs \d+ MiB more, and \d+ MiB are free$", said.problem)

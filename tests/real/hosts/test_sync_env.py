@@ -1,0 +1,111 @@
+"""`--sync-env`: hosts are given this machine's environment, and their ranks run in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEADLINE, Launchpad
+from tests.support.hosts import Hosts
+from tests.support.hosts import hosts as hosts
+from tests.support.netns import Network, needs_namespaces
+from tests.support.sshd import needs_sshd
+
+pytestmark = needs_sshd
+
+SHOW = "import own, editable, sys; print(own.WHAT, editable.WHAT, sys.prefix)"
+
+
+class Made:
+    """An environment of this machine: a package, an editable one, a console script."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prefix = folder / "venv"
+        venv.create(self.prefix, symlinks=True)
+        self.python = self.prefix / "bin" / "python"
+        (self.packages,) = self.prefix.glob("lib/python3*/site-packages")
+        (self.packages / "own.py").write_text("WHAT = 'own'\n")
+        self.source = folder / "source"
+        self.source.mkdir()
+        (self.source / "editable.py").write_text("WHAT = 'first'\n")
+        (self.packages / "__editable__.pth").write_text(f"{self.source}\n")
+        script = self.prefix / "bin" / "own-tool"
+        script.write_text(f"#!{self.prefix}/bin/python\n{SHOW}\n")
+        script.chmod(0o755)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "made")
+
+
+def ran(done: subprocess.CompletedProcess[str]) -> tuple[list[str], list[str]]:
+    """What the ranks printed, and what launchpad said."""
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines()), done.stderr.splitlines()
+
+
+def test_a_host_is_sent_the_environment_once(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    words = ("--python", made.python, "-H", "n1:2", "--sync-env", "where.py")
+    (launchpad.folder / "where.py").write_text(f"{SHOW}\n")
+    shown, said = ran(hosts.run(launchpad, *words))
+    assert all(re.fullmatch(rf"\[\d\] own first {hosts.cache}/launchpad/env-venv-\w+", line) for line in shown), shown
+    assert len(shown) == 2
+    assert re.fullmatch(rf"launchpad: sent \d+ MB of {made.prefix} to n1", said[0])
+    again, said = ran(hosts.run(launchpad, *words))
+    assert again == shown
+    assert said == [f"launchpad: n1 had {made.prefix} already; nothing was sent"]
+    (made.source / "editable.py").write_text("WHAT = 'second'\n")
+    changed, _ = ran(hosts.run(launchpad, *words))
+    assert [line.replace("second", "first") for line in changed] == shown
+
+
+def test_its_programs_are_found_there(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    words = ("--python", made.python, "-H", "n1", "--sync-env", "--no-python", "own-tool")
+    (shown,), _ = ran(hosts.run(launchpad, *words))
+    assert shown.startswith(f"[0] own first {hosts.cache}/launchpad/env-venv-")
+
+
+def test_a_python_that_no_host_has_is_one_line(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    wrapper = launchpad.folder / "other"
+    newer = """s/"3[.][0-9]*"/"3.99"/; s/[.]cpython-3[0-9]*/.cpython-399/"""
+    wrapper.write_text(f'#!/bin/sh\n[ $1 = -c ] || exec {made.python} "$@"\n{made.python} "$@" | sed \'{newer}\'\n')
+    wrapper.chmod(0o755)
+    done = hosts.run(launchpad, "--python", wrapper, "-H", "n1", "--sync-env", "true")
+    assert (done.returncode, done.stdout) == (3, "")
+    first, line, advice = done.stderr.splitlines()
+    assert first == "launchpad: error: the only host can't take part, so nothing was started:"
+    assert line == "  n1  no Python: it has no python3.99, which this environment is for"
+    assert advice.startswith("install python3.99 there, or make the environment with uv's Python")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, made: Made) -> Iterator[Network]:
+    """Two hosts that have a Python, but neither this environment nor launchpad's."""
+    with Network(tmp_path / "net", 2) as network:
+        for host in network.hosts.values():
+            for folder in (made.prefix, made.source, Path(sys.prefix)):
+                hide = ["nsenter", "-t", str(host.pid), "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
+                subprocess.run(hide, check=True, timeout=DEADLINE)
+        yield network
+
+
+@needs_namespaces
+def test_hosts_without_any_packages_run_a_program_of_several_ranks(
+    launchpad: Launchpad, bare: Network, made: Made
+) -> None:
+    (launchpad.folder / "where.py").write_text(f"{SHOW}\n")
+    words = ("--ssh-config", bare.ssh_config, "--python", made.python, "-H", "h1,h2", "--sync", "--sync-env")
+    argv = bare.argv(*launchpad.argv("run", *words, "where.py"))
+    done = subprocess.run(
+        argv, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, timeout=DEADLINE
+    )
+    shown, said = ran(done)
+    assert [line.split()[:4] for line in shown] == [["[h1", "0]", "own", "first"], ["[h2", "1]", "own", "first"]]
+    assert re.fullmatch(rf"launchpad: sent \d+ MB of {made.prefix} to h1, h2", said[0])
