@@ -46,8 +46,10 @@ def why_not() -> str:
 class Hosts:
     """n1 … nN, and what ssh needs to reach them: `ssh_config` names nothing of the user's own."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *, apart: bool = False) -> None:
+        """`apart`: each has a folder of its own for what launchpad keeps; otherwise they share one."""
         self.folder = folder
+        self._apart = apart
         self.names = [f"n{number}" for number in range(1, count + 1)]
         self.ssh_config = folder / "ssh_config"
         self._bridge = f"lpb{os.getpid()}"
@@ -81,10 +83,14 @@ Host *
         """A host's address."""
         return f"{NET}.{name[1:]}"
 
+    def cache(self, name: str) -> Path:
+        """XDG_CACHE_HOME of a host."""
+        return self.folder / (name if self._apart else "") / "cache"
+
     def _sshd_config(self, name: str) -> str:
         return f"""HostKey {self.folder}/{name}/host_key
 AuthorizedKeysFile {self.folder}/authorized_keys
-SetEnv XDG_CACHE_HOME={self.folder}/cache TMPDIR={self.folder}/{name}/tmp
+SetEnv XDG_CACHE_HOME={self.cache(name)} TMPDIR={self.folder}/{name}/tmp
 PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
