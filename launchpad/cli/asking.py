@@ -28,9 +28,9 @@ def _elsewhere(job: str, command: str) -> str:
     """A hint at the host on which the job runs, if that is another one."""
     try:
         folder = replay.find_job(job or None, os.environ)
+        planned = replay.first_event(folder)
     except UsageError:
         return ""
-    planned = replay.first_event(folder)
     if planned is None or planned.host in ("", os.uname().nodename) or job_store.state_of(folder) == "over":
         return ""
     return f"; job {planned.job} was started on {planned.host}: run launchpad {command} there"

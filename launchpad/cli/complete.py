@@ -16,6 +16,7 @@ from launchpad.cli.help import TOPICS
 from launchpad.cli.main import COMMANDS, cli
 from launchpad.cli.options import named, read_option
 from launchpad.cli.shells import COMPLETION
+from launchpad.errors import UsageError
 
 # Jobs that have ended are nothing for these.
 _OF_RUNNING = ("stop", "stacks", "top", "debug", "profile")
@@ -189,7 +190,10 @@ def _jobs(word: str, environ: Mapping[str, str], *, running: bool) -> Iterator[P
         if not job.startswith(word):
             continue
         runs = job_store.state_of(folder) == "running"
-        planned = replay.first_event(folder)
+        try:
+            planned = replay.first_event(folder)
+        except UsageError:  # it is unreadable
+            continue
         if planned is None or (running and not runs):
             continue
         when = "running" if runs else time.strftime("%Y-%m-%d %H:%M", time.localtime(planned.wall))

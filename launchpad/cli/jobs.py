@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launchpad.console.terminal import can_draw, drawn, plain_table
+from launchpad.diagnosis.history import History
+from launchpad.diagnosis.verdict import Verdict
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.errors import UsageError
 from launchpad.image import keeper_control, place
 from launchpad.protocol.events import STDOUT
 from launchpad.protocol.printable import printable
 from launchpad.record import job_store
+from launchpad.record.files import Unreadable
 from launchpad.record.liveness import is_visible, own_process
 from launchpad.record.recorded_verdict import look_at
 
@@ -54,7 +57,8 @@ def command(most: int, as_json: bool) -> int:
     else:
         for row in rows:
             job, started, lasted, ranks, how, words = _cells(row)
-            click.echo(f"{job:<8}  {started}  {lasted:>9}  {ranks:>5} ranks  {how:<28}  {words}".encode())
+            counted = f"{ranks:>5} ranks" if ranks else ""
+            click.echo(f"{job:<8}  {started:<19}  {lasted:>9}  {counted:<11}  {how:<28}  {words}".rstrip().encode())
     return 0
 
 
@@ -80,10 +84,10 @@ def _add_usage(rows: list[dict[str, Any]]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["job"],
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"])),
+        printable(row["job"]),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["started"])) if row["started"] else "",
         "" if row["seconds"] is None else f"{row['seconds']:.1f} s",
-        str(row["ranks"]),
+        str(row["ranks"] or ""),
         printable(row["how"]),
         printable(_cut(" ".join(row["words"]), 100)),  # the command lines of bench are long
     )
@@ -113,32 +117,22 @@ def _cut(text: str, most: int) -> str:
 
 
 def _row(folder: str, name: str) -> dict[str, Any] | None:
+    kind: str
     try:
         history, verdict, _ = look_at(folder)
+        kind, how = verdict.kind, _how(history, verdict)
+    except Unreadable as error:
+        history, kind, how = History(), "unreadable", f"unreadable ({error.why})"
     except UsageError:  # just removed
         return None
-    code = history.over.code if history.over else None
-    match verdict.kind:
-        case "none":
-            how = "succeeded"
-        case "running":
-            how = "running"
-        case "unknown":
-            how = f"unknown, on {history.planned.host}" if history.planned.host else "unknown"
-        case "cut off":
-            how = "its record was cut off"
-        case "failure" | "early" | "waited" | "held" | "start" | "lost":
-            how = summarize(history, verdict)
-        case kind:
-            how = {"console": "output was closed"}.get(kind, kind)
     return {
         "job": history.planned.job or name,
-        "started": history.planned.wall,
+        "started": history.planned.wall or None,
         "seconds": round((history.over.time - history.planned.time) / 1e9, 3) if history.over else None,
         "ranks": sum(len(ranks) for _, ranks in history.planned.nodes),
-        "kind": verdict.kind,
-        "exit_code": code,
-        "how": _cut(how, 60),
+        "kind": kind,
+        "exit_code": history.over.code if history.over else None,
+        "how": how,
         "host": history.planned.host,
         "here": is_visible(history.planned, own_process()),
         "pid": history.planned.pid,
@@ -148,3 +142,20 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
         "cwd": history.planned.cwd,
         "logs": os.path.realpath(folder),
     }
+
+
+def _how(history: History, verdict: Verdict) -> str:
+    """How the job has ended, in a few words."""
+    match verdict.kind:
+        case "none":
+            return "succeeded"
+        case "unknown":
+            return f"unknown, on {history.planned.host}" if history.planned.host else "unknown"
+        case "cut off":
+            return "its record was cut off"
+        case "failure" | "early" | "waited" | "held" | "start" | "lost":
+            return _cut(summarize(history, verdict), 60)
+        case "console":
+            return "output was closed"
+        case kind:
+            return kind

@@ -14,7 +14,7 @@ from launchpad._version import __version__
 from launchpad.job.masking import masked_environ, masked_words
 from launchpad.job.plan import Plan
 from launchpad.job.user_environment import forwarded
-from launchpad.record import job_store
+from launchpad.record import files, job_store
 
 # The plan of more ranks is not written out.
 MOST_RANKS = 256
@@ -63,8 +63,7 @@ def packages_of(python: str) -> dict[str, str]:
 def read(folder: str) -> dict[str, Any]:
     """What was kept; empty if nothing was."""
     try:
-        with open(os.path.join(folder, job_store.CIRCUMSTANCES), encoding="utf-8") as file:
-            said = json.load(file)
-    except (OSError, ValueError):
+        said = json.loads(files.read(folder, job_store.CIRCUMSTANCES))
+    except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -10,18 +10,17 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from launchpad.console.console import LAST_WORDS_SECONDS
 from launchpad.console.message import say_on_stderr
 from launchpad.console.prefix import Prefix
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
-from launchpad.record import job_store
+from launchpad.record import files, job_store
 from launchpad.record.journal import LARGE_BYTES
 
 # All segments together are less than the job store has room for.
@@ -165,12 +164,12 @@ def segment(folder: str, number: int) -> str:
 
 def segments(folder: str) -> list[int]:
     """The numbers of the segments that are there."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    pattern = rf"{job_store.CONSOLE}\.(\d+)\.jsonl"
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(pattern, name)))
+    return [number for number, _ in files.numbered(folder, f"{job_store.CONSOLE}.*.jsonl")]
+
+
+def _open(folder: str, number: int) -> BinaryIO:
+    """A segment for reading. Raises OSError, Unreadable."""
+    return files.open_file(folder, os.path.basename(segment(folder, number)))
 
 
 class _EntryPlace(NamedTuple):
@@ -191,7 +190,7 @@ class ConsoleReader:
         self._skip = 0  # how many lines of the next entry not to show
         self._line = b""
         self._number = min(segments(folder), default=1)
-        self._file = open(segment(folder, self._number), "rb")  # noqa: SIM115
+        self._file = _open(folder, self._number)
         # Streams whose current line is known from its beginning; None: all.
         self._met: set[tuple[int, int]] | None = None if self._number == 1 else set()
 
@@ -221,14 +220,14 @@ class ConsoleReader:
         if number != self._number:
             self._file.close()
             self._number = number
-            self._file = open(segment(self._folder, number), "rb")  # noqa: SIM115
+            self._file = _open(self._folder, number)
         self._file.seek(offset)
         self._met = set()
 
     def _back(self) -> Iterator[_EntryPlace]:
         """The entries from the last to the first."""
         for number in reversed(segments(self._folder)):
-            for start, end, line in _lines_back(segment(self._folder, number)):
+            for start, end, line in _lines_back(self._folder, number):
                 yield _EntryPlace(ConsoleEntry.of(line), number, start, end)
 
     def more(self) -> Iterator[ConsoleEntry]:
@@ -245,7 +244,7 @@ class ConsoleReader:
             if not later:
                 return
             try:
-                file = open(segment(self._folder, later[0]), "rb")  # noqa: SIM115
+                file = _open(self._folder, later[0])
             except FileNotFoundError:  # just removed
                 continue
             self._file.close()
@@ -275,9 +274,9 @@ class ConsoleReader:
         return entry
 
 
-def _lines_back(path: str) -> Iterator[tuple[int, int, bytes]]:
-    """The whole lines of a file from the last to the first, each with its offset and that of the next one."""
-    with open(path, "rb") as file:
+def _lines_back(folder: str, number: int) -> Iterator[tuple[int, int, bytes]]:
+    """The whole lines of a segment from the last to the first, each with its offset and that of the next one."""
+    with _open(folder, number) as file:
         if not os.fstat(file.fileno()).st_size:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:

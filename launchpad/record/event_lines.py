@@ -8,11 +8,12 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted
+from launchpad.protocol.typed import typed
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
@@ -37,13 +38,24 @@ def text_line(output: Output, text: str) -> str:
     return json.dumps(said)
 
 
+class OutputPlace(NamedTuple):
+    """Where some Output is in the record."""
+
+    time: int
+    rank: int
+    stream: int
+    file: str
+    offset: int  # in bytes, as the length
+    length: int
+
+
 def event_of(line: str | bytes) -> Any:
-    """The event in a line, or a dict that locates some Output; None for a line that was cut off, or isn't ours."""
+    """The event in a line, or an OutputPlace; None for a line that was cut off, or isn't ours."""
     try:
         said = json.loads(line)
         name = said.pop("event")
         if name == "Output":
-            return said
+            return typed(OutputPlace, [said[field] for field in OutputPlace._fields])
         kind = RECORDED[name]
         return kind(**{field: said[field] for field in kind._fields if field in said})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from operator import itemgetter
 
 from launchpad.job.plan import Plan
 from launchpad.job.state import state_folder
-from launchpad.record import liveness
+from launchpad.record import files, liveness
 from launchpad.record.liveness import State
 
 EVENTS = "events.jsonl"
@@ -62,7 +63,7 @@ def rank_folders(plan: Plan) -> dict[int, str]:
 
 def state_of(folder: str) -> State:
     """Whether the job in this folder is still running."""
-    return liveness.state_of(os.path.join(folder, EVENTS))
+    return liveness.state_of(folder, EVENTS)
 
 
 def jobs(environ: Mapping[str, str]) -> list[str]:
@@ -72,23 +73,22 @@ def jobs(environ: Mapping[str, str]) -> list[str]:
     try:
         for entry in os.scandir(store):
             try:
-                found.append((os.stat(os.path.join(entry.path, EVENTS)).st_ctime_ns, _born(entry), entry.name))
+                os.stat(os.path.join(entry.path, EVENTS), follow_symlinks=False)
+                found.append((_born(entry), entry.name))
             except OSError:  # the folder is gone, or has only just been made
                 continue
     except OSError:
         return []
-    return [name for _, _, name in sorted(found, key=lambda one: one[1], reverse=True)]
+    return [name for _, name in sorted(found, key=itemgetter(0), reverse=True)]
 
 
 def _born(entry: os.DirEntry[str]) -> int:
     """When the job started, from its first event; otherwise, the time of its link or its events file."""
     folder = os.path.join(entry.path, EVENTS) if not entry.is_symlink() else entry.path
     try:
-        with open(os.path.join(entry.path, EVENTS), encoding="utf-8") as file:
-            head = file.readline(1 << 16)
-        place = head.index('"wall": ') + len('"wall": ')
-        return int(float(head[place:].split(",", 1)[0]) * 1e9)
-    except (OSError, ValueError):
+        _, _, said = files.read(entry.path, EVENTS, most=1 << 16).partition(b'"wall": ')
+        return int(float(said.partition(b",")[0]) * 1e9)
+    except (ValueError, OverflowError):
         return os.lstat(folder).st_mtime_ns
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from launchpad import linux
 from launchpad.protocol.events import JobOver, JobPlanned
+from launchpad.record import files
 from launchpad.record.event_lines import event_of
 
 State = Literal["running", "over", "unknown"]
@@ -41,17 +42,17 @@ def own_process() -> HeadProcess:
         return HeadProcess("", "", "", 0.0)
 
 
-def state_of(record: str) -> State:
-    """The state of the job with this events.jsonl."""
+def state_of(folder: str, name: str) -> State:
+    """The state of the job whose events are in this file of its folder."""
     try:
-        file = open(record, "rb")  # noqa: SIM115
-    except OSError:
+        file = files.open_file(folder, name)
+    except (OSError, files.Unreadable):
         return "over"
     with file:
         lock = _lock(file.fileno())
         if lock == "held":
             return "running"
-        planned = event_of(file.readline())
+        planned = event_of(file.readline(files.MOST_BYTES))
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
         last = event_of(file.read().rstrip(b"\n").rpartition(b"\n")[2])
     return judge(

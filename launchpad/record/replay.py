@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import Any
+from typing import Any, BinaryIO
 
 from launchpad.diagnosis.history import STDOUT_BYTES
 from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksSpawned, Restarted
-from launchpad.record import job_store
-from launchpad.record.event_lines import event_of
+from launchpad.record import files, job_store
+from launchpad.record.event_lines import OutputPlace, event_of
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
-
-_PLACE = ("time", "rank", "stream", "offset", "length")
 
 # How much of a file is read at a time.
 _BLOCK_BYTES = 1 << 20
@@ -43,13 +40,13 @@ def find_job(name: str | None, environ: Mapping[str, str]) -> str:
 def read_events(folder: str) -> Iterator[Any]:
     """The events. Before each restart, and at the end, come the last words of every rank, as one Output each.
 
-    Raises UsageError if the record can't be read.
+    Raises UsageError if the record can't be read, as all here do.
     """
     folders: dict[int, str] = {}
     attempt = 0
     for line in _lines(folder):
         event = event_of(line)
-        if event is None or isinstance(event, dict):
+        if event is None or isinstance(event, OutputPlace):
             continue
         if isinstance(event, JobPlanned | RanksSpawned):
             add_ranks(folders, event)
@@ -72,7 +69,7 @@ def add_ranks(folders: dict[int, str], event: JobPlanned | Restarted | RanksSpaw
 
 
 def extent(folder: str) -> tuple[set[int], int]:
-    """All ranks that the job has had so far, and its last attempt. Raises UsageError if the record can't be read."""
+    """All ranks that the job has had so far, and its last attempt."""
     found: dict[int, str] = {}
     attempt = 0
     for line in _lines(folder):
@@ -86,10 +83,10 @@ def extent(folder: str) -> tuple[set[int], int]:
 
 
 def first_event(folder: str) -> JobPlanned | None:
-    """The first event; None if not even that was recorded."""
+    """The first event; None if not even that was recorded. Raises Unreadable."""
     try:
-        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
-            event = event_of(file.readline())
+        with files.open_file(folder, job_store.EVENTS) as file:
+            event = event_of(next(_lines_of(folder, file), b""))
     except OSError:
         return None
     return event if isinstance(event, JobPlanned) else None
@@ -97,10 +94,23 @@ def first_event(folder: str) -> JobPlanned | None:
 
 def _lines(folder: str) -> Iterator[bytes]:
     try:
-        with open(os.path.join(folder, job_store.EVENTS), "rb") as file:
-            yield from file
+        with files.open_file(folder, job_store.EVENTS) as file:
+            lines = _lines_of(folder, file)
+            first = next(lines, b"")
+            if first.endswith(b"\n") and not isinstance(event_of(first), JobPlanned):
+                raise files.Unreadable(folder, f"{job_store.EVENTS} does not begin with a job")
+            yield first
+            yield from lines
     except OSError as error:
         raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
+
+
+def _lines_of(folder: str, file: BinaryIO) -> Iterator[bytes]:
+    """The lines of events.jsonl that there are by now."""
+    while line := file.readline(files.MOST_BYTES):
+        if len(line) == files.MOST_BYTES:
+            raise files.Unreadable(folder, f"{job_store.EVENTS} has a line of more than {files.MOST_BYTES >> 20} MiB")
+        yield line
 
 
 def by_time(events: Iterable[Any]) -> list[Any]:
@@ -123,53 +133,28 @@ def by_time(events: Iterable[Any]) -> list[Any]:
 def _last_words(folder: str, folders: Mapping[int, str], attempt: int) -> Iterator[Output]:
     for rank, number in folders.items():
         for name, stream, size in (("stdout", STDOUT, STDOUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
-            base = os.path.join(folder, f"attempt_{attempt}", number, name)
             data = b""
-            for path in reversed([f"{base}.log", *segments(base)]):
-                data = _end_of(path, size - len(data)) + data
+            for path in reversed(_parts(folder, f"attempt_{attempt}/{number}/{name}")):
+                data = _end_of(folder, path, size - len(data)) + data
                 if len(data) >= size:
                     break
             if data:
                 yield Output(0, rank, stream, data)
 
 
-def segments(base: str) -> list[str]:
-    """The segments with the end of a stream (record/journal.py), in order; `base` is its path without `.log`."""
-    name = os.path.basename(base)
-    try:
-        names = os.listdir(os.path.dirname(base))
-    except OSError:
-        return []
-    numbers = [int(match[1]) for one in names if (match := re.fullmatch(rf"{name}\.(\d+)\.log", one))]
-    return [f"{base}.{number}.log" for number in sorted(numbers)]
+def _parts(folder: str, stream: str) -> list[str]:
+    """The file with the beginning of a stream, and the segments with its end (record/journal.py), in order."""
+    return [f"{stream}.log", *(path for _, path in files.numbered(folder, f"{stream}.*.log"))]
 
 
-def _end_of(path: str, most: int) -> bytes:
-    return read_from(path, max(0, _size(path) - most))
+def _end_of(folder: str, path: str, most: int) -> bytes:
+    found = files.status(folder, path)
+    return files.read(folder, path, max(0, found.st_size - most), most) if found else b""
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _changed(path: str) -> float:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:  # it was removed: the oldest of its kind
-        return -math.inf
-
-
-def read_from(path: str, offset: int, most: int = -1) -> bytes:
-    """A file's bytes from `offset` on; none if it is gone."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(most)
-    except OSError:
-        return b""
+def _changed(folder: str, path: str) -> float:
+    found = files.status(folder, path)
+    return found.st_mtime if found else -math.inf  # it was removed: the oldest of its kind
 
 
 class OutputReader:
@@ -195,7 +180,7 @@ class OutputReader:
         self._only = attempt
         self._since = since
         self._began = 0.0  # launchpad's clock, as seconds since 1970
-        self._file = open(os.path.join(folder, job_store.EVENTS), "rb")  # noqa: SIM115
+        self._file = files.open_file(folder, job_store.EVENTS)
         self._line = b""
         self._attempt = 0
         self._numbers: dict[int, str] = {}  # the ranks' folders
@@ -207,13 +192,13 @@ class OutputReader:
 
     def more(self) -> Iterator[Any]:
         """What is new since the last call: Outputs, and a JobPlanned or Restarted in between."""
-        for line in self._file:
+        for line in _lines_of(self._folder, self._file):
             self._line += line
             if not self._line.endswith(b"\n"):  # the line is still being written
                 break
             event = event_of(self._line)
             self._line = b""
-            if isinstance(event, dict):
+            if isinstance(event, OutputPlace):
                 yield from self._placed(event)
             elif isinstance(event, JobPlanned):
                 add_ranks(self._numbers, event)
@@ -227,20 +212,23 @@ class OutputReader:
                 self._attempt = event.attempt
                 yield event
 
-    def _placed(self, said: dict[str, Any]) -> Iterator[Output]:
-        try:
-            at, rank, stream, offset, length = (int(said[name]) for name in _PLACE)
-            path = os.path.join(self._folder, str(said["file"]))
-        except (KeyError, ValueError, TypeError):
-            return
-        if self._ranks is not None and rank not in self._ranks:
+    def _placed(self, said: OutputPlace) -> Iterator[Output]:
+        if self._ranks is not None and said.rank not in self._ranks:
             return
         # `rest` may have read some of it already; where bytes came later than their line, some of before is missing.
-        start = self._read.get(path, 0)
-        data = read_from(path, start, offset + length - start) if start < offset + length else b""
-        self._read[path] = start + len(data)
-        if data and self._is_wanted(self._began + at / 1e9):
-            yield Output(at, rank, stream, data)
+        while (left := said.offset + said.length - self._read.get(said.file, 0)) > 0:
+            data = self._more_of(said.file, left)
+            if not data:
+                break
+            if self._is_wanted(self._began + said.time / 1e9):
+                yield Output(said.time, said.rank, said.stream, data)
+
+    def _more_of(self, path: str, most: int) -> bytes:
+        """What has not been read of a file yet, in pieces."""
+        begin = self._read.get(path, 0)
+        data = files.read(self._folder, path, begin, min(most, _BLOCK_BYTES))
+        self._read[path] = begin + len(data)
+        return data
 
     def _is_wanted(self, when: float) -> bool:
         return when >= self._since and self._only in (None, self._attempt)
@@ -251,10 +239,8 @@ class OutputReader:
             if self._ranks is not None and rank not in self._ranks:
                 continue
             for stream, name in _NAMES.items():
-                base = os.path.join(self._folder, f"attempt_{self._attempt}", number, name)
-                for path in (f"{base}.log", *segments(base)):
-                    wanted = self._is_wanted(_changed(path))
-                    while data := read_from(path, self._read.get(path, 0), _BLOCK_BYTES):
-                        self._read[path] = self._read.get(path, 0) + len(data)
+                for path in _parts(self._folder, f"attempt_{self._attempt}/{number}/{name}"):
+                    wanted = self._is_wanted(_changed(self._folder, path))
+                    while data := self._more_of(path, _BLOCK_BYTES):
                         if wanted:
                             yield Output(0, rank, stream, data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from launchpad.diagnosis.verdict import Verdict
 from launchpad.errors import UsageError
 from launchpad.job.masking import masked_words
 from launchpad.job.outcome import ranks_in_words
-from launchpad.record import circumstances, replay
+from launchpad.record import circumstances, files, replay
 from launchpad.record.recorded_verdict import in_words, look_at
 from launchpad.report.output import PackedOutput, lines_per_second, pack
 from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow, timeline_of
@@ -127,9 +126,8 @@ def read(folder: str, shown: str = "") -> Recorded:
 
 
 def _stack_files(folder: str) -> dict[str, str]:
-    names = [name for name in os.listdir(folder) if re.fullmatch(r"stacks_\d+\.txt", name)]
-    names.sort(key=lambda name: int(name[7:-4]))
-    return {name: replay.read_from(os.path.join(folder, name), 0).decode(errors="replace") for name in names}
+    names = [name for _, name in files.numbered(folder, "stacks_*.txt")]
+    return {name: files.read(folder, name).decode(errors="replace") for name in names}
 
 
 def page(job: Recorded) -> str:

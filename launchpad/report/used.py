@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from launchpad.record import job_store, replay
+from launchpad.record import files, job_store, replay
 from launchpad.report.timeline import JOB, Curve
 
 _GB = 1e9
@@ -19,13 +18,13 @@ def used(folder: str) -> list[Curve]:
     """Cores and memory (GB, 10^9 bytes) of each rank with its descendants, and GPUs in use; none without samples."""
     planned = replay.first_event(folder)
     try:
-        with open(os.path.join(folder, job_store.SAMPLES), encoding="utf-8") as file:
+        with files.open_file(folder, job_store.SAMPLES) as file:
             return curves(_read(file), planned.time if planned else 0)
-    except OSError:
+    except (OSError, files.Unreadable):
         return []
 
 
-def _read(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _read(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             yield json.loads(line)
