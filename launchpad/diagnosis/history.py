@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 # Which comparisons of arrivals say what is the case now: so many latest ones, a minute's with the usual samples.
 _RECENT = 6
+
+# Signals to us that ask nothing of the programs: they suspend the job, or show its stacks.
+_OURS = (signal.SIGTSTP, signal.SIGCONT, signal.SIGQUIT)
 
 # How much of the end of each rank's standard output the verdict looks at. Of its error output, it is all that is kept.
 STDOUT_BYTES = 4096
@@ -101,6 +105,7 @@ class History:
         self.stop: PhaseChanged | None = None
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
+        self._passed_on: set[int] = set()  # the other signals that we got, and sent to all ranks
         self.signum = 0  # the first signal that told us to stop
         self.time_to_stop = ""  # why it was not a signal, but time to stop
         self.console = ""
@@ -165,6 +170,14 @@ class History:
         """What is known about the rank."""
         return self.ranks.setdefault(rank, RankHistory(rank))
 
+    def passed_on(self, code: int) -> int:
+        """The signal that we were sent and passed on, if it ended the rank with this exit code; else 0.
+
+        A shell exits with 128 + n if the command that it waits for dies of signal n.
+        """
+        signum = -code if code < 0 else code - 128
+        return signum if signum in self._passed_on else 0
+
     def on(self, event: Any) -> None:
         """Add an event."""
         match event:
@@ -192,6 +205,8 @@ class History:
                 self.doubts |= {node: max(doubt, self.doubts.get(node, 0)) for node, doubt in doubts}
             case StopRequested(signum=signum, reason=reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
+            case StopRequested(signum=signum) if signum not in (*STOPPING, *_OURS):
+                self._passed_on.add(signum)
             case ConsoleClosed(reason=reason):
                 self.console = reason
             case RanksHeld():

@@ -129,6 +129,15 @@ def test_user_signals_are_forwarded_and_end_nothing(launchpad: Launchpad) -> Non
     assert process.wait(timeout=DEADLINE) == 0
 
 
+def test_a_forwarded_signal_without_a_handler_is_told_to_be_ours(launchpad: Launchpad) -> None:
+    process = launchpad.start("run", "-n", 2, "--", "sh", "-c", "echo ready; exec sleep 600")
+    assert {process.stdout.readline(), process.stdout.readline()} == {b"[0] ready\n", b"[1] ready\n"}
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, b"or rank " in err) == (138, False)
+    assert b"SIGUSR1 (User defined signal 1), which launchpad was sent and passed on; the program has no handler" in err
+
+
 def test_ignored_hangup_stays_ignored(launchpad: Launchpad) -> None:
     """As under nohup: neither we nor the ranks die of SIGHUP."""
     script = launchpad.folder / "hup.py"

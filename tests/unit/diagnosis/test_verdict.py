@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from typing import Any
 
@@ -622,6 +623,26 @@ def test_a_port_that_is_taken_is_the_cause_of_what_that_rank_did_not_write() -> 
     assert (blamed(verdict), verdict.failed_too) == (("failure", 0, "exception"), (1,))
     (first, *_) = describe(History(events), verdict)
     assert first.startswith(f"rank 0 failed first: the port 29533 is taken (by pid 812, nginx): {DIST}: The server")
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (-10, "killed by SIGUSR1 (User defined signal 1), which"),
+        (138, "exit code 138; a command in it died of SIGUSR1, which"),
+    ],
+)
+def test_a_signal_that_was_passed_on_is_said_to_be_ours(code: int, told: str) -> None:
+    """It was sent to all ranks at once: which of them died first means nothing."""
+    ends = [exits(6, 1, code), exits(6.1, 0, code), stopping(6, [0]), over(11)]
+    events = [*job(2), StopRequested(at(5), signal.SIGUSR1), *ends]
+    lines = describe(History(events), judge(events))
+    passed_on = " launchpad was sent and passed on; the program has no handler ("
+    assert lines[0].startswith(f"rank 1 failed first: {told}{passed_on}")
+    assert lines[1:] == ["failed in the same way: rank 0"]
+    for other in (signal.SIGUSR2, signal.SIGCONT, signal.SIGTERM):
+        events = [*job(2), StopRequested(at(5), other), *ends]
+        assert "passed on" not in describe(History(events), judge(events))[0]
 
 
 def ended_after_oom_kills(failed: dict[str, Any], code: int) -> Verdict:
