@@ -47,7 +47,7 @@ from ..protocol.events import (
     StartFailed,
     Suspended,
 )
-from .host import processes, resources
+from .host import processes, resources, space
 from .net import port
 from .outbox import Outbox
 from .part import AgentHub
@@ -324,14 +324,15 @@ class Agent:
         error = rundir.take_error_file(self._rundir, started.rank, ERROR_FILE_BYTES)
         if error:
             self._outbox.say(RankRaised(now, started.rank, error))
-        for raised in rundir.take_exceptions(self._rundir, started.rank):
+        for raised in rundir.take_exceptions(self._rundir, started.rank, self._starter.cwd):
             self._outbox.say(raised)
         crash = rundir.take_crash(self._rundir, started.rank, self._starter.cwd)
         if crash:
             self._outbox.say(Crashed(now, started.rank, crash))
         for part in self._parts:
             part.exited(started, code)
-        exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills))
+        why = space.explain_exit(code)
+        exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills), why)
         self._signals.exited(started.pid, exited)
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:

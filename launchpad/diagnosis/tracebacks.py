@@ -216,7 +216,7 @@ def _unwrap(traceback: Traceback) -> Traceback:
     inside = process[0] if process else "another process"
     return traceback._replace(
         message=head,
-        before=inner,
+        before=inner._replace(why=traceback.why),
         is_cause=True,
         inside=inside[0].lower() + inside[1:] if inside.startswith("P") else inside,
     )

@@ -245,6 +245,8 @@ def _how(history: History, cause: Candidate) -> str:
         how += "; the kernel's OOM-kill counters did not rise, so a process sent the signal"
     elif ended is not None and ended.oom_kills and code != -signal.SIGKILL and OOM_KILLER not in cause.text:
         how += f"; {OOM_KILLER} had killed another process on its host before that"
+    if ended is not None and ended.why and cause.kind in ("signal", "exit"):
+        how += f"; {ended.why}"
     if cause.finished:
         how += ", after its program had finished"
     pid = history.of(cause.rank).pid
@@ -279,7 +281,7 @@ def _evidence(history: History, cause: Candidate) -> list[str]:
         own = [frame for frame in frames if frame.own] or frames[:1]
         lines += ["It crashed here (most recent call last):"] if own else []
         lines += [line for frame in reversed(own[: tracebacks.SHOWN_FRAMES]) for line in frame.lines]
-        if frames and not frames[0].own and own:
+        if own and frames[0] is not own[0] and not frames[0].file.startswith("<"):
             lines.append(f'  … and from there into "{frames[0].file}", line {frames[0].line}, in {frames[0].function}')
         output = output.partition("Fatal Python error:")[0]
     if traceback is not None and traceback.kind == "SystemExit":

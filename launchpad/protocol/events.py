@@ -361,6 +361,7 @@ class RankExited(Event, about=its_rank, recorded=True):
     # Whether the kernel's count of OOM kills has risen since the last failure; None if it can't be read.
     memory_killed: bool | None
     oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
+    why: str = ""  # what its node knows of the reason: of a bus error, that /dev/shm is full
 
 
 class RankFailed(Event, about=its_rank, recorded=True):

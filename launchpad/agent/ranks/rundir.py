@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from ... import linux
 from ...protocol.events import ArrivalTimes, CollectivesEntered, ExceptionRaised, MilestoneReached
-from ..host import ports
+from ..host import ports, space
 
 _AtEnd = ExceptionRaised | CollectivesEntered | ArrivalTimes | MilestoneReached
 
@@ -180,10 +180,11 @@ def open_result(folder: str, rank: int) -> int:
     return fd
 
 
-def take_exceptions(folder: str, rank: int) -> list[_AtEnd]:
+def take_exceptions(folder: str, rank: int, cwd: str) -> list[_AtEnd]:
     """Read and remove what the rank has recorded at its end.
 
     The uncaught exceptions of its program, its threads and its children; its last collectives, and its milestones.
+    `cwd`: its folder.
     """
     found: list[_AtEnd] = []
     for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
@@ -195,6 +196,7 @@ def take_exceptions(folder: str, rank: int) -> list[_AtEnd]:
             continue
         if all(map(isinstance, event, (int, int, int, str, dict))):
             ports.explain(event.traceback)
+            space.explain(event.traceback, cwd)
             found.append(event)
             if isinstance(collectives, list) and collectives:
                 found.append(CollectivesEntered(event.time, rank, collectives))

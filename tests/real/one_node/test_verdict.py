@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.command import Launchpad
 from tests.support.ends import memory_limit as memory_limit
+from tests.support.mounts import run_with_mounts
 
 # Real jobs.
 
@@ -136,6 +137,41 @@ def test_a_process_that_the_kernel_killed_is_told_though_nobody_knows_which(
     assert launchpad.start(*words, preexec_fn=memory_limit).wait(timeout=60) == 5
     told = "; the kernel's OOM killer had killed another process on its host before that ("
     assert told in verdict_of(launchpad)["text"][0]
+
+
+SHARES = (
+    "import os, mmap\nfd = os.open('/dev/shm/it', os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, 64 << 20)\n"
+    "mmap.mmap(fd, 64 << 20)[:] = bytes(64 << 20)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (SHARES, "killed by SIGBUS (Bus error); /dev/shm is full (8 MiB, 0 MiB free; docker run --shm-size gives"),
+        ("open('/dev/shm/it', 'wb').write(bytes(64 << 20))", "/dev/shm is full (8 MiB, 0 MiB free; docker run"),
+        (
+            "raise RuntimeError('unable to allocate shared memory(shm) for file </torch_1>: No space left on device')",
+            "/dev/shm has only 8 MiB (8 MiB free now; docker run --shm-size gives a container more): RuntimeError: ",
+        ),
+        (
+            "raise RuntimeError('DataLoader worker is killed by signal: Bus error. Workers are out of shared memory')",
+            "/dev/shm has only 8 MiB (8 MiB free now; docker run --shm-size gives a container more): RuntimeError: ",
+        ),
+        (
+            "import os\nopen('disk/it', 'wb', 0).write(bytes(2 << 20))\n"
+            "raise OSError(28, 'No space left on device', os.path.abspath('disk/more'))",
+            "disk is full (1 MiB, 0 MiB free)",
+        ),
+    ],
+    ids=["bus error", "no space", "too large", "of torch's", "disk"],
+)
+def test_a_full_file_system_is_named(launchpad: Launchpad, program: str, told: str) -> None:
+    (launchpad.folder / "full.py").write_text(program)
+    (launchpad.folder / "disk").mkdir()
+    mounts = "mount -t tmpfs -o size=8M tmpfs /dev/shm; mount -t tmpfs -o size=1M tmpfs disk"
+    done = run_with_mounts(launchpad, mounts, "run", "-n", 1, "full.py")
+    assert f"rank 0 failed first: {told}" in done.stderr.replace(f"{launchpad.folder}/", ""), done.stderr
 
 
 def test_a_message_with_odd_separators_stays_in_its_line(launchpad: Launchpad) -> None:
