@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from .. import linux
 from .host import processes
 from .mpi import shm
-from .ranks import rundir
+from .ranks import rundir, shared_memory
 
 if TYPE_CHECKING:
     from .ranks.forkserver_client import KeptFork
@@ -79,11 +79,14 @@ def watch(agent: int, stdin_fd: int | None, folder: str) -> NoReturn:
     if stdin_fd is not None:
         os.close(stdin_fd)
     _tidy_up()
-    status = _wait(agent)
+    begun = time.time()
+    reaped: set[int] = set()
+    status = _wait(agent, reaped)
     ended = time.monotonic_ns()
     # Of an agent that broke down, the last frame may not be whole.
     seconds = SIGN_OF_LIFE_SECONDS if status == 0 else 0.0
-    processes.sweep(processes.telling(lambda: processes.reap(0), seconds, _give_sign_of_life))
+    processes.sweep(processes.telling(lambda: processes.reap(0, reaped), seconds, _give_sign_of_life))
+    shared_memory.remove(reaped, begun)
     shm.remove(folder)
     rundir.remove(folder)
     if status != 0:
@@ -110,15 +113,15 @@ def _warn(text: bytes) -> None:
         pass
 
 
-def _wait(agent: int) -> int:
-    """Wait for the agent to exit; return its exit code (-n for signal n)."""
+def _wait(agent: int, reaped: set[int]) -> int:
+    """Wait for the agent to exit; return its exit code (-n for signal n). Add all that is reaped to `reaped`."""
     wakeup = processes.wakeup_on_exit()
     poll = select.poll()
     poll.register(wakeup, select.POLLIN)
     poll.register(0, 0)  # reports only a hang-up; the agent reads the data
     kill_at: float | None = None
     while True:
-        status = processes.reap(agent)
+        status = processes.reap(agent, reaped)
         if status is not None:
             return status
         ready = poll.poll(None if kill_at is None else max(0.0, kill_at - time.monotonic()) * 1000)

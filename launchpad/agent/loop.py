@@ -53,7 +53,7 @@ from .outbox import Outbox
 from .part import AgentHub
 from .parts import Parts
 from .poll import Poll, earliest
-from .ranks import rank, rundir
+from .ranks import rank, rundir, shared_memory
 from .ranks.input import Input
 from .ranks.leftovers import Leftovers
 from .ranks.signals import Signals
@@ -116,6 +116,8 @@ class Agent:
         )
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
+        self._begun = time.time()
+        self._reaped: set[int] = set()  # ranks, and what they have left
         self._suspended = False  # the head is stopped, and silent until it is continued
 
     def run(self) -> int:
@@ -141,6 +143,7 @@ class Agent:
             for started in self._ranks.values():
                 started.signal(signal.SIGKILL)
         self._sweep()
+        shared_memory.remove(self._reaped, self._begun)
         for part in self._parts:
             part.close()
         rundir.remove(self._rundir)
@@ -273,6 +276,8 @@ class Agent:
         self._finishing = True
         self._leaving = leave
         killed |= self._sweep(own, spared)
+        shared_memory.remove(self._reaped, self._begun)
+        self._reaped.clear()
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), processes.shown(killed)))
         for part in self._parts:
@@ -302,6 +307,7 @@ class Agent:
                 break
             if pid == 0:
                 break
+            self._reaped.add(pid)
             if pid not in self._ranks:
                 self._starter.hear()  # it may have been forked just now
             started = self._ranks.pop(pid, None)

@@ -31,7 +31,7 @@ class ImportWatch:
 
 def watch() -> None:
     """Install the hooks of what is imported already, and the others when their time comes."""
-    hooks = {"torch": stack_server.install, "jax": _install_jax_cluster, "multiprocessing": _note_children}
+    hooks = {"torch": stack_server.install, "jax": _install_jax_cluster, "multiprocessing": _prepare_multiprocessing}
     sys.meta_path.insert(0, ImportWatch({package: hook for package, hook in hooks.items() if not hook()}))
 
 
@@ -45,9 +45,10 @@ def _install_jax_cluster() -> bool:
     return True
 
 
-def _note_children() -> bool:
+def _prepare_multiprocessing() -> bool:
     if "multiprocessing.process" not in sys.modules:
         return False
-    from . import killed_child
+    from . import killed_child, scratch
 
+    scratch.install()
     return killed_child.install()

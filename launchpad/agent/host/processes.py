@@ -208,8 +208,11 @@ def has_group(leader: int) -> bool:
     return True
 
 
-def reap(watched: int) -> int | None:
-    """Reap all dead children; return the exit code of `watched` (-n for signal n) if it was among them."""
+def reap(watched: int, reaped: set[int] | None = None) -> int | None:
+    """Reap all dead children; return the exit code of `watched` (-n for signal n) if it was among them.
+
+    Their pids are added to `reaped`.
+    """
     result = None
     while True:
         try:
@@ -218,6 +221,8 @@ def reap(watched: int) -> int | None:
             return result
         if pid == 0:
             return result
+        if reaped is not None:
+            reaped.add(pid)
         if pid == watched:
             result = os.waitstatus_to_exitcode(status)
 

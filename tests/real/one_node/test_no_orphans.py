@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launchpad.agent.ranks import shared_memory
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.ends import memory_limit as memory_limit
 
@@ -295,6 +296,32 @@ def test_shared_memory_of_killed_ranks_is_removed(start: Start, victim: str) -> 
     else:
         job.kill(victim)
     assert job.end(victim) == {**CODES, "nobody": 143}.get(victim, 129)
+
+
+NAMES_ITS_PID = (
+    "import os, time\nfrom multiprocessing import connection\n"
+    "for name in (f'torch_{os.getpid()}_1_0', f'mpich_shm_{os.getpid():x}_0'):\n"
+    "    open(f'/dev/shm/{name}', 'w').close()\n"
+    "listener = connection.Listener(family='AF_UNIX')\n"
+    "print('made', os.getpid(), listener.address, flush=True)\ntime.sleep(600)\n"
+)
+
+
+@pytest.mark.parametrize("victim", ["head", "agent", "rank", "nobody"])
+def test_what_a_killed_rank_has_named_after_its_pid_is_removed(start: Start, launchpad: Launchpad, victim: str) -> None:
+    """As torch and MPICH do; and multiprocessing's folders, which name nobody."""
+    if os.stat("/proc/self/ns/pid").st_ino != shared_memory._FIRST_NAMESPACE:
+        pytest.skip("needs the first pid namespace: elsewhere nothing is removed")
+    (launchpad.folder / "names.py").write_text(NAMES_ITS_PID)
+    job = start("-n", 2, "--grace", 1, "names.py")
+    left = []
+    for _ in range(2):
+        *_, pid, address = job.process.stdout.readline().decode().split()
+        left += [f"/dev/shm/torch_{pid}_1_0", f"/dev/shm/mpich_shm_{int(pid):x}_0", os.path.dirname(address)]
+    assert all(map(os.path.exists, left))
+    job.process.terminate() if victim == "nobody" else job.kill(victim)
+    job.end(victim)
+    wait_until(lambda: not any(map(os.path.exists, left)), "what they have made to be removed", show=lambda: left)
 
 
 @pytest.mark.parametrize("python", ["python", f"{'long-name/' * 12}python"])
