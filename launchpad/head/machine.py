@@ -24,6 +24,7 @@ from launchpad.protocol.events import (
     Drained,
     ExceptionRaised,
     LeftoversAwaited,
+    MajorityLost,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -206,6 +207,7 @@ class Machine:
         self._hurried = False  # Ctrl-C while stopping
         self._timed_out = False
         self._leftovers = False  # the job has ended well, and what its ranks left behind is waited for
+        self._outvoted = ""  # why others may go on without us
         self._waited = waited
         self._in_vain: set[int] = set()  # ranks that waited in vain for others
 
@@ -246,6 +248,8 @@ class Machine:
                 return self._leave(leaver, signum, now)
             case NodeLost():
                 return self._lose(event, now)
+            case MajorityLost():
+                return self._give_way(event, now)
             case NodeJoined():
                 return self._welcome(event, now)
             case SeatsReady(seats=seats) if self.phase == "clearing":
@@ -335,6 +339,15 @@ class Machine:
         assert self.cause is not None
         return [*again, *(self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else [])]
 
+    def _give_way(self, lost: MajorityLost, now: float) -> list[Action]:
+        """End the job here: others may go on with it."""
+        self._outvoted = lost.reason
+        if self.phase == "clearing":
+            return self._refuse(lost.reason, now)
+        if self.phase != "running":
+            return []
+        return self._stop(Cause("lost", node=lost.node, text=lost.reason), self._after_failure(), now)
+
     def _blame(self, lost: NodeLost, takes_part: bool) -> None:
         """Other ranks may have failed because of it, and their exits may be heard first."""
         earlier = self.cause and self.cause.kind in ("failure", "start") and lost.time < self._failed_at
@@ -411,7 +424,10 @@ class Machine:
 
     def _all_left(self, now: float) -> list[Action]:
         """No rank is running any more: end the job, or start the next attempt."""
-        if not self._goes_on(now):
+        goes_on = self._goes_on(now)
+        if goes_on and self._outvoted:
+            return self._refuse(self._outvoted, now)
+        if not goes_on:
             most, period = self._limits.max_restarts
             if self._restartable and most and period is not None:
                 return self._refuse(f"{most} restarts in {duration(period)} are used up; not restarted", now)

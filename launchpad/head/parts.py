@@ -32,6 +32,10 @@ def parts_of(
         meetings,
         arrivals,
     ]
+    if door is not None and planner.membership is not None and planner.membership.returns:
+        from launchpad.head.rosters import RosterKeeper
+
+        parts.append(RosterKeeper(hub, planner.membership.least))
     if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 

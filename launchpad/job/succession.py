@@ -16,12 +16,10 @@ Age = tuple[int, int, str]
 
 
 class Peer(NamedTuple):
-    """A launcher on one of the nodes, and where it can be dialled. Started again, it is another one."""
+    """A launcher on one of the nodes. Started again, it is another one."""
 
     key: str  # no other launcher has it
-    name: str
-    host: str
-    port: int
+    name: str  # its node's
 
 
 class Roster(NamedTuple):

@@ -325,6 +325,12 @@ class Check(Command):
     request: dict[str, Any]
 
 
+class RosterChanged(Command):
+    """Who belongs to the job has changed: for the launchpad of a node that has joined, answered by RosterHeld."""
+
+    rosters: list[Any]  # job/succession.py's, the newest last
+
+
 class JobEnded(Command):
     """The job is over: the last frame to the launchpad of a node that has joined, which takes it for itself."""
 

@@ -486,6 +486,13 @@ class AgentLeft(Event, about=the_node):
     time: int
 
 
+class RosterHeld(Event, about=the_node, needs_part=True):
+    """The launchpad of a node that has joined keeps this roster of the head's, and those before it."""
+
+    time: int
+    change: int  # its number
+
+
 class ExceptionRaised(Event, about=its_rank, recorded=True):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
@@ -640,6 +647,14 @@ class NodeLeaving(Event, recorded=True):
     time: int
     node: int
     signum: int
+
+
+class MajorityLost(Event):
+    """More than half of the job's nodes have been lost to this one, and may go on without it."""
+
+    time: int
+    node: int  # the last one that was lost
+    reason: str
 
 
 class NodesAwaited(Event, recorded=True):

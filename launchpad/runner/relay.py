@@ -21,9 +21,10 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
+from launchpad.job.succession import Rosters
 from launchpad.job.world import Meeting
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Credit, Hello, JobEnded, Signal, Start
+from launchpad.protocol.commands import Credit, Hello, JobEnded, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
     STDERR,
     STDOUT,
@@ -35,9 +36,11 @@ from launchpad.protocol.events import (
     RankExited,
     RankRaised,
     Restarted,
+    RosterHeld,
     StopRequested,
     Written,
 )
+from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.stoppable import stopped_by
 from launchpad.transport.join.client import HeadConnection, JoinRefused, no_address, resolve
@@ -88,6 +91,7 @@ class Relay:
         self._heard = 0.0  # when the head last sent something
         self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
         self._deadline: float | None = None
+        self._rosters: Rosters = ()  # who belongs to the job
 
     def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
         """Take part in the job and return its exit code. Raises NodeError if it can't be joined."""
@@ -217,7 +221,10 @@ class Relay:
                         return JobEnded(NODE_LOST, [reason])
                     if type(item) is JobEnded:
                         return item
-                    self._command(item, link)
+                    if type(item) is RosterChanged:
+                        self._keep(item, head)
+                    else:
+                        self._command(item, link)
                 case "agent":
                     self._event(item, head)
                 case "own":
@@ -238,6 +245,10 @@ class Relay:
                 return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
             except queue.Empty:
                 continue
+
+    def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
+        self._rosters = typed(Rosters, changed.rosters)
+        head.send(RosterHeld(time.monotonic_ns(), self._rosters[-1].change))
 
     def _command(self, command: Any, link: Any) -> None:
         self._heard = time.monotonic()

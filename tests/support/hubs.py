@@ -18,6 +18,9 @@ class FakeNodes:
         self.open = set(nodes)
         self.sent: list[Any] = []
 
+    def name(self, node: int) -> str:
+        return f"h{node}"
+
     def send_all(self, command: Any) -> None:
         self.sent.append(command)
 

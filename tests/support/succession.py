@@ -77,7 +77,7 @@ class Launcher:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.key, f"n{self.node}", f"10.0.0.{self.node}", 29400)
+        return Peer(self.key, f"n{self.node}")
 
     @property
     def connections(self) -> list[Connection]:

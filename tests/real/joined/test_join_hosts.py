@@ -64,8 +64,8 @@ def launchpad(network: Network, tmp_path: Path, scratch: Path) -> Iterator[OnHos
     command.close()
 
 
-def line(head: str, *more: object) -> tuple[object, ...]:
-    return ("run", "--nnodes", len(HOSTS), "--rdzv-backend", "c10d", "--rdzv-endpoint", head, "--rdzv-id", "j", *more)
+def line(head: str, *more: object, nnodes: object = len(HOSTS)) -> tuple[object, ...]:
+    return ("run", "--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", head, "--rdzv-id", "j", *more)
 
 
 @needs_torch
@@ -113,3 +113,20 @@ def test_a_lost_host_ends_the_job_everywhere(launchpad: OnHosts, network: Networ
     if how == "power_off":  # a host that lost its power removes nothing
         for folder in launchpad.scratch.glob("launchpad-*"):
             shutil.rmtree(folder)
+
+
+def test_a_head_that_loses_most_hosts_at_once_ends_the_job(launchpad: OnHosts, network: Network) -> None:
+    """The others are together, and may go on."""
+    words = line(
+        network.hosts["h1"].address, "--heartbeat-timeout", SILENCE, PROGRAMS / "exits.py", *["wait"] * 3, nnodes="1:3"
+    )
+    jobs = launchpad.start_all(*words)
+    for job in jobs.values():
+        assert job.stdout is not None
+        assert b"waiting" in job.stdout.readline()
+    network.partition("h1")
+    _, err = jobs["h1"].communicate(timeout=DEADLINE)
+    assert jobs["h1"].returncode == 4, err
+    assert b"more than half of the job's 3 nodes were lost, and may go on together: the job ends here" in err
+    for name in HOSTS[1:]:
+        jobs[name].communicate(timeout=DEADLINE)

@@ -39,6 +39,7 @@ from launchpad.protocol.events import (
     Drained,
     ExceptionRaised,
     LeftoversAwaited,
+    MajorityLost,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -824,6 +825,37 @@ def test_a_node_that_is_lost_while_the_others_meet() -> None:
     assert machine.on(lost(2), START)[-1] == Meet((Seat(1, 1),))
     assert machine.on(SeatsReady(0, (Seat(2, 1), Seat(1, 1))), START) == [], "too late"
     assert type(machine.on(SeatsReady(0, (Seat(1, 1),)), START)[0]) is Restart
+
+
+def outvoted(node: int) -> MajorityLost:
+    return MajorityLost(0, node, "others may go on")
+
+
+def test_a_node_without_which_others_may_go_on_ends_the_job() -> None:
+    machine = machine_of(3, 3, membership=ELASTIC)
+    machine.on(lost(1, 1), START)
+    machine.on(lost(2, 2), START)
+    assert machine.on(outvoted(2), START) == []
+    refused, *rest = machine.on(exited(0, -TERM), START)
+    assert isinstance(refused, NotRestarted)
+    assert refused.reason == "others may go on"
+    assert ends(rest)
+    assert machine.exit_code == 4
+
+
+def test_a_node_without_which_others_may_go_on_ends_it_between_attempts_and_after_losing_spares() -> None:
+    machine = on_two(ELASTIC)
+    machine.on(lost(1, 1), START)
+    machine.on(exited(0, -TERM), START)
+    assert machine.phase == "clearing"
+    refused, *rest = machine.on(outvoted(1), START)
+    assert isinstance(refused, NotRestarted)
+    assert ends(rest)
+    machine = on_two(SPARE, {2: 1, 3: 1, 4: 1})
+    assert sent(machine.on(outvoted(4), START)) == [TERM]
+    machine.on(exited(0, -TERM), START)
+    assert ends(machine.on(exited(1, -TERM), START))
+    assert machine.exit_code == 4
 
 
 def test_ctrl_c_while_the_ranks_are_stopped_for_a_new_node() -> None:

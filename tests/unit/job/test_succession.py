@@ -29,7 +29,7 @@ HISTORIES = int(os.environ.get("LAUNCHPAD_HISTORIES", "200"))
 
 
 def roster(keys: str, term: int = 1, change: int = 0, head: str = "a", least: int = 1) -> Roster:
-    return Roster(term, change, head, tuple(Peer(key, key, key, 29400) for key in keys), least)
+    return Roster(term, change, head, tuple(Peer(key, key) for key in keys), least)
 
 
 FOUR, FIVE = (roster("abcd"),), (roster("abcde"),)

@@ -1,0 +1,95 @@
+"""Tells the nodes that have joined who belongs to the job, and ends it when too few of them are left here to go on."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from launchpad.head.hub import Hub
+from launchpad.head.machine import Release, Restart
+from launchpad.head.part import InvalidMessage, Part
+from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on
+from launchpad.protocol.commands import RosterChanged
+from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
+
+
+class RosterKeeper(Part):
+    """Sends a new roster with every change, and keeps those that may count. Node 0 is the head's own."""
+
+    takes = (RosterHeld,)
+    sees = (NodeJoined, NodeLost, Release, Restart)
+
+    def __init__(self, hub: Hub, least: int) -> None:
+        """`least`: on so many nodes the job can run."""
+        self._hub = hub
+        self._least = least
+        self._own = os.urandom(8).hex()
+        self._rosters: Rosters = ()
+        self._peers: dict[int, Peer] = {}  # by node: those that are here
+        self._left: set[str] = set()  # those that took leave, and so can't go on without us
+        self._held: dict[str, Age] = {}  # the newest that each has acknowledged
+        self._restarts = 0
+
+    def start(self) -> None:
+        """Say who is here at the start of the job."""
+        if not self._rosters:
+            for node in sorted({0, *self._hub.nodes.open}):
+                self._add(node)
+            self._change()
+
+    def on(self, source: int, message: Any) -> None:
+        """Take what nodes acknowledge, and note who comes and goes."""
+        match message:
+            case RosterHeld(change=change):
+                if not (source in self._peers and 0 <= change <= self._rosters[-1].change):
+                    raise InvalidMessage
+                self._held[self._peers[source].key] = (self._rosters[-1].term, change, self._own)
+                self._settle()
+            case NodeJoined(node=node) if node:
+                self._add(node)
+                self._change()
+            case NodeLost(node=node) if node in self._peers and node:
+                self._forget(node)
+                self._lost(node)
+            case Release(node=node):
+                self._left.add(self._forget(node).key)
+                self._change()
+            case Restart(restarts=restarts):
+                self._restarts = restarts
+                self._change()
+
+    def _add(self, node: int) -> None:
+        key = f"{self._own}.{node}.{self._rosters[-1].change + 1 if self._rosters else 0}" if node else self._own
+        self._peers[node] = Peer(key, self._hub.nodes.name(node))
+
+    def _forget(self, node: int) -> Peer:
+        peer = self._peers.pop(node)
+        self._held.pop(peer.key, None)
+        return peer
+
+    def _lost(self, node: int) -> None:
+        here = {peer.key for peer in self._peers.values()}
+        if may_go_on(self._rosters, here | self._left):
+            self._change()
+        elif self._hub.phase != "over":
+            most = max(len(roster.peers) for roster in self._rosters)
+            reason = f"more than half of the job's {most} nodes were lost, and may go on together: the job ends here"
+            self._hub.happened(-1, MajorityLost(time.monotonic_ns(), node, reason))
+
+    def _change(self) -> None:
+        """Make a roster of those that are here, in the order of their ranks."""
+        seats = [seat.node for seat in self._hub.plan.seats]
+        order = [*(node for node in seats if node in self._peers), *sorted(self._peers.keys() - set(seats))]
+        peers = tuple(self._peers[node] for node in order)
+        change = self._rosters[-1].change + 1 if self._rosters else 0
+        new = Roster(1, change, self._own, peers, self._least, self._hub.attempt, self._restarts)
+        self._rosters = (*self._rosters, new)
+        self._held[self._own] = new.age
+        self._settle()
+        for node in self._peers.keys() & self._hub.nodes.open - {0}:
+            self._hub.nodes.send(node, RosterChanged(list(self._rosters)))
+
+    def _settle(self) -> None:
+        """Forget the rosters that don't count any more."""
+        self._rosters = in_force(self._rosters, self._held)

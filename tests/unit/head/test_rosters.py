@@ -1,0 +1,125 @@
+"""head/rosters: what nodes are told of who belongs to the job, and when too few are left. Values only."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchpad.head.machine import Release, Restart
+from launchpad.head.part import InvalidMessage
+from launchpad.head.rosters import RosterKeeper
+from launchpad.job.outcome import Cause
+from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.succession import Rosters
+from launchpad.protocol.commands import RosterChanged
+from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
+from tests.support.hubs import FakeJob, FakeNodes
+
+
+def _seat(node: int) -> NodePlan:
+    return NodePlan(node, f"h{node}", ".", {}, (RankPlan(0, 0, (), {}),), {})
+
+
+class Head:
+    """A head of these nodes, and what they have been told."""
+
+    def __init__(self, *nodes: int) -> None:
+        self.nodes = FakeNodes(*nodes)
+        self.job = FakeJob(self.nodes, Plan("", (_seat(2), _seat(0))))
+        self.keeper = RosterKeeper(self.job.hub, 1)
+        self.keeper.start()
+
+    def told(self) -> list[Rosters]:
+        sent, self.nodes.sent = self.nodes.sent, []
+        assert all(type(one) is RosterChanged for one in sent)
+        return [tuple(one.rosters) for one in sent]
+
+    def names(self) -> list[list[str]]:
+        """Who is on the rosters that nodes have just got."""
+        return [[peer.name for peer in roster.peers] for roster in self.told()[-1]]
+
+    def holds(self, change: int, *nodes: int) -> None:
+        for node in nodes:
+            self.keeper.on(node, RosterHeld(0, change))
+
+    def loses(self, node: int) -> list[object]:
+        """Returns what happened to the job because of it."""
+        self.nodes.open.discard(node)
+        self.keeper.on(-1, NodeLost(0, node, "silent", []))
+        happened, self.job.happened = self.job.happened, []
+        return happened
+
+
+def test_every_other_node_gets_the_roster_in_the_order_of_its_ranks() -> None:
+    head = Head(0, 1, 2, 3)
+    (one, *_) = sent = head.told()
+    assert len(sent) == 3
+    assert [peer.name for peer in one[-1].peers] == ["h2", "h0", "h1", "h3"]
+    head.keeper.start()
+    assert head.told() == []
+
+
+def test_a_smaller_roster_stands_beside_the_larger_one_until_all_have_acknowledged_it() -> None:
+    head = Head(0, 1, 2, 3)
+    assert head.loses(3) == []
+    assert head.names() == [["h2", "h0", "h1", "h3"], ["h2", "h0", "h1"]]
+    head.holds(0, 1, 2)
+    head.holds(1, 1)
+    assert head.loses(2) == []
+    assert head.names()[0] == ["h2", "h0", "h1", "h3"], "2 of 4 are here, and the second one has never been in force"
+    head.holds(2, 1)
+    assert head.loses(1) == [], "one of two"
+
+
+def test_a_head_that_loses_more_than_half_at_once_says_so() -> None:
+    head = Head(0, 1, 2)
+    assert head.loses(1) == []
+    (lost,) = head.loses(2)
+    assert isinstance(lost, MajorityLost)
+    assert lost.node == 2
+    assert lost.reason == "more than half of the job's 3 nodes were lost, and may go on together: the job ends here"
+
+
+def test_nodes_that_take_leave_go_on_nowhere() -> None:
+    head = Head(0, 1, 2)
+    for node in (1, 2):
+        head.nodes.open.discard(node)
+        head.keeper.on(-1, Release(node, 15))
+    assert head.job.happened == []
+
+
+def test_newcomers_count_and_a_restart_is_told() -> None:
+    head = Head(0, 1)
+    head.holds(0, 1)
+    head.nodes.open.add(2)
+    head.keeper.on(-1, NodeJoined(0, 2, "h2", 1))
+    assert head.names() == [["h0", "h1"], ["h2", "h0", "h1"]]
+    head.holds(1, 1, 2)
+    head.keeper.on(-1, Restart(1, Cause("failure"), 1, True, ()))
+    (rosters, _) = head.told()
+    assert [(roster.attempt, roster.restarts) for roster in rosters] == [(0, 0), (0, 1)]
+    assert len({peer.key for peer in rosters[-1].peers}) == 3
+
+
+def test_a_node_that_comes_back_is_another_launcher() -> None:
+    head = Head(0, 1, 2)
+    (before, *_) = head.told()
+    head.loses(1)
+    head.nodes.open.add(1)
+    head.keeper.on(-1, NodeJoined(0, 1, "h1", 1))
+    after = head.told()[-1][-1]
+    assert {peer.name for peer in after.peers} == {peer.name for peer in before[-1].peers}
+    assert len({peer.key for peer in after.peers} & {peer.key for peer in before[-1].peers}) == 2
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_nobody_acknowledges_a_roster_that_there_is_not(change: int) -> None:
+    head = Head(0, 1)
+    with pytest.raises(InvalidMessage):
+        head.holds(change, 1)
+
+
+def test_the_head_s_own_agent_may_come_back() -> None:
+    head = Head(0, 1)
+    assert head.loses(0) == []
+    head.keeper.on(-1, NodeJoined(0, 0, "h0", 1))
+    assert len(head.told()) == 1
