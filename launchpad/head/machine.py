@@ -164,6 +164,7 @@ class Machine:
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         may_restart: Callable[[], str] = lambda: "",
         silence: float = 0.0,
+        restarts: int = 0,
     ) -> None:
         """The ranks are about to start at `now`. All times are in seconds of one monotonic clock.
 
@@ -171,7 +172,7 @@ class Machine:
         job needs the nodes that it has. `waited`: whether an exception says that a rank waited for others in vain.
         `may_restart` is asked before each restart, when everything that the last attempt had to say is known: it
         returns why the ranks must not start again, or "". `silence`: after so many seconds a silent node is lost; 0:
-        none can be silent.
+        none can be silent. `restarts`: how many were used up under another head.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -187,7 +188,7 @@ class Machine:
         self._meeting: tuple[Seat, ...] = ()  # the nodes that are about to take part
         self._membership = membership or Membership(len(seats), len(seats))
         self._limits = limits
-        self._restarted: list[float] = []  # when; only those that are counted
+        self._restarted = [now] * restarts  # when; only those that are counted
         self._may_restart = may_restart
         self._judged = False  # it has been asked about the last attempt
         self._awaited_until: float | None = None  # when to give up waiting for nodes

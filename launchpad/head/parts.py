@@ -35,7 +35,7 @@ def parts_of(
     if door is not None and planner.membership is not None and planner.membership.returns:
         from launchpad.head.rosters import RosterKeeper
 
-        parts.append(RosterKeeper(hub, planner.membership.least))
+        parts.append(RosterKeeper(hub, planner))
     if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 

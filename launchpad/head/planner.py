@@ -17,6 +17,7 @@ from launchpad.transport import Link
 if TYPE_CHECKING:
     from launchpad.head.environment import Environment
     from launchpad.head.sync import SyncedFile
+    from launchpad.job.succession import Roster
 
 # An import on a node may have to be loaded over a network.
 SPARE_SECONDS = 600.0
@@ -109,6 +110,7 @@ class Planner:
         self._reach = set(range(len(ready)))  # the nodes that reach it
         self._changed = False  # the last plan knows less than we do
         self._names = NodeNames(place.name for place in places)
+        self.before: Roster | None = None  # the last one of the head before us, whose nodes have come to us
         self.amend: Callable[[Plan], Plan] | None = None  # what whoever runs the job adds to a later plan
         self.supply: Callable[[BringUp], None] | None = None  # gives a node on another machine what its ranks will need
         self.plan = self._lay_out(self._first_seats())

@@ -9,6 +9,7 @@ from typing import Any
 from launchpad.head.hub import Hub
 from launchpad.head.machine import Release, Restart
 from launchpad.head.part import InvalidMessage, Part
+from launchpad.head.planner import Planner
 from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on
 from launchpad.protocol.commands import RosterChanged
 from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
@@ -20,16 +21,19 @@ class RosterKeeper(Part):
     takes = (RosterHeld,)
     sees = (NodeJoined, NodeLost, Release, Restart)
 
-    def __init__(self, hub: Hub, least: int) -> None:
-        """`least`: on so many nodes the job can run."""
+    def __init__(self, hub: Hub, planner: Planner) -> None:
+        assert planner.membership is not None
         self._hub = hub
-        self._least = least
+        self._membership = planner.membership
+        self._limit = planner.spec.limits.max_restarts
+        before = planner.before
+        self._term = before.term + 1 if before else 1
         self._own = os.urandom(8).hex()
         self._rosters: Rosters = ()
         self._peers: dict[int, Peer] = {}  # by node: those that are here
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
-        self._restarts = 0
+        self._restarts = before.restarts if before else 0
 
     def start(self) -> None:
         """Say who is here at the start of the job."""
@@ -83,12 +87,19 @@ class RosterKeeper(Part):
         order = [*(node for node in seats if node in self._peers), *sorted(self._peers.keys() - set(seats))]
         peers = tuple(self._peers[node] for node in order)
         change = self._rosters[-1].change + 1 if self._rosters else 0
-        new = Roster(1, change, self._own, peers, self._least, self._hub.attempt, self._restarts)
+        least = self._membership.least
+        new = Roster(self._term, change, self._own, peers, least, self._hub.attempt, self._restarts)
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()
+        survives = self._survives(len(peers) > len(seats))
         for node in self._peers.keys() & self._hub.nodes.open - {0}:
-            self._hub.nodes.send(node, RosterChanged(list(self._rosters)))
+            self._hub.nodes.send(node, RosterChanged(self._peers[node].key, list(self._rosters), survives))
+
+    def _survives(self, spares: bool) -> bool:
+        """Whether the job goes on when it loses a node: with others, or by a restart."""
+        most, period = self._limit
+        return self._membership.elastic or spares or self._restarts < most or (most > 0 and period is not None)
 
     def _settle(self) -> None:
         """Forget the rosters that don't count any more."""

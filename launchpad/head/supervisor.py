@@ -108,6 +108,7 @@ class Supervisor:
         self._early = bringup.early
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._gone: set[int] = set()  # ranks that have exited in this attempt
+        self._restarts = planner.before.restarts if planner.before else 0  # used up before us
         plan, size = planner.plan, len(planner.plan.seats)
         self.machine = Machine(
             plan.seats,
@@ -118,6 +119,7 @@ class Supervisor:
             waited=waited,
             may_restart=may_restart,
             silence=self.nodes.silence if self.nodes.remote else 0.0,
+            restarts=self._restarts,
         )
         self._flow = Flow(len(plan.ranks), self._give_credit)
         self._hub = Hub(
@@ -177,7 +179,7 @@ class Supervisor:
             self._hub.post(event)
         self.nodes.forgive(self.clock.monotonic())
         try:
-            self._start(attempt=0, restarts=0)
+            self._start(attempt=0, restarts=self._restarts)
             while self._goes_on():
                 self._round()
         finally:

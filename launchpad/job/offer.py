@@ -10,14 +10,16 @@ from typing import Any
 from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
+from launchpad.job.succession import Rosters
 from launchpad.protocol.printable import printable
 from launchpad.protocol.typed import typed
 
 # What each node's own command line says about its ranks, as with torchrun.
 _OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
 
-# More on one node are a mistake.
+# More on one node, or in one job, are a mistake.
 MOST_RANKS = 1 << 20
+MOST_RESTARTS = 1 << 20
 
 # What concerns the whole job, and is the head's: the option, and its field.
 _OF_THE_JOB = {
@@ -52,10 +54,13 @@ class NodeOffer:
     slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
     spec: JobSpec | None = None  # what its ranks run; None: what the head's run
     failed: str = ""  # why it can't take part
+    key: str = ""  # its own on the rosters
+    rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
 
     def as_json(self) -> dict[str, Any]:
         """The offer for the wire."""
         made = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        made["rosters"] = list(self.rosters)
         made["spec"] = None if self.spec is None else _spec_as_json(self.spec)
         return made
 
@@ -68,6 +73,8 @@ class NodeOffer:
         if not values["name"].isprintable():
             raise ValueError(f"name: {values['name']!r} can't be printed")
         _check_count("slots", values["slots"])
+        if not all(roster.peers and 0 <= roster.restarts < MOST_RESTARTS for roster in values["rosters"]):
+            raise ValueError("rosters: one is of nobody, or of a job that has used up too many restarts")
         values["failed"] = printable(values["failed"])
         return cls(spec=spec, **values)
 

@@ -328,7 +328,9 @@ class Check(Command):
 class RosterChanged(Command):
     """Who belongs to the job has changed: for the launchpad of a node that has joined, answered by RosterHeld."""
 
+    key: str  # its own on them
     rosters: list[Any]  # job/succession.py's, the newest last
+    survives: bool  # the job goes on when a node is lost
 
 
 class JobEnded(Command):

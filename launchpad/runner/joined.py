@@ -19,12 +19,13 @@ from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.head.planner import NodeNames
+from launchpad.job.hosts import some_of
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
-from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
+from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here, roster_of
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
@@ -142,9 +143,12 @@ def _lead(
         membership = Membership(
             meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
         )
+        if before := roster_of(arrived):
+            say(f"going on with the job of {some_of([joined.name for joined, _ in arrived])}, whose head was lost")
         planner = bring_up(
             bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet
         )
+        planner.before = before
 
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launchpad import linux
@@ -18,6 +18,7 @@ from launchpad.job.hosts import some_of
 from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
+from launchpad.job.succession import Roster
 from launchpad.job.world import Meeting
 from launchpad.protocol.commands import JobEnded
 from launchpad.runner.options import NodeOptions
@@ -171,7 +172,8 @@ class Joining:
                 now = time.monotonic()
                 enough = (enough or now) if len(here) + 1 >= least else None
                 last_call = enough + self._meeting.last_call_seconds if enough else None
-                if len(here) + 1 >= most or (last_call is not None and now >= last_call):
+                complete = len(here) + 1 >= most or (last_call is not None and _all_back(here))
+                if complete or (last_call is not None and now >= last_call):
                     self._waiting = False
                     not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
                     self._late |= dict(not_yet)
@@ -228,12 +230,29 @@ FULL = "all {} nodes of the job have joined already"
 
 
 def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]], most: int) -> list[tuple[JoinedLink, NodeOffer]]:
-    """By rank: those that must have one, have it; others follow by what they say, or by arrival; then the spares."""
+    """By rank: those that must have one, have it; others follow as before, by what they say, or by arrival.
+
+    Then come the spares.
+    """
     nodes, spares = nodes[: most - 1], nodes[most - 1 :]
+    place = {peer.key: number for number, peer in enumerate(before.peers)} if (before := roster_of(nodes)) else {}
     fixed = {offer.node_rank: (link, offer) for link, offer in nodes if offer.node_rank is not None}
     free = [one for one in nodes if one[1].node_rank is None]
-    free.sort(key=lambda one: (one[1].order is None, one[1].order or 0))
+    free.sort(key=lambda one: (place.get(one[1].key, len(place)), one[1].order is None, one[1].order or 0))
     return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)] + spares
+
+
+def roster_of(nodes: Sequence[tuple[JoinedLink, NodeOffer]]) -> Roster | None:
+    """The last one of the head that these nodes have lost, if they come from one."""
+    return max((offer.rosters[-1] for _, offer in nodes if offer.rosters), key=lambda one: one.age, default=None)
+
+
+def _all_back(nodes: Sequence[tuple[JoinedLink, NodeOffer]]) -> bool:
+    """Whether all nodes are here that have lost their head."""
+    before = roster_of(nodes)
+    if before is None:
+        return False
+    return {peer.key for peer in before.peers} <= {before.head, *(offer.key for _, offer in nodes)}
 
 
 def leads(meeting: Meeting, say: Callable[[str], None]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from launchpad.console.console import Console, StandardStreams, terminal_size
@@ -18,7 +20,7 @@ from launchpad.head import own_signals
 from launchpad.head.flow import Flow
 from launchpad.head.sink import Sink
 from launchpad.job.offer import NodeOffer
-from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING
+from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.succession import Rosters
@@ -43,6 +45,7 @@ from launchpad.protocol.events import (
 from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.stoppable import stopped_by
+from launchpad.transport import Link
 from launchpad.transport.join.client import HeadConnection, JoinRefused, no_address, resolve
 
 # How often to look for the head while it is not there.
@@ -51,8 +54,9 @@ RETRY_SECONDS = 0.2
 # A job with the same nodes may still be ending where this one is about to start.
 FULL_SECONDS = 10.0
 
-# When to tell the user that we wait for the head.
+# When to tell the user that we wait for the head, and how often after it was lost.
 TELL_SECONDS = 3.0
+LOST_SECONDS = 30.0
 
 # How much of the end of each stream the head gets, for the verdict and the record.
 TAIL_BYTES = 64 << 10
@@ -87,11 +91,10 @@ class Relay:
         self._fold = fold
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._own_output: _OwnOutput | None = None
-        self._agent_gone = False
-        self._heard = 0.0  # when the head last sent something
-        self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
-        self._deadline: float | None = None
-        self._rosters: Rosters = ()  # who belongs to the job
+        self._attempt = -1  # of the ranks here, under all heads
+        self._earlier = 0  # how many there were under heads that were lost
+        self._survives = False  # the job goes on when its head is lost, if a launchpad is started there again
+        self._begin()
 
     def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
         """Take part in the job and return its exit code. Raises NodeError if it can't be joined."""
@@ -99,22 +102,69 @@ class Relay:
         head = self._seek()
         if head is None:
             return self._stopped
-        try:
-            for note in head.notes:
-                say_on_stderr(note)
-            link = local.link()
-            threading.Thread(target=self._read, args=(link,), name="agent-link", daemon=True).start()
-            head.begin(lambda command: self._inbox.put(("head", command)))
-            ended = self._pass_on(head, link)
-            local.close()  # ends what is left here, before the head is told that this node is done
-        finally:
-            head.close()
+        ended = self._take_part(head, local, local.link)
+        while ended is None:
+            ended = self._go_on(local)
         if self._own_output is not None:
             self._own_output.end(ended.lines)
         else:
             for line in ended.lines:
                 say_on_stderr(line, bad=True)
         return ended.code
+
+    def _take_part(self, head: HeadConnection, local: LocalAgent, open_link: Callable[[], Link]) -> JobEnded | None:
+        """Returns how the job ended; None if the head is lost, and the job may go on without it."""
+        try:
+            for note in head.notes:
+                self._say(note)
+            link, inbox = open_link(), self._inbox
+            threading.Thread(target=_read, args=(link, inbox), name="agent-link", daemon=True).start()
+            head.begin(lambda command: inbox.put(("head", command)))
+            ended = self._pass_on(head, link)
+            if ended is None:
+                link.close()
+            else:
+                local.close()  # ends what is left here, before the head is told that this node is done
+        finally:
+            head.close()
+        return ended
+
+    def _go_on(self, local: LocalAgent) -> JobEnded | None:
+        """The head is lost: take part in the job again, once a launchpad has been started there again."""
+        if not self._quiet:
+            self._say(f"{self._lost}; waiting for launchpad to be started there again")
+        self._begin()
+        self._earlier = self._attempt + 1
+        try:
+            head = self._seek(LOST_SECONDS, LOST_SECONDS)
+        except NodeError as error:
+            return JobEnded(NODE_LOST, [str(error)])
+        if head is None:
+            said = [] if self._quiet else [f"stopped by {signal_name(self._stopped - 128)}; the job has no head"]
+            return JobEnded(self._stopped, said)
+        return self._take_part(head, local, local.reopen)
+
+    def _begin(self) -> None:
+        """Know nothing of a head. What the last one and its agent have said is not heard any more."""
+        before, self._inbox = self._inbox, queue.SimpleQueue()
+        while not before.empty():
+            source, item = before.get()
+            if source == "own":
+                self._inbox.put((source, item))
+        self._agent_gone = False
+        self._heard = 0.0  # when the head last sent something
+        self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
+        self._deadline: float | None = None
+
+    @property
+    def _lost(self) -> str:
+        return f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
+
+    def _say(self, text: str) -> None:
+        if self._own_output is not None:
+            self._own_output.say(text)
+        else:
+            say_on_stderr(text)
 
     def tell(self) -> None:
         """Only make the offer, which says why this node can't take part. Raises NodeError."""
@@ -125,24 +175,18 @@ class Relay:
     def _post(self, event: Any) -> None:
         self._inbox.put(("own", event))
 
-    def _read(self, link: Any) -> None:
-        try:
-            for event in link.messages():
-                self._inbox.put(("agent", event))
-        except (OSError, wire.WireError) as error:
-            self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
-        finally:
-            self._inbox.put(("agent", None))
-
     # Finding the head.
 
-    def _seek(self) -> HeadConnection | None:
-        """The connection to the head; None if the user ends the search. Raises NodeError."""
+    def _seek(self, tell_after: float = TELL_SECONDS, tell_every: float = inf) -> HeadConnection | None:
+        """The connection to the head; None if the user ends the search. Raises NodeError.
+
+        `tell_after`, `tell_every`: when to tell the user that we wait, in seconds.
+        """
         over = threading.Event()
         self._reason = ""
         threading.Thread(target=self._try, args=(over,), name="seek", daemon=True).start()
         start = time.monotonic()
-        deadline, tell = start + self._meeting.join_seconds, start + TELL_SECONDS
+        deadline, tell = start + self._meeting.join_seconds, start + tell_after
         try:
             while True:
                 now = time.monotonic()
@@ -150,9 +194,9 @@ class Relay:
                 if now >= deadline:
                     raise NodeError(f"{waiting}: {self._reason}; gave up after {self._meeting.join_seconds:g} s")
                 if now >= tell:
-                    tell = deadline
+                    tell += tell_every
                     if not self._quiet:
-                        say_on_stderr(f"{waiting}: {self._reason}")
+                        self._say(f"{waiting}: {self._reason}")
                 try:
                     source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell) - now))
                 except queue.Empty:
@@ -163,7 +207,7 @@ class Relay:
                     raise NodeError(f"{self._meeting.place}: {item}")
                 if type(item) is StopRequested and item.signum in FOR_THE_HEAD:
                     self._stopped = 128 + item.signum
-                    if not self._quiet:
+                    if not self._quiet and not self._offer.rosters:
                         say_on_stderr(stopped_by(item.signum))
                     return None
         finally:
@@ -211,14 +255,14 @@ class Relay:
 
     # Taking part.
 
-    def _pass_on(self, head: HeadConnection, link: Any) -> JobEnded:
+    def _pass_on(self, head: HeadConnection, link: Any) -> JobEnded | None:
+        """As `_take_part`."""
         while True:
             source, item = self._next()
             match source:
                 case "head":
                     if item is None:
-                        reason = f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
-                        return JobEnded(NODE_LOST, [reason])
+                        return None if self._survives else JobEnded(NODE_LOST, [self._lost])
                     if type(item) is JobEnded:
                         return item
                     if type(item) is RosterChanged:
@@ -247,8 +291,10 @@ class Relay:
                 continue
 
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
-        self._rosters = typed(Rosters, changed.rosters)
-        head.send(RosterHeld(time.monotonic_ns(), self._rosters[-1].change))
+        rosters = typed(Rosters, changed.rosters)
+        self._offer = dataclasses.replace(self._offer, key=changed.key, rosters=rosters)
+        self._survives = changed.survives
+        head.send(RosterHeld(time.monotonic_ns(), rosters[-1].change))
 
     def _command(self, command: Any, link: Any) -> None:
         self._heard = time.monotonic()
@@ -258,14 +304,17 @@ class Relay:
             if type(command) is Credit:
                 return
             if type(command) is Start and command.ranks:
+                self._attempt = self._earlier + command.attempt
+                shown = command._replace(attempt=self._attempt)
                 if self._own_output is None:
                     try:
-                        self._own_output = _OwnOutput(self._spec, command, self._post, link.send, self._fold)
+                        self._own_output = _OwnOutput(self._spec, shown, self._post, self._fold)
                     except LaunchpadError as error:  # --log-dir can't be written
                         self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
                         return
                 else:
-                    self._own_output.restart(command)
+                    self._own_output.restart(shown)
+                self._own_output.give = link.send
                 command = command._replace(terminal=self._own_output.terminal)
         link.send(command)
 
@@ -308,7 +357,6 @@ class _OwnOutput:
         spec: JobSpec,
         start: Start,
         post: Callable[[Any], None],
-        send: Callable[[Credit], None],
         fold: FoldChoice | None,
     ) -> None:
         """Raises UsageError for a --log-dir that can't be written."""
@@ -323,7 +371,8 @@ class _OwnOutput:
         self._console = Console(spec, plan, StandardStreams(len(plan.ranks), os.environ, post, fold, template=template))
         self._sinks.append(self._console)
         self.terminal = list(terminal_size(os.environ, self._console.margin))  # what ours leaves for a rank's text
-        self._flow = Flow(len(plan.ranks), lambda rank, stream, size: send(Credit(rank, stream, size)))
+        self.give: Callable[[Credit], None] = lambda _: None  # to the agent
+        self._flow = Flow(len(plan.ranks), lambda rank, stream, size: self.give(Credit(rank, stream, size)))
         self._begin(start)
 
     def _begin(self, start: Start) -> None:
@@ -386,6 +435,16 @@ class _OwnOutput:
             self._console.say("\n".join(lines), bad=True)
         for sink in self._sinks:
             sink.close()
+
+
+def _read(link: Link, inbox: queue.SimpleQueue[tuple[str, Any]]) -> None:
+    try:
+        for event in link.messages():
+            inbox.put(("agent", event))
+    except (OSError, wire.WireError) as error:
+        inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
+    finally:
+        inbox.put(("agent", None))
 
 
 def _plan(start: Start) -> Plan:

@@ -117,9 +117,8 @@ def test_a_lost_host_ends_the_job_everywhere(launchpad: OnHosts, network: Networ
 
 def test_a_head_that_loses_most_hosts_at_once_ends_the_job(launchpad: OnHosts, network: Network) -> None:
     """The others are together, and may go on."""
-    words = line(
-        network.hosts["h1"].address, "--heartbeat-timeout", SILENCE, PROGRAMS / "exits.py", *["wait"] * 3, nnodes="1:3"
-    )
+    waits = ("--heartbeat-timeout", SILENCE, PROGRAMS / "exits.py", *["wait"] * 3)
+    words = line(network.hosts["h1"].address, "--rdzv-conf", "join_timeout=20", *waits, nnodes="1:3")
     jobs = launchpad.start_all(*words)
     for job in jobs.values():
         assert job.stdout is not None
@@ -130,3 +129,36 @@ def test_a_head_that_loses_most_hosts_at_once_ends_the_job(launchpad: OnHosts, n
     assert b"more than half of the job's 3 nodes were lost, and may go on together: the job ends here" in err
     for name in HOSTS[1:]:
         jobs[name].communicate(timeout=DEADLINE)
+
+
+def test_the_job_goes_on_when_the_host_of_its_head_is_back(launchpad: OnHosts, network: Network) -> None:
+    (launchpad.folder / "stays.py").write_text(
+        "import os, time\nprint('node', os.environ['GROUP_RANK'], flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    conf = ("--rdzv-conf", "last_call_timeout=0.2", "--heartbeat-timeout", SILENCE, "stays.py")
+    words = line(network.hosts["h1"].address, *conf, nnodes="2:3")
+    jobs = launchpad.start_all(*words)
+    numbers = {}
+    for name, job in jobs.items():
+        assert job.stdout is not None
+        numbers[name] = job.stdout.readline().split()[-1]
+    network.power_off("h1")
+    jobs["h1"].communicate(timeout=DEADLINE)
+    for name in HOSTS[1:]:
+        stderr = jobs[name].stderr
+        assert stderr is not None
+        while b"is gone; the ranks here were stopped; waiting for launchpad" not in (said := stderr.readline()):
+            assert said
+    network.power_on("h1")
+    launchpad.host = "h1"
+    jobs["h1"] = launchpad.start(*words)
+    for name, job in jobs.items():
+        assert job.stdout is not None
+        assert job.stdout.readline().split()[-1] == numbers[name], f"{name} keeps its place"
+    (launchpad.folder / "go").touch()
+    for job in jobs.values():
+        _, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 0, err
+    for folder in launchpad.scratch.glob("launchpad-*"):
+        shutil.rmtree(folder)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from launchpad.head.machine import Release, Restart
 from launchpad.head.part import InvalidMessage
 from launchpad.head.rosters import RosterKeeper
+from launchpad.job.limits import Limits, RestartLimit
+from launchpad.job.membership import Membership
 from launchpad.job.outcome import Cause
 from launchpad.job.plan import NodePlan, Plan, RankPlan
-from launchpad.job.succession import Rosters
+from launchpad.job.spec import JobSpec, Target
+from launchpad.job.succession import Peer, Roster, Rosters
 from launchpad.protocol.commands import RosterChanged
 from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
 from tests.support.hubs import FakeJob, FakeNodes
@@ -19,13 +25,20 @@ def _seat(node: int) -> NodePlan:
     return NodePlan(node, f"h{node}", ".", {}, (RankPlan(0, 0, (), {}),), {})
 
 
+def of(membership: Membership, *, most: int = 0, period: float | None = None, before: Roster | None = None) -> Any:
+    """What a planner knows of this job."""
+    limits = Limits(max_restarts=RestartLimit(most, period))
+    return SimpleNamespace(membership=membership, before=before, spec=JobSpec(Target("program", "true"), limits=limits))
+
+
 class Head:
     """A head of these nodes, and what they have been told."""
 
-    def __init__(self, *nodes: int) -> None:
+    def __init__(self, *nodes: int, planner: Any = None) -> None:
+        planner = planner or of(Membership(1, 4))
         self.nodes = FakeNodes(*nodes)
         self.job = FakeJob(self.nodes, Plan("", (_seat(2), _seat(0))))
-        self.keeper = RosterKeeper(self.job.hub, 1)
+        self.keeper = RosterKeeper(self.job.hub, planner)
         self.keeper.start()
 
     def told(self) -> list[Rosters]:
@@ -116,6 +129,41 @@ def test_nobody_acknowledges_a_roster_that_there_is_not(change: int) -> None:
     head = Head(0, 1)
     with pytest.raises(InvalidMessage):
         head.holds(change, 1)
+
+
+@pytest.mark.parametrize(
+    ("planner", "survives"),
+    [
+        (of(Membership(1, 4)), True),
+        (of(Membership(2, 2)), False),
+        (of(Membership(2, 2), most=1), True),
+        (of(Membership(2, 2), most=1, period=60.0), True),
+    ],
+)
+def test_nodes_know_whether_the_job_goes_on_without_one_of_them(planner: Any, *, survives: bool) -> None:
+    (told,) = Head(0, 2, planner=planner).nodes.sent
+    assert told.survives == survives
+    with_a_spare = Head(0, 1, 2, planner=planner)
+    assert all(told.survives for told in with_a_spare.nodes.sent)
+
+
+def test_a_job_that_has_used_up_its_restarts_does_not_go_on() -> None:
+    head = Head(0, 2, planner=of(Membership(2, 2), most=1))
+    head.keeper.on(-1, Restart(1, Cause("failure"), 1, True, ()))
+    assert [told.survives for told in head.nodes.sent] == [True, False]
+
+
+def test_each_node_learns_which_one_it_is() -> None:
+    head = Head(0, 1, 2)
+    names = {peer.key: peer.name for peer in head.nodes.sent[0].rosters[-1].peers}
+    assert {names[one.key] for one in head.nodes.sent} == {"h1", "h2"}
+
+
+def test_the_next_term_follows_that_of_the_head_before_and_keeps_its_restarts() -> None:
+    before = Roster(3, 5, "old", (Peer("old", "h0"),), 1, 7, 2)
+    head = Head(0, 1, planner=of(Membership(1, 4), before=before))
+    ((roster,),) = head.told()
+    assert (roster.term, roster.change, roster.restarts) == (4, 0, 2)
 
 
 def test_the_head_s_own_agent_may_come_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.offer import NodeOffer
 from launchpad.job.spec import JobSpec, Target
+from launchpad.job.succession import Peer, Roster
 
 LIMITS = Limits(max_restarts=RestartLimit(3, 3600.0), progress=("a/*",), timeout=5.0)
 SPEC = JobSpec(Target("script", "a.py", ("-x",)), nproc="gpu", environ={"A": "1"}, debug=(1, 0), limits=LIMITS)
 OFFER = NodeOffer("b", "python3", "2", node_rank=1, slots=4, spec=SPEC)
+ROSTERS = (Roster(1, 0, "a", (Peer("a", "h1"), Peer("b", "h2")), 1, 3, 2),)
 
 
 def wire(offer: NodeOffer) -> dict[str, Any]:
@@ -21,21 +24,29 @@ def wire(offer: NodeOffer) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("offer", [OFFER, NodeOffer("b", "python3"), NodeOffer("b", "python3", failed="no script")])
+@pytest.mark.parametrize(
+    "offer",
+    [
+        OFFER,
+        NodeOffer("b", "python3"),
+        NodeOffer("b", "python3", failed="no script"),
+        NodeOffer("b", "python3", key="b", rosters=ROSTERS),
+    ],
+)
 def test_an_offer_comes_back_as_it_was(offer: NodeOffer) -> None:
     assert NodeOffer.from_json(wire(offer)) == offer
 
 
 # Each is wrong for all fields but those named.
 VALUES: list[tuple[Any, tuple[str, ...]]] = [
-    ([], ("preload", "progress")),
+    ([], ("preload", "progress", "rosters")),
     ({}, ("environ",)),
     ([[]], ()),
     ({"a": 1}, ()),
     (float("nan"), ()),
     (float("inf"), ()),
     (1 << 70, ("timeout", "stall_timeout", "grace")),
-    ("\x1b]0;x\x07", ("python", "nnodes", "failed", "cwd", "role")),
+    ("\x1b]0;x\x07", ("python", "nnodes", "failed", "key", "cwd", "role")),
     ([1, "a", None], ()),
 ]
 
@@ -65,6 +76,14 @@ def test_a_number_of_ranks_that_no_node_has_is_no_offer(count: int) -> None:
     for found in ({**wire(OFFER), "slots": count}, {**wire(OFFER), "spec": {**wire(OFFER)["spec"], "nproc": count}}):
         with pytest.raises(ValueError, match="is not a number of ranks"):
             NodeOffer.from_json(found)
+
+
+@pytest.mark.parametrize(
+    "roster", [Roster(1, 0, "a", (), 1), Roster(1, 0, "a", (Peer("a", "a"),), 1, restarts=1 << 40)]
+)
+def test_a_roster_that_no_head_has_made_is_no_offer(roster: Roster) -> None:
+    with pytest.raises(ValueError, match="rosters: one is of nobody, or of a job that has used up too many restarts"):
+        NodeOffer.from_json(wire(dataclasses.replace(OFFER, rosters=(roster,))))
 
 
 @pytest.mark.parametrize("name", ["a\x1b]0;title\x07", "a\n::error::forged", "a\x9b2J"])

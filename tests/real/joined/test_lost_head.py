@@ -1,0 +1,136 @@
+"""The launchpad that leads the job is lost: the others wait for one that is started again at the endpoint."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launchpad.job.offer import NodeOffer
+from launchpad.job.succession import Peer, Roster
+from launchpad.runner.joining import _all_back, _in_order
+from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.joined import Job, c10d, ends, leads
+from tests.support.sshd import free_port
+
+# Each attempt of each rank leaves a file; they end when the test says so. Rank 1 may fail once, after rank 0 has begun.
+STAYS = """\
+import glob, os, sys, time
+print("node", os.environ["GROUP_RANK"], "restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+open(f"{os.environ['RANK']}-{time.time_ns()}", "w").close()
+if os.environ["RANK"] == "1" and os.path.exists("fail"):
+    while not glob.glob("0-*"): time.sleep(0.01)
+    os.remove("fail")
+    sys.exit(7)
+while not os.path.exists("go"): time.sleep(0.01)
+"""
+
+
+def begin(launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: float = DEADLINE) -> Job:
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    conf = f"last_call_timeout=0.2,join_timeout={seconds:g}"
+    return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), *more, "stays.py")
+
+
+def started(launchpad: Launchpad, count: int) -> None:
+    """Wait until so many ranks have started, over all attempts."""
+    wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
+
+
+def says(job: Job, words: str) -> None:
+    """Wait until this launchpad says so."""
+    assert job.stderr is not None
+    said = ""
+    while words not in said:
+        line = job.stderr.readline().decode()
+        assert line, said
+        said += line
+
+
+def lose_head(launchpad: Launchpad, port: int, nodes: str, *more: object, **how: float) -> tuple[Job, Job]:
+    """A job of two nodes whose head is killed. Returns the head, and the other one."""
+    starts = 4 if (launchpad.folder / "fail").exists() else 2
+    jobs = [begin(launchpad, port, nodes, *more, **how) for _ in range(2)]
+    started(launchpad, starts)
+    head, other = jobs if leads(jobs[0]) else jobs[::-1]
+    head.kill()
+    head.communicate(timeout=DEADLINE)
+    return head, other
+
+
+@pytest.mark.parametrize("nodes", ["1:2", "2"])
+def test_the_job_goes_on_under_a_head_that_is_started_again(launchpad: Launchpad, nodes: str) -> None:
+    """The restart that a rank has used up stays used up, and losing the head takes no other one."""
+    (launchpad.folder / "fail").touch()
+    port = free_port()
+    _, other = lose_head(launchpad, port, nodes, "--max-restarts", 2)
+    says(other, f"the head of the job at 127.0.0.1:{port} is gone; the ranks here were stopped; waiting for launchpad")
+    again = begin(launchpad, port, nodes, "--max-restarts", 2)
+    started(launchpad, 6)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(again)
+    assert code == 0, err
+    assert "node 0 restarts 1" in out
+    assert "launchpad: going on with the job of" in err
+    assert "whose head was lost" in err
+    code, out, err = ends(other)
+    assert code == 0, err
+    assert out.splitlines()[-1] == "[1] node 1 restarts 1"
+
+
+def test_a_machine_that_is_only_offered_waits_too(launchpad: Launchpad) -> None:
+    port = free_port()
+    head = begin(launchpad, port, "2", "--max-restarts", 1)
+    offered = launchpad.start("join", f"127.0.0.1:{port}", "--rdzv-id", "j")
+    started(launchpad, 2)
+    head.kill()
+    head.communicate(timeout=DEADLINE)
+    says(offered, "waiting for launchpad to be started there again")
+    again = begin(launchpad, port, "2", "--max-restarts", 1)
+    started(launchpad, 4)
+    (launchpad.folder / "go").touch()
+    assert [ends(job)[0] for job in (again, offered)] == [0, 0]
+
+
+def test_nobody_waits_longer_than_the_join_timeout(launchpad: Launchpad) -> None:
+    port = free_port()
+    _, other = lose_head(launchpad, port, "1:2", seconds=1)
+    err = other.communicate(timeout=DEADLINE)[1].decode()
+    assert other.returncode == 4, err
+    assert err.endswith(f"at 127.0.0.1:{port}: Connection refused; gave up after 1 s\n")
+
+
+def test_a_launchpad_that_waits_can_be_stopped(launchpad: Launchpad) -> None:
+    _, other = lose_head(launchpad, free_port(), "1:2")
+    says(other, "waiting for launchpad to be started there again")
+    other.send_signal(signal.SIGINT)
+    code, _, err = ends(other)
+    assert (code, err) == (130, "launchpad: stopped by SIGINT; the job has no head\n")
+
+
+def test_a_job_that_a_lost_node_ends_is_ended_by_a_lost_head(launchpad: Launchpad) -> None:
+    port = free_port()
+    _, other = lose_head(launchpad, port, "2")
+    code, _, err = ends(other)
+    assert code == 4, err
+    assert err.endswith(f"the head of the job at 127.0.0.1:{port} is gone; the ranks here were stopped\n")
+
+
+# Values.
+
+
+def nodes(*keys: str, of: str) -> list[tuple[str, NodeOffer]]:
+    """Nodes that come in this order, from a head that is lost."""
+    roster = Roster(1, 3, of[0], tuple(Peer(key, key) for key in of), 1)
+    return [(key, NodeOffer(key, "python3", "1:4", key=key, rosters=(roster,) if key in of else ())) for key in keys]
+
+
+def test_nodes_that_come_back_keep_their_order() -> None:
+    ordered = _in_order(nodes("new", "d", "b", "c", of="abcd"), 6)  # type: ignore[arg-type]
+    assert [key for key, _ in ordered] == ["b", "c", "d", "new"]  # type: ignore[comparison-overlap]
+
+
+def test_when_all_are_back_nobody_else_is_waited_for() -> None:
+    assert _all_back(nodes("d", "c", "b", of="abcd"))  # type: ignore[arg-type]
+    assert not _all_back(nodes("d", "b", of="abcd"))  # type: ignore[arg-type]
+    assert not _all_back(nodes("new", of="abcd"))  # type: ignore[arg-type]
