@@ -87,6 +87,7 @@ class Traceback(NamedTuple):
     why: str = ""  # in plain words, if more is known than the message says
     kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
     killed_child: int = 0  # the last child process of the rank that was killed by SIGKILL
+    seeker: str = ""  # which interpreter has looked for a module in vain
     printed: str = ""  # the last that a command wrote to stderr, of the exception that it failed
 
     @property
@@ -146,6 +147,7 @@ class Traceback(NamedTuple):
         found.append(": ".join(filter(None, (self.type, text[0]))))
         notes = [line for note in self.notes for line in lines_of(note)]
         found += [*text[1:], *notes[:SHOWN_MESSAGE]]
+        found += filter(None, (self.seeker,))
         if self.printed and self.before is None:
             found += ["It wrote to stderr:", *map(_cut, lines_of(self.printed.rstrip())[-SHOWN_MESSAGE:])]
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
@@ -198,6 +200,7 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         hidden=_from_event(recorded["hidden"]) if recorded.get("hidden") else None,
         why=str(recorded.get("why", "")),
         kept=tuple(_from_event(one) for one in recorded.get("kept", ())),
+        seeker=str(recorded.get("seeker", "")),
         killed_child=int(recorded.get("killed_child", 0)),
         printed=escapes.removed(str(recorded.get("printed", ""))),
     )

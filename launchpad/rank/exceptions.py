@@ -214,6 +214,10 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
 
     if why := killed_child.explain(error):
         found["why"] = why
+    if kind is ModuleNotFoundError:
+        from . import interpreter
+
+        found["seeker"] = interpreter.seeker()
     if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
         text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
         found["printed"] = text[-MOST_TEXT:]

@@ -139,6 +139,23 @@ def test_a_process_that_the_kernel_killed_is_told_though_nobody_knows_which(
     assert told in verdict_of(launchpad)["text"][0]
 
 
+@pytest.mark.parametrize("way", [("--start-method", "exec"), ("--preload", "json")], ids=["executed", "forked"])
+def test_a_missing_module_is_told_with_who_looked_for_it(launchpad: Launchpad, way: tuple[str, ...]) -> None:
+    """`python job.py` works at the prompt, where `python` is another one."""
+    (launchpad.folder / "m.py").write_text(
+        "try: import no_such_module\nexcept ImportError as error: raise OSError from error"
+    )
+    other = launchpad.folder / "bin" / "python"
+    other.parent.mkdir()
+    other.symlink_to("/bin/true")
+    launchpad.environ |= {"VIRTUAL_ENV": "/gone", "PATH": f"{other.parent}:{launchpad.environ['PATH']}"}
+    done = launchpad.run("run", "-n", 1, *way, "m.py")
+    told = "\n".join(verdict_of(launchpad)["text"])
+    assert re.search(r"(?m)^    ModuleNotFoundError: .*'no_such_module'\n    It was looked for by /", told), done.stderr
+    why = f"VIRTUAL_ENV /gone has no bin/python; `python` is {other}, which --python python takes"
+    assert f"by {sys.executable}; {why}\n" in told
+
+
 SHARES = (
     "import os, mmap\nfd = os.open('/dev/shm/it', os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, 64 << 20)\n"
     "mmap.mmap(fd, 64 << 20)[:] = bytes(64 << 20)\n"
