@@ -15,6 +15,7 @@ NAMES = {OPEN_MPI: "Open MPI", MPICH: "MPICH", INTEL: "Intel MPI"}
 # The names of an MPI library, as mpi4py looks for it (mpi4py/_mpiabi.py) and as programs are linked with it.
 _LOADED = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
 _LINKED = re.compile(r"libmpi(ch)?\.so(\.\d+)*")
+_OF_MPI = re.compile(r"libmpi\w*\.so(\.\d+)*")  # Fortran's too
 _PMIX = re.compile(r"libpmix\.so\.\d+")
 
 # Every program needs these, and they need no MPI.
@@ -160,6 +161,12 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Mpi:
         if elf is not None:
             return Mpi(elf.library, path, f"{word} is linked with {path}")
     return Mpi("", "", f"{argv[0]} is not linked with MPI")
+
+
+def is_linked(name: str, environ: Mapping[str, str], cwd: str) -> bool:
+    """Whether a command is an MPI program itself: linked with the library, not only with one that is."""
+    elf = read_elf(executable(name, environ, cwd))
+    return elf is not None and any(_OF_MPI.fullmatch(one) for one in elf.needed)
 
 
 def installed(library: str, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> str:

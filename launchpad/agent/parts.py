@@ -36,6 +36,7 @@ FEATURES = (
         lambda start: any(entry.get("debug") for entry in start.ranks),
     ),
     Feature(".ranks.prompt", "PromptWatch", (), lambda start: bool(start.terminal)),
+    Feature(".mpi.own_worlds", "OwnWorlds", (), lambda start: bool(start.ranks)),
     Feature(
         ".mpi.part",
         "NodeMpi",

@@ -26,6 +26,7 @@ from launchpad.protocol.events import (
     NoMpi,
     NotForked,
     OrphansKilled,
+    OwnWorld,
     PhaseChanged,
     RanksBound,
     RanksSpawned,
@@ -75,6 +76,7 @@ class Notes:
         self._bound: list[Any] = []  # as it was said
         self._diagnosis = diagnosis
         self._history = diagnosis.history
+        self._own_worlds: set[int] = set()  # ranks
         self._stopping = False
         self._prompt = -1  # the rank that is at a prompt
         self.deadline: float | None = None
@@ -102,6 +104,11 @@ class Notes:
                     self._say(no_kept_image(reason, self._on(node)))
             case NoMpi(library=library, why=why, node=node):
                 self._say(_no_mpi(library, why, self._on(node)))
+            case OwnWorld(rank=rank):
+                self._own_worlds.add(rank)
+                if len(self._own_worlds) == 2:
+                    them = ranks_in_words(sorted(self._own_worlds))
+                    self._say(f"{them} use MPI, each in a world of its own; --backend mpi makes all ranks one world")
             case RanksBound(ranks=ranks):
                 if self._reports_bindings and ranks != self._bound:
                     from launchpad.job.binding import in_words

@@ -428,6 +428,13 @@ class NoMpi(Event, about=the_node, recorded=True):
     node: int = -1  # filled in by the head
 
 
+class OwnWorld(Event, about=its_rank, recorded=True):
+    """A rank uses MPI in a world of its own, as nothing has made it join one with the others."""
+
+    time: int
+    rank: int
+
+
 class LeftoversAwaited(Event, about=the_node, recorded=True):
     """All ranks have ended well, and the processes that they left behind have time to end, too."""
 

@@ -9,16 +9,21 @@ from . import stack_server
 TYPE_CHECKING = False  # typing takes longer to import than all the rest of an interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 class ImportWatch:
-    """A module finder that finds nothing, but tries a package's hook at each import from it, until it is installed."""
+    """A module finder that tries a package's hook at each import from it, until it is installed."""
 
     def __init__(self, hooks: dict[str, Callable[[], bool]]) -> None:
         self._hooks = hooks
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
-        """Find nothing."""
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Find nothing, except mpi4py.MPI: it is loaded as by others, and then looked at."""
+        if name == "mpi4py.MPI":
+            from . import own_world
+
+            return own_world.spec_of_mpi(path, target, self)
         package = name.partition(".")[0]
         hook = self._hooks.get(package)
         if hook is not None and hook():
@@ -27,6 +32,7 @@ class ImportWatch:
                 from . import milestones
 
                 milestones.reach("torch")
+        return None
 
 
 def watch() -> None:

@@ -35,6 +35,9 @@ def release() -> bool:
         module.Init_thread(getattr(module, f"THREAD_{rc.thread_level.upper()}"))
     else:
         module.Init()
+    from . import own_world
+
+    own_world.mark(module)
     return True
 
 

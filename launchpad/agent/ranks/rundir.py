@@ -149,6 +149,11 @@ def _take(path: str, limit: int) -> str:
     return text
 
 
+def has_own_world(folder: str, rank: int) -> bool:
+    """Whether the rank has left the mark of an MPI world of its own (rank/own_world.py)."""
+    return os.path.exists(os.path.join(folder, f"{rank}.own_world"))
+
+
 def call_files(folder: str, rank: int) -> dict[str, str]:
     """Where a rank finds the function to call, and where it leaves the outcome (rank/call.py)."""
     return {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -341,3 +343,60 @@ def test_hosts_with_their_own_names_addresses_and_memory(launchpad: Launchpad, t
             assert done.returncode in codes, done.stderr
             assert printed(done, "sum") == (sums(3) if what == "sum" else [])
             assert network.exec("h1", "ls", "/dev/shm") == network.exec("h2", "ls", "/dev/shm") == ""
+
+
+# Without --backend mpi.
+
+SAID = r"launchpad: ranks \d\D+\d use MPI, each in a world of its own; --backend mpi makes all ranks one world\n"
+
+
+@pytest.fixture
+def linked(launchpad: Launchpad) -> str:
+    """A program in C that stays in its world until it is stopped."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    files = importlib.metadata.files("mpich") or []
+    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
+    text = "#include <mpi.h>\n#include <unistd.h>\nint main(void) { MPI_Init(0, 0); for (;;) pause(); }\n"
+    (launchpad.folder / "stays.c").write_text(text)
+    subprocess.run([wrapper, "-o", "stays", "stays.c"], check=True, timeout=DEADLINE, cwd=launchpad.folder)
+    return "./stays"
+
+
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        ("from mpi4py import MPI", ()),
+        ("from mpi4py import MPI", WITH_MPI),
+        ("import mpi4py\nmpi4py.rc.threads = False\nimport mpi4py.MPI", ()),
+    ],
+    ids=["executed", "forked", "later"],
+)
+def test_worlds_of_one_are_told(launchpad: Launchpad, program: str, way: tuple[str, ...]) -> None:
+    (launchpad.folder / "alone.py").write_text(f"import mpi4py\n{program}\nprint(mpi4py.MPI.COMM_WORLD.size)\n")
+    done = launchpad.run("run", "-n", 3, *way, "alone.py")
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] 1", "[1] 1", "[2] 1"])
+    assert re.fullmatch(SAID, done.stderr)
+
+
+def test_a_program_that_is_linked_with_mpi_is_told_while_it_runs(launchpad: Launchpad, linked: str) -> None:
+    process = launchpad.start("run", "-n", 2, linked, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert re.fullmatch(SAID, process.stderr.readline().decode())
+    process.terminate()
+    process.communicate(timeout=DEADLINE)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nif os.environ['RANK'] == '1': from mpi4py import MPI",
+        "import mpi4py\nmpi4py.rc.initialize = False\nfrom mpi4py import MPI",
+        "import os\nos.environ['PMI_RANK'] = '0'\nfrom mpi4py import MPI",
+    ],
+    ids=["one rank", "not initialized", "another's world"],
+)
+def test_nothing_is_said_of_ranks_that_are_not_alone_together(launchpad: Launchpad, program: str) -> None:
+    (launchpad.folder / "quiet.py").write_text(program)
+    done = launchpad.run("run", "-n", 2, "quiet.py")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launchpad.agent import parts
+from launchpad.agent.mpi.own_worlds import OwnWorlds
 from launchpad.agent.mpi.part import NodeMpi
 from launchpad.agent.outbox import Outbox
 from launchpad.agent.part import AgentHub, AgentPart
@@ -156,13 +157,13 @@ def test_each_command_has_one_place() -> None:
 
 
 def test_only_what_they_wait_for_begins_with_ranks() -> None:
-    """A debugger, and the person at the terminal."""
+    """A debugger, the person at the terminal, and MPI without a world."""
 
     def begun(**of_start: Any) -> list[str]:
         return [feature.name for feature in FEATURES if feature.begins(start(**of_start))]
 
-    assert begun(ranks=[{"rank": 0, "debug": False}]) == []
-    assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers"]
+    assert begun(ranks=[{"rank": 0, "debug": False}]) == ["OwnWorlds"]
+    assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers", "OwnWorlds"]
     assert begun(terminal=[24, 80]) == ["PromptWatch"]
 
 
@@ -214,6 +215,26 @@ def test_a_sample_of_no_ranks_is_reported_at_once(hub: AgentHub, monkeypatch: py
     taken.on(Sample(7, True))
     assert taken.deadline is None
     assert [event.number for event in said.events] == [7]
+
+
+def test_ranks_with_worlds_of_their_own_are_told_once(hub: AgentHub) -> None:
+    hub.outbox = said = Said()
+    worlds = OwnWorlds(hub)
+    entries = [{"rank": rank, "argv": ["solve.py"], "python": True} for rank in (0, 1)]
+    worlds.starting(start(ranks=entries), {})
+    first = worlds.deadline
+    assert first is not None
+    one, other = Rank(0, 101, None), Rank(1, 102, None)
+    hub.ranks.update({101: one, 102: other})
+    Path(hub.folder, "1.own_world").touch()
+    worlds.tick(first)
+    assert worlds.deadline is not None
+    assert worlds.deadline > first
+    worlds.exited(other, 0)
+    assert [event.rank for event in said.events] == [1]
+    Path(hub.folder, "0.own_world").touch()
+    worlds.exited(one, 0)
+    assert [event.rank for event in said.events] == [1, 0]
 
 
 def test_there_is_no_mpi_before_there_is_a_world(hub: AgentHub) -> None:

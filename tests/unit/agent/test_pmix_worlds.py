@@ -82,6 +82,14 @@ def test_a_program_behind_another_one(tmp_path: Path) -> None:
     assert (found.library, found.why) == ("openmpi", f"{program} is linked with {library}")
 
 
+def test_a_program_of_mpi_is_linked_with_it_itself(tmp_path: Path) -> None:
+    elf(tmp_path / "libuses.so", ["libmpi.so.40"])
+    for needed, expected in ((["libmpi.so.12"], True), (["libmpi_mpifh.so.40"], True), (["libuses.so"], False)):
+        elf(tmp_path / "solve", [*needed, "libc.so.6"], rpath=str(tmp_path))
+        assert mpi_library.is_linked("./solve", {}, str(tmp_path)) is expected
+    assert not mpi_library.is_linked("./none", {}, str(tmp_path))
+
+
 def test_the_linkers_order(tmp_path: Path) -> None:
     """RPATH, LD_LIBRARY_PATH, RUNPATH; and RUNPATH is not for the libraries of libraries."""
     for name in ("one", "two"):

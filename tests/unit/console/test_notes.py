@@ -31,6 +31,7 @@ from launchpad.protocol.events import (
     NotForked,
     OrphansKilled,
     Output,
+    OwnWorld,
     PhaseChanged,
     RankExited,
     RankFailed,
@@ -338,6 +339,14 @@ def test_the_last_earlier_attempts_are_listed(count: int, line: str) -> None:
 
 
 HOSTILE = "odd\x1b]0;title\x07\x9b2J\n::error::forged\nlaunchpad: all well\u2028"
+
+
+def test_worlds_of_one_are_said_once() -> None:
+    job = Job()
+    for count, rank in ((0, 3), (0, 3), (1, 1), (1, 0)):
+        job.on(OwnWorld(0, rank))
+        assert len(job.notes) == count
+    assert job.notes[0].startswith("ranks 1, 3 use MPI, each in a world of its own; ")
 
 
 @pytest.mark.parametrize(
