@@ -201,7 +201,7 @@ class Agent:
             case Fence(number=number):
                 self._outbox.fence(number)
             case HoldPort(address=address, port=number):
-                self._outbox.say(PortHeld(time.monotonic_ns(), self._store.hold_port(number, address)))
+                self._outbox.say(PortHeld(time.monotonic_ns(), *self._store.hold_port(number, address)))
             case HoldPorts(number=number):
                 self._outbox.say(self._ports.hold(number))
             case Ping(time=at):
@@ -226,6 +226,7 @@ class Agent:
                 self._parts.on(command)
 
     def _on_hello(self, hello: Hello) -> None:
+        port, holder = self._store.hold_port(hello.port)
         self._heartbeat_timeout = hello.silence
         self._outbox.say(
             AgentReady(
@@ -238,7 +239,8 @@ class Agent:
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
                 open_files=resources.open_file_limit(),
                 processes=resources.process_limit(),
-                port=self._store.hold_port(hello.port),
+                port=port,
+                port_holder=holder,
             )
         )
 

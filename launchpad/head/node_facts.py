@@ -153,7 +153,7 @@ def find_master(
     address = common[0]
     (held,) = requester.ask({first: HoldPort(address, port)}, PortHeld, REACH_SECONDS)
     if held.port < 0:
-        raise port_taken(port, requester.nodes.name(first))
+        raise port_taken(port, requester.nodes.name(first), held.holder)
     return Master(address, held.port), {
         first: own.get(address, ""),
         **{node: reached[node][address] for node in others},

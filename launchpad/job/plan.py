@@ -304,7 +304,7 @@ def make_plan(
     resources = [_resources(spec, *row) for row in zip(*columns, strict=True)]
     own_port = nodes[0].port
     if own_port < 0:
-        raise port_taken(spec.world.master_port, places[0].name)
+        raise port_taken(spec.world.master_port, places[0].name, nodes[0].port_holder)
     if seats is None:
         seats = [Seat(node.index, node.slots) for node in resources]
     meeting = master or Master(spec.world.master_addr, spec.world.master_port or own_port)
@@ -326,11 +326,11 @@ def make_plan(
     )
 
 
-def port_taken(port: int, name: str) -> UsageError:
-    """The error for a --master-port that the first node can't hold. `name` is the node's."""
+def port_taken(port: int, name: str, holder: str) -> UsageError:
+    """The error for a --master-port that the first node can't hold. `name` is the node's; `holder` has the port."""
     return UsageError(
-        f"--master-port {port}: another program listens there on {name}; end it, give another port, or leave the "
-        "option out to get a free one"
+        f"--master-port {port}: {holder or 'another program'} listens there on {name}; end it, give another port, or "
+        "leave the option out to get a free one"
     )
 
 

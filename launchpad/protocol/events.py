@@ -156,6 +156,7 @@ class AgentReady(Event, about=the_node):
     open_files: int  # the agent's hard limit
     processes: int  # the limit for this user
     port: Port  # the TCP port held for the job's rendezvous; -1 if the requested one is taken
+    port_holder: str = ""  # and by whom: `pid 71, python`; "" if unknown
 
 
 class NodeFacts(Event, about=the_node):
@@ -247,6 +248,7 @@ class PortHeld(Event, about=the_node):
 
     time: int
     port: Port  # -1 if the requested one is taken
+    holder: str = ""  # and by whom: `pid 71, python`; "" if unknown
 
 
 class PortsHeld(Event, about=the_node):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from launchpad import linux
+from launchpad import linux, listeners
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import LaunchpadError, UsageError
 from launchpad.head import own_signals
@@ -59,9 +59,11 @@ def run_joined(
             joining = Joining(meeting, spec, secret, say, functools.partial(_member, spec=spec, options=options))
         except OSError as error:
             if error.errno != errno.EADDRINUSE or meeting.is_head:
+                holder = listeners.holder(meeting.port) if error.errno == errno.EADDRINUSE else ""
+                why = f"{error.strerror}: {holder}" if holder else error.strerror
                 raise UsageError(
                     f"the nodes of this job meet at {meeting.place}, and launchpad can't listen there "
-                    f"({error.strerror}); give a free port, and an address of the node that leads the job"
+                    f"({why}); give a free port, and an address of the node that leads the job"
                 ) from None
         else:
             if is_guessable(options.nodes, os.environ) and not linux.is_loopback(joining.address):

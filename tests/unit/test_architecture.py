@@ -19,6 +19,7 @@ STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "linux": set(),
+    "listeners": set(),
     "mpi_library": set(),
     "caller": set(),
     "image": {"linux"},
@@ -34,10 +35,10 @@ STAIRCASE: dict[str, set[str]] = {
     "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol"},
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
     "runner": {
-        *("console", "control", "diagnosis", "doctor", "errors", "head", "image", "job", "linux", "mpi_library"),
-        *("output", "protocol", "record", "report", "transport"),
+        *("console", "control", "diagnosis", "doctor", "errors", "head", "image", "job", "linux", "listeners"),
+        *("mpi_library", "output", "protocol", "record", "report", "transport"),
     },
-    "agent": {"image", "linux", "mpi_library", "protocol", "rank"},
+    "agent": {"image", "linux", "listeners", "mpi_library", "protocol", "rank"},
     "rank": set(),
     "forkserver": {"agent", "image", "linux", "rank"},
     "collectives": {"errors"},
@@ -78,7 +79,7 @@ BY_NAME = {
 }
 
 # What is sent to nodes: it imports the standard library only.
-SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "mpi_library", "protocol", "rank")
+SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "listeners", "mpi_library", "protocol", "rank")
 
 # Where a heavy package may be imported at all.
 HOMES = {

@@ -30,12 +30,16 @@ class Store:
         self._shared = False  # with other nodes
         self._first = -1  # the node's first rank
 
-    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> int:
-        """Hold this rendezvous port and release any other. Returns its number, or -1 if it is taken."""
+    def hold_port(self, wanted: int, address: str = port.ADDRESS) -> tuple[int, str]:
+        """Hold this rendezvous port and release any other. Returns its number; or -1, and who has it if known."""
         if self._port is not None:
             self._port.close()
         self._port = port.Port(wanted, address)
-        return self._port.number
+        if self._port.number < 0:
+            from ... import listeners
+
+            return -1, listeners.holder(wanted)
+        return self._port.number, ""
 
     def starting(self, start: Start) -> None:
         """Ranks are about to start."""

@@ -22,6 +22,7 @@ _CONTENTS = (
     "__init__.py",
     "_version.py",
     "linux.py",
+    "listeners.py",
     "mpi_library.py",
     "agent",
     "protocol",

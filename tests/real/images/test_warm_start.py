@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -355,7 +356,7 @@ def test_a_taken_port_is_an_error_before_anything_starts(launchpad: Launchpad) -
         (launchpad.folder / "x.py").write_text("print('started')")
         done = launchpad.run("run", "--preload", "json", "--master-port", port, "x.py")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"--master-port {port}: another program listens there" in done.stderr
+    assert f"--master-port {port}: pid {os.getpid()}, " in done.stderr
 
 
 @needs_torch

@@ -417,6 +417,7 @@ def test_a_port_that_another_program_holds(launchpad: Launchpad) -> None:
         done = launchpad.run("run", *static(0, port), "exits.py", "0")
     assert done.returncode == 2
     assert f"the nodes of this job meet at 127.0.0.1:{port}, and launchpad can't listen there (Address" in done.stderr
+    assert f" already in use: pid {os.getpid()}, " in done.stderr
 
 
 @pytest.mark.parametrize("way", ["file", "variable"])

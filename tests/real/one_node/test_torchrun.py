@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import socket
@@ -292,4 +293,5 @@ def test_master_port_that_is_taken(launchpad: Launchpad) -> None:
         port = taken.getsockname()[1]
         done = launchpad.run("run", "--master-port", port, "show_env.py")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"launchpad: error: --master-port {port}: another program listens there on ")
+    assert done.stderr.startswith(f"launchpad: error: --master-port {port}: pid {os.getpid()}, ")
+    assert " listens there on " in done.stderr

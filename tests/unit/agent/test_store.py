@@ -43,7 +43,7 @@ def test_the_store_is_forked_once_and_its_end_is_the_first_ranks_failure(tmp_pat
     said, forkserver = Said(), Orders()
     hub = AgentHub(Poll(), said, str(tmp_path))
     store = Store(hub)
-    number = store.hold_port(0)
+    number, _ = store.hold_port(0)
     store.starting(START)
     store.open_bell()
     store.serve_by(forkserver)
