@@ -43,7 +43,7 @@ _TASKS = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,7})\))?")
 class SlurmJob(NamedTuple):
     """The allocation that this process may use all of."""
 
-    hosts: tuple[Host, ...]  # with the tasks of each as mentions
+    hosts: tuple[Host, ...]  # with the tasks of each as mentions; none if nothing says which nodes there are
     nproc: Nproc | None  # instead of the mentions
     here: str  # which of the nodes this process runs on; "": none of them
 
@@ -51,7 +51,7 @@ class SlurmJob(NamedTuple):
 def find_job(environ: Mapping[str, str], nproc: Nproc | None, target: Sequence[str]) -> SlurmJob | None:
     """The allocation, if this process is free to use all of it. Raises UsageError if srun started it several times.
 
-    `nproc` and `target`, of the command line, are for the message.
+    `nproc` and `target` are those of the command line: with `nproc`, the allocation's tasks don't matter.
     """
     if "TORCHELASTIC_RUN_ID" in environ or not environ.get("SLURM_JOB_ID"):  # a rank's launchpads stay where it is
         return None
@@ -68,11 +68,13 @@ def find_job(environ: Mapping[str, str], nproc: Nproc | None, target: Sequence[s
     variable = "SLURM_JOB_NODELIST" if "SLURM_JOB_NODELIST" in environ else "SLURM_NODELIST"
     names = expand_hostlist(environ.get(variable, ""), variable)
     if not names:
-        raise UsageError(f"{variable} lists no nodes of this Slurm allocation; {INSTEAD}")
+        if _number(environ.get("SLURM_JOB_NUM_NODES", environ.get("SLURM_NNODES", ""))) > 1:
+            raise UsageError(f"{variable} lists no nodes of this Slurm allocation; {INSTEAD}")
+        return SlurmJob((), None, "")
     counts = [1] * len(names)
     if interactive:  # the other variables are about this step
         counts = [max(1, _number(environ.get("SLURM_NTASKS_PER_NODE", "1")))] * len(names)
-    elif "SLURM_NTASKS" in environ:
+    elif "SLURM_NTASKS" in environ and nproc is None:
         counts = _tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""), len(names))
     hosts = hosts_of_slots(zip(names, counts, [variable] * len(names), strict=True))
     has_gpus = any(environ.get(name, "0") not in ("", "0") for name in _GPUS)
@@ -132,7 +134,8 @@ def _started_by_srun(tasks: int, nproc: Nproc, target: Sequence[str]) -> str:
     line = shlex.join(["launchpad", "run", "--nproc", str(nproc), *target])
     return (
         f"srun has started {tasks} launchpads, and each would run the whole job; without srun, one uses all nodes of "
-        f"the allocation: {line} (or start one on each node, with srun --ntasks-per-node=1 and --nnodes)"
+        f"the allocation: {line} (or start one on each node, with srun --ntasks-per-node=1 and --nnodes); if no srun "
+        "has started this one, --hosts localhost is this machine alone"
     )
 
 

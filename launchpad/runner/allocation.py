@@ -38,6 +38,10 @@ def _with_slurm(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
     job = find_job(environ, options.nproc, options.target)
     if job is None:
         return options
+    if not job.hosts:
+        if not options.reports.quiet:
+            say_on_stderr("SLURM_JOB_ID is set, but no list of nodes: using this machine alone; --hosts names others")
+        return options
     hosts = options.hosts
     used = choose_hosts(job.hosts, hosts.include, hosts.exclude)
     nproc = options.nproc or job.nproc

@@ -17,6 +17,7 @@ from typing import Any, Self
 from launchpad import linux
 from launchpad.console.message import QueuedMessages
 from launchpad.errors import LaunchpadError, NodeError
+from launchpad.job.allocation import INSTEAD
 from launchpad.job.hosts import Host, some_of
 from launchpad.job.offer import NodeOffer
 from launchpad.job.slurm import srun_line
@@ -94,7 +95,7 @@ class _Srun:
                 self._lines.append(line.rstrip())
             self._process.wait()
         except OSError as error:
-            self.failed = f"srun: {error.strerror}; this is a Slurm allocation, so srun has to be on PATH"
+            self.failed = f"srun: {error.strerror}; this is a Slurm allocation, so srun has to be on PATH; or {INSTEAD}"
         finally:
             self.gone.set()
             self._ended()
@@ -196,7 +197,7 @@ class SrunNodes:
                 if srun.failed:
                     raise NodeError(srun.failed)
                 if srun.gone.is_set():
-                    raise NodeError("\n  ".join([f"{missing}: srun has ended", *srun.said()]))
+                    raise NodeError("\n  ".join([f"{missing}: srun has ended; {INSTEAD}", *srun.said()]))
                 if now >= start + seconds:
                     raise NodeError("\n  ".join([f"{missing} within {seconds:g} s", *srun.said()]))
                 if reminders.due(now):

@@ -40,7 +40,8 @@ def test_what_srun_says_is_shown_if_it_fails(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-q", "true")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == (
-        "launchpad: error: no launchpad on a, b of the Slurm allocation: srun has ended\n"
+        "launchpad: error: no launchpad on a, b of the Slurm allocation: srun has ended; name the hosts with "
+        "--hosts; --hosts localhost is this machine alone\n"
         "  srun: error: Unable to create step: no\n"
     )
 
@@ -79,6 +80,18 @@ def test_without_srun(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "-q", EXAMPLE)
     assert done.returncode == 3
     assert "srun: No such file or directory; this is a Slurm allocation" in done.stderr
+    assert "--hosts localhost is this machine alone" in done.stderr
+
+
+def test_what_is_no_allocation_is_this_machine(launchpad: Launchpad) -> None:
+    """As in a container, or a shell that an IDE has opened."""
+    launchpad.environ["SLURM_JOB_ID"] = "7"
+    for quiet, said in (
+        ((), "SLURM_JOB_ID is set, but no list of nodes: using this machine alone; --hosts names others\n"),
+        (("-q",), ""),
+    ):
+        done = launchpad.run("run", *quiet, "-n", 2, "true")
+        assert (done.returncode, done.stderr.removeprefix("launchpad: ")) == (0, said)
 
 
 @pytest.mark.parametrize("words", [["--hosts", "localhost"], ["--nnodes", 1], ["--standalone"]])

@@ -8,7 +8,7 @@ import pytest
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Nproc
-from launchpad.job.slurm import find_job, srun_line
+from launchpad.job.slurm import SlurmJob, find_job, srun_line
 
 # What there is and who may use it, from the variables alone.
 
@@ -62,7 +62,10 @@ def test_who_may_not_use_all_of_it(more: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST lists no nodes of this Slurm allocation; name the hosts"),
+        (
+            {"SLURM_JOB_NODELIST": "", "SLURM_JOB_NUM_NODES": "3"},
+            "SLURM_JOB_NODELIST lists no nodes of this Slurm allocation; name the hosts",
+        ),
         ({"SLURM_JOB_NODELIST": "n[1-"}, "a bracket of 'n[1-' is not closed"),
         ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x2)"}, "'1(x2)' is not for 3 nodes; give --nproc"),
         ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "many"}, "'many' doesn't list tasks, as in 2(x3),1"),
@@ -72,6 +75,18 @@ def test_who_may_not_use_all_of_it(more: dict[str, str]) -> None:
 def test_variables_that_make_no_sense(more: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         find_job(BATCH | more, None, ())
+
+
+def test_tasks_do_not_matter_where_the_ranks_are_given() -> None:
+    environ = {name: value for name, value in BATCH.items() if name != "SLURM_TASKS_PER_NODE"} | {"SLURM_NTASKS": "9"}
+    job = find_job(environ, 2, ())
+    assert job is not None
+    assert [host.name for host in job.hosts] == ["n08", "n09", "gpu1"]
+
+
+@pytest.mark.parametrize("more", [{}, {"SLURM_JOB_NUM_NODES": "1"}, {"SLURM_JOB_NODELIST": ""}])
+def test_without_a_list_of_nodes_there_is_nothing_to_use(more: dict[str, str]) -> None:
+    assert find_job({"SLURM_JOB_ID": "7"} | more, None, ()) == SlurmJob((), None, "")
 
 
 def test_what_is_about_other_tasks_is_kept_from_srun_and_given_to_the_ranks() -> None:
