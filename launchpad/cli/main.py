@@ -29,6 +29,7 @@ COMMANDS = {
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",
     "warm": "launchpad.cli.warm",
+    "clean": "launchpad.cli.clean",
     "doctor": "launchpad.cli.doctor",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",

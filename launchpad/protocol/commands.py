@@ -77,6 +77,16 @@ class MakeEnvironment(Command):
     texts: list[list[Any]]  # [path, permissions, text] of each further file; HERE and CACHE in a text are paths here
 
 
+class ListKept(Command):
+    """Report what --sync and --sync-env have left here (KeptListed)."""
+
+
+class RemoveKept(Command):
+    """Remove these of it; report a KeptRemoved."""
+
+    names: list[str]
+
+
 class Listen(Command):
     """Listen on these addresses, to find out which of them the other nodes can reach."""
 

@@ -228,6 +228,23 @@ class EnvironmentMade(Event, about=the_node):
     problem: str  # "" if it works
 
 
+class KeptListed(Event, about=the_node):
+    """The answer to ListKept."""
+
+    time: int
+    # [name, bytes, bytes that no other environment shares, last use in seconds since 1970, HOST:FOLDER or ""] each
+    folders: list[tuple[str, int, int, float, str]]
+    problem: str
+
+
+class KeptRemoved(Event, about=the_node):
+    """The answer to RemoveKept."""
+
+    time: int
+    names: list[str]  # what is gone
+    problem: str
+
+
 class Listening(Event, about=the_node):
     """The answer to Listen."""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from ...protocol.commands import CACHE, HERE, FindEnvironment, MakeEnvironment, Start
 from ...protocol.events import EnvironmentFound, EnvironmentMade
 from ..part import AgentHub, AgentPart
-from .synced_folder import base_folder, describe, path_in
+from .synced_folder import base_folder, describe, hold, path_in
 
 # Where Pythons are, besides PATH, which is short for commands that come over SSH.
 _PLACES = (
@@ -69,6 +69,7 @@ def find(command: FindEnvironment) -> EnvironmentFound:
         if os.path.exists(os.path.join(folder, MARK)) and os.access(_python_in(folder), os.X_OK):
             python = _python_in(folder)
             os.utime(os.path.join(folder, MARK))  # it is used
+            hold(folder)  # for as long as this process lives
         elif not command.python:
             base = next(_pythons(command.version, command.abi), "")
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ copy stay: only files that an earlier sync brought are ever removed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -39,6 +40,8 @@ class FolderSync(AgentPart):
         elif self._folder is not None:
             events = self._folder.take(command)
         for event in events:
+            if isinstance(event, Wanted) and event.folder:
+                hold(event.folder)  # for as long as this process lives
             self._hub.outbox.say(event)
 
     def close(self) -> None:
@@ -274,6 +277,14 @@ class SyncedFolder:
             except OSError:  # it is gone already, or the folder is not empty
                 pass
         os.makedirs(self._folder, 0o700, exist_ok=True)
+
+
+def hold(folder: str) -> int:
+    """Let nobody remove the folder (kept.py) while the descriptor that this returns is open. Raises OSError."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # a file system without locks, or somebody is just looking
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
 
 
 def path_in(folder: str, relative: str) -> str:

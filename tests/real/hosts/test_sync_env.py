@@ -66,6 +66,31 @@ def test_a_host_is_sent_the_environment_once(launchpad: Launchpad, hosts: Hosts,
     assert [line.replace("second", "first") for line in changed] == shown
 
 
+def test_what_is_kept_is_shown_and_removed_but_not_while_it_is_used(
+    launchpad: Launchpad, hosts: Hosts, made: Made
+) -> None:
+    on = ("--ssh-config", hosts.ssh_config, "-H", "n1")
+    words = (*on, "--python", made.python, "--sync", "--sync-env")
+    process = launchpad.start("run", *words, "sh", "-c", "echo here; read line", stdin=subprocess.PIPE)
+    assert process.stdout.readline() == b"[0] here\n"
+    shown = launchpad.run("clean", *on)
+    assert shown.returncode == 0, shown.stderr
+    names = [line.split()[1] for line in shown.stdout.splitlines()[1:]]
+    assert [name.rpartition("-")[0] for name in names] == [
+        f"copy-{made.source.name}", f"copy-{launchpad.folder.name}", "env-venv",
+    ]  # fmt: skip
+    assert shown.stdout.splitlines()[-1].endswith(f":{made.prefix}")
+    refused = launchpad.run("clean", *on, "env-*")
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert refused.stderr.splitlines()[1] == f"  n1  {names[2]} is in use by a job"
+    process.communicate(b"\n", timeout=DEADLINE)
+    removed = launchpad.run("clean", *on, "*")
+    assert [line.split(",")[0] for line in removed.stdout.splitlines()] == [f"n1: removed {name}" for name in names]
+    again = launchpad.run("clean", *on)
+    assert (again.returncode, again.stderr) == (0, "nothing is kept\n")
+    assert not [path.name for path in (hosts.cache / "launchpad").iterdir() if not path.name.startswith("agent-")]
+
+
 def test_its_programs_are_found_there(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
     words = ("--python", made.python, "-H", "n1", "--sync-env", "--no-python", "own-tool")
     (shown,), _ = ran(hosts.run(launchpad, *words))
