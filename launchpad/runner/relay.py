@@ -56,6 +56,9 @@ FULL_SECONDS = 10.0
 
 # When to tell the user that we wait for the head, and how often after it was lost.
 TELL_SECONDS = 3.0
+
+# Why there is no connection, as long as nothing is heard: a host without a head would refuse one at once.
+NO_ANSWER = "no answer; the host is down, or a firewall drops what is sent to it"
 LOST_SECONDS = 30.0
 
 # How much of the end of each stream the head gets, for the verdict and the record.
@@ -183,7 +186,7 @@ class Relay:
         `tell_after`, `tell_every`: when to tell the user that we wait, in seconds.
         """
         over = threading.Event()
-        self._reason = ""
+        self._reason = NO_ANSWER
         threading.Thread(target=self._try, args=(over,), name="seek", daemon=True).start()
         start = time.monotonic()
         deadline, tell = start + self._meeting.join_seconds, start + tell_after
@@ -250,7 +253,7 @@ class Relay:
             try:
                 return HeadConnection((address, port), self._secret, self._offer.as_json())
             except OSError as error:
-                self._reason = error.strerror or str(error)
+                self._reason = NO_ANSWER if isinstance(error, TimeoutError) else error.strerror or str(error)
         return None
 
     # Taking part.

@@ -411,6 +411,19 @@ def test_another_server_at_the_endpoint_is_recognised(launchpad: Launchpad, gree
     assert f"127.0.0.1:{port}: {message}" in err
 
 
+def test_a_head_that_does_not_answer_is_told_with_a_reason(launchpad: Launchpad) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        for _ in range(2):  # what comes after them is dropped
+            sock = waiting.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        port = full.getsockname()[1]
+        done = launchpad.run("run", *static(1, port), "--rdzv-conf", "join_timeout=1", "exits.py", "0", "0")
+    assert done.returncode == 3
+    reason = "no answer; the host is down, or a firewall drops what is sent to it"
+    assert f"waiting for the head of the job at 127.0.0.1:{port}: {reason}; gave up after 1 s" in done.stderr
+
+
 def test_a_port_that_another_program_holds(launchpad: Launchpad) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
