@@ -49,8 +49,8 @@ class NodeOffer:
     name: str  # its host name
     python: str  # the interpreter that its launchpad, and so its agent, runs in
     nnodes: str = ""  # the size of the job that it expects; "": it doesn't say (`launchpad join`)
-    node_rank: int | None = None  # the place that it must have
-    order: int | None = None  # its place among those that must have none, as far as there is a choice
+    node_rank: int | None = None  # --node-rank: the place that it must have; with c10d, that it comes in order of
+    order: int | None = None  # in place of a node rank: what its scheduler says
     slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
     spec: JobSpec | None = None  # what its ranks run; None: what the head's run
     failed: str = ""  # why it can't take part

@@ -66,6 +66,8 @@ def run_joined(
                     f"({why}); give a free port, and an address of the node that leads the job"
                 ) from None
         else:
+            if not meeting.static and meeting.node_rank:
+                say(f"--node-rank {meeting.node_rank}: the node of --rdzv-endpoint, this one, has node rank 0 (c10d)")
             if is_guessable(options.nodes, os.environ) and not linux.is_loopback(joining.address):
                 say(
                     f"whoever can connect to {meeting.place} can join this job; give --rdzv-id or --rdzv-secret-file, "
@@ -102,11 +104,10 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
 
 
 def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
-    exact = meeting.node_rank if meeting.static else None
-    order = meeting.node_rank if meeting.node_rank is not None else order_here(os.environ)
+    order = order_here(os.environ) if meeting.node_rank is None else None
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = meeting.size if meeting.nnodes else ""
-    return NodeOffer(name, sys.executable, size, exact, order, spec=spec, failed=failed)
+    return NodeOffer(name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed)
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:

@@ -131,15 +131,22 @@ class Joining:
                 self._late[link] = offer
                 self._nodes.append((link, offer))
                 return "", notes
-            if offer.node_rank is not None:
-                has_it = self._taken.get(offer.node_rank)
-                if offer.node_rank == 0 or (has_it is not None and not has_it.gone.is_set()):
-                    return f"--node-rank {offer.node_rank} has already joined: give each node its own", []
-                if not 0 < offer.node_rank < here.nnodes:
-                    return f"--node-rank {offer.node_rank} is not between 1 and {here.nnodes - 1}", []
-                self._taken[offer.node_rank] = link
+            if offer.node_rank is not None and (refusal := self._take_rank(offer.node_rank, link)):
+                return refusal, []
             self._nodes.append((link, offer))
         return "", notes
+
+    def _take_rank(self, rank: int, link: JoinedLink) -> str:
+        """Give a node the --node-rank that it asks for; or say why not. With c10d it is only for the order."""
+        here, has_it = self._meeting, self._taken.get(rank)
+        own = 0 if here.static else here.node_rank
+        if rank == own or (has_it is not None and not has_it.gone.is_set()):
+            leave_out = "" if here.static else ", or leave it out"
+            return f"--node-rank {rank} has already joined: give each node its own{leave_out}"
+        if here.static and not 0 < rank < here.nnodes:
+            return f"--node-rank {rank} is not between 1 and {here.nnodes - 1}"
+        self._taken[rank] = link
+        return ""
 
     def joined(self, link: JoinedLink) -> None:
         """An admitted node knows that it is."""
@@ -177,7 +184,7 @@ class Joining:
                     self._waiting = False
                     not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
                     self._late |= dict(not_yet)
-                    arrived = _in_order(here, most)
+                    arrived = _in_order(here, most, exact=self._meeting.static)
                     self._nodes = [*arrived, *not_yet]
                     return arrived
                 missing = f"{len(here) + 1} of {self._meeting.size} nodes have joined"
@@ -229,16 +236,23 @@ class Joining:
 FULL = "all {} nodes of the job have joined already"
 
 
-def _in_order(nodes: list[tuple[JoinedLink, NodeOffer]], most: int) -> list[tuple[JoinedLink, NodeOffer]]:
-    """By rank: those that must have one, have it; others follow as before, by what they say, or by arrival.
+def _in_order(
+    nodes: list[tuple[JoinedLink, NodeOffer]], most: int, *, exact: bool = False
+) -> list[tuple[JoinedLink, NodeOffer]]:
+    """By rank: if `exact`, those that say one, have it; others follow as before, by what they say, or by arrival.
 
     Then come the spares.
     """
     nodes, spares = nodes[: most - 1], nodes[most - 1 :]
     place = {peer.key: number for number, peer in enumerate(before.peers)} if (before := roster_of(nodes)) else {}
-    fixed = {offer.node_rank: (link, offer) for link, offer in nodes if offer.node_rank is not None}
-    free = [one for one in nodes if one[1].node_rank is None]
-    free.sort(key=lambda one: (place.get(one[1].key, len(place)), one[1].order is None, one[1].order or 0))
+    fixed = {one[1].node_rank: one for one in nodes if exact and one[1].node_rank is not None}
+    free = [one for one in nodes if not exact or one[1].node_rank is None]
+
+    def key(one: tuple[JoinedLink, NodeOffer]) -> tuple[int, bool, int]:
+        order = one[1].order if one[1].node_rank is None else one[1].node_rank
+        return place.get(one[1].key, len(place)), order is None, order or 0
+
+    free.sort(key=key)
     return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)] + spares
 
 

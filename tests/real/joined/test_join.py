@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from launchpad import listeners
 from launchpad.errors import NodeError
 from launchpad.job.limits import Limits
 from launchpad.job.offer import NodeOffer
@@ -358,16 +359,34 @@ def test_a_head_whose_name_has_no_address_yet(monkeypatch: pytest.MonkeyPatch) -
         joining.leads(Meeting("pod-0.train", 29400, 2, join_seconds=0.0), pytest.fail)
 
 
-def test_two_nodes_of_one_rank(launchpad: Launchpad) -> None:
+@pytest.mark.parametrize("way", ["static", "c10d"])
+def test_two_nodes_of_one_rank(launchpad: Launchpad, way: str) -> None:
     port = free_port()
-    head = launchpad.start("run", *static(0, port, 3), "exits.py", "0", "0", "0")
-    jobs = [launchpad.start("run", *static(1, port, 3), "exits.py", "0", "0", "0") for _ in range(2)]
+    first, other = static(0, port, 3), static(1, port, 3)
+    if way == "c10d":
+        first, other = c10d(port, 3), c10d(port, 3, node_rank="1")
+    head = launchpad.start("run", *first, "exits.py", "0", "0", "0")
+    wait_until(lambda: listeners.holder(port), "the head")
+    jobs = [launchpad.start("run", *other, "exits.py", "0", "0", "0") for _ in range(2)]
     wait_until(lambda: any(job.poll() is not None for job in jobs), "one of them to be refused")
     head.terminate()
     ended = sorted(map(ends, jobs))
     assert [code for code, _, _ in ended] == [3, 143]
     assert "--node-rank 1 has already joined: give each node its own" in ended[0][2]
     assert ends(head)[0] == 143
+
+
+def test_node_ranks_order_the_nodes_of_c10d_but_for_the_first(launchpad: Launchpad) -> None:
+    port = free_port()
+    words = ("sh", "-c", "echo $GROUP_RANK $GIVEN")
+    head = launchpad.start("run", *c10d(port, 3, node_rank="2"), "-x", "GIVEN=2", *words)
+    assert head.stderr is not None
+    said = b"launchpad: --node-rank 2: the node of --rdzv-endpoint, this one, has node rank 0 (c10d)\n"
+    assert head.stderr.readline() == said
+    others = [
+        launchpad.start("run", *c10d(port, 3, node_rank=str(rank)), "-x", f"GIVEN={rank}", *words) for rank in (7, 5)
+    ]
+    assert {ends(job)[1] for job in (head, *others)} == {"[0] 0 2\n", "[1] 1 5\n", "[2] 2 7\n"}
 
 
 def test_a_node_that_cannot_take_part_is_named_by_the_head(launchpad: Launchpad) -> None:
