@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from statistics import median, median_high, median_low
 
+from launchpad.doctor.interfaces import lacking
 from launchpad.doctor.seen import Examination, Finding, Level, Pair, listed, size
 from launchpad.protocol.health import LookUp, Probed
 
@@ -14,9 +15,6 @@ LATE_SECONDS = 5e-3
 LATE_FACTOR, LATE_AT_LEAST = 10, 2e-3
 SLOW_FACTOR, SLOW_AT_MOST = 4, 125e6  # bytes per second: nobody expects more of 1 Gbit/s
 SKEW_SECONDS = 1.0
-
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES")
-_ANY_OF = ("NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES")  # they take those of a list that are there
 
 
 def judge_network(seen: Examination) -> Iterator[Finding]:
@@ -69,27 +67,11 @@ def _time(seconds: float) -> str:
 
 def _wanted_interfaces(seen: Examination) -> Iterator[Finding]:
     """What the user has set for gloo and the like is passed on to all hosts."""
-    for name in _INTERFACES:
-        value = seen.environ.get(name, "")
-        if value.startswith("^"):  # all but these
-            continue
-        wanted = [one for one in value.removeprefix("=").split(",") if one]
-        begins = name.startswith("NCCL") and not value.startswith("=")
-        for place in seen.present:
-            has = seen.hosts[place].network.interfaces
-            missing = [one for one in wanted if not _is_there(one, has, begins=begins)]
-            if name in _ANY_OF and len(missing) < len(wanted):
-                continue
-            if missing and has:
-                text = f"{name}={seen.environ[name]} is set, and it has no {listed(missing)}, but {listed(has)}"
-                yield Finding("bad", (place,), "addresses", text, f"unset {name}; launchpad chooses the interface")
-
-
-def _is_there(name: str, interfaces: Iterable[str], *, begins: bool) -> bool:
-    """Whether a host has the interface, or one that begins so; of all, and of devices like mlx5_0:1, it has some."""
-    if name == "all" or ":" in name:
-        return True
-    return any(one.startswith(name) if begins else one == name for one in interfaces)
+    for place in seen.present:
+        has = seen.hosts[place].network.interfaces
+        for name, missing in (lacking(seen.environ, has) if has else {}).items():
+            text = f"{name}={seen.environ[name]} is set, and it has no {listed(missing)}, but {listed(has)}"
+            yield Finding("bad", (place,), "addresses", text, f"unset {name}; launchpad chooses the interface")
 
 
 def _names(seen: Examination) -> Iterator[Finding]:

@@ -210,9 +210,9 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         "message": _text(error),
         "frames": _frames(error, ours),
     }
-    from . import killed_child
+    from . import killed_child, misled
 
-    if why := killed_child.explain(error):
+    if why := killed_child.explain(error) or misled.explain(error):
         found["why"] = why
     if kind is ModuleNotFoundError:
         from . import interpreter

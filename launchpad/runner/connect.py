@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
+from launchpad.doctor.interfaces import misleading
 from launchpad.errors import ConnectError, LaunchpadError, NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.node_facts import address_at, find_master, probe_nodes
@@ -266,6 +267,13 @@ def make_world(
                 spec.world.master_port,
                 prefer="" if links[0].remote else seen,
             )
+    if len(members) > 1:
+        outward = {
+            member.name: {interface for _, interface, *_ in one.addresses} - {"lo"}
+            for member, one in zip(members, found, strict=True)
+        }
+        for sentence in misleading(spec.environ, outward):
+            say(sentence)
     places = [
         NodePlacement(
             *(member.name, member.nproc, found[node].python, folders[node], interfaces.get(node, ""), member.own),
