@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.events import RecordDropped
 from .stacks.debug_channel import DebugChannel
 
 if TYPE_CHECKING:
@@ -25,11 +27,18 @@ class AgentHub:
         self.folder = folder  # the job's private one
         self.ranks: dict[int, Rank] = {}  # those that run, by pid
         self.mpi: NodeWorlds | None = None  # the worlds that ranks are to join
+        self._dropped: set[int] = set()  # pids of ranks of which an answer was dropped
 
     @functools.cached_property
     def channel(self) -> DebugChannel:
         """To ask ranks; it listens from its first use on."""
-        return DebugChannel(self.poll, self.folder)
+        return DebugChannel(self.poll, self.folder, self._drop_answer)
+
+    def _drop_answer(self, pid: int, why: str) -> None:
+        if pid in self.ranks and pid not in self._dropped:
+            self._dropped.add(pid)
+            rank = self.ranks[pid].rank
+            self.outbox.say(RecordDropped(time.monotonic_ns(), rank, "its answer about where it is", why))
 
 
 class AgentPart:

@@ -30,6 +30,7 @@ from launchpad.protocol.events import (
     PhaseChanged,
     RanksBound,
     RanksSpawned,
+    RecordDropped,
     Restarted,
 )
 from launchpad.protocol.printable import printable
@@ -118,6 +119,8 @@ class Notes:
                     self._show("\n".join(map(printable, lines)))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
+            case RecordDropped(rank=rank, what=what, why=why):
+                self._say(f"{self._history.name(rank)}: {what} can't be used: {why}")
             case LogFailed(path=path, reason=reason):
                 self._say(f"{path}: {reason}; the rank's output is missing there from now on")
             case OrphansKilled(processes=processes, node=node):

@@ -65,7 +65,6 @@ class Entered(TypedDict, total=False):
     entries: list[MpiCollectiveEntry]  # on request
     groups: dict[str, tuple[str, list[int]]]  # likewise; by name: its description, its ranks
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
-    problem: str
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
     asleep: str  # identifies the sleep for a given time that the rank is in, or the child that it waits for
@@ -543,6 +542,15 @@ class MilestoneReached(Event, about=its_rank, recorded=True):
     time: int
     rank: Rank
     what: str  # "torch": torch.distributed is imported; "group": its first process group is being made
+
+
+class RecordDropped(Event, about=its_rank, recorded=True):
+    """What a rank has recorded or answered can't be used; told once of each kind."""
+
+    time: int
+    rank: Rank
+    what: str  # "an exception that it recorded"
+    why: str
 
 
 class Crashed(Event, about=its_rank, recorded=True):

@@ -72,7 +72,7 @@ def _number(value: Any) -> Any:
 def _anything(value: Any, depth: int = 0) -> Any:
     """What JSON may hold."""
     if depth > _MOST_DEPTH:
-        _refuse(value)
+        raise TypeError("it is nested too deeply")
     if type(value) is list:
         for one in value:
             _anything(one, depth + 1)

@@ -230,16 +230,17 @@ def _answer(line: Any) -> None:
                     continue
                 everything = request["all"]
                 answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
-                answer |= collectives(everything)
+                answer["collectives"] = known = collectives(everything)
                 if everything:
                     from . import exceptions
 
-                    answer["raising"] = exceptions.under_way(_main)
+                    known["raising"] = exceptions.under_way(_main)
             except Exception as error:
                 answer = {"number": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
             data = zlib.compress(json.dumps(answer).encode(), 1)
             if len(data) > MOST_BYTES:
-                answer |= {"entries": [], "threads": answer["threads"][:1], "raising": {}}
+                answer["threads"] = answer["threads"][:1]
+                answer["collectives"] |= {"entries": [], "raising": {}}
                 data = zlib.compress(json.dumps(answer).encode(), 1)
             line.send(data)
         except OSError:

@@ -57,6 +57,7 @@ class Conductor:
         self._bringup = bringup
         self._planner = planner
         self._outlets = outlets
+        self._say = say
         self._sinks: list[Sink] = []
         self._guests: Sequence[Sink] = ()
         self._code = 1
@@ -118,7 +119,7 @@ class Conductor:
                 lines.append(f"more: launchpad why {self.job}")
         ended = Ended(self._code, self.diagnosis, verdict, report, lines, folder)
         for outlet in self._outlets:
-            outlet.conclude(ended)
+            self._report(outlet, outlet.conclude, ended)
         return ended
 
     def over(self) -> None:
@@ -145,7 +146,19 @@ class Conductor:
         for outlet in self._outlets:
             if outlet.reads_record:
                 self.observers.journal.finish()
-            outlet.finish(ended)
+            self._report(outlet, outlet.finish, ended)
+
+    def _report(self, outlet: Outlet, step: Callable[[Ended], None], ended: Ended) -> None:
+        """Have an outlet report. Whatever goes wrong there, the job ended as it did."""
+        try:
+            step(ended)
+        except Exception as error:
+            import traceback  # late: nothing else here needs it
+
+            what = traceback.format_exception_only(error)[-1].strip()
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            at = f"{os.path.basename(place.filename)}:{place.lineno}"
+            self._say(f"{outlet.name} failed because of a bug in launchpad: {what} ({at})")
 
 
 def _files(bringup: BringUp, spec: JobSpec, plan: Plan, job: str) -> Files | None:

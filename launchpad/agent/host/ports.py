@@ -11,7 +11,7 @@ from ... import listeners
 # Compiled on first use: few ranks fail like this.
 _IN_USE = r"EADDRINUSE|[Aa]ddress already in use"
 # As torch, asyncio and others name the port.
-_PORT = r"\bport[:= ]+(\d+)|\('[^']*', (\d+)[,)]|:(\d{2,5})\b"
+_PORT = r"\bport[:= ]+(\d{1,5})\b|\('[^']*', (\d{1,5})[,)]|:(\d{2,5})\b"
 
 # All ranks may fail on the same port, one soon after the other: what was found holds for so many seconds.
 FOUND_HOLDS = 2.0

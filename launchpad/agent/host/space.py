@@ -31,8 +31,9 @@ def explain(traceback: dict[str, Any], cwd: str) -> None:
     """
     link: Any = traceback
     while isinstance(link, dict):
-        if found := _meant(f"{link.get('why', '')} {link.get('message')}", cwd):
-            link["why"] = "; ".join(filter(None, (link.get("why"), found)))
+        why = str(link.get("why", ""))
+        if found := _meant(f"{why} {link.get('message')}", cwd):
+            link["why"] = "; ".join(filter(None, (why, found)))
         link = link.get("cause") or link.get("context")
 
 
@@ -80,7 +81,7 @@ def _room(place: str) -> tuple[int, int]:
     """How many bytes the file system has, and how many of them are free for us; 0 and 0 if that can't be seen."""
     try:
         found = os.statvfs(place)
-    except OSError:
+    except (OSError, ValueError):  # a path with a null byte
         return 0, 0
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 

@@ -11,16 +11,47 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
+from typing import Any, TypedDict
 
 from ... import linux
-from ...protocol.events import ArrivalTimes, CollectivesEntered, ExceptionRaised, MilestoneReached
+from ...protocol.events import (
+    Arrivals,
+    ArrivalTimes,
+    CollectivesEntered,
+    EnteredCollective,
+    ExceptionRaised,
+    MilestoneReached,
+    RecordDropped,
+)
+from ...protocol.typed import typed
 from ..host import ports, space
 
-_AtEnd = ExceptionRaised | CollectivesEntered | ArrivalTimes | MilestoneReached
+_AtEnd = ExceptionRaised | CollectivesEntered | ArrivalTimes | MilestoneReached | RecordDropped
+
+
+class _Raised(TypedDict):
+    """What a rank records with each exception (rank/exceptions.py)."""
+
+    time: int
+    pid: int
+    thread: str
+    traceback: dict[str, Any]
+
+
+# What it adds at its end, if it is wanted: the type, and what it is in words.
+_ADDED: dict[str, tuple[Any, str]] = {
+    "collectives": (list[EnteredCollective], "its last collectives"),
+    "entered": (list[Arrivals], "its latest collectives"),
+    "milestones": (dict[str, int], "its milestones"),
+}
 
 # A rank's exceptions, and its crash report, are read up to this many characters.
 _MAX_CHARACTERS = 1 << 20
+
+# Of a line's number: Python refuses to read endless ones.
+_MOST_DIGITS = 10
 
 _NAME = re.compile(r"launchpad-([0-9a-f]{8})-\d+-[0-9a-f]{12}")  # with the start of the boot's ID
 _LOCK = "lock"
@@ -192,24 +223,37 @@ def take_exceptions(folder: str, rank: int, cwd: str) -> list[_AtEnd]:
     `cwd`: its folder.
     """
     found: list[_AtEnd] = []
+    dropped: dict[str, str] = {}  # why, by what it is
     for line in _take(os.path.join(folder, f"{rank}.raised"), _MAX_CHARACTERS).splitlines():
+        added: dict[str, Any] = {}
         try:
-            fields = json.loads(line)
-            event = ExceptionRaised(fields["time"], rank, fields["pid"], fields["thread"], fields["traceback"])
-            collectives, entered, milestones = map(fields.get, ("collectives", "entered", "milestones"))
-        except (ValueError, KeyError, TypeError, RecursionError):  # truncated, or not written by us
+            said = json.loads(line)
+            for name in said.keys() & _ADDED.keys():
+                kind, what = _ADDED[name]
+                try:
+                    added[name] = typed(kind, said.pop(name))
+                except TypeError as error:
+                    dropped[what] = str(error)
+            raised: _Raised = typed(_Raised, said)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # truncated, or not written by us
+            dropped["an exception that it recorded"] = str(error)
             continue
-        if all(map(isinstance, event, (int, int, int, str, dict))):
-            ports.explain(event.traceback)
-            space.explain(event.traceback, cwd)
-            found.append(event)
-            if isinstance(collectives, list) and collectives:
-                found.append(CollectivesEntered(event.time, rank, collectives))
-            if isinstance(entered, list) and entered:
-                found.append(ArrivalTimes(event.time, rank, entered))
-            if isinstance(milestones, dict):
-                found += [MilestoneReached(at, rank, what) for what, at in milestones.items() if isinstance(at, int)]
-    return found
+        found += _at_end(rank, raised, added, cwd)
+    now = time.monotonic_ns()
+    return [*found, *(RecordDropped(now, rank, what, why) for what, why in dropped.items())]
+
+
+def _at_end(rank: int, raised: _Raised, added: dict[str, Any], cwd: str) -> Iterator[_AtEnd]:
+    at = raised["time"]
+    ports.explain(raised["traceback"])
+    space.explain(raised["traceback"], cwd)
+    yield ExceptionRaised(at, rank, raised["pid"], raised["thread"], raised["traceback"])
+    if collectives := added.get("collectives"):
+        yield CollectivesEntered(at, rank, collectives)
+    if entered := added.get("entered"):
+        yield ArrivalTimes(at, rank, entered)
+    for what, when in added.get("milestones", {}).items():
+        yield MilestoneReached(when, rank, what)
 
 
 def take_crash(folder: str, rank: int, cwd: str) -> str:
@@ -228,7 +272,7 @@ def take_crash(folder: str, rank: int, cwd: str) -> str:
         lines.append(line)
         head, _, rest = line.partition('", line ')
         number = rest.split(" ", 1)[0]
-        if head.startswith('  File "') and number.isdecimal():
+        if head.startswith('  File "') and number.isdecimal() and len(number) < _MOST_DIGITS:
             source = sources.line(head[8:], int(number))
             lines += [f"    {source}"] if source else []
     return "\n".join(lines)

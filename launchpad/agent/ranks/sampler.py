@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from ...protocol.commands import Sample
 from ...protocol.events import ArrivalTimes, Hindered, Hindrances, Sampled
@@ -18,6 +17,7 @@ from ..host.gpus import Gpu, GpuReader
 from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
 from ..part import AgentHub, AgentPart
+from ..stacks.debug_channel import EnteredAnswer, SampleAnswer
 from ..stacks.dump import SourceLines
 
 # How long the ranks and the driver have to answer.
@@ -47,7 +47,7 @@ class Sampler(AgentPart):
         self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
         self._awaited: set[int] = set()  # those that were asked in this request
-        self._answers: dict[int, dict[str, Any]] = {}  # by pid
+        self._answers: dict[int, SampleAnswer] = {}  # by pid
         self._lines: dict[tuple[str, int], str] = {}  # of the sources
         self._channel.on_sample = self._take
         self._channel.on_entered = self._entered
@@ -82,17 +82,16 @@ class Sampler(AgentPart):
             pass
         self._report_if_complete()
 
-    def _take(self, pid: int, answer: dict[str, Any]) -> None:
+    def _take(self, pid: int, answer: SampleAnswer) -> None:
         self._open.discard(pid)
-        if answer.get("sample") == self._number:
+        if answer["sample"] == self._number:
             self._answers[pid] = answer
         self._report_if_complete()
 
-    def _entered(self, pid: int, answer: dict[str, Any]) -> None:
+    def _entered(self, pid: int, answer: EnteredAnswer) -> None:
         self._untold.discard(pid)
-        groups, now = answer["entered"], answer.get("now")
-        if pid in self._ranks and isinstance(groups, list) and groups and type(now) is int:
-            self._outbox.say(ArrivalTimes(now, self._ranks[pid], groups))
+        if pid in self._ranks and answer["entered"]:
+            self._outbox.say(ArrivalTimes(answer["now"], self._ranks[pid], answer["entered"]))
 
     def tick(self, now: float) -> None:
         """Report what there is."""
@@ -123,17 +122,15 @@ class Sampler(AgentPart):
         ranks = {root: self._ranks[root] for root in trees}
         return [(ranks[root], use.cpu, *found[root], int(ranks[root] in slowed)) for root, use in trees.items()]
 
-    def _wait(self, pid: int, answer: dict[str, Any]) -> tuple[str, int, float] | None:
+    def _wait(self, pid: int, answer: SampleAnswer) -> tuple[str, int, float] | None:
         """The operation in which a rank waits for others, the collective's number, and since when it does."""
-        try:
-            frames = [[*frame, ""] for frame in answer["frames"]]
-            if frames and not is_library(frames[0][0]):
-                frames[0][3] = self._line(pid, frames[0][0], frames[0][1])
-            operation = where(frames, bool(answer["mpi"])).waits_in
-            number, seconds = answer["wait"] or (-1, -1.0)
-            return (operation, int(number), round(float(seconds), 1)) if operation else None
-        except (LookupError, TypeError, ValueError, AttributeError):  # malformed: the program can send anything
-            return None
+        frames = [(*frame, "") for frame in answer["frames"]]
+        if frames and not is_library(frames[0][0]):
+            file, line, function, _ = frames[0]
+            frames[0] = (file, line, function, self._line(pid, file, line))
+        operation = where(frames, answer["mpi"]).waits_in
+        number, seconds = answer["wait"] or (-1, -1.0)
+        return (operation, number, round(seconds, 1)) if operation else None
 
     def _line(self, pid: int, path: str, number: int) -> str:
         if (path, number) not in self._lines:
@@ -154,6 +151,6 @@ class Sampler(AgentPart):
                 rank = self._ranks[self._trees.root_of[pid]]
                 users[rank] = users.get(rank, 0) + memory if memory >= 0 else -1
         for pid, answer in self._answers.items():
-            if gpu.uuid in (answer.get("gpus") or ()):
+            if gpu.uuid in answer["gpus"]:
                 users.setdefault(self._ranks[pid], -1)
         return users

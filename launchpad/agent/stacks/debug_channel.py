@@ -7,9 +7,11 @@ import os
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 from ... import linux
+from ...protocol.events import Arrivals, Entered
+from ...protocol.typed import typed
 from ..poll import Poll
 
 _BACKLOG = 1024
@@ -17,18 +19,73 @@ _MAX_BYTES = 1 << 18  # of a compressed answer
 _MAX_UNPACKED = 8 << 20
 
 
+def _ignore(*_: object) -> None:
+    """Where nobody has asked."""
+
+
+RankFrame = tuple[str, int, str]  # file, line, function
+
+
+class RankThread(TypedDict):
+    """A thread, innermost frame first."""
+
+    name: str
+    frames: list[RankFrame]
+
+
+class StackAnswer(TypedDict, total=False):
+    """To a request for stacks; `number` is -1 if the rank could not answer any request, because of a `problem`."""
+
+    number: int
+    beats: int
+    threads: list[RankThread]
+    collectives: Entered
+    problem: str
+
+
+class SampleAnswer(TypedDict):
+    """What a rank does: its main thread's frames; the number of the collective that it waits in, and for how long."""
+
+    sample: int  # the number of the request
+    frames: list[RankFrame]
+    mpi: bool
+    wait: tuple[int, float] | None
+    gpus: list[str]
+
+
+class EnteredAnswer(TypedDict):
+    """The collectives that a rank has entered since it was asked last, and the time to which theirs relate."""
+
+    entered: list[Arrivals]
+    now: int
+
+
+class DebuggerAnswer(TypedDict):
+    """Why the rank's debugger does not listen; "" if it does."""
+
+    debugger: str
+
+
+# By what tells them apart.
+_ANSWERS = {"debugger": DebuggerAnswer, "sample": SampleAnswer, "entered": EnteredAnswer, "number": StackAnswer}
+
+
 class DebugChannel:
     """Each rank connects once and is queried over that connection; the kernel vouches for its pid."""
 
-    def __init__(self, poll: Poll, folder: str) -> None:
-        """Listen in the job's private folder. If that fails, `path` is "" and no rank connects."""
+    def __init__(self, poll: Poll, folder: str, drop: Callable[[int, str], None] = _ignore) -> None:
+        """Listen in the job's private folder. If that fails, `path` is "" and no rank connects.
+
+        `drop` is told why the answer of a pid can't be used.
+        """
         self.path = ""
         self._poll = poll
+        self._drop = drop
         self.on_connect: Callable[[int], None] = _ignore  # called with the pid of a rank that can be asked from now on
         self.on_debugger: Callable[[int, str], None] = _ignore  # with a pid, and why its debugger does not listen
-        self.on_sample: Callable[[int, dict[str, Any]], None] = _ignore  # with a pid, and what it does
-        self.on_entered: Callable[[int, dict[str, Any]], None] = _ignore  # with a pid, and its latest collectives
-        self._answers: dict[int, dict[str, Any]] = {}  # by pid: the last answer
+        self.on_sample: Callable[[int, SampleAnswer], None] = _ignore  # with a pid, and what it does
+        self.on_entered: Callable[[int, EnteredAnswer], None] = _ignore  # with a pid, and its latest collectives
+        self._answers: dict[int, StackAnswer] = {}  # by pid: the last answer
         self._connections: dict[int, socket.socket] = {}  # by pid
         self._unanswered: dict[int, int] = {}  # by pid: the first question since the last answer
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,16 +122,19 @@ class DebugChannel:
         import zlib  # late: loading the library would delay the start of the ranks
 
         try:
-            answer = json.loads(zlib.decompressobj().decompress(data, _MAX_UNPACKED))
-        except (ValueError, zlib.error, RecursionError):
+            said = json.loads(zlib.decompressobj().decompress(data, _MAX_UNPACKED))
+            kind = next((kind for key, kind in _ANSWERS.items() if key in said), StackAnswer)
+            answer = typed(kind, said)
+        except (ValueError, TypeError, RecursionError, zlib.error) as error:
+            self._drop(pid, str(error))
             return
-        if isinstance(answer, dict) and type(answer.get("debugger")) is str:
+        if kind is DebuggerAnswer:
             self.on_debugger(pid, answer["debugger"])
-        elif isinstance(answer, dict) and "sample" in answer:
+        elif kind is SampleAnswer:
             self.on_sample(pid, answer)
-        elif isinstance(answer, dict) and "entered" in answer:
+        elif kind is EnteredAnswer:
             self.on_entered(pid, answer)
-        elif isinstance(answer, dict):
+        else:
             self._answers[pid] = answer
 
     def _disconnect(self, pid: int) -> None:
@@ -124,13 +184,9 @@ class DebugChannel:
         """The first question since the rank's last answer; 0 if none is open, or the rank can't be asked."""
         return self._unanswered.get(pid, 0)
 
-    def answer(self, pid: int, number: int) -> dict[str, Any] | None:
+    def answer(self, pid: int, number: int) -> StackAnswer | None:
         """A rank's answer to question `number`; {} if it can't be asked, None if it has not answered yet."""
         if pid not in self._connections:
             return {}
-        answer = self._answers.get(pid, {})
+        answer = self._answers.get(pid, StackAnswer())
         return answer if answer.get("number") == number else {} if answer.get("number") == -1 else None
-
-
-def _ignore(*_: object) -> None:
-    """Where nobody has asked for a debugger."""

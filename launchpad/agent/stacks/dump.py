@@ -13,10 +13,9 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ...protocol.commands import DumpStacks
-from ...protocol.events import NO_HANDLER, SILENT, StackDump
+from ...protocol.events import NO_HANDLER, SILENT, Entered, Frame, StackDump, ThreadStack
 from ...protocol.stacks import is_library
 from ...rank.stack_server import FILE, signal_number
 from .. import PACKAGE
@@ -25,7 +24,7 @@ from ..outbox import Listener
 from ..poll import Poll, earliest
 from ..ranks.rank import Rank
 from . import spinning, spy
-from .debug_channel import DebugChannel
+from .debug_channel import DebugChannel, RankThread
 
 SIGNAL = signal_number()
 MEMFD = f"/memfd:{FILE} (deleted)"
@@ -51,14 +50,12 @@ _MOST_BYTES = 1 << 20
 _MOST_FRAMES = 100
 _MOST_SOURCE = 4 << 20
 
-# What is passed on of an answer besides the threads.
-_KNOWN = ("counts", "waiting", "entries", "groups", "problem", "raising")
-
 NO_PYTHON = "no stacks: not a Python rank, or one without hooks"
 
 _OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("rank", "forkserver"))
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
-_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)')
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U(00(?:0[0-9a-f]|10)[0-9a-f]{4}))")
 
 
 class _PendingRank:
@@ -71,7 +68,7 @@ class _PendingRank:
         self.signalled = False
         self.file = ""
         self.blocked: set[str] = set()  # threads that had the signal blocked beforehand
-        self.threads: list[Any] = []
+        self.threads: list[ThreadStack] = []
         self.native = ""
 
 
@@ -132,8 +129,8 @@ class StackDumper:
                 return True
             return bool(target.why)
         said = self._channel.answer(target.pid, self._question.number)
-        if said and said.get("threads"):
-            target.threads = _with_sources(said["threads"], target.pid)
+        if said and (threads := said.get("threads")):
+            target.threads = _with_sources(threads, target.pid)
             return True
         if procfs.state(target.pid) == "T":  # it would answer only once it is continued
             target.why = SILENT
@@ -181,7 +178,7 @@ class StackDumper:
             self._sockets = traffic.by_socket()
         seconds, busy, moved = procfs.use(pid, self._sockets)
         said = self._channel.answer(pid, self._question.number) or {}
-        known: Any = {name: said[name] for name in _KNOWN if name in said}
+        known = said.get("collectives", Entered())
         unanswered = self._channel.unanswered(pid)
         if unanswered:
             known["unanswered"] = unanswered
@@ -193,11 +190,10 @@ class StackDumper:
             known["spins"] = spins
         state = procfs.state(pid)
         sleeps_in = procfs.wchan(pid) or procfs.system_call(pid)
-        beats = said.get("beats", -1)
         self._outbox.say(
             StackDump(
                 *(time.monotonic_ns(), target.rank, self._question.number, pid, target.why, target.threads, state),
-                *(sleeps_in, seconds, busy, moved, beats if type(beats) is int else -1, known, target.native),
+                *(sleeps_in, seconds, busy, moved, said.get("beats", -1), known, target.native),
             )
         )
 
@@ -255,7 +251,7 @@ def _written(target: _PendingRank) -> bool:
     return not pending and _blocked(target.pid) <= target.blocked
 
 
-def _read(target: _PendingRank) -> list[Any]:
+def _read(target: _PendingRank) -> list[ThreadStack]:
     try:
         with open(target.file, "rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
@@ -265,21 +261,19 @@ def _read(target: _PendingRank) -> list[Any]:
     return parse(text, SourceLines(f"/proc/{target.pid}/cwd").line)
 
 
-def _with_sources(threads: list[Any], pid: int) -> list[Any]:
+def _with_sources(threads: list[RankThread], pid: int) -> list[ThreadStack]:
     """The threads that a rank reported, with the source line of each frame."""
     sources = SourceLines(f"/proc/{pid}/cwd")
-    try:
-        for thread in threads:
-            for frame in thread["frames"]:
-                frame.append("" if is_library(frame[0]) else sources.line(frame[0], frame[1]))
-    except (LookupError, TypeError, AttributeError):  # malformed: the program can send anything
-        return []
-    return threads
+
+    def with_source(file: str, line: int, function: str) -> Frame:
+        return file, line, function, "" if is_library(file) else sources.line(file, line)
+
+    return [{"name": one["name"], "frames": [with_source(*frame) for frame in one["frames"]]} for one in threads]
 
 
-def parse(text: str, line_of: Callable[[str, int], str]) -> list[Any]:
+def parse(text: str, line_of: Callable[[str, int], str]) -> list[ThreadStack]:
     """Parse faulthandler's text into threads. It prints the main thread last; we put it first."""
-    threads: list[Any] = []
+    threads: list[ThreadStack] = []
     for line in text.splitlines():
         head = _THREAD.match(line)
         if head:
@@ -293,13 +287,13 @@ def parse(text: str, line_of: Callable[[str, int], str]) -> list[Any]:
                     threads.pop()
                 continue
             source = "" if is_library(path) else line_of(path, number)
-            threads[-1]["frames"].append([path, number, unescaped(frame[3]), source])
+            threads[-1]["frames"].append((path, number, unescaped(frame[3]), source))
     return threads[-1:] + threads[:-1]
 
 
 def unescaped(text: str) -> str:
     """Undo faulthandler's escapes of non-ASCII characters: \\xNN, \\uNNNN and \\UNNNNNNNN."""
-    return re.sub(r"\\(?:x(..)|u(....)|U(........))", lambda m: chr(int(m[1] or m[2] or m[3], 16)), text)
+    return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), text)
 
 
 class SourceLines:

@@ -14,6 +14,8 @@ from launchpad.runner.outlets.outlet import Ended, Outlet
 class CiOutlet(Outlet):
     """The outlet."""
 
+    name = "the report for the CI system"
+
     def __init__(self, reports: ReportOptions, console: Console, environ: Mapping[str, str]) -> None:
         """`environ`: the variables by which the system is known."""
         self._reports = reports

@@ -13,6 +13,8 @@ from launchpad.runner.outlets.outlet import Ended, Outlet, adds
 class EventsOutlet(Outlet):
     """The outlet."""
 
+    name = "--events"
+
     def __init__(self, reports: ReportOptions, post: Callable[[Any], None]) -> None:
         """`post` takes the head's own events."""
         assert reports.events is not None

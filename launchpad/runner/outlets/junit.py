@@ -10,6 +10,8 @@ from launchpad.runner.outlets.outlet import Ended, Outlet, Says, adds
 class JunitOutlet(Outlet):
     """The outlet."""
 
+    name = "--junit"
+
     def __init__(self, reports: ReportOptions, says: Says) -> None:
         """Raises UsageError if the file can't be written."""
         assert reports.junit is not None

@@ -32,6 +32,8 @@ _MOST_VALUE = 32 << 10
 class NotifyOutlet(Outlet):
     """The outlet."""
 
+    name = "--notify"
+
     def __init__(self, command: str, says: Says) -> None:
         """`command`: for a shell."""
         self._command = command

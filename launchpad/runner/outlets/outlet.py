@@ -31,6 +31,7 @@ class Says(Protocol):
 class Outlet:
     """Does nothing. An outlet says what it does otherwise. Its constructor raises UsageError for what can't work."""
 
+    name: str  # what the user knows it by
     sink: Sink | None = None  # sees all events of the job
     reads_record = False  # when it finishes
 

@@ -10,6 +10,7 @@ from launchpad.runner.outlets.outlet import Ended, Outlet, Says
 class ReportOutlet(Outlet):
     """The outlet."""
 
+    name = "--report"
     reads_record = True
 
     def __init__(self, path: str, says: Says) -> None:

@@ -35,10 +35,10 @@ def test_faulthandlers_text_is_read() -> None:
     threads = parse(TEXT, lambda path, line: f"{path} {line}")
     assert [thread["name"] for thread in threads] == ["MainThread", "0x00007f2d17e146c0"]
     assert threads[0]["frames"] == [
-        ["/w/train.py", 41, "<module>", "/w/train.py 41"],
-        ["<frozen runpy>", 88, "_run_code", ""],
+        ("/w/train.py", 41, "<module>", "/w/train.py 41"),
+        ("<frozen runpy>", 88, "_run_code", ""),
     ]
-    assert threads[1]["frames"][1] == ["/w/trän.py", 3, "worker", "/w/trän.py 3"]
+    assert threads[1]["frames"][1] == ("/w/trän.py", 3, "worker", "/w/trän.py 3")
     assert parse("", lambda *_: "") == []
 
 
