@@ -104,6 +104,7 @@ def failed_hosts(
 ) -> str:
     """The message about hosts that can't take part: one line per host with its reason, then what to do."""
     width = max(map(len, why))
-    lines = [f"  {name:<{width}}  {reason}" for name, reason in why.items()]
+    inner = "\n" + " " * (width + 4)
+    lines = [f"  {name:<{width}}  {reason}".replace("\n", inner) for name, reason in why.items()]
     hosts = "the only host" if count == 1 else f"{len(why)} of {count} hosts"
     return "\n".join([f"{hosts} {so}:", *lines, *([remedy] if remedy else [])])

@@ -48,9 +48,13 @@ class QueuedMessages:
 
 
 def message_line(text: str, colour: bool, bad: bool) -> str:
-    """A message of the launcher's own, as it appears on stderr. Lines after the first have no prefix."""
+    """A message of the launcher's own, as it appears on stderr: each line has the prefix, or is indented.
+
+    So nobody's text can stand at column 0.
+    """
     prefix = f"\x1b[0;{'1;31' if bad else '1;36'}mlaunchpad:\x1b[0m" if colour else "launchpad:"
-    return f"{prefix} " + "\n".join(printable_lines(text))
+    first, *more = printable_lines(text)
+    return "\n".join([f"{prefix} {first}", *(line if line[:1] in ("", " ") else f"{prefix} {line}" for line in more)])
 
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:

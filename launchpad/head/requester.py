@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from launchpad.errors import NodeError
 from launchpad.head.nodes import Nodes
 from launchpad.protocol.commands import Command
 from launchpad.protocol.events import AgentFailed, LinkClosed
+from launchpad.protocol.printable import printable
 
 
 class Requester:
@@ -74,8 +76,8 @@ class Requester:
         """Raise NodeError if the event says that the node's agent has ended."""
         match event:
             case AgentFailed(reason=reason, trace=trace):  # no record exists yet to keep the traceback
-                text = f"the agent ended before any rank was started: {reason}"
-                raise NodeError(self.of(node, f"{text}\n{trace}".rstrip()))
+                text = f"the agent ended before any rank was started: {printable(reason)}"
+                raise NodeError(self.of(node, f"{text}\n{textwrap.indent(trace, '  ')}".rstrip()))
             case LinkClosed():
                 raise NodeError(self.of(node, "the agent ended before any rank was started"))
 

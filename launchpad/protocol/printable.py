@@ -25,8 +25,9 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    """The text on one line, printable, and indented by blanks."""
-    return printable(text.expandtabs())
+    """The text on one line, printable, and indented by blanks. GitHub obeys what begins with ::, also after blanks."""
+    line = printable(text.expandtabs())
+    return line.replace("::", ": :", 1) if line.lstrip().startswith("::") else line
 
 
 def printable_lines(text: str) -> list[str]:

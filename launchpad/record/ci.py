@@ -19,7 +19,7 @@ from launchpad.diagnosis.history import History
 from launchpad.diagnosis.output_tail import OutputTail
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words
-from launchpad.protocol.printable import printable, printable_line
+from launchpad.protocol.printable import printable
 
 CiSystem = Literal["", "github", "gitlab", "teamcity", "buildkite"]
 
@@ -137,7 +137,7 @@ def _role(verdict: Verdict, rank: int) -> str:
 
 
 def _harmless(line: str) -> str:
-    return printable_line(_COLOUR.sub("", line))
+    return printable(_COLOUR.sub("", line).expandtabs())
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from launchpad.console.console import Console
@@ -21,12 +22,20 @@ class CiOutlet(Outlet):
         self._reports = reports
         self._console = console
         self._environ = environ
+        self._token = os.urandom(16).hex()  # ranks can't know it
+
+    def begin(self, folder: str) -> None:  # noqa: ARG002
+        """Have GitHub take no commands from the ranks' output."""
+        if ci.system_of(self._environ) == "github":
+            self._console.print(f"::stop-commands::{self._token}")
 
     def conclude(self, ended: Ended) -> None:
         """Show what is to stand in the log before the verdict; write the page."""
         system, history = ci.system_of(self._environ), ended.diagnosis.history
         verdict = ended.verdict or ended.diagnosis.verdict()
         self._console.flush()
+        if system == "github":
+            self._console.print(f"::{self._token}::")
         if system == "github" and ended.lines:
             self._console.print(annotation(history, verdict, ended.lines, self._environ))
         if ended.lines and not self._reports.quiet and (sections := ci.sections(system, history, verdict)):

@@ -246,7 +246,7 @@ def test_a_folder_that_is_not_there(launchpad: Launchpad, hosts: Hosts) -> None:
         "launchpad: error: 2 of 2 hosts can't take part, so nothing was started:\n"
         "  n1  no such folder: there is no folder /no/such/folder\n"
         "  n2  no such folder: there is no folder /no/such/folder\n"
-        "give --wdir a folder that exists on all hosts, or copy this one with --sync\n"
+        "launchpad: give --wdir a folder that exists on all hosts, or copy this one with --sync\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -18,6 +19,10 @@ def report_in(path: Path) -> ET.Element:
     """The report, which is one that Jenkins and GitLab can read."""
     xmlschema.XMLSchema(Path(__file__).parents[2] / "support" / "junit.xsd").validate(path)
     return ET.parse(path).getroot()
+
+
+# What GitHub's log has of a job beside its output: commands are stopped while it runs.
+QUIET = r"::stop-commands::([0-9a-f]{32})\n::\1::\n"
 
 
 def test_a_failed_job_in_actions(launchpad: Launchpad) -> None:
@@ -73,7 +78,8 @@ def test_events_on_stdout_are_all_that_is_there(launchpad: Launchpad) -> None:
 def test_a_job_that_goes_well_and_one_that_takes_too_long(launchpad: Launchpad) -> None:
     launchpad.environ |= {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(launchpad.folder)}
     done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "true")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert re.fullmatch(QUIET, done.stderr)
     suite = report_in(launchpad.folder / "out.xml")[0]
     assert [len(case) for case in suite.iter("testcase")] == [0, 0]
     done = launchpad.run("run", "-n", 2, "--junit", "out.xml", "--timeout", "2", "exits.py", "wait", "0")
@@ -156,7 +162,39 @@ def test_the_end_of_each_rank_in_a_section(
     assert not re.search("[\r\x1b]", found[1])
     assert done.stderr.index("rank 1: exit code 7") < done.stderr.index("rank 0: killed by")
     assert done.stderr.index("rank 0: killed by") < done.stderr.index("launchpad: rank 1 failed first")
-    assert launchpad.run("run", "-n", 2, "echo", "x").stderr == ""
+    said = launchpad.run("run", "-n", 2, "echo", "x").stderr
+    assert re.fullmatch(QUIET if "GITHUB_ACTIONS" in variable else "", said)
+
+
+def obeyed(log: str) -> list[str]:
+    """The lines of a log that GitHub takes for commands."""
+    found, token = [], ""
+    for line in log.splitlines():
+        word, _, value = line.strip().removeprefix("::").partition("::")
+        if token:
+            token = "" if word == token else token
+        elif line.strip().startswith("::stop-commands::"):
+            token = value
+        elif line.strip().startswith("::") or "##[" in line:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("template", ["[${rank}] ", ""])
+def test_what_ranks_print_is_no_command_to_github(launchpad: Launchpad, template: str) -> None:
+    """Whatever stands before it; and launchpad's own commands still are."""
+    (launchpad.folder / "forges.py").write_text(FORGES)
+    launchpad.environ["GITHUB_ACTIONS"] = "true"
+    script = launchpad.folder / "merged.sh"
+    script.write_text('exec "$@" 2>&1\n')
+    words = launchpad.argv("run", "-n", 2, "--log-line-prefix-template", template, "--no-hooks", "forges.py")
+    done = subprocess.run(
+        ["sh", script, *words], env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7
+    assert "##[error]forged" in done.stdout
+    kinds = [line.strip().split("::")[1].split(" ")[0] for line in obeyed(done.stdout)]
+    assert kinds == ["error", "group", "endgroup", "group", "endgroup"]
 
 
 def test_the_summary_page_in_actions(launchpad: Launchpad) -> None:
@@ -182,4 +220,4 @@ def test_a_summary_page_that_can_not_be_written_is_reported(launchpad: Launchpad
     done = launchpad.run("run", "true")
     assert done.returncode == 0
     said = "GITHUB_STEP_SUMMARY no/such/file: No such file or directory; the summary was not written"
-    assert done.stderr == f"launchpad: {said}\n"
+    assert re.fullmatch(QUIET + re.escape(f"launchpad: {said}\n"), done.stderr)

@@ -557,7 +557,7 @@ def test_an_agent_that_never_answers_is_a_node_error(head: BringUp, monkeypatch:
     ("say", "message"),
     [
         (lambda link: link.say(AgentFailed(0, "no /tmp")), "ended before any rank was started: no /tmp"),
-        (lambda link: link.say(AgentFailed(0, "a bug", "Traceback …")), "any rank was started: a bug\nTraceback …"),
+        (lambda link: link.say(AgentFailed(0, "a bug", "Traceback …")), "any rank was started: a bug\n  Traceback …"),
         (lambda link: link.hang_up(), "ended before any rank"),
         (lambda link: link._frames.put(b"command not found\n"), "not a frame: .*command not found"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchpad.protocol.printable import printable, printable_lines
+from launchpad.protocol.printable import printable, printable_line, printable_lines
 
 
 def test_text_of_others_moves_no_cursor() -> None:
@@ -22,6 +22,14 @@ def test_text_of_others_commands_no_ci_system(command: str) -> None:
     said = printable(f"RuntimeError: {command}")
     assert command not in said
     assert printable(said) == said
+
+
+@pytest.mark.parametrize("line", ["::error::forged", "  ::stop-commands::x", "\t\xa0::warning file=a::b"])
+def test_no_line_begins_like_a_command_of_github(line: str) -> None:
+    said = printable_line(line)
+    assert not said.lstrip().startswith("::")
+    assert printable_line(said) == said
+    assert printable_line("std::vector") == "std::vector"
 
 
 def test_lines_of_a_text_stay_lines() -> None:
