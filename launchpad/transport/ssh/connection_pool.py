@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from launchpad.transport.ssh.keys import Ask, Keyring
 from launchpad.transport.ssh.known_hosts import KnownHosts
 from launchpad.transport.ssh.login import log_in
 from launchpad.transport.ssh.session import Session
-from launchpad.transport.ssh.streams import ProxyCommand, open_channel, open_tcp
+from launchpad.transport.ssh.streams import COMMAND_END_SECONDS, ProxyCommand, open_channel, open_tcp
 from launchpad.transport.ssh.turns import Dropped, Turns
 
 # How long to wait for a closed connection's thread; it checks every 0.1 s.
@@ -73,6 +74,9 @@ class ConnectionPool:
             commands = [command for command in self._open.values() if command]
         for command in commands:
             command.hang_up()
+        deadline = time.monotonic() + COMMAND_END_SECONDS
+        for command in commands:
+            command.kill_at(deadline)
 
     def _route(self, destination: Destination) -> list[Destination]:
         """The jump hosts, last one first."""

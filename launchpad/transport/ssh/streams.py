@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 
 import paramiko
 
@@ -133,6 +134,15 @@ class ProxyCommand:
                 os.killpg(self._process.pid, signal.SIGHUP)
             except OSError:  # the whole group now runs as another user (sudo)
                 pass
+
+    def kill_at(self, deadline: float) -> None:
+        """See to it that it and its children are gone soon after this time (`time.monotonic()`)."""
+        with self._ending:
+            if self._stderr.closed:
+                return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(max(0.0, deadline - time.monotonic()))
+            linux.end_group(self._process.pid, max(0.0, deadline - time.monotonic()))
 
     def end(self) -> str:
         """End the command if it is still running. Returns its stderr, in one line."""

@@ -341,7 +341,7 @@ def test_an_account_without_a_shell(launchpad: Launchpad, tmp_path: Path) -> Non
 
 
 @both_ways
-@pytest.mark.parametrize("kind", ["hangs", "stays", "leaves a child"])
+@pytest.mark.parametrize("kind", ["hangs", "hangs, ignores HUP", "stays", "leaves a child"])
 def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts, kind: str) -> None:
     """Whether it connects or not, it ignores the end of its input, or is a script; the test's end finds its remains."""
     nc = f"import socket, os, threading, sys; s = socket.create_connection(('127.0.0.2', {hosts.hosts[0].port}))"
@@ -350,9 +350,10 @@ def test_a_proxy_command_does_not_outlive_us(launchpad: Launchpad, hosts: Hosts,
         "threading.Thread(target=up).start()\nwhile d := s.recv(65536): os.write(1, d)\n"
         + ("import time; time.sleep(600)\n" if kind == "stays" else "os._exit(0)\n")
     )
-    hangs = kind == "hangs"
+    hangs = kind.startswith("hangs")
+    trap = 'trap "" HUP; ' if kind.endswith("HUP") else ""
     aside = "sleep 600 <&- >&- 2>&- & " if kind == "leaves a child" else ""
-    proxy = "touch began; sleep 600" if hangs else f"{aside}{sys.executable} nc.py"
+    proxy = f"{trap}touch began; sleep 600" if hangs else f"{aside}{sys.executable} nc.py"
     hosts.configure(f"Host by\n  HostName 127.0.0.2\n  Port {hosts.hosts[0].port}\n  ProxyCommand sh -c '{proxy}'\n")
     process = hosts.begin(launchpad, "-H", "by", "echo", "hello")
     if hangs:
