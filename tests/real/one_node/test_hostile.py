@@ -252,6 +252,7 @@ SAID = [
     events.RankExited(5, 1, 0, 1 << 20, False),
     events.OrphansKilled(6, ["7 sleep"]),
 ]
+ALONE = {"GROUP_WORLD_SIZE": "1"}
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     commands.Hello(__version__, False, 0, 60.0),
@@ -374,7 +375,7 @@ def test_an_agent_that_runs_out_of_disk_says_where(launchpad: Launchpad) -> None
 def test_an_agent_that_waits_for_the_end_of_processes_gives_signs_of_life(launchpad: Launchpad) -> None:
     """The head would take it for lost. A cleaner of shared memory has two seconds to exit by itself."""
     leaves = "sh -c 'sleep 600; :' multiprocessing.resource_tracker >/dev/null 2>&1 &"
-    entry = {"rank": 0, "argv": ["sh", "-c", leaves], "environ": {}, "python": False, "calls": "", "debug": False}
+    entry = {"rank": 0, "argv": ["sh", "-c", leaves], "environ": ALONE, "python": False, "calls": "", "debug": False}
     start = commands.Start(
         0, ".", {}, {}, {}, [{**entry, "bind": []}], [], "", [], 1 << 16, "", -1, False, [], False, True
     )
@@ -415,7 +416,7 @@ def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> No
 
 def test_an_agent_that_breaks_down_tells_how(launchpad: Launchpad) -> None:
     """An order that no head of ours gives stands in for a bug of the agent's."""
-    ranks = [{"rank": 0, "environ": {}}]
+    ranks = [{"rank": 0, "environ": ALONE}]
     start = commands.Start(0, ".", {}, {}, {}, ranks, [], "", [], 1 << 16, "", 0, True, [], False, True)
     said = failure(heard_by_agent(launchpad, wire.encode(start)))
     assert said.reason == "its agent crashed because of a bug in launchpad: KeyError: 'argv'"

@@ -35,7 +35,7 @@ def test_the_figures_of_a_process() -> None:
     host = of_host()
     assert host["cores"] >= 1
     assert host["busy"] > 0
-    assert reader.read({process.pid: [process.pid]}) == {process.pid: [0, -1, -1, -1, -1]}  # it is gone
+    assert reader.read({process.pid: [process.pid]}) == {process.pid: (0, -1, -1, -1, -1)}  # it is gone
 
 
 THREADS = """
