@@ -1,7 +1,5 @@
 """Events as JSON lines, {"event": "RankExited", "time": …, "rank": …}: to text and back, and the sink of `--events`."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import os
@@ -114,7 +112,7 @@ class EventLines:
                 last = Output(time.monotonic_ns(), rank, stream, b"")
                 self._writer.put([(self._fd, text_line(last, text).encode() + b"\n")])
 
-    def verdict(self, history: History, verdict: Verdict, lines: list[str], earlier: Sequence[str]) -> None:
+    def verdict(self, history: "History", verdict: "Verdict", lines: list[str], earlier: Sequence[str]) -> None:
         """Write the verdict on a failed job: the content of verdict.json, as an event."""
         from launchpad.diagnosis.verdict_json import as_json
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from launchpad.console.prefix import chosen_template
 from launchpad.errors import UsageError
-from launchpad.head.planner import Supplies
 from launchpad.job.hosts import Host
 from launchpad.job.limits import Limits
 from launchpad.job.spec import JobSpec, StreamMap, Target, split_filters
@@ -22,6 +21,7 @@ from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import HostOptions, RunOptions
 
 if TYPE_CHECKING:
+    from launchpad.head.planner import Supplies
     from launchpad.job.faults import Faults
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
@@ -192,6 +192,8 @@ def working_folder(requested: str | None, *, here: bool = True) -> str:
 
 def supplies_for(options: HostOptions, spec: JobSpec) -> Supplies:
     """What other machines get, with --sync and --sync-env. Raises UsageError if that can't be copied."""
+    from launchpad.head.planner import Supplies  # only once the agent has been asked for
+
     supplies = Supplies()
     if options.sync:
         from launchpad.head.sync import list_files
