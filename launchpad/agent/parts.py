@@ -36,7 +36,7 @@ FEATURES = (
         (commands.Debug, commands.TunnelOpen, commands.TunnelData, commands.TunnelCredit),
         lambda start: any(entry.get("debug") for entry in start.ranks),
     ),
-    Feature(".ranks.prompt", "PromptWatch", (), lambda start: bool(start.terminal)),
+    Feature(".ranks.prompt", "PromptWatch", (), lambda start: start.typed),
     Feature(".mpi.own_worlds", "OwnWorlds", (), lambda start: bool(start.ranks)),
     Feature(
         ".mpi.part",

@@ -24,7 +24,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.planner import Planner
 from launchpad.job.hosts import Host, Nproc, slots_of
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
+from launchpad.job.plan import Plan, Stdin
 from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.protocol.events import StopRequested
 from launchpad.runner.conductor import Conductor
@@ -296,7 +296,8 @@ class FunctionJob:
         conductor.begin((), guests=(self.screen, self._collector))
         ended: Ended | None = None
         try:
-            conductor.run(reopen=self._reopen if self._spec.target.kind == "pickled" else None)
+            reopen = self._reopen if self._spec.target.kind == "pickled" else None
+            conductor.run(stdin=Stdin(typed=os.isatty(0)), reopen=reopen)
             self._cause = conductor.cause
             ended = conductor.conclude()
             if ended.verdict is not None:

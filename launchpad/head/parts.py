@@ -13,11 +13,10 @@ from launchpad.head.rank_input import RankInput
 from launchpad.head.samples import Samples
 from launchpad.head.session_calls import CallSender
 from launchpad.head.stack_requests import StackRequests
+from launchpad.job.plan import Stdin
 
 
-def parts_of(
-    hub: Hub, planner: Planner, *, reopen: Reopen | None, door: Door | None, sends_input: bool, keys: bool
-) -> list[Part]:
+def parts_of(hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None, door: Door | None) -> list[Part]:
     """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them."""
     spec = planner.spec
     meetings = Meetings(hub, planner)
@@ -27,7 +26,7 @@ def parts_of(
         Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
         RankDebuggers(hub, spec.debug[1] if spec.debug else 0),
-        RankInput(hub, sends=sends_input, keys=keys),
+        RankInput(hub, stdin),
         CallSender(hub),
         meetings,
         arrivals,

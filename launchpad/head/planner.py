@@ -8,7 +8,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.nodes import Node
 from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
-from launchpad.job.plan import Master, Member, NodePlacement, Plan, make_plan, rank_count
+from launchpad.job.plan import Master, Member, NodePlacement, Plan, Stdin, make_plan, rank_count
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import HoldPorts, Probe, ReadTopology
 from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareReady, TopologyRead
@@ -232,7 +232,7 @@ class Planner:
         ports = hold_ports(requester, [plan.nodes[0].slots]) if self.spec.tf_config else []
         if self.supply is not None and link.remote:
             self.supply(requester)
-        requester.ask({0: plan.start(plan.nodes[0], 0, 0, 1, ())}, SpareReady, SPARE_SECONDS)
+        requester.ask({0: plan.start(plan.nodes[0], 0, 0, 1, Stdin())}, SpareReady, SPARE_SECONDS)
         return Newcomer(requester.nodes[0], ready, facts, place, topologies[0], plan.nodes[0].slots, ports, requester)
 
     def _supplied(self, requester: BringUp, place: NodePlacement, *, comes_back: bool) -> NodePlacement:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from launchpad.head.hub import GoesOn, Hub, StandsStill
 from launchpad.head.nodes import Node
 from launchpad.head.part import InvalidMessage, Part
+from launchpad.job.plan import Stdin
 from launchpad.protocol.commands import StdinData
 from launchpad.protocol.events import AtPrompt, StdinRead, StdinTaken, StopRequested
 
@@ -21,11 +22,9 @@ class RankInput(Part):
     takes = (StdinRead, StdinTaken, AtPrompt)
     sees = (StopRequested, StandsStill, GoesOn)
 
-    def __init__(self, hub: Hub, *, sends: bool, keys: bool) -> None:
-        """`sends`: the rank is on another machine. `keys`: it has a terminal, as we have."""
+    def __init__(self, hub: Hub, stdin: Stdin) -> None:
         self._hub = hub
-        self._sends = sends
-        self._keys = keys
+        self._stdin = stdin
         self._forwarder: StdinForwarder | None = None
         self._reader: Node | None = None  # the node that has what was read
 
@@ -52,10 +51,10 @@ class RankInput(Part):
 
     def start(self) -> None:
         """Begin to read; the rank that reads may be on another node than before, or nowhere."""
-        if self._sends and self._forwarder is None:
+        if self._stdin.sent and self._forwarder is None:
             from launchpad.head.stdin_forwarder import StdinForwarder
 
-            self._forwarder = StdinForwarder(self._hub.post, keys=self._keys)
+            self._forwarder = StdinForwarder(self._hub.post, keys=bool(self._stdin.terminal))
         node = self._hub.node_of.get(self._hub.plan.input_rank)
         if node is None:  # the job goes on with fewer ranks
             return

@@ -27,6 +27,7 @@ from launchpad.head.sink import Sink
 from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, Cause
+from launchpad.job.plan import Stdin
 from launchpad.protocol.commands import Credit, JobEnded
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
@@ -83,27 +84,25 @@ class Supervisor:
         planner: Planner,
         sinks: Sequence[Sink],
         *,
-        terminal: Sequence[int] = (),
+        stdin: Stdin | None = None,
         reopen: ReopenLink | None = None,
         door: Door | None = None,
-        sends_input: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         may_restart: Callable[[], str] = lambda: "",
     ) -> None:
         """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
         `reopen` makes a new link to a lost node; it is called in threads of its own. `door`: where machines join while
-        the job runs. `sends_input`: the rank that gets our stdin is on another machine. `waited`: whether an exception
-        says that its rank waited in vain. `may_restart` is asked before each restart, when all sinks know everything
-        about the last attempt: it returns why the ranks must not start again, or "".
+        the job runs. `waited`: whether an exception says that its rank waited in vain. `may_restart` is asked before
+        each restart, when all sinks know everything about the last attempt: it returns why the ranks must not start
+        again, or "".
         """
         self.nodes = bringup.nodes
         self.clock = Clock()
         self.leaving = False  # don't wait for output that nobody takes
         self._planner = planner
         self._sinks = sinks
-        self._terminal = terminal
-        self._sends_input = sends_input
+        self._stdin = stdin or Stdin()
         self._inbox = bringup.inbox
         self._early = bringup.early
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
@@ -132,9 +131,7 @@ class Supervisor:
             happened=self._happened,
             lose=self._lose,
         )
-        self._parts = parts_of(
-            self._hub, planner, reopen=reopen, door=door, sends_input=sends_input, keys=bool(terminal)
-        )
+        self._parts = parts_of(self._hub, planner, self._stdin, reopen=reopen, door=door)
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
         self._takers = self._routes()
         self._seers = seers(self._parts)
@@ -406,10 +403,7 @@ class Supervisor:
             self._tell(RanksBound(time.monotonic_ns(), plan.bindings))
         for node in plan.nodes:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):
-                start = plan.start(
-                    node, attempt, restarts, self._flow.window, self._terminal, sends_input=self._sends_input
-                )
-                self.nodes.send(node.index, start)
+                self.nodes.send(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
 
     def _lose(self, node: int, reason: str, at: int | None = None, trace: str = "") -> None:
         """Count a node as lost, with its ranks. `at`: since when, if not now."""

@@ -67,6 +67,14 @@ class Master(NamedTuple):
     port: int
 
 
+class Stdin(NamedTuple):
+    """How one rank gets our standard input."""
+
+    typed: bool = False  # it is a terminal
+    sent: bool = False  # in frames, to another machine; otherwise the rank has our descriptor
+    terminal: Sequence[int] = ()  # [rows, columns] of the terminal that shows the rank's output, if it can edit lines
+
+
 class RankPlan(NamedTuple):
     """One rank."""
 
@@ -203,23 +211,14 @@ class Plan:
         """[name, [rank, …]] of each node, for the record."""
         return [[node.name, [rank.rank for rank in node.ranks]] for node in self.nodes]
 
-    def start(
-        self,
-        node: NodePlan,
-        attempt: int,
-        restarts: int,
-        window: int,
-        terminal: Sequence[int],
-        *,
-        sends_input: bool = False,
-    ) -> Start:
+    def start(self, node: NodePlan, attempt: int, restarts: int, window: int, stdin: Stdin) -> Start:
         """The command that starts the node's ranks, for the first time or again; a spare only gets ready for it.
 
-        `attempt`: 0 for the first. `restarts`: how many of them were counted. `sends_input`: the rank that has the
-        head's standard input receives it in frames.
+        `attempt`: 0 for the first. `restarts`: how many of them were counted.
         """
         count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
         hooked = node.python and node.hooks
+        has_input = any(rank.rank == self.input_rank for rank in node.ranks)
         return Start(
             attempt=attempt,
             cwd=node.cwd,
@@ -245,8 +244,9 @@ class Plan:
             window=window,
             store=node.store,
             stdin_rank=self.input_rank,
-            sends_input=sends_input and any(rank.rank == self.input_rank for rank in node.ranks),
-            terminal=list(terminal),
+            sends_input=stdin.sent and has_input,
+            typed=stdin.typed and has_input,
+            terminal=list(stdin.terminal),
             watched=self.watched,
             hooks=node.hooks,
         )

@@ -141,6 +141,7 @@ class Start(Command):
     store: str  # torch's store at MASTER_ADDR: "serve" it from here, "use" another node's, or "": not ours
     stdin_rank: int  # the rank that gets the head's standard input, -1 for none
     sends_input: bool  # whether that comes as StdinData; otherwise the agent inherited the descriptor, if there is one
+    typed: bool  # whether a person can type it
     terminal: list[int]  # [rows, columns] of the terminal that shows that rank's output, or []
     watched: bool  # whether the ranks' stacks will be sampled regularly (--stall-timeout)
     hooks: bool  # whether our hooks run in Python ranks; an entry's "python" marks those ranks

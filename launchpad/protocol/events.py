@@ -484,7 +484,7 @@ class StdinTaken(Event, about=the_node):
 
 
 class AtPrompt(Event, about=its_rank, recorded=True):
-    """The rank that has the terminal waits for what its user types, or goes on."""
+    """The rank that gets what the user types waits for it, or goes on."""
 
     time: int
     rank: Rank

@@ -17,7 +17,7 @@ from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.outcome import Cause
-from launchpad.job.plan import Plan
+from launchpad.job.plan import Plan, Stdin
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import JobOver
 from launchpad.runner.observers import Observers, waited
@@ -81,10 +81,9 @@ class Conductor:
     def run(
         self,
         *,
-        terminal: Sequence[int] = (),
+        stdin: Stdin,
         reopen: Reopen | None = None,
         door: Door | None = None,
-        sends_input: bool = False,
     ) -> None:
         """Run the ranks to their end. The parameters are the supervisor's."""
         spec = self._planner.spec
@@ -93,10 +92,9 @@ class Conductor:
                 self._bringup,
                 self._planner,
                 self._sinks,
-                terminal=terminal,
+                stdin=stdin,
                 reopen=reopen,
                 door=door,
-                sends_input=sends_input,
                 waited=waited,
                 may_restart=self.observers.restart_judge(spec),
             )

@@ -318,7 +318,7 @@ class Relay:
                 else:
                     self._own_output.restart(shown)
                 self._own_output.give = link.send
-                command = command._replace(terminal=self._own_output.terminal)
+                command = command._replace(typed=os.isatty(0), terminal=self._own_output.terminal)
         link.send(command)
 
     def _event(self, event: Any, head: HeadConnection) -> None:

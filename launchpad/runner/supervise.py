@@ -23,7 +23,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.job.outcome import STOPPING
-from launchpad.job.plan import Plan
+from launchpad.job.plan import Plan, Stdin
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT
 from launchpad.record import job_store
@@ -81,7 +81,7 @@ def supervise(
         _leave(departure, conductor, record)
     reader = plan.node_of(spec.input_rank)
     here = not bringup.nodes[reader.index].link.remote
-    _run(conductor, spec, plan, console, reopen, door, sends_input=not (here or reader.shown_there))
+    _run(conductor, spec, plan, console, reopen, door, sent=not (here or reader.shown_there))
     _advise(conductor, spec, reports, here=here)
     ended = conductor.conclude()
     tell(_told(conductor, ended), ended.code)
@@ -115,17 +115,17 @@ def _run(
     reopen: Reopen | None,
     door: Door | None,
     *,
-    sends_input: bool,
+    sent: bool,
 ) -> None:
-    """Run the ranks, one of which may have the terminal."""
+    """Run the ranks, one of which may have the terminal. `sent`: it is on another machine, and gets our stdin there."""
     if spec.faults is not None and spec.faults.random is not None:
         conductor.note(f"ranks are killed at random (--inject {spec.faults.random})")
-    terminal = terminal_size(os.environ, console.margin)
-    if spec.input_rank and terminal and plan.world_size > 1:
+    stdin = Stdin(os.isatty(0), sent, terminal_size(os.environ, console.margin))
+    if spec.input_rank and stdin.typed and plan.world_size > 1:
         conductor.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
     modes = terminal_modes()
     try:
-        conductor.run(terminal=terminal, reopen=reopen, door=door, sends_input=sends_input)
+        conductor.run(stdin=stdin, reopen=reopen, door=door)
     finally:
         restore_terminal(modes)
 

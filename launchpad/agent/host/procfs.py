@@ -132,6 +132,11 @@ def descriptor(pid: int, target: str) -> str:
     return ""
 
 
+def waits_for_children(pid: int) -> bool:
+    """Whether the main thread may be waiting for a child's end, or for what it writes."""
+    return wchan(pid).startswith(_WAITS_FOR_CHILDREN)
+
+
 def watched_by(pid: int, epoll: int) -> list[int]:
     """The descriptors that the process's epoll descriptor watches. Raises OSError."""
     with open(f"/proc/{pid}/fdinfo/{epoll}") as file:

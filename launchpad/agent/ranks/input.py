@@ -29,18 +29,24 @@ class Input:
         self._feed: _Feed | None = None
         self._reader = -1  # the rank that has the job's input; -1: none
         self._sent = False  # it comes in frames
+        self._typed = False  # a person can type it
         self._size: list[int] = []  # of that rank's terminal
 
     def starting(self, start: Start) -> None:
         """Ranks are about to start."""
         self._sent = start.sends_input
         self._reader = start.stdin_rank if self._sent or self._own is not None else -1
+        self._typed = start.typed
         self._size = start.terminal
 
     def take(self, data: bytes) -> None:
         """Pass on bytes from the head's standard input."""
         if self._feed is not None:
             self._feed.take(data)
+
+    def is_typed(self, number: int) -> bool:
+        """Whether a person can type what this rank reads."""
+        return self._typed and number == self._reader
 
     def terminal(self, number: int) -> list[int]:
         """The size of this rank's terminal; [] if it has none."""

@@ -29,10 +29,22 @@ _POLLFD = struct.Struct("ihh")
 
 
 def waits_for_input(pid: int) -> bool:
-    """Whether the main thread of this process waits until its standard input has something to read.
+    """Whether this process waits until its standard input has something to read, or for a child that does.
 
-    Other threads may always wait for a key, and the program goes on.
+    Only main threads count: others may always wait for a key, and the program goes on.
     """
+    if _reads_input(pid):
+        return True
+    if not procfs.waits_for_children(pid):
+        return False
+    try:
+        ours = os.readlink(f"/proc/{pid}/fd/0")
+        return any(os.readlink(f"/proc/{one}/fd/0") == ours and waits_for_input(one) for one in procfs.children(pid))
+    except OSError:  # one of them has just ended
+        return False
+
+
+def _reads_input(pid: int) -> bool:
     reads, selects, polls, epolls = _CALLS.get(os.uname().machine, ((), (), (), ()))
     try:
         with open(f"/proc/{pid}/syscall") as file:
@@ -58,7 +70,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
 
 
 class PromptWatch(AgentPart):
-    """Reports when the rank that has the terminal begins to wait for what is typed, and when it goes on."""
+    """Reports when the rank that gets what is typed begins to wait for it, and when it goes on."""
 
     deadline: float | None = None  # when to look
 
@@ -69,8 +81,8 @@ class PromptWatch(AgentPart):
         self._waits = False
 
     def started(self, rank: Rank) -> None:
-        """Watch the one that has the terminal."""
-        if rank.has_terminal:
+        """Watch the one that gets what is typed."""
+        if rank.typed:
             self._rank, self._pid, self._waits = rank.rank, rank.pid, False
             self.deadline = time.monotonic() + LOOK_SECONDS
 

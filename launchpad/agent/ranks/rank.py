@@ -18,7 +18,7 @@ class Rank:
         self.rank = rank
         self.pid = pid
         self.status_fd = status_fd  # EOF: the exec succeeded; bytes: why it failed; None: a forked rank
-        self.has_terminal = False  # the user's: its input and output
+        self.typed = False  # whether a person can type what it reads
 
     def signal(self, signum: int) -> None:
         """Signal the rank's process group. Only for a rank that was not reaped: its pid can't have been reused."""

@@ -214,7 +214,7 @@ class Starter:
         return not self._in_mpi(entry) or bool(self._input.terminal(entry["rank"]))
 
     def _open_streams(self, begun: rank.Rank, outlets: rank.Outlets) -> None:
-        begun.has_terminal = bool(self._input.terminal(begun.rank))
+        begun.typed = self._input.is_typed(begun.rank)
         self._begun(begun)
         self._outbox.say(RankStarted(time.monotonic_ns(), begun.rank, begun.pid))
         for stream, fd in ((STDOUT, outlets.stdout), (STDERR, outlets.stderr)):

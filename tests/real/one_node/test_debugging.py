@@ -124,6 +124,34 @@ def test_the_jobs_time_limits_stand_still_at_a_prompt(terminal: Start, launchpad
     assert [(event["rank"], event["waits"]) for event in events(launchpad, "AtPrompt")] == [(1, True), (1, False)]
 
 
+@pytest.mark.parametrize(
+    ("way", "target"),
+    [
+        ("{} | cat", "ask.py"),
+        ("TERM=dumb {}", "ask.py"),
+        ("stty rows 0 cols 0; {}", "ask.py"),
+        ("{}", "ask.sh"),
+    ],
+    ids=["piped", "dumb", "no size", "a child's"],
+)
+def test_the_time_limits_stand_still_for_whoever_can_type(
+    terminal: Start, launchpad: Launchpad, way: str, target: str
+) -> None:
+    """The rank may have no terminal of its own; what it waits for is typed all the same."""
+    (launchpad.folder / "ask.py").write_text("print('got', input('go on? '))")
+    (launchpad.folder / "ask.sh").write_text(f"{sys.executable} ask.py\necho over\n")
+    limits = ("--timeout", 3, "--stall-timeout", 2)
+    argv = ("--no-python", "bash", target) if target == "ask.sh" else (target,)
+    one = terminal("run", "-n", 1, *limits, *argv, NO_COLOR="1", shell=way)
+    one.expect(re.escape("go on? "))
+    wait_until(lambda: events(launchpad, "AtPrompt"), "the prompt to be noticed")
+    start = time.monotonic()
+    wait_until(lambda: time.monotonic() - start > 4, "more than both limits to pass")
+    one.type("yes\n")
+    one.expect("got yes")
+    assert one.end() == 0
+
+
 def test_ctrl_c_at_a_prompt_ends_the_job_after_its_grace(terminal: Start, launchpad: Launchpad) -> None:
     """The ladder of signals has its own times: they go on, whoever waits for input."""
     (launchpad.folder / "t.py").write_text(

@@ -262,7 +262,7 @@ ASKED = [
     commands.HoldPort("127.0.0.1", 0),
     commands.HoldPorts(2),
     commands.Ping(1),
-    commands.Start(0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, [], False, True),
+    commands.Start(0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, False, [], False, True),
     commands.StdinData(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),
@@ -377,7 +377,7 @@ def test_an_agent_that_waits_for_the_end_of_processes_gives_signs_of_life(launch
     leaves = "sh -c 'sleep 600; :' multiprocessing.resource_tracker >/dev/null 2>&1 &"
     entry = {"rank": 0, "argv": ["sh", "-c", leaves], "environ": ALONE, "python": False, "calls": "", "debug": False}
     start = commands.Start(
-        0, ".", {}, {}, {}, [{**entry, "bind": []}], [], "", [], 1 << 16, "", -1, False, [], False, True
+        0, ".", {}, {}, {}, [{**entry, "bind": []}], [], "", [], 1 << 16, "", -1, False, False, [], False, True
     )
     argv = [sys.executable, "-I", "-S", str(Path(package.__file__).parent / "agent" / "__main__.py")]
     agent = subprocess.Popen(
@@ -417,7 +417,7 @@ def test_a_guard_that_waits_for_the_end_of_processes_gives_signs_of_life() -> No
 def test_an_agent_that_breaks_down_tells_how(launchpad: Launchpad) -> None:
     """An order that no head of ours gives stands in for a bug of the agent's."""
     ranks = [{"rank": 0, "environ": ALONE}]
-    start = commands.Start(0, ".", {}, {}, {}, ranks, [], "", [], 1 << 16, "", 0, True, [], False, True)
+    start = commands.Start(0, ".", {}, {}, {}, ranks, [], "", [], 1 << 16, "", 0, True, False, [], False, True)
     said = failure(heard_by_agent(launchpad, wire.encode(start)))
     assert said.reason == "its agent crashed because of a bug in launchpad: KeyError: 'argv'"
     assert said.trace.startswith("Traceback (most recent call last):\n")

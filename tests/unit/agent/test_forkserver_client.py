@@ -145,7 +145,7 @@ def test_a_kept_fork_that_dies_before_it_is_needed(tmp_path: Path) -> None:
     starter.exited(12345)
     with closing(far):
         assert far.recv(1) == b""
-    start = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", -1, False, [], False, True)
+    start = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", -1, False, False, [], False, True)
     starter.start(start, lambda: None)
     hub.channel.close()
     why, ready = said.events

@@ -16,7 +16,7 @@ from launchpad.agent.ranks.input import Input
 from launchpad.protocol.commands import Start
 from launchpad.protocol.events import StdinTaken
 
-START = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", 1, False, [24, 80], False, True)
+START = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", 1, False, True, [24, 80], False, True)
 
 
 class Said(Outbox):
@@ -49,6 +49,7 @@ def test_one_rank_inherits_the_input_and_has_the_terminal(tmp_path: Path, outlet
     assert stdin.descriptor(1, outlets) == 77
     assert os.readlink(f"/proc/self/fd/{stdin.descriptor(0, outlets)}") == os.devnull
     assert (stdin.terminal(0), stdin.terminal(1)) == ([], [24, 80])
+    assert (stdin.is_typed(0), stdin.is_typed(1)) == (False, True)
 
 
 def test_without_any_input_all_read_nothing(tmp_path: Path, outlets: rank.Outlets) -> None:
@@ -56,6 +57,7 @@ def test_without_any_input_all_read_nothing(tmp_path: Path, outlets: rank.Outlet
     assert stdin.descriptor(0, outlets) == stdin.descriptor(1, outlets)
     assert os.read(stdin.descriptor(1, outlets), 1) == b""
     assert stdin.terminal(1) == []
+    assert not stdin.is_typed(1)
 
 
 def test_what_the_head_sends_is_for_one_rank_and_then_for_its_successor(tmp_path: Path, outlets: rank.Outlets) -> None:

@@ -78,7 +78,7 @@ def some(hub: AgentHub) -> Parts:
 
 
 def start(attempt: int = 0, **others: Any) -> Start:
-    values = dict.fromkeys(Start._fields, "") | {"attempt": attempt, "ranks": [], "terminal": []} | others
+    values = dict.fromkeys(Start._fields, "") | {"attempt": attempt, "ranks": [], "typed": False, "terminal": []} | others
     return Start(**values)
 
 
@@ -157,14 +157,14 @@ def test_each_command_has_one_place() -> None:
 
 
 def test_only_what_they_wait_for_begins_with_ranks() -> None:
-    """A debugger, the person at the terminal, and MPI without a world."""
+    """A debugger, the person who types, and MPI without a world."""
 
     def begun(**of_start: Any) -> list[str]:
         return [feature.name for feature in FEATURES if feature.begins(start(**of_start))]
 
     assert begun(ranks=[{"rank": 0, "debug": False}]) == ["OwnWorlds"]
     assert begun(ranks=[{"rank": 0, "debug": False}, {"rank": 1, "debug": True}]) == ["Debuggers", "OwnWorlds"]
-    assert begun(terminal=[24, 80]) == ["PromptWatch"]
+    assert begun(typed=True) == ["PromptWatch"]
 
 
 # Parts, as the loop uses them.
@@ -180,9 +180,9 @@ class Said(Outbox):
         self.events.append(event)
 
 
-def test_only_the_rank_at_the_terminal_is_watched(hub: AgentHub) -> None:
+def test_only_the_rank_that_gets_what_is_typed_is_watched(hub: AgentHub) -> None:
     watch, one, other = PromptWatch(hub), Rank(0, 101, None), Rank(1, 102, None)
-    other.has_terminal = True
+    other.typed = True
     watch.started(one)
     assert watch.deadline is None
     watch.started(other)

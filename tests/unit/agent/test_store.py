@@ -15,7 +15,7 @@ from launchpad.protocol.commands import Start
 from launchpad.protocol.events import RankFailed
 
 ENTRY = {"rank": 4, "environ": {"GROUP_WORLD_SIZE": "2"}}
-START = Start(0, "/", {}, {}, {}, [ENTRY], [], "", ["torch"], 1, "serve", -1, False, [], False, True)
+START = Start(0, "/", {}, {}, {}, [ENTRY], [], "", ["torch"], 1, "serve", -1, False, False, [], False, True)
 
 
 class Said(Outbox):

@@ -23,7 +23,7 @@ from launchpad.head.stop_before import StopBefore
 from launchpad.head.supervisor import Supervisor
 from launchpad.job.faults import parse_faults
 from launchpad.job.limits import Limits
-from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.plan import NodePlan, Plan, RankPlan, Stdin
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol import commands, events, wire
 from launchpad.protocol.commands import Command, Profile
@@ -116,7 +116,7 @@ def test_a_job_has_only_the_parts_that_it_needs() -> None:
     def names(spec: JobSpec) -> set[str]:
         supervisor = supervisor_of(spec)
         hub = supervisor._hub
-        parts = parts_of(hub, supervisor._planner, reopen=None, door=None, sends_input=False, keys=False)
+        parts = parts_of(hub, supervisor._planner, Stdin(), reopen=None, door=None)
         return {type(part).__name__ for part in parts}
 
     assert names(full()) - names(JobSpec(Target("program", "true"))) == {"MpiService", "Injector", "StopBefore"}
@@ -222,7 +222,7 @@ def test_a_profile_of_lost_ranks_is_answered() -> None:
 
 def test_the_limits_stand_still_while_the_rank_that_has_our_input_waits_for_it() -> None:
     job = on_two_nodes()
-    part = RankInput(job.hub, sends=False, keys=False)
+    part = RankInput(job.hub, Stdin())
     part.on(0, AtPrompt(0, 0, True))
     assert job.hub.clock.waits_for_person
     part.on(0, AtPrompt(1, 0, False))

@@ -23,7 +23,7 @@ from launchpad.errors import UsageError
 from launchpad.head.bringup import BringUp
 from launchpad.job.binding import Binding, bind_ranks, in_words, threads, written
 from launchpad.job.membership import Seat
-from launchpad.job.plan import Plan, make_plan
+from launchpad.job.plan import Plan, Stdin, make_plan
 from launchpad.job.spec import Bind, JobSpec, Target
 from launchpad.protocol import cpulist
 from launchpad.protocol.commands import ReadTopology
@@ -326,7 +326,7 @@ def test_a_plan_has_the_binding_and_its_threads(read: Read) -> None:
     plan = plan_of(read(XEON))
     assert [rank.binding for rank in plan.ranks] == list(bind_ranks("exclusive", read(XEON), 4, "host"))
     assert plan.nodes[0].defaults["OMP_NUM_THREADS"] == "16"
-    start = plan.start(plan.nodes[0], 0, 0, 1, ())
+    start = plan.start(plan.nodes[0], 0, 0, 1, Stdin())
     assert [list(start.ranks[0]["bind"][0]), list(start.ranks[0]["bind"][1])] == [[*range(8), *range(32, 40)], [0]]
     assert plan.as_json()["nodes"][0]["ranks"][3]["memory_nodes"] == (1,)
     assert "    CPUs 24-31,56-63, memory of NUMA node 1" in dry_run.in_words(plan).splitlines()

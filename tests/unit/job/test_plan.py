@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
-from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, Master, NodePlacement, make_plan
+from launchpad.job.plan import CONTRACT, FILES_OF_AGENT, FILES_PER_RANK, Master, NodePlacement, Stdin, make_plan
 from launchpad.job.spec import JobSpec, Target
 from tests.support.plan import NODE
 from tests.support.unhurried import UNHURRIED
@@ -145,9 +146,11 @@ def test_the_json_plan_names_the_users_variables_and_hides_their_values() -> Non
 
 def test_the_start_command_matches_the_plan() -> None:
     plan = make_plan(spec(nproc=2, environ={"TOKEN": "hunter2"}), [NODE], "abc")
-    start = plan.start(plan.nodes[0], attempt=0, restarts=0, window=65536, terminal=(24, 80))
+    start = plan.start(plan.nodes[0], attempt=0, restarts=0, window=65536, stdin=Stdin(True, False, (24, 80)))
     assert (start.cwd, start.environ, start.defaults) == ("/work", {"TOKEN": "hunter2"}, plan.nodes[0].defaults)
     assert [entry["rank"] for entry in start.ranks] == [0, 1]
     assert start.ranks[1]["argv"] == ["/venv/bin/python", "-u", "train.py", "--lr", "0.1"]
     assert start.ranks[1]["environ"] == plan.ranks[1].environ
-    assert (start.window, start.stdin_rank, start.terminal) == (65536, 0, [24, 80])
+    assert (start.window, start.stdin_rank, start.typed, start.terminal) == (65536, 0, True, [24, 80])
+    elsewhere = dataclasses.replace(plan, input_rank=7).start(plan.nodes[0], 0, 0, 65536, Stdin(True, True))
+    assert (elsewhere.typed, elsewhere.sends_input) == (False, False)

@@ -67,7 +67,7 @@ def test_non_utf_8_arguments_arrive_unchanged() -> None:
     words = [b"caf\xe9", b"\xff\xfe", b"\xed\xa0\x80", "ünï".encode()]
     argv = [word.decode("utf-8", "surrogateescape") for word in words]
     ranks = [{"rank": 0, "argv": argv, "environ": {}}]
-    start = Start(0, "/", {}, {}, {}, ranks, argv, "", [], 1, "", -1, False, [], False, True)
+    start = Start(0, "/", {}, {}, {}, ranks, argv, "", [], 1, "", -1, False, False, [], False, True)
     (found,), _ = decode([encode(start)])
     assert [word.encode("utf-8", "surrogateescape") for word in found.ranks[0]["argv"]] == words
 
