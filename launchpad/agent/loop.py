@@ -282,6 +282,8 @@ class Agent:
         self._reaped.clear()
         if killed:
             self._outbox.say(OrphansKilled(time.monotonic_ns(), processes.shown(killed)))
+        if leave:
+            self._input.report_unused()
         for part in self._parts:
             part.finish(leave)
         self._outbox.drain()

@@ -32,6 +32,7 @@ from launchpad.protocol.events import (
     RanksSpawned,
     RecordDropped,
     Restarted,
+    StdinUnused,
 )
 from launchpad.protocol.printable import printable
 
@@ -147,6 +148,9 @@ class Notes:
                 self._say(f"injected: {self._history.fault(event)}")
             case FaultMissed(fault=fault):
                 self._say(f"not injected: {fault}; the job ended first")
+            case StdinUnused(size=size):
+                what = f"read {size} byte{'s' if size > 1 else ''} of standard input that no rank used"
+                self._say(f"{what}; run it with < /dev/null to leave standard input to other commands")
             case AtPrompt(rank=rank, waits=waits):
                 waits = waits and len(self._history.ranks) > 1 and not self._stopping
                 self._prompt = rank if waits else -1

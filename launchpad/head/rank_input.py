@@ -10,7 +10,7 @@ from launchpad.head.nodes import Node
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.job.plan import Stdin
 from launchpad.protocol.commands import StdinData
-from launchpad.protocol.events import AtPrompt, StdinRead, StdinTaken, StopRequested
+from launchpad.protocol.events import AtPrompt, StdinRead, StdinTaken, StdinUnused, StopRequested
 
 if TYPE_CHECKING:
     from launchpad.head.stdin_forwarder import StdinForwarder
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RankInput(Part):
     """Forwards our stdin if the rank is on another machine; one of this machine has our descriptor."""
 
-    takes = (StdinRead, StdinTaken, AtPrompt)
+    takes = (StdinRead, StdinTaken, StdinUnused, AtPrompt)
     sees = (StopRequested, StandsStill, GoesOn)
 
     def __init__(self, hub: Hub, stdin: Stdin) -> None:
@@ -42,6 +42,10 @@ class RankInput(Part):
                 pass
             case StdinTaken(size=size):
                 self._forwarder.taken(size)
+            case StdinUnused(time=at, size=size) if self._hub.nodes[source] is self._reader:
+                unused = self._forwarder.give_back(size)
+                if unused and not self._stdin.typed:
+                    self._hub.tell(StdinUnused(at, unused))
             case StandsStill():
                 self._forwarder.rest()
             case GoesOn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import termios
@@ -13,7 +14,8 @@ from typing import Any
 from launchpad import caller
 from launchpad.protocol.events import StdinRead
 
-# The most bytes in flight. What we have read is lost to programs that read stdin after us, even if the rank doesn't.
+# The most bytes in flight. Programs that read stdin after us can't have what we have read, even if the rank doesn't,
+# unless it is a file.
 WINDOW_BYTES = 64 << 10
 
 # How often a launcher in the background checks whether it is in the foreground again.
@@ -31,6 +33,8 @@ class StdinForwarder:
         self._post = post
         self._room = WINDOW_BYTES
         self._ended = False
+        self._over = False  # nobody reads any more
+        self._seeks = _seeks(0)
         self._more_room = threading.Condition()
         self._keys = _KeyMode(flow_control) if keys else None
         threading.Thread(target=self._read, name="input", daemon=True).start()
@@ -49,6 +53,20 @@ class StdinForwarder:
             ended = self._ended
         if ended:
             self._post(StdinRead(time.monotonic_ns(), b""))
+
+    def give_back(self, unread: int) -> int:
+        """The job is over: read no more, and leave what was not used to whoever reads stdin after us.
+
+        `unread`: how much of what the rank was given it has not read. Returns how many bytes are lost, as they can be
+        given back to a file only.
+        """
+        with self._more_room:
+            self._over = True
+            unused = WINDOW_BYTES - self._room + unread
+            if not self._seeks:
+                return unused
+            os.lseek(0, -unused, os.SEEK_CUR)
+            return 0
 
     def rest(self) -> None:
         """We are about to be suspended: leave the terminal as it was."""
@@ -79,13 +97,30 @@ class StdinForwarder:
                     time.sleep(FOREGROUND_SECONDS)
                     continue
                 self.go_on()
-                data = os.read(0, room)
+            except OSError:  # the terminal is gone
+                pass
+            data = self._take(room)
+            self._post(StdinRead(time.monotonic_ns(), data))
+
+    def _take(self, size: int) -> bytes:
+        # A file doesn't keep us waiting; and while we read it, nothing can be given back to it.
+        with self._more_room if self._seeks else contextlib.nullcontext():
+            try:
+                data = b"" if self._over else os.read(0, size)
             except OSError:  # the terminal is gone
                 data = b""
             with self._more_room:
                 self._room -= len(data)
                 self._ended = not data
-            self._post(StdinRead(time.monotonic_ns(), data))
+        return data
+
+
+def _seeks(fd: int) -> bool:
+    try:
+        os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:
+        return False
+    return True
 
 
 def _in_foreground() -> bool:

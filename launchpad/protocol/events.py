@@ -483,6 +483,16 @@ class StdinTaken(Event, about=the_node):
     size: int
 
 
+class StdinUnused(Event, about=the_node, recorded=True):
+    """The job is over, and no rank has read this much of what was sent for the one with our standard input.
+
+    An agent says it of what it has written to that rank; what is recorded has what was on its way, too.
+    """
+
+    time: int
+    size: Annotated[int, range(1 << 31)]  # bytes
+
+
 class AtPrompt(Event, about=its_rank, recorded=True):
     """The rank that gets what the user types waits for it, or goes on."""
 

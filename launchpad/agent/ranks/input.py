@@ -7,8 +7,9 @@ import select
 import time
 from collections import deque
 
+from ... import linux
 from ...protocol.commands import Start
-from ...protocol.events import StdinTaken
+from ...protocol.events import StdinTaken, StdinUnused
 from ..outbox import Outbox
 from ..part import AgentHub
 from ..poll import Poll
@@ -73,6 +74,11 @@ class Input:
         assert self._own is not None
         return self._own
 
+    def report_unused(self) -> None:
+        """The job is over, and nobody is left who could read what the head sent."""
+        if self._feed is not None:
+            self._hub.outbox.say(StdinUnused(time.monotonic_ns(), self._feed.unread))
+
 
 class _Feed:
     """Standard input for a rank whose head is on another machine: writes what arrives in frames.
@@ -102,6 +108,11 @@ class _Feed:
         if self._writer >= 0:
             self._backlog.append(memoryview(data or self._end))
             self._write()
+
+    @property
+    def unread(self) -> int:
+        """How many of the bytes that were written no rank has read."""
+        return linux.readable(self.reader) if self.reader >= 0 else 0
 
     def close(self) -> None:
         """Write no more."""

@@ -104,6 +104,31 @@ def test_rank_0_inside_reads_our_standard_input(launchpad: Launchpad, box: Box) 
     assert lines(done) == [f"[0] {3 << 20}", "[1] 0"]
 
 
+def turns(launchpad: Launchpad, *options: object, does: str) -> list[str]:
+    """What launchpad's ranks print in a loop over the three lines of a file."""
+    (launchpad.folder / "words").write_text("a\nb\nc\n")
+    argv = shlex.join(launchpad.argv("run", *options, "sh", "-c", does))
+    shell = ["bash", "-c", f'while read -r x; do {argv} "$x"; done < words']
+    environ, folder = launchpad.environ, launchpad.folder
+    return lines(subprocess.run(shell, capture_output=True, text=True, env=environ, cwd=folder, timeout=DEADLINE))
+
+
+def test_a_file_is_left_to_the_next_command_of_a_loop(launchpad: Launchpad) -> None:
+    options = ("--enter", "env", "-n", 2)
+    assert turns(launchpad, *options, does="echo $0") == [f"[{rank}] {word}" for rank in range(2) for word in "abc"]
+    assert turns(launchpad, *options, does="cat > rest; echo $0") == ["[0] a", "[1] a"]
+
+
+def test_input_from_a_pipe_that_no_rank_used_is_told(launchpad: Launchpad) -> None:
+    program = "import os; print(os.read(0, 2))"
+    done = launchpad.run("run", "--enter", "env", "python3", "-c", program, input="a\nb\nc\n")
+    assert (done.returncode, done.stdout) == (0, "[0] b'a\\n'\n")
+    assert done.stderr == (
+        "launchpad: read 4 bytes of standard input that no rank used; "
+        "run it with < /dev/null to leave standard input to other commands\n"
+    )
+
+
 @needs_unshare
 def test_a_rank_that_fails_inside_is_named(launchpad: Launchpad, box: Box) -> None:
     done = launchpad.run("run", "-n", 3, "--enter", box.words, "sh", "-c", "[ $RANK = 1 ] && exit 7; exec sleep 600")
@@ -242,6 +267,13 @@ def test_a_command_that_hangs_is_ended_by_ctrl_c(launchpad: Launchpad) -> None:
 
 @needs_sshd
 @needs_unshare
+@needs_sshd
+@both_ways
+def test_a_host_leaves_a_file_to_the_next_command_of_a_loop(launchpad: Launchpad, hosts: Hosts) -> None:
+    options = ("--ssh-config", hosts.ssh_config, *hosts.way, "-H", "n1")
+    assert turns(launchpad, *options, does="echo $0") == ["[0] a", "[0] b", "[0] c"]
+
+
 @both_ways
 def test_containers_on_hosts_and_here(launchpad: Launchpad, box: Box, hosts: Hosts) -> None:
     names = ("RANK", "IN_BOX", "SSH_CONNECTION")

@@ -204,7 +204,9 @@ def test_the_end_of_our_standard_input_is_told_to_a_rank_0_that_is_back(launchpa
 
 
 def test_a_rank_that_never_reads_holds_nobody_up(launchpad: Launchpad, hosts: Hosts) -> None:
-    assert lines(hosts.run(launchpad, "-H", "n1", "echo", "done", input="x" * (1 << 20))) == ["[0] done"]
+    done = hosts.run(launchpad, "-H", "n1", "echo", "done", input="x" * (1 << 20))
+    assert (done.returncode, done.stdout) == (0, "[0] done\n"), done.stderr
+    assert re.fullmatch(r"launchpad: read \d+ bytes of standard input that no rank used; .*\n", done.stderr)
 
 
 def test_files_of_all_hosts_come_together(launchpad: Launchpad, hosts: Hosts) -> None:

@@ -262,7 +262,9 @@ ASKED = [
     commands.HoldPort("127.0.0.1", 0),
     commands.HoldPorts(2),
     commands.Ping(1),
-    commands.Start(0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, False, [], False, True),
+    commands.Start(
+        0, ".", {"A": "b"}, {"C": "d"}, {}, SLEEPERS, [], "", [], 1 << 16, "", 0, True, False, [], False, True
+    ),
     commands.StdinData(b"read this"),
     commands.Credit(0, 1, 100),
     commands.Signal(signal.SIGCONT),

@@ -14,7 +14,7 @@ from launchpad.agent.poll import Poll
 from launchpad.agent.ranks import rank
 from launchpad.agent.ranks.input import Input
 from launchpad.protocol.commands import Start
-from launchpad.protocol.events import StdinTaken
+from launchpad.protocol.events import StdinTaken, StdinUnused
 
 START = Start(0, "/", {}, {}, {}, [], [], "", [], 1, "", 1, False, True, [24, 80], False, True)
 
@@ -73,3 +73,13 @@ def test_what_the_head_sends_is_for_one_rank_and_then_for_its_successor(tmp_path
     stdin.take(b"")
     assert os.read(reader, 1) == b""
     assert [one.size for one in said if isinstance(one, StdinTaken)] == [4]
+
+
+def test_what_no_rank_has_read_is_told_at_the_end(tmp_path: Path, outlets: rank.Outlets) -> None:
+    stdin, said = made(tmp_path, None, sends_input=True)
+    stdin.report_unused()
+    stdin.open(1, outlets)
+    stdin.take(b"one\ntwo\n")
+    os.read(stdin.descriptor(1, outlets), 4)
+    stdin.report_unused()
+    assert [one.size for one in said if isinstance(one, StdinUnused)] == [4]

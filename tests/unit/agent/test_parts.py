@@ -78,7 +78,9 @@ def some(hub: AgentHub) -> Parts:
 
 
 def start(attempt: int = 0, **others: Any) -> Start:
-    values = dict.fromkeys(Start._fields, "") | {"attempt": attempt, "ranks": [], "typed": False, "terminal": []} | others
+    values = (
+        dict.fromkeys(Start._fields, "") | {"attempt": attempt, "ranks": [], "typed": False, "terminal": []} | others
+    )
     return Start(**values)
 
 

@@ -40,6 +40,7 @@ from launchpad.protocol.events import (
     RankStarted,
     Restarted,
     StartFailed,
+    StdinUnused,
     StopRequested,
 )
 
@@ -258,6 +259,13 @@ def test_a_note_on_one_of_several_nodes_names_it() -> None:
         "ranks on h0 can't be forked, so each imports everything itself: no room",
         "each rank on h1 is a world of its own: no library",
     ]
+
+
+def test_input_that_was_read_in_vain_is_told() -> None:
+    job = Job()
+    job.on(StdinUnused(0, 4), StdinUnused(0, 1))
+    rest = "of standard input that no rank used; run it with < /dev/null to leave standard input to other commands"
+    assert job.notes == [f"read 4 bytes {rest}", f"read 1 byte {rest}"]
 
 
 def test_many_orphans_are_cut_visibly() -> None:
