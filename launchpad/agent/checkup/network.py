@@ -7,6 +7,7 @@ have an address like 172.17.0.1, so whatever answers there need not be the right
 from __future__ import annotations
 
 import array
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,11 +18,14 @@ import termios
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ... import linux
 from ...protocol.health import Heard, Inlet, Network, Probed, Probes, Streamed
 from ..host.probe import addresses
+from ..net.strangers import Strangers
 
 # A lost SYN is sent again after 1 and 3 s.
 REACH_SECONDS = 3.3
@@ -38,6 +42,9 @@ LARGE_TRIES = 4
 
 STREAM_BYTES = 256 << 10
 CONNECTION_SECONDS = 5.0
+
+# Where no descriptor is left for another connection, how long to wait for one.
+SCARCE_SECONDS = 0.1
 
 _BACKLOG = 1024
 _SECRET_BYTES = 32
@@ -57,6 +64,8 @@ class EchoServer:
     def __init__(self) -> None:
         self._secret = b""
         self._heard: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._strangers: Strangers[socket.socket] = Strangers()
 
     def listen(self, secret: str) -> Network:
         """Listen from now on."""
@@ -102,14 +111,28 @@ class EchoServer:
 
     def _accept(self, own: socket.socket) -> None:
         while True:
-            peer, _ = own.accept()
+            try:
+                peer, place = own.accept()
+            except OSError as error:  # it has hung up already, or there is no descriptor left
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._hang_up_on(self._strangers.oldest)
+                    time.sleep(SCARCE_SECONDS)
+                continue
+            self._hang_up_on(partial(self._strangers.add, peer, place[0], time.monotonic()))
             threading.Thread(target=self._serve, args=[peer], daemon=True).start()
+
+    def _hang_up_on(self, choose: Callable[[], socket.socket | None]) -> None:
+        """Its thread ends then."""
+        with self._lock:
+            if (one := choose()) is not None:
+                with contextlib.suppress(OSError):  # it has done so itself
+                    one.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, peer: socket.socket) -> None:
         with peer:
             peer.settimeout(CONNECTION_SECONDS)
             try:
-                hello = peer.recv(_SECRET_BYTES + 1, socket.MSG_WAITALL)
+                hello = self._hello(peer)
                 if hello[:-1] != self._secret:
                     return
                 if hello[-1:] == _REACH:
@@ -120,6 +143,14 @@ class EchoServer:
                     pass
             except OSError:
                 pass
+
+    def _hello(self, peer: socket.socket) -> bytes:
+        """What it says first, all at once; it is no stranger then, or about to be hung up on."""
+        try:
+            return peer.recv(_SECRET_BYTES + 1, socket.MSG_WAITALL)
+        finally:
+            with self._lock:
+                self._strangers.forget(peer)
 
 
 def _port(bound: socket.socket | None) -> int:

@@ -6,6 +6,7 @@ answers there need not be the right node.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -17,8 +18,13 @@ from ...protocol.commands import Listen, Reach, Start
 from ...protocol.events import Listening, Reached
 from ..host.probe import addresses
 from ..part import AgentHub, AgentPart
+from ..poll import earliest
+from .strangers import Strangers
 
 _BACKLOG = 4096
+
+# How long to listen: the head has given up long before.
+LISTEN_SECONDS = 30.0
 
 
 class Reachability(AgentPart):
@@ -27,6 +33,20 @@ class Reachability(AgentPart):
     def __init__(self, hub: AgentHub) -> None:
         super().__init__(hub)
         self._sockets: dict[int, socket.socket] = {}
+        self._strangers: Strangers[socket.socket] = Strangers()
+        self._until: float | None = None  # when to stop listening
+
+    @property
+    def deadline(self) -> float | None:
+        """When a stranger has had its time, or the check is over."""
+        return earliest((self._strangers.deadline, self._until))
+
+    def tick(self, now: float) -> None:
+        """Hang up on those who have said nothing."""
+        for peer in self._strangers.late(now):
+            self._close(peer)
+        if self._until is not None and now >= self._until:
+            self.close()
 
     def on(self, command: Listen | Reach) -> None:
         """Listen, or try to reach those who do."""
@@ -42,6 +62,7 @@ class Reachability(AgentPart):
     def _listen(self, command: Listen) -> None:
         """Listen on each address, and report the ports."""
         ports = []
+        self._until = time.monotonic() + LISTEN_SECONDS
         for address in command.addresses:
             try:
                 listener = socket.socket(linux.address_family(address), socket.SOCK_STREAM)
@@ -56,12 +77,20 @@ class Reachability(AgentPart):
 
     def _accept(self, listener: socket.socket, command: Listen, _: int) -> None:
         try:
-            peer, _address = listener.accept()
-        except OSError:  # it has hung up already
+            peer, place = listener.accept()
+        except OSError as error:  # it has hung up already, or there is no descriptor left
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._hang_up_on(self._strangers.oldest() or listener)
             return
         self._watch(peer, partial(self._reply, peer, command), select.EPOLLIN)
+        self._hang_up_on(self._strangers.add(peer, place[0], time.monotonic()))
+
+    def _hang_up_on(self, one: socket.socket | None) -> None:
+        if one is not None:
+            self._close(one)
 
     def _reply(self, peer: socket.socket, command: Listen, _: int) -> None:
+        self._strangers.forget(peer)
         try:
             if peer.recv(len(command.ask)) == command.ask.encode():
                 peer.send(command.answer.encode())
@@ -102,6 +131,7 @@ class Reachability(AgentPart):
 
     def close(self) -> None:
         """Stop listening, and give up pending attempts."""
+        self._until, self._strangers = None, Strangers()
         for one in list(self._sockets.values()):
             self._close(one)
 
