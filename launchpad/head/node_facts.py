@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launchpad import linux
 from launchpad._version import __version__
@@ -44,13 +44,9 @@ def probe_nodes(
     for node, ready in enumerate(bringup.ready):
         if note := clock_note(names[node], bringup.nodes.in_our_time(node, ready), time.time(), time.monotonic_ns()):
             say(note)
-    if bad := {name: f"no such folder: {one.problem}" for name, one in zip(names, found, strict=True) if one.problem}:
-        raise NodeError(
-            failed_hosts(bad, count, "give --wdir a folder that exists on all hosts, or copy this one with --sync")
-        )
     if apart:
         check_machines(names, found)
-    check_versions(names, found, torch=any(probe.torch for probe in probes))
+    check_nodes(names, found, torch=any(probe.torch for probe in probes))
     installed = {name: one.launchpad for name, one in zip(names, found, strict=True) if one.launchpad}
     if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
         say(f"ranks import the launchpad installed on {', '.join(other)}, not this one ({__version__})")
@@ -86,23 +82,44 @@ def check_machines(names: Sequence[str], found: Sequence[NodeFacts]) -> None:
         seen[one.machine] = name
 
 
-def check_versions(names: Sequence[str], found: Sequence[NodeFacts], *, torch: bool) -> None:
-    """Raise NodeError if the nodes have different versions of torch or Python (X.Y): ranks would fail or hang."""
+# What a host may lack, by the beginning of how that is told, and what to do.
+REMEDIES = {
+    "no such folder": "give --wdir a folder that exists on all hosts, or copy this one with --sync",
+    "no such file": "copy it there, or the whole folder with --sync",
+    "no such module": "install it there, or choose another Python with --python",
+    "no such program": "install it there",
+    "wrong Python": "install the same Python, or choose one with --python",
+    "wrong torch": "install the same torch, or choose one with --python",
+}
+
+
+def check_nodes(names: Sequence[str], found: Sequence[NodeFacts], *, torch: bool) -> None:
+    """Raise NodeError if nodes lack what the ranks run, or have different versions of torch or Python (X.Y).
+
+    All that is wrong with a node is told at once.
+    """
     by_name = dict(zip(names, found, strict=True))
+    bad = {name: list(one.problems) for name, one in by_name.items()}
     interpreters = {name: one.python for name, one in by_name.items()}
-    _check_same("Python", {name: ".".join(one.version.split(".")[:2]) for name, one in by_name.items()}, interpreters)
+    versions = {"Python": {name: ".".join(one.version.split(".")[:2]) for name, one in by_name.items()}}
     if torch:
-        _check_same("torch", {name: one.torch or "none" for name, one in by_name.items()}, interpreters)
+        versions["torch"] = {name: one.torch or "none" for name, one in by_name.items()}
+    for what, of in versions.items():
+        for name, text in _other_versions(what, of, interpreters):
+            bad[name].append(text)
+    if said := [text for texts in bad.values() for text in texts]:
+        remedies = [remedy for start, remedy in REMEDIES.items() if any(text.startswith(start) for text in said)]
+        why = {name: "; ".join(texts) for name, texts in bad.items() if texts}
+        raise NodeError(failed_hosts(why, len(by_name), "; ".join(remedies)))
 
 
-def _check_same(what: str, versions: Mapping[str, str], pythons: Mapping[str, str]) -> None:
+def _other_versions(what: str, versions: Mapping[str, str], pythons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The nodes with another version than the first one, and how that is told."""
     first = next(iter(versions))
-    if bad := {
-        name: f"wrong {what}: {version} ({pythons[name]}), but {first} has {versions[first]} ({pythons[first]})"
-        for name, version in versions.items()
-        if version != versions[first]
-    }:
-        raise NodeError(failed_hosts(bad, len(versions), f"install the same {what}, or choose one with --python"))
+    for name, version in versions.items():
+        if version != versions[first]:
+            has = f"{version} ({pythons[name]}), but {first} has {versions[first]} ({pythons[first]})"
+            yield name, f"wrong {what}: {has}"
 
 
 class Unreachable(NodeError):

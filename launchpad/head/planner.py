@@ -216,15 +216,16 @@ class Planner:
         (ready,) = requester.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
         facts = None
         if (first := self._nodes[0].place) is not None:
-            from launchpad.head.node_facts import check_versions, probe_nodes
+            from launchpad.head.node_facts import check_nodes, probe_nodes
 
             if link.remote and place.own is None:
                 place = self._supplied(requester, place, comes_back=node is not None)
-            probe = Probe(place.cwd, self.spec.torch, place.python, dict((place.own or self.spec).environ))
+            own = place.own or self.spec
+            probe = Probe(place.cwd, self.spec.torch, place.python, dict(own.environ), list(own.target.needs))
             (facts,) = probe_nodes(requester, [probe], lambda _: None, apart=False)
             known = next(node.facts for node in self._nodes if node.facts is not None)
             names = NodeNames([first.name])
-            check_versions([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
+            check_nodes([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
         topologies = read_topologies(requester, [place.own or self.spec])
         places = [place] if first is not None else []

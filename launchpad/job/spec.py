@@ -41,6 +41,17 @@ class Target(NamedTuple):
             case "program":
                 return (self.name, *args)
 
+    @property
+    def needs(self) -> tuple[Literal["file", "module", "program", ""], str]:
+        """What every node must have to run it, by its name; "" for what the head sends."""
+        match self.kind:
+            case "script" | "module" | "program":
+                return ("file" if self.kind == "script" else self.kind), self.name
+            case "function":
+                place = self.name.rpartition(":")[0]
+                return ("file" if place.endswith(".py") else "module"), place
+        return "", ""
+
 
 class StreamMap(NamedTuple):
     """A choice of streams by local rank: torchrun's `3` (both streams of all ranks) or `0:3,1:2`.

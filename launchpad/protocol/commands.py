@@ -34,6 +34,7 @@ class Probe(Command):
     torch: bool  # whether to look up torch's version
     python: str  # the ranks' interpreter; "" for the agent's own
     environ: dict[str, str]  # for the ranks, on top of the agent's own environment
+    needs: list[str]  # what the ranks run: ["file", PATH], ["module", NAME] or ["program", NAME]
 
 
 class ReadTopology(Command):

@@ -166,7 +166,7 @@ class NodeFacts(Event, about=the_node):
     version: str  # its version, like "3.11.7"
     torch: str  # its torch version; "" if it has none, or none was requested
     launchpad: str  # the version of launchpad that a rank would import; "" likewise
-    problem: str  # why the ranks can't run in their folder; "" if they can
+    problems: list[str]  # why the ranks can't run: their folder, or their program, is missing
     machine: str  # identifies the machine: equal for two agents on the same one; "" if unknown
     addresses: list[tuple[str, str]]  # [address, interface] each, best candidates for other machines first
 

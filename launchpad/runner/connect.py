@@ -250,8 +250,8 @@ def make_world(
         return HowFar(waiting(f"probing {_hosts(len(members))}", left), len(members) - len(left), len(members))
 
     probes = [
-        Probe(folders[node], spec.torch, pythons[node], dict((member.own or spec).environ))
-        for node, member in enumerate(members)
+        Probe(folders[node], spec.torch, pythons[node], dict(own.environ), list(own.target.needs))
+        for node, own in enumerate(member.own or spec for member in members)
     ]
     with status_line(look, quiet=quiet):
         found = probe_nodes(bringup, probes, say, apart=apart)

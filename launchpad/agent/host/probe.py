@@ -19,7 +19,8 @@ from ..ranks.forkserver_client import bring_launchpad
 # Interfaces of containers and virtual machines, which rarely lead to other machines.
 _VIRTUAL = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
 
-# Prints the versions of Python, torch and launchpad (empty for none) that a rank would import, without importing them.
+# Prints the versions of Python, torch and launchpad (empty for none) that a rank would import, without importing them,
+# and whether it finds the module in its argument.
 _VERSIONS = """
 import importlib.util, os, re, sys
 print(*sys.version_info[:3], sep=".")
@@ -28,6 +29,7 @@ for name, file in (("torch", "version.py"), ("launchpad", "_version.py")):
     path = os.path.join(os.path.dirname(spec.origin), file) if spec and spec.origin else os.devnull
     found = re.search("__version__ = [^0-9]*([^'\\"]*)", open(path).read())
     print(found[1] if found else "")
+print(not sys.argv[1] or importlib.util.find_spec(sys.argv[1]) is not None)
 """
 
 
@@ -52,28 +54,38 @@ class HostProbe(AgentPart):
 
 def probe(command: Probe) -> NodeFacts:
     """Answer the head's Probe."""
-    problem = _problem(command.cwd)
+    problems = [text for text in (_folder_problem(command.cwd),) if text]
+    cwd = command.cwd if not problems else "/"
     version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
-    if not problem and (command.torch or command.python):
-        version, torch, launchpad = _versions(command) or (version, torch, launchpad)
+    kind, name = command.needs or ("", "")
+    module = name.partition(".")[0] if kind == "module" and not problems else ""
+    if (command.torch or command.python or module) and (answer := _versions(command, cwd, module)) is not None:
+        version, torch, launchpad, there = answer
+        if module and not there:
+            problems.append(f"no such module: {module} for {command.python or sys.executable}")
+    if not problems and (text := _program_problem(kind, name, command)):
+        problems.append(text)
     return NodeFacts(
         time=time.monotonic_ns(),
         python=command.python or sys.executable,
         version=version,
         torch=torch if command.torch else "",
         launchpad=launchpad if command.torch else "",
-        problem=problem,
+        problems=problems,
         machine=machine(),
         addresses=addresses(),
     )
 
 
-def _versions(command: Probe) -> tuple[str, str, str] | None:
-    """The versions of Python, torch and launchpad, from the ranks' interpreter; None if it prints none."""
+def _versions(command: Probe, cwd: str, module: str) -> tuple[str, str, str, bool] | None:
+    """The versions of Python, torch and launchpad, from the ranks' interpreter, and whether it finds the module.
+
+    None if it prints none.
+    """
     import subprocess
 
-    argv = [command.python or sys.executable, "-c", _VERSIONS]
-    environ = {name: value for name, value in {**os.environ, **command.environ}.items() if name}
+    argv = [command.python or sys.executable, "-c", _VERSIONS, module]
+    environ = _environ(command)
     try:
         output = subprocess.run(
             argv,
@@ -81,26 +93,46 @@ def _versions(command: Probe) -> tuple[str, str, str] | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=20,
-            cwd=command.cwd,
+            cwd=cwd,
             env=environ,
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = output.decode(errors="replace").splitlines()[-3:]  # a wrapper may print something before
-    version, torch, launchpad, *_ = [*lines, "", "", ""]
-    return (version, torch, launchpad) if version else None
+    lines = output.decode(errors="replace").splitlines()[-4:]  # a wrapper may print something before
+    version, torch, launchpad, there, *_ = [*lines, "", "", "", ""]
+    return (version, torch, launchpad, there == "True") if version else None
 
 
-def _problem(cwd: str) -> str:
+def _environ(command: Probe) -> dict[str, str]:
+    """The ranks' variables."""
+    return {name: value for name, value in {**os.environ, **command.environ}.items() if name}
+
+
+def _folder_problem(cwd: str) -> str:
     try:
         os.listdir(os.path.join(cwd, ""))
     except PermissionError:
-        return "" if os.access(cwd, os.X_OK) else f"no permission to enter the folder {cwd}"
+        return "" if os.access(cwd, os.X_OK) else f"no such folder: no permission to enter the folder {cwd}"
     except NotADirectoryError:
-        return f"{cwd} is not a folder"
+        return f"no such folder: {cwd} is not a folder"
     except OSError:
-        return f"there is no folder {cwd}"
+        return f"no such folder: there is no folder {cwd}"
     return ""
+
+
+def _program_problem(kind: str, name: str, command: Probe) -> str:
+    """Why there is nothing to run under this name; "" if there is."""
+    path = os.path.join(command.cwd, name)
+    if kind == "file":
+        return "" if os.path.exists(path) else f"no such file: {path}"
+    if kind != "program":
+        return ""
+    if "/" in name:
+        return "" if os.access(path, os.X_OK) else f"no such program: {path} is not there, or not executable"
+    import shutil
+
+    found = shutil.which(name, path=_environ(command).get("PATH"))
+    return "" if found else f"no such program: {name} is not on PATH"
 
 
 def machine() -> str:

@@ -92,9 +92,23 @@ def test_what_is_not_there_is_told(launchpad: Launchpad, box: Box) -> None:
     done = launchpad.run("run", "--enter", box.words, "--wdir", "/no/such", "show.py")
     assert done.returncode == 3
     assert "localhost  no such folder: there is no folder /no/such\n" in done.stderr
-    done = launchpad.run("run", "--enter", box.words, "show.py")
-    assert done.returncode == 2
-    assert "can't open file" in done.stderr
+    (launchpad.folder / "calls.py").write_text("def main(): pass\n")
+    (launchpad.folder / "package").mkdir()
+    (launchpad.folder / "package" / "__main__.py").touch()
+    (launchpad.folder / "tool").write_text("#!/bin/sh\n")
+    (launchpad.folder / "tool").chmod(0o755)
+    for target, problem, remedy in (
+        (("show.py",), f"no such file: {launchpad.folder}/show.py", "copy it there, or the whole folder with --sync"),
+        (("calls.py:main",), f"no such file: {launchpad.folder}/calls.py", "copy it there"),
+        (("-m", "package"), "no such module: package for ", "install it there, or choose another Python with"),
+        (("-m", "package.part"), "no such module: package for ", "install it there"),
+        (("./tool",), f"no such program: {launchpad.folder}/./tool is not there, or not exec", "install it there"),
+    ):
+        done = launchpad.run("run", "--enter", box.words, *target)
+        assert (done.returncode, done.stdout) == (3, "")
+        _, said, advice = done.stderr.splitlines()
+        assert said.startswith(f"  localhost  {problem}")
+        assert advice.startswith(f"launchpad: {remedy}")
 
 
 @needs_unshare

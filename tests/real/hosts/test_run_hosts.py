@@ -16,7 +16,7 @@ import paramiko
 import pytest
 
 from launchpad.errors import ConnectError, NodeError, UsageError
-from launchpad.head.node_facts import check_machines, check_versions
+from launchpad.head.node_facts import check_machines, check_nodes
 from launchpad.protocol.events import NodeFacts
 from launchpad.transport.ssh import handover
 from launchpad.transport.ssh.bundle import Startup, bundle
@@ -126,8 +126,13 @@ def test_a_rank_that_fails_ends_all_and_is_named_with_its_host(launchpad: Launch
 
 def test_a_rank_that_can_not_be_started_there(launchpad: Launchpad, hosts: Hosts) -> None:
     done = hosts.run(launchpad, "-H", "n1,n2", "no-such-program")
+    assert done.returncode == 3
+    assert "  n2  no such program: no-such-program is not on PATH" in done.stderr
+    (launchpad.folder / "broken").write_text("#!/no/such/interpreter\n")
+    (launchpad.folder / "broken").chmod(0o755)
+    done = hosts.run(launchpad, "-H", "n1,n2", "./broken")
     assert done.returncode == 2
-    assert "could not be started: can't execute no-such-program" in done.stderr
+    assert "could not be started: can't execute " in done.stderr
 
 
 def test_restarts_over_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
@@ -567,19 +572,36 @@ def test_gloo_over_hosts_again_and_again(launchpad: Launchpad, hosts: Hosts, met
 
 
 def facts_of(**facts: object) -> NodeFacts:
-    return NodeFacts(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", "", "m", [])._replace(**facts)
+    return NodeFacts(0, "/usr/bin/python3", "3.11.7", "2.13.0", "", [], "m", [])._replace(**facts)
 
 
 def test_another_python_or_torch_is_named() -> None:
     names = ["a", "b"]
-    check_versions(names, [facts_of(), facts_of(version="3.11.2")], torch=True)
+    check_nodes(names, [facts_of(), facts_of(version="3.11.2")], torch=True)
     with pytest.raises(
         NodeError, match=r"  b  wrong Python: 3\.12 \(/usr/bin/python3\), but a has 3\.11 \(/usr/bin/python3\)"
     ):
-        check_versions(names, [facts_of(), facts_of(version="3.12.0")], torch=False)
+        check_nodes(names, [facts_of(), facts_of(version="3.12.0")], torch=False)
     with pytest.raises(NodeError, match=r"  b  wrong torch: none \(/usr/bin/python3\), but a has 2\.13\.0"):
-        check_versions(names, [facts_of(), facts_of(torch="")], torch=True)
-    check_versions(names, [facts_of(), facts_of(torch="")], torch=False)
+        check_nodes(names, [facts_of(), facts_of(torch="")], torch=True)
+    check_nodes(names, [facts_of(), facts_of(torch="")], torch=False)
+
+
+def test_all_that_is_wrong_with_a_host_is_told_at_once() -> None:
+    missing = "no such file: /work/job.py"
+    with pytest.raises(NodeError) as caught:
+        check_nodes(
+            ["a", "b", "c"],
+            [facts_of(), facts_of(problems=[missing], torch="2.12.0"), facts_of(version="3.12.0")],
+            torch=True,
+        )
+    assert str(caught.value).splitlines() == [
+        "2 of 3 hosts can't take part, so nothing was started:",
+        f"  b  {missing}; wrong torch: 2.12.0 (/usr/bin/python3), but a has 2.13.0 (/usr/bin/python3)",
+        "  c  wrong Python: 3.12 (/usr/bin/python3), but a has 3.11 (/usr/bin/python3)",
+        "copy it there, or the whole folder with --sync; install the same Python, or choose one with --python; install "
+        "the same torch, or choose one with --python",
+    ]
 
 
 def test_one_machine_under_two_names() -> None:

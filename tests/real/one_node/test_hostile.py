@@ -256,7 +256,7 @@ ALONE = {"GROUP_WORLD_SIZE": "1"}
 SLEEPERS = [{"rank": rank, "argv": ["sleep", "600"], "environ": {"RANK": str(rank)}} for rank in range(2)]
 ASKED = [
     commands.Hello(__version__, False, 0, 60.0),
-    commands.Probe("/", False, "", {}),
+    commands.Probe("/", False, "", {}, []),
     commands.Listen(["127.0.0.1", "::1"], "ask", "answer"),
     commands.Reach([["127.0.0.1", 1], ["::1", 1]], "ask", "answer"),
     commands.HoldPort("127.0.0.1", 0),

@@ -90,7 +90,7 @@ def test_no_machine_is_known_by_its_namespaces_alone(launchpad: Launchpad) -> No
     code = "from launchpad.agent.host import probe; print(repr(probe.machine()))"
     argv = [*with_mounts(launchpad, WITHOUT.format("/proc/sys/kernel")), sys.executable, "-c", code]
     assert subprocess.check_output(argv, text=True, timeout=DEADLINE) == "''\n"
-    unknown = NodeFacts(0, "python", "3.11.7", "", "", "", "", [])
+    unknown = NodeFacts(0, "python", "3.11.7", "", "", [], "", [])
     node_facts.check_machines(["a", "b"], [unknown, unknown])
     with pytest.raises(UsageError, match="a and b are one machine"):
         node_facts.check_machines(["a", "b"], [unknown._replace(machine="m")] * 2)

@@ -124,14 +124,37 @@ def test_the_address_that_ssh_came_in_by_is_first(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("path", "problem"),
-    [("", ""), ("nowhere", "there is no folder {}/nowhere"), ("file", "{}/file is not a folder")],
+    ("path", "problems"),
+    [
+        ("", []),
+        ("nowhere", ["no such folder: there is no folder {}/nowhere"]),
+        ("file", ["no such folder: {}/file is not a folder"]),
+    ],
 )
-def test_the_folder_is_checked(tmp_path: Any, path: str, problem: str) -> None:
+def test_the_folder_is_checked(tmp_path: Any, path: str, problems: list[str]) -> None:
     (tmp_path / "file").touch()
-    found = probe.probe(Asked(os.path.join(tmp_path, path).rstrip("/"), False, "", {}))
-    assert found.problem == problem.format(tmp_path)
+    found = probe.probe(Asked(os.path.join(tmp_path, path).rstrip("/"), False, "", {}, []))
+    assert found.problems == [text.format(tmp_path) for text in problems]
     assert found.torch == ""
+
+
+@pytest.mark.parametrize(
+    ("needs", "problem"),
+    [
+        ([], ""),
+        (["file", "job.py"], ""),
+        (["file", "none.py"], "no such file: {}/none.py"),
+        (["program", "./job.py"], "no such program: {}/./job.py is not there, or not executable"),
+        (["program", "sh"], ""),
+        (["program", "no-such"], "no such program: no-such is not on PATH"),
+        (["module", "json.tool"], ""),
+        (["module", "nowhere.job"], f"no such module: nowhere for {sys.executable}"),
+    ],
+)
+def test_what_the_ranks_run_is_looked_for(tmp_path: Path, needs: list[str], problem: str) -> None:
+    (tmp_path / "job.py").touch(0o600)
+    found = probe.probe(Asked(str(tmp_path), False, "", {}, needs))
+    assert found.problems == ([problem.format(tmp_path)] if problem else [])
 
 
 @needs_torch
@@ -140,7 +163,7 @@ def test_torch_is_looked_up_without_being_imported() -> None:
     assert found is not None
     assert found.origin is not None
     installed = runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"]  # with +cpu or +cu132
-    assert probe.probe(Asked("/", True, "", {})).torch == installed
+    assert probe.probe(Asked("/", True, "", {}, [])).torch == installed
 
 
 def test_the_ranks_interpreter_is_probed_with_its_paths(tmp_path: Path) -> None:
@@ -151,15 +174,15 @@ def test_the_ranks_interpreter_is_probed_with_its_paths(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    found = probe.probe(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}))
+    found = probe.probe(Asked("/", True, str(python), {"PYTHONPATH": str(tmp_path / "lib")}, []))
     assert (found.python, found.torch) == (str(python), "7.8.9")
-    assert probe.probe(Asked("/", True, str(python), {})).torch == ""
+    assert probe.probe(Asked("/", True, str(python), {}, [])).torch == ""
     python.write_bytes(
         b"#!/bin/sh\necho loading caf\xe9 | tee /dev/stderr\nexec " + os.fsencode(sys.executable) + b' "$@"\n'
     )
-    assert probe.probe(Asked("/", True, str(python), {})).version == ".".join(map(str, sys.version_info[:3]))
+    assert probe.probe(Asked("/", True, str(python), {}, [])).version == ".".join(map(str, sys.version_info[:3]))
     python.write_text("#!/bin/sh\necho 3.99.1\n")
-    assert probe.probe(Asked("/", False, str(python), {})).version == "3.99.1"
+    assert probe.probe(Asked("/", False, str(python), {}, [])).version == "3.99.1"
 
 
 @pytest.mark.parametrize(
