@@ -240,7 +240,7 @@ def refuse_unfit(
         *(hosts, options.hosts, options.python),
         quick=True,
         code=not options.hosts.sync,
-        torch=torch,
+        torch=torch and not options.hosts.sync_env,  # it is about to be sent
         mpi=mpi,
         cwd=cwd,
         environ={**forwarded(os.environ), **(environ or {})},
@@ -261,7 +261,7 @@ def _open(
 ) -> tuple[HostAnswers, dict[int, str]]:
     """Reach the hosts. Nothing is installed there: what runs is sent over the connection, and stays in memory."""
     found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
-    startup = Startup(found, python is not None, enter_words(options))
+    startup = Startup(found, python is not None and not options.sync_env, enter_words(options))
     # On this machine, images are kept by the launchpad that is installed here.
     keepers = [keeper_path(os.environ) if host.here and not startup.enter else "" for host in hosts]
     startups = [startup._replace(asked=json.dumps({"checkup": keeper})) for keeper in keepers]

@@ -126,11 +126,11 @@ def test_hosts_without_any_packages_run_a_program_of_several_ranks(
     launchpad: Launchpad, bare: Network, made: Made
 ) -> None:
     (launchpad.folder / "where.py").write_text(f"{SHOW}\n")
-    words = ("--ssh-config", bare.ssh_config, "--python", made.python, "-H", "h1,h2", "--sync", "--sync-env")
+    words = ("--ssh-config", bare.ssh_config, "--python", made.python, "-H", "h1,h2", "--sync", "--sync-env", "--check")
     argv = bare.argv(*launchpad.argv("run", *words, "where.py"))
     done = subprocess.run(
         argv, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, timeout=DEADLINE
     )
     shown, said = ran(done)
     assert [line.split()[:4] for line in shown] == [["[h1", "0]", "own", "first"], ["[h2", "1]", "own", "first"]]
-    assert re.fullmatch(rf"launchpad: sent \d+ MB of {made.prefix} to h1, h2", said[0])
+    assert re.fullmatch(rf"launchpad: sent \d+ MB of {made.prefix} to h1, h2", said[-1])
