@@ -107,10 +107,7 @@ class Notes:
             case NoMpi(library=library, why=why, node=node):
                 self._say(_no_mpi(library, why, self._on(node)))
             case OwnWorld(rank=rank):
-                self._own_worlds.add(rank)
-                if len(self._own_worlds) == 2:
-                    them = ranks_in_words(sorted(self._own_worlds))
-                    self._say(f"{them} use MPI, each in a world of its own; --backend mpi makes all ranks one world")
+                self._own_world(rank)
             case RanksBound(ranks=ranks):
                 if self._reports_bindings and ranks != self._bound:
                     from launchpad.job.binding import in_words
@@ -163,6 +160,12 @@ class Notes:
 
     def _on(self, node: int) -> str:
         return f" on {self._history.node_name(node)}" if self._history.several else ""
+
+    def _own_world(self, rank: int) -> None:
+        self._own_worlds.add(rank)
+        if len(self._own_worlds) == 2:
+            them = ranks_in_words(sorted(self._own_worlds))
+            self._say(f"{them} use MPI, each in a world of its own; --backend mpi makes all ranks one world")
 
     def _phase(self, event: PhaseChanged) -> None:
         self._prompt, self.deadline = -1, None
