@@ -107,7 +107,7 @@ def test_a_python_that_no_host_has_is_one_line(launchpad: Launchpad, hosts: Host
     first, line, advice = done.stderr.splitlines()
     assert first == "launchpad: error: the only host can't take part, so nothing was started:"
     assert line == "  n1  no Python: it has no python3.99, which this environment is for"
-    assert advice.startswith("install python3.99 there, or make the environment with uv's Python")
+    assert advice.startswith("launchpad: install python3.99 there, or make the environment with uv's Python")
 
 
 @pytest.fixture
