@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from launchpad.protocol.events import ArrivalsCompared, ArrivalTimes
+from launchpad.protocol.events import ArrivalsCompared, ArrivalTimes, FarNode, LateRank
 
 # In these every rank waits for all others. To a broadcast the others may come when they like.
 _FOR_ALL = ("all", "reduce_scatter", "barrier", "coalesced")
@@ -138,7 +138,7 @@ class Comparison:
         single = operations.count(most) >= _MOSTLY * len(operations)
         return ArrivalsCompared(now, most.strip("_") if single else "", rows, far=far)
 
-    def _far(self, found: Sequence[_Collective], following: dict[int, dict[int, int]]) -> list[list[Any]]:
+    def _far(self, found: Sequence[_Collective], following: dict[int, dict[int, int]]) -> list[FarNode]:
         """The nodes to which a message and back takes much longer than to the others; how long they waited for that.
 
         A collective that takes no longer than one does not wait for it.
@@ -147,7 +147,7 @@ class Comparison:
         for rank in sorted(self._nodes):
             of.setdefault(self._nodes[rank], []).append(rank)
         trips = {node: 2 * max(self._doubts[rank] for rank in ranks) for node, ranks in of.items()}
-        rows = []
+        rows: list[FarNode] = []
         for node, ranks in of.items():
             others = sorted(trip for other, trip in trips.items() if other != node)
             if not others or trips[node] < max(_FAR, _FARTHER * others[len(others) // 2]):
@@ -158,8 +158,8 @@ class Comparison:
                     entered = [(rank, one.times[rank]) for rank in ranks if rank in one.times]
                     waited += sum(following[rank].get(at, at) - at >= trips[node] for rank, at in entered) * trips[node]
             watched = sum(self._spans.get(rank, 0) for rank in ranks)
-            times = (trips[node], others[len(others) // 2], waited, watched)
-            rows.append([ranks, *(round(time / 1e9, 6) for time in times)])
+            usual = others[len(others) // 2]
+            rows.append((ranks, _seconds(trips[node]), _seconds(usual), _seconds(waited), _seconds(watched)))
         return rows
 
     def _judge(self, one: _Collective, seen: dict[int, _RankTotals], following: dict[int, dict[int, int]]) -> None:
@@ -199,7 +199,7 @@ class Comparison:
         doubts = {self._nodes[rank]: self._doubts[rank] for rank in ranks}
         return 2 * sum(sorted(doubts.values())[-2:]) if len(doubts) > 1 else 0
 
-    def _row(self, rank: int, one: _RankTotals, together: dict[tuple[str, ...], int]) -> list[Any]:
+    def _row(self, rank: int, one: _RankTotals, together: dict[tuple[str, ...], int]) -> LateRank:
         """A rank's row. `together`: how long all were watched that share these groups, as far as that is known."""
         groups = tuple(name for name, group in self._groups.items() if rank in group.told)
         if groups not in together:
@@ -208,8 +208,12 @@ class Comparison:
         others = together[groups] - self._spans.get(rank, 0)
         usual = _usual(one.late)
         last = sum(late >= _COUNTS * usual for late, _ in one.late)
-        figures = (usual / 1e9, one.caused, one.squares, others / 1e9)
-        return [rank, one.joined, last, *(round(figure, 6) for figure in figures)]
+        caused, squares = round(one.caused, 6), round(one.squares, 6)
+        return rank, one.joined, last, _seconds(usual), caused, squares, _seconds(others)
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / 1e9, 6)
 
 
 def _usual(late: Sequence[tuple[int, int]]) -> int:

@@ -112,7 +112,7 @@ class History:
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
-        self.apart: list[list[int]] = []  # pairs of nodes of which the first could not reach the second
+        self.apart: list[tuple[int, int]] = []  # pairs of nodes of which the first could not reach the second
         self._tally: Tally | None = None
         self._recent: deque[ArrivalsCompared] = deque(maxlen=_RECENT)
         self.ranks = {
@@ -200,7 +200,7 @@ class History:
                 self.lost.setdefault(event.node, event)
             case NodeJoined(node=node, name=name):
                 if node >= len(self.planned.nodes):
-                    self.planned = self.planned._replace(nodes=[*self.planned.nodes, [name, []]])
+                    self.planned = self.planned._replace(nodes=[*self.planned.nodes, (name, [])])
             case ClocksSeen(doubts=doubts):
                 self.doubts |= {node: max(doubt, self.doubts.get(node, 0)) for node, doubt in doubts}
             case StopRequested(signum=signum, reason=reason) if signum in STOPPING and not self.signum:
@@ -224,7 +224,7 @@ class History:
             case Restarted():
                 self.attempt = event.attempt
                 if event.nodes:
-                    self.planned = self.planned._replace(nodes=[list(node) for node in event.nodes])
+                    self.planned = self.planned._replace(nodes=list(event.nodes))
                 self._reset()
             case NotRestarted(reason=reason):
                 self.not_restarted = reason

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from launchpad.protocol.events import ArrivalsCompared
+from launchpad.protocol.events import ArrivalsCompared, LateRank
 
 # What the others must have lost, as a share of their time. Less is not worth a word.
 LEAST_SHARE = 0.05
@@ -151,7 +151,7 @@ class Tally:
         )
 
 
-def worst_of(event: ArrivalsCompared) -> list[float]:
+def worst_of(event: ArrivalsCompared) -> LateRank:
     """The row of the rank that cost the others most."""
     return max(event.ranks, key=lambda row: row[4])
 

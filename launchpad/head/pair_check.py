@@ -51,9 +51,9 @@ class PairCheck:
         return self._calling and not self._missing
 
     @property
-    def apart(self) -> list[list[int]]:
+    def apart(self) -> list[tuple[int, int]]:
         """The pairs of nodes of which the first has not reached the second."""
-        return [list(pair) for pair in sorted(self._missing)]
+        return sorted(self._missing)
 
     def on(self, node: int, event: Listening | Reached, now: float) -> None:
         """Take a node's answer."""

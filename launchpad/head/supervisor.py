@@ -337,7 +337,7 @@ class Supervisor:
     def _phase_changed(self, _: int, action: PhaseChanged) -> None:
         now = time.monotonic_ns()
         if action.phase == "stopping" and self.nodes.remote:
-            self._tell(ClocksSeen(now, [[node, self.nodes.doubt(node)] for node in self.nodes.remote]))
+            self._tell(ClocksSeen(now, [(node, self.nodes.doubt(node)) for node in self.nodes.remote]))
         self._tell(action._replace(time=now))
 
     def _dated(self, _: int, action: NotRestarted | NodesAwaited) -> None:

@@ -11,7 +11,7 @@ from launchpad.job.membership import Seat
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import Start
 from launchpad.protocol.defaults import defaults_for
-from launchpad.protocol.events import AgentReady, TopologyRead
+from launchpad.protocol.events import AgentReady, NodeRanks, TopologyRead
 
 if TYPE_CHECKING:  # few jobs bind their ranks
     from launchpad.job.binding import Binding
@@ -193,12 +193,12 @@ class Plan:
         return next(node for node in self.taking_part if rank <= node.ranks[-1].rank)
 
     @property
-    def bindings(self) -> list[list[Any]]:
+    def bindings(self) -> list[tuple[int, str, str, str]]:
         """What RanksBound says of each rank."""
         from launchpad.job import binding
 
         return [
-            [rank.rank, node.name, *binding.written(rank.binding)] for node in self.taking_part for rank in node.ranks
+            (rank.rank, node.name, *binding.written(rank.binding)) for node in self.taking_part for rank in node.ranks
         ]
 
     @functools.cached_property
@@ -207,9 +207,9 @@ class Plan:
         return tuple(Seat(node.index, len(node.ranks)) for node in self.taking_part)
 
     @property
-    def by_node(self) -> list[list[Any]]:
-        """[name, [rank, …]] of each node, for the record."""
-        return [[node.name, [rank.rank for rank in node.ranks]] for node in self.nodes]
+    def by_node(self) -> list[NodeRanks]:
+        """Each node's name and ranks, for the record."""
+        return [(node.name, [rank.rank for rank in node.ranks]) for node in self.nodes]
 
     def start(self, node: NodePlan, attempt: int, restarts: int, window: int, stdin: Stdin) -> Start:
         """The command that starts the node's ranks, for the first time or again; a spare only gets ready for it.

@@ -28,6 +28,22 @@ Signum = Annotated[int, range(65)]
 ExitCode = Annotated[int, range(-64, 256)]
 Count = Annotated[int, range(-1, 1 << 20)]
 
+
+class Between:
+    """Numbers from `low` up to `high`."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value < self.high
+
+
+Figure = Annotated[float, Between(0.0, 1e18)]  # a quantity
+Date = Annotated[float, Between(0.0, 1e11)]  # seconds since 1970
+
+NodeRanks = tuple[str, list[Rank]]  # a node's name, and its ranks
+
 Frame = tuple[str, int, str, str]  # file, line, function, source
 _Size = Annotated[list[int], range(65)]  # torch's tensors have up to 64 dimensions
 
@@ -79,6 +95,14 @@ Arrivals = tuple[str, int, str, list[int]]
 # seconds that its cgroup had no CPU quota left, the mean clock now in MHz of the cores on which it may run, whether one
 # of its GPUs is throttled], with descendants
 Hindered = tuple[Rank, float, float, float, float, float, float, float]
+
+# [rank, how many collectives it joined, to how many it came last, by how many seconds in the median (weighted by what
+# it cost), seconds that others waited for it, the sum of the squares of these, seconds of the others]
+LateRank = tuple[Rank, Figure, Figure, Figure, Figure, Figure, Figure]
+
+# [ranks of a node, seconds of a round trip to it, of one to the others, seconds that its ranks waited for that, seconds
+# that they were watched]
+FarNode = tuple[list[Rank], Figure, Figure, Figure, Figure]
 
 # [group, number, operation, ns from then to the time of the event, ns that it took or 0]
 EnteredCollective = tuple[str, int, str, int, int]
@@ -672,7 +696,7 @@ class NodeLost(Event, recorded=True):
     time: int
     node: int
     reason: str
-    ranks: list[int]  # those assigned to it
+    ranks: list[Rank]  # those assigned to it
     trace: str = ""  # the traceback, if a bug in its agent is to blame
 
 
@@ -690,7 +714,7 @@ class NodeLeaving(Event, recorded=True):
 
     time: int
     node: int
-    signum: int
+    signum: Signum
 
 
 class MajorityLost(Event):
@@ -767,11 +791,11 @@ class Restarted(Event, recorded=True):
     attempt: int  # 1 for the first time
     most: int  # how many restarts the user allows
     rank: int  # the rank that failed first; -1 if none did
-    code: int  # its exit code, or -n for signal n
+    code: ExitCode  # its exit code, or -n for signal n
     node: int  # the node that was lost, or has joined; -1 if a rank failed
     restarts: int = 0  # how many restarts have been counted, of `most`
     counted: bool = True  # this is one of them; otherwise the job goes on with other nodes
-    nodes: Sequence[Sequence[Any]] = ()  # [name, [rank, …]] each, by their numbers; none: they are as before
+    nodes: Sequence[NodeRanks] = ()  # by their numbers; none: they are as before
     shown_there: Sequence[int] = ()  # the nodes whose launchpad shows the output of its ranks itself
     period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
 
@@ -789,16 +813,16 @@ class RanksBound(Event, recorded=True):
     time: int
     # [rank, its node's name, CPUs, NUMA nodes whose memory it prefers] each, both as the kernel writes them (0-3,8); no
     # CPUs: the rank is not bound
-    ranks: list[list[Any]]
+    ranks: list[tuple[Rank, str, str, str]]
 
 
 class RanksSpawned(Event, recorded=True):
     """A rank has spawned others (MPI_Comm_spawn); their numbers follow those of all earlier ranks."""
 
     time: int
-    by: int
+    by: Rank
     node: int
-    ranks: list[int]
+    ranks: list[Rank]
     argv: list[str]  # of the first spawned rank
 
 
@@ -808,22 +832,22 @@ class PhaseChanged(Event, recorded=True):
     time: int
     phase: str  # "stopping", "over"
     cause: str  # a CauseKind of job/outcome.py; "" while nothing has gone wrong
-    signum: int  # the signal that was sent to the ranks, 0 for none
+    signum: Signum  # the signal that was sent to the ranks, 0 for none
     seconds: float  # until the next escalation, 0 for no limit
-    ranks: list[int]  # those that were still running
+    ranks: list[Rank]  # those that were still running
 
 
 class JobPlanned(Event, recorded=True):
     """The job that is about to run; the first event of every job."""
 
     time: int
-    wall: float  # time.time() at `time`, in seconds
+    wall: Date  # time.time() at `time`
     job: str  # launchpad's id of this job
     pid: int  # of the head
     run_id: str  # TORCHELASTIC_RUN_ID
     words: list[str]  # the target and its arguments
     cwd: str
-    nodes: list[list[Any]]  # [name, [rank, …]] each
+    nodes: list[NodeRanks]
     folders: dict[str, str]  # the name of each rank's folder within attempt_N
     timeout: float  # seconds; 0 for none
     logs: str  # the job's folder; "" for none
@@ -839,7 +863,9 @@ class ClocksSeen(Event, recorded=True):
     """How accurately the clocks of other machines are known now."""
 
     time: int
-    doubts: list[list[int]]  # [node, ns by which its events may have happened earlier or later than they say] each
+    doubts: list[
+        tuple[int, int]
+    ]  # [node, ns by which its events may have happened earlier or later than they say] each
 
 
 class RanksHeld(Event, recorded=True):
@@ -847,7 +873,7 @@ class RanksHeld(Event, recorded=True):
 
     time: int
     why: str  # "timeout", "stall", "failure"
-    ranks: list[int]  # those that the others seem to wait for; none if all are at the same place
+    ranks: list[Rank]  # those that the others seem to wait for; none if all are at the same place
     lines: list[str]  # for the user: which rank is where, and what that means for their collectives
     raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
 
@@ -857,20 +883,16 @@ class ArrivalsCompared(Event, recorded=True):
 
     time: int
     operation: str  # which collective it was; "" if there were several
-    # [rank, how many it joined, to how many it came last, by how many seconds in the median (weighted by what it cost),
-    # seconds that others waited for it, the sum of the squares of these, seconds of the others] each
-    ranks: list[list[float]]
+    ranks: Annotated[list[LateRank], range(1, 1 << 31)]
     because: str = ""  # what slowed the worst of them, if that is clear
-    # [ranks of a node, seconds of a round trip to it, of one to the others, seconds that its ranks waited for that,
-    # seconds that they were watched] each: nodes that are much farther away
-    far: Sequence[Any] = ()
+    far: Sequence[FarNode] = ()  # nodes that are much farther away
 
 
 class JobOver(Event, recorded=True):
     """The last event of a job, unless launchpad died before its end."""
 
     time: int
-    code: int  # launchpad's exit code
+    code: Annotated[int, range(256)]  # launchpad's exit code
 
 
 class StacksRequested(Event):
@@ -954,7 +976,7 @@ class NodesApart(Event, recorded=True):
     """These nodes could not reach each other when the job stalled, though the head reached them."""
 
     time: int
-    pairs: list[list[int]]  # [from, to] each
+    pairs: list[tuple[int, int]]  # [from, to] each
 
 
 class Stalled(Event, recorded=True):
@@ -968,7 +990,7 @@ class FaultInjected(Event, recorded=True):
     """The head is injecting a fault (--inject)."""
 
     time: int
-    signum: int  # the signal for the rank's main process or the node's agent; 0: the link to the node is cut
+    signum: Signum  # the signal for the rank's main process or the node's agent; 0: the link to the node is cut
     rank: int  # -1: it is for the node
     node: int
 

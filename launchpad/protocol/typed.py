@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 Convert = Callable[[Any], Any]
@@ -37,7 +37,7 @@ def converter(hint: Any) -> Convert:
         return _within(converter(str), inner)
     if origin in (typing.Union, types.UnionType):
         return _one_of(inner)
-    if origin is list:
+    if origin in (list, Sequence):
         return _list(converter(inner[0]))
     if origin is tuple and inner[1:] == (...,):
         return _list(converter(inner[0]), tuple)

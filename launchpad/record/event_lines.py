@@ -1,12 +1,13 @@
 """Events as JSON lines, {"event": "RankExited", "time": …, "rank": …}: to text and back, and the sink of `--events`."""
 
 import codecs
+import functools
 import json
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from launchpad.errors import UsageError
 from launchpad.output.writer import Target, Writer
@@ -48,16 +49,19 @@ class OutputPlace(NamedTuple):
 
 
 def event_of(line: str | bytes) -> Any:
-    """The event in a line, or an OutputPlace; None for a line that was cut off, or isn't ours."""
+    """The event in a line, or an OutputPlace; None for a line that was cut off, isn't ours, or holds what it can't."""
     try:
         said = json.loads(line)
         name = said.pop("event")
-        if name == "Output":
-            return typed(OutputPlace, [said[field] for field in OutputPlace._fields])
-        kind = RECORDED[name]
-        return kind(**{field: said[field] for field in kind._fields if field in said})
+        kind = OutputPlace if name == "Output" else RECORDED[name]
+        return kind(**{field: typed(hint, said[field]) for field, hint in _hints(kind).items() if field in said})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 class EventLines:

@@ -61,7 +61,7 @@ def read_events(folder: str) -> Iterator[Any]:
 def add_ranks(folders: dict[int, str], event: JobPlanned | Restarted | RanksSpawned) -> None:
     """Add the folders of the ranks that this event says there are (record/journal.py)."""
     if isinstance(event, JobPlanned):
-        folders.update((int(rank), folder) for rank, folder in event.folders.items())
+        folders.update((rank, event.folders.get(str(rank), str(rank))) for _, ranks in event.nodes for rank in ranks)
         return
     new = event.ranks if isinstance(event, RanksSpawned) else [rank for _, ranks in event.nodes for rank in ranks]
     for rank in new:

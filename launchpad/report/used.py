@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
+from launchpad.protocol.events import Sampled
+from launchpad.protocol.typed import typed
 from launchpad.record import files, job_store, replay
 from launchpad.report.timeline import JOB, Curve
 
@@ -25,11 +27,14 @@ def used(folder: str) -> list[Curve]:
 
 
 def _read(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    hints = get_type_hints(Sampled, include_extras=True)
+    kinds = {name: hints[name] for name in ("time", "ranks", "gpus")}
     for line in lines:
         try:
-            yield json.loads(line)
-        except ValueError:  # it is being written, or launchpad was killed
-            return
+            said = json.loads(line)
+            yield {name: typed(hint, said[name]) for name, hint in kinds.items()}
+        except (ValueError, KeyError, TypeError, RecursionError):  # it is being written, was cut off, or isn't ours
+            continue
 
 
 def curves(samples: Iterable[dict[str, Any]], began: int) -> list[Curve]:

@@ -386,7 +386,7 @@ class _OwnOutput:
 
     def restart(self, start: Start) -> None:
         """The ranks are started again."""
-        nodes = [[os.uname().nodename, [one["rank"] for one in start.ranks]]]
+        nodes = [(os.uname().nodename, [one["rank"] for one in start.ranks])]
         for sink in self._sinks:
             sink.on(Restarted(time.monotonic_ns(), start.attempt, 0, -1, 0, -1, nodes=nodes))
         self._begin(start)

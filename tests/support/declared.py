@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import types
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
+
+from launchpad.protocol.events import Between
 
 # What a process reads, what a terminal or a CI system would obey, and halves of characters.
 TEXT = (
@@ -47,7 +50,7 @@ def declared(hint: Any, of_rank: int | None = None) -> st.SearchStrategy[Any]:
         return st.sampled_from(inner)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([declared(one, of_rank) for one in inner])
-    if origin is list:
+    if origin in (list, Sequence):
         return st.lists(declared(inner[0], of_rank), max_size=4)
     if origin is tuple:
         return st.tuples(*[declared(one, of_rank) for one in inner])
@@ -69,6 +72,8 @@ def _annotated(kind: Any, allowed: Any, of_rank: int | None) -> st.SearchStrateg
         return st.lists(inner, min_size=min(allowed), max_size=min(max(allowed), 4))
     if of_rank is not None and allowed == range(1 << 31):
         return st.just(of_rank)
+    if isinstance(allowed, Between):
+        return st.sampled_from([allowed.low]) | st.floats(allowed.low, allowed.high, exclude_max=True)
     if isinstance(allowed, range):
         return st.sampled_from([allowed[0], allowed[-1]]) | st.integers(allowed[0], allowed[-1])
     return st.sampled_from(allowed)
