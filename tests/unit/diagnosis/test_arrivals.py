@@ -385,7 +385,7 @@ def test_the_sink_compares_a_second_after_the_first_answer_and_at_the_end() -> N
     sink.tick(0.0)
     assert sink.deadline is None
     (first,) = told
-    assert [row[:3] for row in first.ranks] == [[0, 95, 0], [1, 95, 95]]
+    assert [row[:3] for row in first.ranks] == [(0, 95, 0), (1, 95, 95)]
     sink.on(PhaseChanged(3, "over", "", 0, 0.0, []))
     assert len(told) == 1  # nothing is new
     sink.on(Restarted(10, 1, 3, 1, 1, -1))

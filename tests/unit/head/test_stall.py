@@ -471,7 +471,7 @@ def test_each_pair_is_tried_once_all_listen() -> None:
     assert sorted(nodes.asked[0][-1].places) == [["10.0.0.2", 5001], ["10.0.0.3", 5002]]
     for node in range(3):
         nodes.reach(node, *(f"10.0.0.{other + 1}" for other in range(3) if (node, other) != (0, 2)))
-    assert (nodes.check.over, nodes.check.apart) == (False, [[0, 2]])
+    assert (nodes.check.over, nodes.check.apart) == (False, [(0, 2)])
     nodes.reach(0, "10.0.0.3")
     assert (nodes.check.over, nodes.check.apart) == (True, [])
 
@@ -482,7 +482,7 @@ def test_a_node_that_does_not_listen_is_not_blamed() -> None:
     nodes.check.tick(LISTEN_SECONDS)
     assert nodes.check.deadline == LISTEN_SECONDS + REACH_SECONDS
     nodes.reach(0, "10.0.0.3")
-    assert nodes.check.apart == [[2, 0]]
+    assert nodes.check.apart == [(2, 0)]
     nodes.listen(1)
     nodes.reach(2, "10.0.0.1")
     assert nodes.check.over
