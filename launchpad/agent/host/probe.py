@@ -131,8 +131,8 @@ def _program_problem(kind: str, name: str, command: Probe) -> str:
         return "" if os.access(path, os.X_OK) else f"no such program: {path} is not there, or not executable"
     import shutil
 
-    beside = os.path.dirname(command.python)  # where --sync-env puts the environment's programs
-    found = shutil.which(name, path=os.pathsep.join([beside, _environ(command).get("PATH", os.defpath)]))
+    beside = os.path.dirname(command.python or sys.executable)  # where --sync-env puts the environment's programs
+    found = shutil.which(name, path=os.pathsep.join([_environ(command).get("PATH", os.defpath), beside]))
     return "" if found else f"no such program: {name} is not on PATH"
 
 

@@ -46,7 +46,7 @@ def lines(events: list[Any]) -> str:
     )
 
 
-@settings(UNHURRIED, derandomize=True)
+@settings(UNHURRIED, derandomize=True, max_examples=20)
 @given(
     declared(JobPlanned),
     st.lists(st.sampled_from([*RECORDED.values(), OutputPlace]).flatmap(declared), max_size=8),
@@ -62,7 +62,7 @@ SAMPLES = declared(Sampled).map(Sampled._asdict) | st.fixed_dictionaries(
 )
 
 
-@settings(UNHURRIED, derandomize=True)
+@settings(UNHURRIED, derandomize=True, max_examples=20)
 @given(st.lists(SAMPLES, max_size=8))
 def test_samples_may_be_anything(samples: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
