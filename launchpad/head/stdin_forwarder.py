@@ -34,6 +34,7 @@ class StdinForwarder:
         self._room = WINDOW_BYTES
         self._ended = False
         self._over = False  # nobody reads any more
+        self._size = 0  # bytes that we have read
         self._seeks = _seeks(0)
         self._more_room = threading.Condition()
         self._keys = _KeyMode(flow_control) if keys else None
@@ -62,7 +63,7 @@ class StdinForwarder:
         """
         with self._more_room:
             self._over = True
-            unused = WINDOW_BYTES - self._room + unread
+            unused = min(WINDOW_BYTES - self._room + unread, self._size)  # `unread` is what another machine says
             if not self._seeks:
                 return unused
             os.lseek(0, -unused, os.SEEK_CUR)
@@ -111,6 +112,7 @@ class StdinForwarder:
                 data = b""
             with self._more_room:
                 self._room -= len(data)
+                self._size += len(data)
                 self._ended = not data
         return data
 
