@@ -245,7 +245,7 @@ class Agent:
         )
 
     def _on_signal(self, command: Signal) -> None:
-        self._signals.send(command.signum, stops=command.stops)
+        self._signals.send(command.signum, stops=command.stops, ranks=command.ranks)
         self._starter.signal(command.signum, stops=command.stops)
         if command.signum == signal.SIGKILL:
             self._leftovers.hurry()

@@ -86,13 +86,11 @@ class Console:
                 self._open(node, rank, local_rank)
 
     def _open(self, node: int, rank: int, local_rank: int) -> None:
-        spec = self._spec
-        hidden = spec.shown_local_ranks is not None and local_rank not in spec.shown_local_ranks
-        if hidden or not self._shows:
+        if not self._shows:
             return
         prefix = self._prefix(node, rank, local_rank)
         for stream in (STDOUT, STDERR):
-            if not spec.redirects.has(local_rank, stream) or spec.tee.has(local_rank, stream):
+            if not self._spec.hides(local_rank, stream):
                 self._prefixes[rank, stream] = prefix
 
     def on(self, event: Any) -> bool:

@@ -67,14 +67,18 @@ class Notes:
         verbose: bool = False,
         *,
         reports_bindings: bool = False,
+        hides: Callable[[int], str] = lambda _: "",
     ) -> None:
         """`say` shows a note; `quiet` suppresses the notes; `verbose`: also say why no kept image was used.
 
-        `reports_bindings`: say which CPUs each rank is bound to.
+        `reports_bindings`: say which CPUs each rank is bound to. `hides`: the option that keeps a local rank's standard
+        output, and so its prompts, off the console, or "".
         """
         self._show = say if not quiet else lambda _: None
         self._verbose = verbose
         self._reports_bindings = reports_bindings
+        self._hides = hides
+        self._told_of_prompt = False  # that it can't be seen
         self._bound: list[Any] = []  # as it was said
         self._diagnosis = diagnosis
         self._history = diagnosis.history
@@ -149,6 +153,8 @@ class Notes:
                 what = f"read {size} byte{'s' if size > 1 else ''} of standard input that no rank used"
                 self._say(f"{what}; run it with < /dev/null to leave standard input to other commands")
             case AtPrompt(rank=rank, waits=waits):
+                if waits and not self._told_of_prompt:
+                    self._tell_of_hidden_prompt(rank)
                 waits = waits and len(self._history.ranks) > 1 and not self._stopping
                 self._prompt = rank if waits else -1
                 self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None
@@ -166,6 +172,15 @@ class Notes:
         if len(self._own_worlds) == 2:
             them = ranks_in_words(sorted(self._own_worlds))
             self._say(f"{them} use MPI, each in a world of its own; --backend mpi makes all ranks one world")
+
+    def _tell_of_hidden_prompt(self, rank: int) -> None:
+        nodes = self._history.planned.nodes
+        local_rank = next((ranks.index(rank) for _, ranks in nodes if rank in ranks), 0)
+        option = self._hides(local_rank)
+        if option:
+            self._told_of_prompt = True
+            remedy = "--tee 1 shows it" if option == "--redirects" else f"add {local_rank} to it"
+            self._say(f"rank {rank} waits at a prompt that {option} hides; {remedy}")
 
     def _phase(self, event: PhaseChanged) -> None:
         self._prompt, self.deadline = -1, None

@@ -214,7 +214,7 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
         if secondary.secondary_in(said) in ("peer", "late"):  # it went on, but not for long
             return candidate._replace(secondary="kept", symptom=said)
         return candidate
-    return candidate._replace(text=reasons.plain_reason(traceback, errors))
+    return candidate._replace(text=reasons.plain_reason(traceback, one))
 
 
 def _killed_for_memory(traceback: Traceback, one: RankHistory) -> str:

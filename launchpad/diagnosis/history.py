@@ -55,8 +55,10 @@ STDOUT_BYTES = 4096
 class RankHistory:
     """One rank in this attempt."""
 
-    def __init__(self, rank: int, node: int = 0) -> None:
+    def __init__(self, rank: int, node: int = 0, *, has_input: bool = False) -> None:
+        """`has_input`: it is the one that has our standard input."""
         self.rank = rank
+        self.has_input = has_input
         self.node = node
         self.pid = 0
         self.started = 0
@@ -116,7 +118,7 @@ class History:
         self._tally: Tally | None = None
         self._recent: deque[ArrivalsCompared] = deque(maxlen=_RECENT)
         self.ranks = {
-            rank: RankHistory(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
+            rank: self._rank(rank, node) for node, (_, ranks) in enumerate(self.planned.nodes) for rank in ranks
         }
 
     @property
@@ -168,7 +170,10 @@ class History:
 
     def of(self, rank: int) -> RankHistory:
         """What is known about the rank."""
-        return self.ranks.setdefault(rank, RankHistory(rank))
+        return self.ranks.setdefault(rank, self._rank(rank))
+
+    def _rank(self, rank: int, node: int = 0) -> RankHistory:
+        return RankHistory(rank, node, has_input=rank == self.planned.input_rank)
 
     def passed_on(self, code: int) -> int:
         """The signal that we were sent and passed on, if it ended the rank with this exit code; else 0.

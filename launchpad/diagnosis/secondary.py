@@ -52,9 +52,10 @@ _LATE_THERE = r"socket timeout|timed out.*(store|rendezvous)|distributed.*timed 
 _THERE = r"/(torch/distributed|torch/nn/parallel|mpi4py|horovod|deepspeed|launchpad/collectives)/"
 _ITS_TYPES = ("torch.distributed.", "mpi4py.", "launchpad.")
 
-# It also reports what no other rank has to do with: a port that is taken, a GPU that can't be used.
+# It also reports what no other rank has to do with: a port that is taken, no standard input, a GPU that can't be used.
 _OWN = (
     r"eaddrinuse|address already in use|eaddrnotavail|failed to (listen|bind)"
+    r"|^eof when reading a line$"
     r"|nccl error.*(invalid (usage|argument)|unhandled cuda error)|duplicate gpu|cuda failure"
 )
 

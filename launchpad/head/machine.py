@@ -20,6 +20,7 @@ from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.outcome import STOPPING, Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
+    AtPrompt,
     ConsoleClosed,
     Drained,
     ExceptionRaised,
@@ -45,6 +46,9 @@ from launchpad.protocol.message import Message
 # its time is up, they may have a checkpoint to write.
 GRACE_AFTER_FAILURE = 5.0
 GRACE_AFTER_REQUEST = 30.0
+
+# A rank at a prompt has nothing to save: pdb takes Ctrl-C for itself, and so it gets the next signal soon.
+GRACE_AT_PROMPT = 3.0
 
 # After a second Ctrl-C, how long to wait for a reader to take the remaining output.
 HURRY_SECONDS = 1.0
@@ -204,6 +208,8 @@ class Machine:
         # Whether a silent node is lost must be known before its ranks count as unkillable.
         self._kill = (signal.SIGKILL, max(KILL_SECONDS, SILENCES * silence))
         self._ladder: list[tuple[int, float]] = []
+        self._step_at = 0.0  # when the ranks get the next signal on it
+        self._at_prompt: set[int] = set()  # ranks that wait for what a person types
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
         self._timed_out = False
@@ -232,6 +238,8 @@ class Machine:
                 return self._stop(Cause("console", text=reason), self._after_failure(), now)
             case ConsoleClosed(reason=reason) if self.phase == "stopping" and self._goes_on(now):
                 self.cause = Cause("console", text=reason)  # nobody would see what the next attempt prints
+            case AtPrompt(rank=rank, waits=waits):
+                (self._at_prompt.add if waits else self._at_prompt.discard)(rank)
             case ExceptionRaised() if self._waited(event):
                 self._in_vain.add(event.rank)
             case StacksTaken(why="failure") if self.phase == "running" and self.cause:
@@ -279,6 +287,8 @@ class Machine:
                 return self._over(now)  # the nodes are still missing
             case "running" | "clearing":
                 return self._stop(Cause("timeout"), self._on_request(signal.SIGTERM), now)
+            case "stopping" if now < self._step_at:
+                return self._step_at_prompt(now)
             case "stopping":
                 return self._step(now)
             case "over":
@@ -498,6 +508,7 @@ class Machine:
         self._seats, self._meeting = self._meeting, ()
         self._taking_part = {seat.node for seat in self._seats}
         self._in_vain.clear()
+        self._at_prompt.clear()
         self._left_well = False
         self._enter("running")
         self.deadline = self._ask_at or self._timeout_at
@@ -565,9 +576,27 @@ class Machine:
         if not self._ladder:
             return self._over(now)
         signum, seconds = self._ladder.pop(0)
-        self.deadline = now + seconds
+        self.deadline = self._step_at = now + seconds
+        if self._waiting_at_prompt:
+            self.deadline = min(self._step_at, now + GRACE_AT_PROMPT)
         actions: list[Action] = [self._changed(now, signum, seconds)]
         return [*actions, SendSignal(signum, stops=signum == self._limits.stop_signal)] if self.running else actions
+
+    @property
+    def _waiting_at_prompt(self) -> list[int]:
+        """The ranks that can have the next signal early, if that only asks."""
+        asks = bool(self._ladder) and self._ladder[0][0] != signal.SIGKILL
+        return sorted(self._at_prompt & self.running) if asks else []
+
+    def _step_at_prompt(self, now: float) -> list[Action]:
+        """The ranks that are still at a prompt get the next signal; the others have the rest of their time."""
+        self.deadline = self._step_at
+        ranks = self._waiting_at_prompt
+        if not ranks:
+            return []
+        signum = self._ladder[0][0]
+        changed = self._changed(now, signum, self._step_at - now)._replace(ranks=ranks)
+        return [changed, SendSignal(signum, stops=signum == self._limits.stop_signal, ranks=ranks)]
 
     def _over(self, now: float) -> list[Action]:
         self._enter("over")

@@ -125,3 +125,11 @@ class JobSpec(NamedTuple):
     timeline: bool = False  # the ranks tell at their end when they entered their last collectives
     backend: Backend = ""  # LAUNCHPAD_BACKEND; with mpi the ranks also form an MPI_COMM_WORLD
     mpi: MpiLibrary = ""  # the MPI that they use; "": what their program is found to use
+
+    def hides(self, local_rank: int, stream: int) -> str:
+        """The option that keeps this stream (1 stdout, 2 stderr) of a local rank off the console, or ""."""
+        if self.shown_local_ranks is not None and local_rank not in self.shown_local_ranks:
+            return "--local-ranks-filter"
+        if self.redirects.has(local_rank, stream) and not self.tee.has(local_rank, stream):
+            return "--redirects"
+        return ""

@@ -184,10 +184,11 @@ class StdinData(Command, raw=struct.Struct("!")):
 
 
 class Signal(Command):
-    """Send a signal to every running rank; agent/ranks/signals.py decides which of its processes get it."""
+    """Send a signal to running ranks; agent/ranks/signals.py decides which of its processes get it."""
 
     signum: int
     stops: bool = False  # it asks the ranks to stop, as INT, TERM and HUP do in any case
+    ranks: list[int] | None = None  # only these; None: all
 
 
 class SignalRank(Command):

@@ -857,6 +857,7 @@ class JobPlanned(Event, recorded=True):
     born: float = 0.0
     line_prefix: str = ""  # the template of --log-line-prefix-template; "" for none
     role: str = "default"  # what ${role_name} is in it
+    input_rank: Rank = 0  # the one that has our standard input
 
 
 class ClocksSeen(Event, recorded=True):

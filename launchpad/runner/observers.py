@@ -19,7 +19,7 @@ from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import ArrivalsCompared, ExceptionRaised, JobPlanned, RanksHeld
+from launchpad.protocol.events import STDOUT, ArrivalsCompared, ExceptionRaised, JobPlanned, RanksHeld
 from launchpad.record.job_store import rank_folders
 from launchpad.record.journal import Journal
 from launchpad.record.liveness import own_process
@@ -47,7 +47,11 @@ class Observers:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
         self.note: Callable[[str], None] = _say_nothing if quiet else say
         self.diagnosis = Diagnosis()
-        notes = Notes(self.diagnosis, say, quiet, verbose, reports_bindings=spec.report_bindings)
+        notes = Notes(
+            *(self.diagnosis, say, quiet, verbose),
+            reports_bindings=spec.report_bindings,
+            hides=lambda local_rank: spec.hides(local_rank, STDOUT),
+        )
         self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = ControlServer(job, post)
@@ -124,5 +128,6 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         logs=folder,
         line_prefix=spec.line_prefix,
         role=spec.role,
+        input_rank=plan.input_rank,
         **own_process()._asdict(),
     )

@@ -70,8 +70,11 @@ class Signals:
         self._requests: dict[int, _StopRequest] = {}  # by the rank's pid
         self._held: dict[int, RankExited] = {}  # exits held back, by the pid of the rank's main process
 
-    def send(self, signum: int, *, stops: bool = False) -> None:
-        """Send a signal to all ranks. `stops`: it asks them to stop, as INT, TERM and HUP do in any case."""
+    def send(self, signum: int, *, stops: bool = False, ranks: Collection[int] | None = None) -> None:
+        """Send a signal to all ranks. `stops`: it asks them to stop, as INT, TERM and HUP do in any case.
+
+        `ranks`: only these get the request; None: all.
+        """
         if not 0 < signum < signal.NSIG:
             raise ValueError(f"there is no signal {signum}")
         if signum in _WHOLE_GROUP:
@@ -84,13 +87,16 @@ class Signals:
                 self._requests.clear()
                 self.release()
             return
+        alive = [pid for pid, rank in self._ranks.items() if ranks is None or rank.rank in ranks]
+        held = [pid for pid, exited in self._held.items() if ranks is None or exited.rank in ranks]
         if stops or signum in _STOPS:
-            self._requests = {pid: _StopRequest(signum) for pid in (*self._ranks, *self._held)}
-        extending = [pid for pid in self._ranks if _extends_to_children(processes.kind_of(pid), signum)]
-        groups = self._groups([*extending, *self._held])
-        for pid in (*self._ranks, *self._held):
+            kept = {} if ranks is None else self._requests
+            self._requests = {**kept, **{pid: _StopRequest(signum) for pid in (*alive, *held)}}
+        extending = [pid for pid in alive if _extends_to_children(processes.kind_of(pid), signum)]
+        groups = self._groups([*extending, *held])
+        for pid in (*alive, *held):
             group = groups.get(pid, {})
-            self._request(pid, receivers(None if pid in self._held else pid, group, signum), group, signum)
+            self._request(pid, receivers(None if pid in held else pid, group, signum), group, signum)
 
     def send_to(self, number: int, signum: int) -> None:
         """Send a signal to the main process of one rank, if it runs."""

@@ -166,6 +166,39 @@ def test_ctrl_c_at_a_prompt_ends_the_job_after_its_grace(terminal: Start, launch
     assert one.end() == 130
 
 
+def test_ctrl_c_at_the_debuggers_prompt_ends_the_job_soon(terminal: Start, launchpad: Launchpad) -> None:
+    """It takes Ctrl-C for itself, and would wait until the time for saving is over."""
+    one = terminal("run", "-n", 1, "--grace", 1000, "debugged.py", NO_COLOR="1")
+    one.expect(re.escape("(Pdb) "))
+    wait_until(lambda: events(launchpad, "AtPrompt"), "the prompt to be noticed")
+    one.type("\x03")
+    one.expect("sent SIGINT to rank 0")
+    one.expect("rank 0 still running: sent SIGTERM")
+    assert one.end() == 130
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--local-ranks-filter", "1,2"), "--local-ranks-filter hides; add 0 to it"),
+        (("--redirects", "0:3"), "--redirects hides; --tee 1 shows it"),
+    ],
+)
+def test_a_prompt_that_is_not_shown_is_told(terminal: Start, options: tuple[str, ...], remedy: str) -> None:
+    one = terminal("run", "-n", 3, *options, "debugged.py", NO_COLOR="1")
+    one.expect(f"launchpad: rank 0 waits at a prompt that\\s+{remedy}")
+    one.type("continue\n")
+    assert one.end() == 0
+
+
+def test_a_breakpoint_without_standard_input_names_the_option(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "-n", 2, "debugged.py", "1")
+    assert done.returncode == 1
+    assert (
+        "launchpad: rank 1 failed first: it has no standard input; --input-rank 1 gives it launchpad's" in done.stderr
+    )
+
+
 # --input-rank on another host.
 
 

@@ -17,6 +17,7 @@ from launchpad.diagnosis.verdict_text import MOST_LINES
 from launchpad.protocol.events import (
     STDERR,
     STDOUT,
+    AtPrompt,
     ConsoleClosed,
     ExceptionRaised,
     FaultInjected,
@@ -259,6 +260,18 @@ def test_a_note_on_one_of_several_nodes_names_it() -> None:
         "ranks on h0 can't be forked, so each imports everything itself: no room",
         "each rank on h1 is a world of its own: no library",
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"), [("--local-ranks-filter", "add 1 to it"), ("--redirects", "--tee 1 shows it")]
+)
+def test_a_prompt_that_is_not_shown_is_told_once(option: str, remedy: str) -> None:
+    job = Job(nodes=(2, 2))
+    job.sinks[0] = Notes(job.diagnosis, job.notes.append, quiet=False, hides=lambda local: option if local else "")
+    job.on(AtPrompt(0, 2, True))
+    assert job.notes == []
+    job.on(AtPrompt(0, 3, True), AtPrompt(1, 3, False), AtPrompt(2, 3, True))
+    assert job.notes == [f"rank 3 waits at a prompt that {option} hides; {remedy}"]
 
 
 def test_input_that_was_read_in_vain_is_told() -> None:

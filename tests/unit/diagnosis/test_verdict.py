@@ -863,3 +863,13 @@ def test_a_failure_that_is_recorded_before_the_start_is_noted() -> None:
     history = History(events)
     line = describe(history, verdict_on(history))[0]
     assert ", 0.00 s after the start, " in line
+
+
+@pytest.mark.parametrize(("kind", "text"), [("bdb.BdbQuit", ""), ("EOFError", "EOF when reading a line")])
+def test_a_prompt_without_standard_input_is_explained(kind: str, text: str) -> None:
+    why = "it has no standard input; --input-rank 1 gives it launchpad's, for prompts: "
+    for rank, reason in ((1, why), (0, "")):
+        history = History([*job(2), *raises(10, rank, kind, text), stopping(12, [1 - rank]), exits(13, 1 - rank, -15)])
+        verdict = verdict_on(history)
+        assert blamed(verdict) == ("failure", rank, "exception")
+        assert describe(history, verdict)[0].startswith(f"rank {rank} failed first: {reason}{kind}")

@@ -15,6 +15,7 @@ from launchpad.head.machine import (
     ASK_EARLIER_SHARE,
     GRACE_AFTER_FAILURE,
     GRACE_AFTER_REQUEST,
+    GRACE_AT_PROMPT,
     HURRY_SECONDS,
     KILL_SECONDS,
     NODES_SECONDS,
@@ -35,6 +36,7 @@ from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
+    AtPrompt,
     ConsoleClosed,
     Drained,
     ExceptionRaised,
@@ -176,6 +178,28 @@ def test_ctrl_c_interrupts_then_terminates_then_kills() -> None:
     assert step(machine) == (START + 35, [KILL], False)
     assert step(machine) == (START + 45, [], True)
     assert machine.exit_code == 130
+
+
+def test_a_rank_at_a_prompt_gets_the_next_signal_sooner() -> None:
+    machine = job()
+    machine.on(AtPrompt(0, 1, True), START)
+    machine.on(AtPrompt(0, 2, True), START)
+    machine.on(asked(INT), START)
+    machine.on(AtPrompt(0, 2, False), START + 1)
+    assert machine.deadline == START + GRACE_AT_PROMPT
+    assert machine.tick(START + GRACE_AT_PROMPT) == [
+        PhaseChanged(103 * 10**9, "stopping", "signal", TERM, 27.0, [1]),
+        SendSignal(TERM, ranks=[1]),
+    ]
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [TERM], False)
+    assert step(machine) == (START + 35, [KILL], False)
+
+
+def test_a_rank_at_a_prompt_is_not_killed_sooner() -> None:
+    machine = job()
+    machine.on(AtPrompt(0, 1, True), START)
+    machine.on(asked(TERM), START)
+    assert step(machine) == (START + GRACE_AFTER_REQUEST, [KILL], False)
 
 
 def test_the_second_ctrl_c_kills_at_once() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launchpad.cli import options
 from launchpad.errors import UsageError
 from launchpad.job.outcome import Cause, CauseKind, exit_in_words, ranks_in_words
-from launchpad.job.spec import StreamMap, Target
+from launchpad.job.spec import JobSpec, StreamMap, Target
 from launchpad.job.user_environment import forwarded, parse_file, parse_option
 from tests.support.unhurried import UNHURRIED
 
@@ -255,3 +255,10 @@ def test_variables_that_are_forwarded_by_default() -> None:
     here = {"PATH": "/bin", "PYTHONHOME": "/usr", "CUDA_VISIBLE_DEVICES": "0", "TORCHELASTIC_RUN_ID": "x", "HOME": "/h"}
     here |= {"MPI4PY_LIBMPI": "/lib/libmpi.so", "OMPI_MCA_orte_node_regex": "n[1:1-2]"}
     assert forwarded({**there, **here}) == there
+
+
+def test_which_option_keeps_a_stream_off_the_console() -> None:
+    spec = JobSpec(Target("program", "true"), redirects=StreamMap(3), tee=StreamMap(by_local_rank={1: 1}))
+    assert [spec.hides(0, 1), spec.hides(1, 1), spec.hides(1, 2)] == ["--redirects", "", "--redirects"]
+    filtered = JobSpec(Target("program", "true"), shown_local_ranks=frozenset([1]))
+    assert [filtered.hides(0, 1), filtered.hides(1, 1)] == ["--local-ranks-filter", ""]
