@@ -153,11 +153,7 @@ class Notes:
                 what = f"read {size} byte{'s' if size > 1 else ''} of standard input that no rank used"
                 self._say(f"{what}; run it with < /dev/null to leave standard input to other commands")
             case AtPrompt(rank=rank, waits=waits):
-                if waits and not self._told_of_prompt:
-                    self._tell_of_hidden_prompt(rank)
-                waits = waits and len(self._history.ranks) > 1 and not self._stopping
-                self._prompt = rank if waits else -1
-                self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None
+                self._at_prompt(rank, waits=waits)
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -172,6 +168,13 @@ class Notes:
         if len(self._own_worlds) == 2:
             them = ranks_in_words(sorted(self._own_worlds))
             self._say(f"{them} use MPI, each in a world of its own; --backend mpi makes all ranks one world")
+
+    def _at_prompt(self, rank: int, *, waits: bool) -> None:
+        if waits and not self._told_of_prompt:
+            self._tell_of_hidden_prompt(rank)
+        waits = waits and len(self._history.ranks) > 1 and not self._stopping
+        self._prompt = rank if waits else -1
+        self.deadline = time.monotonic() + PROMPT_SECONDS if waits else None
 
     def _tell_of_hidden_prompt(self, rank: int) -> None:
         nodes = self._history.planned.nodes

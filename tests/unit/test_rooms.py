@@ -49,7 +49,6 @@ REASONS = {
     "files of jobs that ran: real/record": (
         "record/annotations record/ci record/circumstances record/liveness record/log_dir record/usage"
     ),
-    "made of jobs that ran: real/record": "report/page",
     "runs a job: real": "runner",
     "runs tests on ranks: real/pytest": "testing",
     "processes and connections: real/hosts, real/joined": "transport",

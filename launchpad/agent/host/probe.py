@@ -59,6 +59,8 @@ def probe(command: Probe) -> NodeFacts:
     version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
     kind, name = command.needs or ("", "")
     module = name.partition(".")[0] if kind == "module" and not problems else ""
+    if module == "launchpad":  # it is brought with the agent
+        module = ""
     if (command.torch or command.python or module) and (answer := _versions(command, cwd, module)) is not None:
         version, torch, launchpad, there = answer
         if module and not there:

@@ -57,7 +57,7 @@ PAGES = [*sorted(MANUAL.glob("*.md")), README]
 TO_COME: set[str] = set()
 
 # Commands whose options are not ours.
-OTHERS = ("launchpad ", "pytest ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ")
+OTHERS = ("launchpad ", "pytest ", "python ", "pip ", "tests/", "sbatch ", "salloc ", "srun ", "docker ")
 
 # Its options that the text names, of which the first is the plugin's.
 PYTESTS = ("--ranks-backend", "--pdb", "--lf", "--durations", "--junitxml")

@@ -25,7 +25,7 @@ from launchpad.agent.stacks.debug_channel import DebugChannel, StackAnswer
 from launchpad.head.bringup import BringUp
 from launchpad.head.planner import Planner
 from launchpad.job.limits import Limits
-from launchpad.job.plan import Master, NodePlacement
+from launchpad.job.plan import Master, NodePlacement, Stdin
 from launchpad.job.spec import JobSpec, Target
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, DumpStacks, Finish, Listen, Signal, Start
@@ -147,7 +147,7 @@ def run(folder: Path, says: list[Any], backend: Any = "gloo", *more: Outlet) -> 
     conductor.begin([watch])
     bringup.post(StacksRequested(0, 0, native=False, full=True))
     try:
-        conductor.run()
+        conductor.run(stdin=Stdin())
         ended = conductor.conclude()
         conductor.over()
         conductor.close(ended)

@@ -146,13 +146,13 @@ def test_sync_tells_how_far_it_is(terminal: Start, launchpad: Launchpad, cluster
         "import os, sys, time\n"
         "if sys.orig_argv[3:4] == ['run']:\n"
         "    import launchpad.head.sync as sync\n"
-        "    pieces = sync._pieces\n"
+        "    read = sync._read\n"
         "    def held_up(*args):\n"
-        "        for number, piece in enumerate(pieces(*args)):\n"
-        "            while number == 4 and not os.path.exists('go'):\n"
+        "        for piece in read(*args):\n"
+        "            while len(piece) > 1000 and not os.path.exists('go'):\n"
         "                time.sleep(0.01)\n"
         "            yield piece\n"
-        "    sync._pieces = held_up\n"
+        "    sync._read = held_up\n"
     )
     one = terminal("run", "--ssh-config", cluster.ssh_config, "-H", "n1", "--sync", "true", PYTHONPATH=".")
     one.expect(r"0\.0/2\.0.* MB.*sync to 1 host: waiting for n1")
