@@ -11,7 +11,7 @@ import os
 TYPE_CHECKING = False  # typing would take as long as all the rest
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
 # Index into what `stat` returns: the process's start time, in clock ticks since boot.
@@ -261,6 +261,29 @@ def owner_of_peer(peer: tuple[str, int], own: tuple[str, int]) -> int:
             if fields[1:3] == ends:
                 return int(fields[7])
     raise ProcessLookupError(peer)
+
+
+def network_of(address: str) -> str:
+    """What one machine has: an IPv4 address, or 64 bits of IPv6, in which it can choose any number of addresses."""
+    import socket
+
+    plain = address.partition("%")[0].removeprefix("::ffff:")
+    return socket.inet_pton(socket.AF_INET6, plain)[:8].hex() if ":" in plain else plain
+
+
+def descriptor(pid: int, targets: Collection[str]) -> str:
+    """The path under /proc of the process's descriptor that links to one of `targets`; "" if it has none."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            try:
+                if os.readlink(f"{folder}/{name}") in targets:
+                    return f"{folder}/{name}"
+            except OSError:  # it has just been closed
+                continue
+    except OSError:  # it is another user's, or gone
+        pass
+    return ""
 
 
 def is_loopback(address: str) -> bool:

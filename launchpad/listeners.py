@@ -2,6 +2,8 @@
 
 import os
 
+from . import linux
+
 _LISTENS = "0A"
 
 
@@ -9,7 +11,7 @@ def holder(port: int) -> str:
     """`pid 71, python`; or, if that is not ours to see, `a process of ann`; or ""."""
     sockets = _listening(port)
     for pid in _pids() if sockets else []:
-        if _has_one(pid, sockets):
+        if linux.descriptor(pid, sockets):
             return f"pid {pid}, {_command(pid)}"
     users = {_name(uid) for uid in sockets.values()}
     return f"a process of {', '.join(sorted(users))}" if users else ""
@@ -35,21 +37,6 @@ def _pids() -> list[int]:
         return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
     except OSError:
         return []
-
-
-def _has_one(pid: int, sockets: dict[str, int]) -> bool:
-    folder = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except OSError:  # it is another user's, or gone
-        return False
-    for name in names:
-        try:
-            if os.readlink(f"{folder}/{name}") in sockets:
-                return True
-        except OSError:  # it has just been closed
-            continue
-    return False
 
 
 def _command(pid: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from launchpad.errors import UsageError
 from launchpad.job.masking import TextMask
-from launchpad.record import job_store, replay
+from launchpad.record import files, job_store, replay
 
 ENDINGS = (".tar.gz", ".tgz")
 
@@ -43,7 +43,7 @@ def copy(folder: str, to: str, mask: TextMask) -> None:
         target = os.path.join(to, part)
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         masked = _masked_json if part.endswith((".json", ".jsonl")) else _masked_text
-        with open(os.path.join(folder, part), "rb", opener=_no_link) as source, open(target, "xb") as copied:
+        with files.open_file(folder, part) as source, open(target, "xb") as copied:
             while line := source.readline(_LONGEST_LINE):
                 copied.write(masked(line, mask))
 
@@ -57,10 +57,6 @@ def _parts(folder: str) -> Iterator[str]:
             part = os.path.relpath(path, folder)
             if _PARTS.fullmatch(part) and stat.S_ISREG(os.lstat(path).st_mode):
                 yield part
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
 
 
 def _masked_text(line: bytes, mask: TextMask) -> bytes:

@@ -19,7 +19,7 @@ STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
     "errors": set(),
     "linux": set(),
-    "listeners": set(),
+    "listeners": {"linux"},
     "mpi_library": set(),
     "caller": set(),
     "image": {"linux"},

@@ -117,21 +117,6 @@ def maps(pid: int, name: str) -> bool:
         return False
 
 
-def descriptor(pid: int, target: str) -> str:
-    """The path under /proc of the process's descriptor that links to `target`; "" if it has none."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        for name in os.listdir(folder):
-            try:
-                if os.readlink(f"{folder}/{name}") == target:
-                    return f"{folder}/{name}"
-            except OSError:  # it has just been closed
-                continue
-    except OSError:
-        pass
-    return ""
-
-
 def waits_for_children(pid: int) -> bool:
     """Whether the main thread may be waiting for a child's end, or for what it writes."""
     return wchan(pid).startswith(_WAITS_FOR_CHILDREN)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from collections import Counter
 from typing import Generic, TypeVar
+
+from ... import linux
 
 # As many as at the door of a job (transport/join/server.py). Whoever knows the secret says it at once, so the oldest
 # goes: nobody is kept out by those who say nothing.
@@ -24,7 +25,7 @@ class Strangers(Generic[_Peer]):
 
     def add(self, peer: _Peer, address: str, now: float) -> _Peer | None:
         """There is another one. Returns whom to hang up on for it, who is forgotten: the oldest of too many."""
-        network = network_of(address)
+        network = linux.network_of(address)
         self._since[peer] = now, network
         self._of_network[network] += 1
         if self._of_network[network] > MOST_OF_ADDRESS:
@@ -55,9 +56,3 @@ class Strangers(Generic[_Peer]):
         if not self._of_network[network]:
             del self._of_network[network]
         return peer
-
-
-def network_of(address: str) -> str:
-    """What one machine has: an IPv4 address, or 64 bits of IPv6, in which it can choose any number of addresses."""
-    plain = address.partition("%")[0].removeprefix("::ffff:")
-    return socket.inet_pton(socket.AF_INET6, plain)[:8].hex() if ":" in plain else plain

@@ -83,7 +83,7 @@ class Debuggers(AgentPart):
         if self._channel.ask_for_debugger(pid, rundir.debugger_socket(self._folder, rank)):
             return
         status = procfs.status(pid)
-        if not procfs.descriptor(pid, MEMFD) or not procfs.has_signal(status, "SigCgt", starting_signal()):
+        if not linux.descriptor(pid, (MEMFD,)) or not procfs.has_signal(status, "SigCgt", starting_signal()):
             self._say(rank, NO_PYTHON)
             return
         try:

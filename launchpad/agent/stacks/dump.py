@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 
+from ... import linux
 from ...protocol.commands import DumpStacks
 from ...protocol.events import NO_HANDLER, SILENT, Entered, Frame, StackDump, ThreadStack
 from ...protocol.stacks import is_library
@@ -107,7 +108,7 @@ class StackDumper:
     def _signal(self, target: _PendingRank) -> None:
         pid = target.pid
         target.signalled = True
-        target.file = procfs.descriptor(pid, MEMFD)
+        target.file = linux.descriptor(pid, (MEMFD,))
         if not target.file:
             target.why = NO_PYTHON
         elif not procfs.has_signal(procfs.status(pid), "SigCgt", SIGNAL):

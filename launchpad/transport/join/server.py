@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hmac
-import ipaddress
 import json
 import socket
 import threading
@@ -134,7 +133,7 @@ class JoinServer:
                 self._pause(SCARCE_SECONDS)
             return  # otherwise it has gone already
         address = str(peer[0]).removeprefix("::ffff:")
-        if not self._has_room_of(network_of(address)):
+        if not self._has_room_of(linux.network_of(address)):
             sock.close()
             return
         try:
@@ -198,13 +197,6 @@ class JoinServer:
             self.gate.refused(*told)
 
 
-def network_of(address: str) -> str:
-    """What one machine has: an IPv4 address, or 64 bits of IPv6, in which it can choose any number of addresses."""
-    if ":" not in address:
-        return address
-    return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
-
-
 class _Greeting:
     """A connection until it is let in."""
 
@@ -212,7 +204,7 @@ class _Greeting:
         """Raises OSError if it has gone already."""
         self._server = server
         self._peer = peer
-        self.network = network_of(peer)
+        self.network = linux.network_of(peer)
         self.since = time.monotonic()
         self._own = str(sock.getsockname()[0]).removeprefix("::ffff:")
         self._buffer = bytearray()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from launchpad import linux
 from launchpad._version import __version__
 from launchpad.runner.joining import Joining
 from launchpad.transport.join import proof, server, tls
@@ -143,5 +144,5 @@ def test_a_head_with_an_odd_proof_is_not_believed(proven: object) -> None:
 
 
 def test_what_one_machine_has() -> None:
-    assert server.network_of("10.0.0.1") == "10.0.0.1"
-    assert server.network_of("fe80::1%eth0") == server.network_of("fe80::2") != server.network_of("fe80:0:0:1::1")
+    assert linux.network_of("10.0.0.1") == "10.0.0.1"
+    assert linux.network_of("fe80::1%eth0") == linux.network_of("fe80::2") != linux.network_of("fe80:0:0:1::1")

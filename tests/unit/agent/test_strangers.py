@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from launchpad.agent.net.strangers import MOST, MOST_OF_ADDRESS, SECONDS, Strangers, network_of
+from launchpad import linux
+from launchpad.agent.net.strangers import MOST, MOST_OF_ADDRESS, SECONDS, Strangers
 
 
 def test_the_oldest_of_an_address_goes_first() -> None:
@@ -39,5 +40,5 @@ def test_each_has_a_time_in_all() -> None:
 
 
 def test_64_bits_of_ipv6_are_one_address() -> None:
-    assert network_of("10.0.0.1") == network_of("::ffff:10.0.0.1") == "10.0.0.1"
-    assert network_of("fe80::1%eth0") == network_of("fe80::2") != network_of("fe80:0:0:1::1")
+    assert linux.network_of("10.0.0.1") == linux.network_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert linux.network_of("fe80::1%eth0") == linux.network_of("fe80::2") != linux.network_of("fe80:0:0:1::1")
