@@ -15,7 +15,7 @@ from launchpad.job.spec import JobSpec, Target
 from launchpad.job.world import Meeting
 from launchpad.runner.joining import Joining
 from launchpad.transport.join.client import HeadConnection
-from tests.support.command import DEADLINE
+from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.sshd import free_port
 
 Job = subprocess.Popen[bytes]
@@ -31,6 +31,22 @@ def c10d(port: int, nodes: int = 2, **more: str) -> list[str]:
     """The options that are the same on each node."""
     given = {"nnodes": str(nodes), "rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "rdzv_id": "j", **more}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+
+
+def started(launchpad: Launchpad, count: int) -> None:
+    """Wait until so many ranks have started, over all attempts."""
+    wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
+
+
+def said_until(job: Job, words: str) -> str:
+    """What the launcher says, up to the line with these words."""
+    assert job.stderr is not None
+    said = ""
+    while words not in said:
+        line = job.stderr.readline().decode()
+        assert line, said
+        said += line
+    return said
 
 
 def ends(job: Job) -> tuple[int, str, str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
-from tests.support.command import Launchpad
+import pytest
+
+from tests.support.command import DEADLINE, Launchpad
 
 MPI = ("--backend", "mpi")
 
@@ -16,6 +21,17 @@ def mpi(launchpad: Launchpad, *args: object) -> subprocess.CompletedProcess[str]
     done = launchpad.run("run", *MPI, *args)
     no_memory_is_left(done.stdout)
     return done
+
+
+def compiled(launchpad: Launchpad, name: str, text: str) -> str:
+    """The path of this C program, compiled with MPICH's wrapper; skips the test where there is no compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    files = importlib.metadata.files("mpich") or []
+    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
+    (launchpad.folder / f"{name}.c").write_text(text)
+    subprocess.run([wrapper, "-O2", "-o", name, f"{name}.c"], check=True, timeout=DEADLINE, cwd=launchpad.folder)
+    return f"./{name}"
 
 
 def no_memory_is_left(output: str) -> None:

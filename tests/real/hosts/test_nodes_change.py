@@ -16,7 +16,7 @@ from launchpad.agent.host.topology import read_topology
 from launchpad.job.binding import bind_ranks, in_words, written
 from tests.support.command import Launchpad, wait_until
 from tests.support.hosts import Hosts
-from tests.support.joined import c10d, ends, leads, static
+from tests.support.joined import c10d, ends, leads, said_until, started, static
 from tests.support.needs import needs_mpi, needs_torch
 from tests.support.sshd import free_port, needs_sshd
 
@@ -53,22 +53,6 @@ while not world.allreduce(os.path.exists("go")):
     time.sleep(0.01)
 print("size", size, flush=True)
 """
-
-
-def started(launchpad: Launchpad, count: int) -> None:
-    """Wait until so many ranks have started, over all attempts."""
-    wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
-
-
-def said_until(job: subprocess.Popen[bytes], words: str) -> str:
-    """What the launcher says, up to the line with these words."""
-    assert job.stderr is not None
-    said = ""
-    while words not in said:
-        line = job.stderr.readline().decode()
-        assert line, said
-        said += line
-    return said
 
 
 def check(out: str, expected: list[str], lost: list[str]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Peer, Roster
 from launchpad.runner.joining import _all_back, _in_order
-from tests.support.command import DEADLINE, Launchpad, wait_until
-from tests.support.joined import Job, c10d, ends, leads
+from tests.support.command import DEADLINE, Launchpad
+from tests.support.joined import Job, c10d, ends, leads, said_until, started
 from tests.support.sshd import free_port
 
 # Each attempt of each rank leaves a file; they end when the test says so. Rank 1 may fail once, after rank 0 has begun.
@@ -32,21 +32,6 @@ def begin(launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: f
     return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), *more, "stays.py")
 
 
-def started(launchpad: Launchpad, count: int) -> None:
-    """Wait until so many ranks have started, over all attempts."""
-    wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
-
-
-def says(job: Job, words: str) -> None:
-    """Wait until this launchpad says so."""
-    assert job.stderr is not None
-    said = ""
-    while words not in said:
-        line = job.stderr.readline().decode()
-        assert line, said
-        said += line
-
-
 def lose_head(launchpad: Launchpad, port: int, nodes: str, *more: object, **how: float) -> tuple[Job, Job]:
     """A job of two nodes whose head is killed. Returns the head, and the other one."""
     starts = 4 if (launchpad.folder / "fail").exists() else 2
@@ -64,7 +49,8 @@ def test_the_job_goes_on_under_a_head_that_is_started_again(launchpad: Launchpad
     (launchpad.folder / "fail").touch()
     port = free_port()
     _, other = lose_head(launchpad, port, nodes, "--max-restarts", 2)
-    says(other, f"the head of the job at 127.0.0.1:{port} is gone; the ranks here were stopped; waiting for launchpad")
+    gone = f"the head of the job at 127.0.0.1:{port} is gone"
+    said_until(other, f"{gone}; the ranks here were stopped; waiting for launchpad")
     again = begin(launchpad, port, nodes, "--max-restarts", 2)
     started(launchpad, 6)
     (launchpad.folder / "go").touch()
@@ -85,7 +71,7 @@ def test_a_machine_that_is_only_offered_waits_too(launchpad: Launchpad) -> None:
     started(launchpad, 2)
     head.kill()
     head.communicate(timeout=DEADLINE)
-    says(offered, "waiting for launchpad to be started there again")
+    said_until(offered, "waiting for launchpad to be started there again")
     again = begin(launchpad, port, "2", "--max-restarts", 1)
     started(launchpad, 4)
     (launchpad.folder / "go").touch()
@@ -102,7 +88,7 @@ def test_nobody_waits_longer_than_the_join_timeout(launchpad: Launchpad) -> None
 
 def test_a_launchpad_that_waits_can_be_stopped(launchpad: Launchpad) -> None:
     _, other = lose_head(launchpad, free_port(), "1:2")
-    says(other, "waiting for launchpad to be started there again")
+    said_until(other, "waiting for launchpad to be started there again")
     other.send_signal(signal.SIGINT)
     code, _, err = ends(other)
     assert (code, err) == (130, "launchpad: stopped by SIGINT; the job has no head\n")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import Hosts
 from tests.support.needs import needs_mpich, needs_torch
 from tests.support.netns import Network, needs_namespaces
-from tests.support.run_mpi import MPI, mpi, no_memory_is_left, printed, spawns_a_program_without_mpi, sums
+from tests.support.run_mpi import MPI, compiled, mpi, no_memory_is_left, printed, spawns_a_program_without_mpi, sums
 from tests.support.sshd import needs_sshd
 
 pytestmark = needs_mpich
@@ -353,14 +351,8 @@ SAID = r"launchpad: ranks \d\D+\d use MPI, each in a world of its own; --backend
 @pytest.fixture
 def linked(launchpad: Launchpad) -> str:
     """A program in C that stays in its world until it is stopped."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    files = importlib.metadata.files("mpich") or []
-    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
     text = "#include <mpi.h>\n#include <unistd.h>\nint main(void) { MPI_Init(0, 0); for (;;) pause(); }\n"
-    (launchpad.folder / "stays.c").write_text(text)
-    subprocess.run([wrapper, "-o", "stays", "stays.c"], check=True, timeout=DEADLINE, cwd=launchpad.folder)
-    return "./stays"
+    return compiled(launchpad, "stays", text)
 
 
 @pytest.mark.parametrize(

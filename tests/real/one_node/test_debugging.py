@@ -152,16 +152,21 @@ def test_the_time_limits_stand_still_for_whoever_can_type(
     assert one.end() == 0
 
 
+def interrupt(one: Terminal, launchpad: Launchpad, prompt: str) -> None:
+    """Press Ctrl-C once the rank is known to be at this prompt."""
+    one.expect(re.escape(prompt))
+    wait_until(lambda: events(launchpad, "AtPrompt"), "the prompt to be noticed")
+    one.type("\x03")
+    one.expect("sent SIGINT to rank 0")
+
+
 def test_ctrl_c_at_a_prompt_ends_the_job_after_its_grace(terminal: Start, launchpad: Launchpad) -> None:
     """The ladder of signals has its own times: they go on, whoever waits for input."""
     (launchpad.folder / "t.py").write_text(
         "import signal\nsignal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\ninput('name? ')\n"
     )
     one = terminal("run", "--grace", 0.3, "--timeout", 1000, "t.py", NO_COLOR="1")
-    one.expect(re.escape("name? "))
-    wait_until(lambda: events(launchpad, "AtPrompt"), "the prompt to be noticed")
-    one.type("\x03")
-    one.expect("sent SIGINT to rank 0")
+    interrupt(one, launchpad, "name? ")
     one.expect("still running: sent SIGKILL")
     assert one.end() == 130
 
@@ -169,10 +174,7 @@ def test_ctrl_c_at_a_prompt_ends_the_job_after_its_grace(terminal: Start, launch
 def test_ctrl_c_at_the_debuggers_prompt_ends_the_job_soon(terminal: Start, launchpad: Launchpad) -> None:
     """It takes Ctrl-C for itself, and would wait until the time for saving is over."""
     one = terminal("run", "-n", 1, "--grace", 1000, "debugged.py", NO_COLOR="1")
-    one.expect(re.escape("(Pdb) "))
-    wait_until(lambda: events(launchpad, "AtPrompt"), "the prompt to be noticed")
-    one.type("\x03")
-    one.expect("sent SIGINT to rank 0")
+    interrupt(one, launchpad, "(Pdb) ")
     one.expect("rank 0 still running: sent SIGTERM")
     assert one.end() == 130
 

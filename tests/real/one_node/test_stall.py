@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +16,7 @@ from launchpad import linux
 from launchpad.agent.host import procfs
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_mpich, needs_torch
+from tests.support.run_mpi import compiled
 
 
 @pytest.mark.parametrize("words", [("sleep", "600"), ("sh", "-c", "sleep 600; true")], ids=["itself", "its child"])
@@ -196,14 +194,7 @@ int main(int argc, char **argv) {
 @pytest.fixture
 def in_c(launchpad: Launchpad) -> str:
     """A program in C: without an argument, its ranks wait for each other for ever."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    files = importlib.metadata.files("mpich") or []
-    wrapper = next(Path(str(file.locate())).resolve() for file in files if file.name == "mpicc")
-    (launchpad.folder / "waits.c").write_text(IN_C)
-    command = [wrapper, "-O2", "-o", launchpad.folder / "waits", launchpad.folder / "waits.c"]
-    subprocess.run(command, check=True, timeout=DEADLINE)
-    return "./waits"
+    return compiled(launchpad, "waits", IN_C)
 
 
 def _may_trace() -> bool:
