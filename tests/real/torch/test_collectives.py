@@ -271,24 +271,32 @@ def test_a_world_of_one_needs_no_launcher(launchpad: Launchpad) -> None:
 
 @pytest.mark.parametrize("mpirun", mpiruns(), ids=lambda words: Path(words[0]).name)
 def test_ranks_of_mpirun_meet(mpirun: tuple[str, ...], launchpad: Launchpad) -> None:
-    """Two jobs at the same time: each has a world of its own. In one the ranks are children of shells."""
+    """Two jobs at the same time: each has a world of its own. In one the ranks are children of shells.
+
+    Each has a temporary folder of its own: two mpiruns of Open MPI race for the folder of their sessions.
+    """
     plain = [sys.executable, str(PROGRAMS / "together.py"), "again"]
-    started = [
-        subprocess.Popen(
-            [*mpirun, "-n", "2", *words],
-            env=environ(launchpad),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    started = []
+    for number, words in enumerate((plain, ["sh", "-c", f"{shlex.join(plain)}; exit $?"])):
+        folder = launchpad.scratch / str(number)
+        folder.mkdir()
+        started.append(
+            subprocess.Popen(
+                [*mpirun, "-n", "2", *words],
+                env={**environ(launchpad), "TMPDIR": str(folder)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         )
-        for words in (plain, ["sh", "-c", f"{shlex.join(plain)}; exit $?"])
-    ]
     for job in started:
         out, err = job.communicate(timeout=DEADLINE)
         assert job.returncode == 0, err
         assert sorted(out.splitlines()) == sorted(
             f"turn {turn} rank {rank} of 2 gloo sum 3" for turn in range(3) for rank in range(2)
         )
+    for number in range(2):
+        (launchpad.scratch / str(number)).rmdir()  # nothing is left in them
 
 
 def python(code: str, launchpad: Launchpad, given: str = "") -> str:
