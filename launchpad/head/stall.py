@@ -2,7 +2,8 @@
 
 A job has stalled if it has written nothing for a while, and every rank either
 
-- has the same stack as before, and neither it nor its children have used the CPU or moved bytes; or
+- has the same stack as before, and neither it nor its children have used the CPU, moved bytes or been woken by what
+  they receive; or
 - waits for other ranks in the same collective as before. Such a wait may burn CPU (MPI and NCCL poll), so the
   criterion is that the main thread has run no Python code and has entered no other collective. If C code holds the GIL
   while it waits, no thread runs any Python, and the rank does not answer at all; or
@@ -29,6 +30,11 @@ IDLE_SHARE = 0.03
 LEAST_SECONDS = 0.03
 # A rank that moves fewer bytes than this is idle; to answer a sample, it writes a few KB.
 MOVED_BYTES = 64 << 10
+
+# A main thread that receives may be woken this often by a sample, which may be a signal.
+SAMPLE_WAKES = 1
+# Other threads, and children, may be woken by heartbeats, up to this often a second.
+HEARTBEATS = 2.0
 
 # So many times in a row no rank may have made progress if some seem to spin in MPI.
 SPIN_SAMPLES = 4
@@ -97,6 +103,7 @@ def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
     unmoved = (
         min(before.cpu, after.cpu, before.moved, after.moved) >= 0
         and abs(after.moved - before.moved) <= MOVED_BYTES  # a connection that is closed no longer counts
+        and not _receives(before, after, seconds)
     )
     spins = before.collectives.get("spins")
     if unmoved and spins and spins == after.collectives.get("spins"):
@@ -110,6 +117,17 @@ def is_stuck(before: StackDump, after: StackDump, seconds: float) -> bool:
     if idle and frames[0] == frames[1] and before.state == after.state:
         return True
     return _waits(before, after)
+
+
+def _receives(before: StackDump, after: StackDump, seconds: float) -> bool:
+    """Whether a thread that waited for data both times has got some in between."""
+    earlier = {(thread, descriptor): wakes for thread, descriptor, wakes, _ in before.collectives.get("receives", ())}
+    for thread, descriptor, wakes, patience in after.collectives.get("receives", ()):
+        by_itself = 2 * seconds / patience if patience else 0.0
+        idle = SAMPLE_WAKES if thread == after.pid else max(SAMPLE_WAKES, HEARTBEATS * seconds)
+        if wakes - earlier.get((thread, descriptor), wakes) > idle + by_itself:
+            return True
+    return False
 
 
 def _starves(before: StackDump, after: StackDump) -> bool:

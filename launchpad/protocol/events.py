@@ -83,6 +83,9 @@ class Entered(TypedDict, total=False):
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
+    # Its threads and those of its descendants that wait for data whose bytes nobody counts: [thread, descriptor, how
+    # often it was woken, seconds after which it wakes by itself; 0: never] each
+    receives: list[tuple[int, int, int, float]]
     asleep: str  # identifies the sleep for a given time that the rank is in, or the child that it waits for
     # Of a rank without Python that waits busily in MPI: the library, and what identifies its call.
     spins: Annotated[list[str], (2,)]

@@ -203,6 +203,7 @@ def _connected(path: str) -> Any:
 
 
 def _answer(line: Any) -> None:
+    import _thread
     import json
     import zlib
 
@@ -229,7 +230,8 @@ def _answer(line: Any) -> None:
                     line.send(zlib.compress(json.dumps(entered()).encode(), 1))
                     continue
                 everything = request["all"]
-                answer = {"number": request["number"], "beats": _beats, "threads": threads(everything)}
+                answer = {"number": request["number"], "thread": _thread.get_native_id(), "beats": _beats}
+                answer["threads"] = threads(everything)
                 answer["collectives"] = known = collectives(everything)
                 if everything:
                     from . import exceptions

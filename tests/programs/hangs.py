@@ -53,6 +53,28 @@ def child() -> None:
     subprocess.run([sys.executable, "-c", code, sys.argv[2]], check=True)
 
 
+def fed() -> None:
+    """A child of each sends to it, or to another child, for a while, over a socket whose bytes nobody counts."""
+    import socket
+
+    kind = socket.SOCK_DGRAM if RANK else socket.SOCK_STREAM
+    source, drain = socket.socketpair(type=kind)
+    if os.fork() == 0:
+        drain.close()
+        for _ in range(int(20 * float(sys.argv[2]))):
+            source.send(b"x" * 2500)
+            time.sleep(0.05)
+        source.send(b"x")
+        os._exit(0)
+    source.close()
+    if RANK and os.fork():
+        os.wait()
+        os.wait()
+        return
+    while len(drain.recv(4096)) > 1:
+        pass
+
+
 if __name__ == "__main__":
     print("ready", flush=True)
     globals()[sys.argv[1]]()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -24,11 +25,11 @@ _CALLS = {
     "x86_64": """
         0 read 1 write 7 poll 23 select 34 pause 35 nanosleep 42 connect 43 accept 44 sendto 45 recvfrom 46 sendmsg
         47 recvmsg 61 wait4 72 fcntl 73 flock 74 fsync 202 futex 230 clock_nanosleep 232 epoll_wait 247 waitid
-        257 openat 270 pselect6 271 ppoll 281 epoll_pwait""",
+        257 openat 270 pselect6 271 ppoll 281 epoll_pwait 299 recvmmsg""",
     "aarch64": """
         22 epoll_pwait 25 fcntl 32 flock 56 openat 63 read 64 write 72 pselect6 73 ppoll 82 fsync 95 waitid 98 futex
         101 nanosleep 115 clock_nanosleep 202 accept 203 connect 206 sendto 207 recvfrom 211 sendmsg 212 recvmsg
-        260 wait4""",
+        243 recvmmsg 260 wait4""",
 }
 
 # `use` looks at no more than this many processes.
@@ -97,15 +98,22 @@ def wchan(pid: int) -> str:
     return "" if name == "0" else name
 
 
-def system_call(pid: int) -> str:
+def system_call(process: int | str) -> str:
     """The system call that the main thread sleeps in; "" if it doesn't sleep, or the call isn't known."""
-    try:
-        with open(f"/proc/{pid}/syscall") as file:
-            number = file.read().split()[0]
-    except (OSError, IndexError):
-        return ""
+    return call(process)[0]
+
+
+def call(process: int | str) -> tuple[str, list[int]]:
+    """The system call that a thread sleeps in, as `system_call`, and what it was given."""
+    fields = linux.text_of(f"/proc/{process}/syscall").split()
+    name = _names_of_calls().get(fields[0], "") if fields else ""
+    return name, [int(field, 16) for field in fields[1:]] if name else []
+
+
+@functools.cache
+def _names_of_calls() -> dict[str, str]:
     known = _CALLS.get(os.uname().machine, "").split()
-    return dict(zip(known[::2], known[1::2], strict=True)).get(number, "")
+    return dict(zip(known[::2], known[1::2], strict=True))
 
 
 def maps(pid: int, name: str) -> bool:

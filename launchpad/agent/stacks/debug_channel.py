@@ -37,6 +37,7 @@ class StackAnswer(TypedDict, total=False):
     """To a request for stacks; `number` is -1 if the rank could not answer any request, because of a `problem`."""
 
     number: int
+    thread: int  # the one that answers
     beats: int
     threads: list[RankThread]
     collectives: Entered

@@ -20,7 +20,7 @@ from ...protocol.events import NO_HANDLER, SILENT, Entered, Frame, StackDump, Th
 from ...protocol.stacks import is_library
 from ...rank.stack_server import FILE, signal_number
 from .. import PACKAGE
-from ..host import procfs, traffic
+from ..host import procfs, receiving, traffic
 from ..outbox import Listener
 from ..poll import Poll, earliest
 from ..ranks.rank import Rank
@@ -183,6 +183,8 @@ class StackDumper:
         unanswered = self._channel.unanswered(pid)
         if unanswered:
             known["unanswered"] = unanswered
+        if receives := receiving.waits(pid, self._sockets, said.get("thread", 0)):
+            known["receives"] = receives
         if procfs.maps(pid, "/mpi4py/"):
             known["mpi"] = True
         if asleep := procfs.sleep(pid):

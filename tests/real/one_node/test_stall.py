@@ -92,8 +92,8 @@ def test_an_endless_loop_is_no_stall(launchpad: Launchpad) -> None:
     assert re.search(r"rank 1 is in loop at .*hangs.py:\d+: while RANK:", err), err
 
 
-@pytest.mark.parametrize("words", [("slow", 2, "."), ("child", 2)], ids=["slow", "child"])
-def test_who_computes_quietly_has_not_stalled(launchpad: Launchpad, words: tuple[object, ...]) -> None:
+@pytest.mark.parametrize("words", [("slow", 2, "."), ("child", 2), ("fed", 2)], ids=["slow", "child", "fed"])
+def test_who_computes_or_receives_quietly_has_not_stalled(launchpad: Launchpad, words: tuple[object, ...]) -> None:
     assert hang(launchpad, "--stall-timeout", 0.6, "hangs.py", *words) == (0, "")
 
 

@@ -56,6 +56,11 @@ def polling(line: int) -> list[tuple[str, int, str]]:
     return [(POLLS, line, "_wait"), (C10D, 3252, "all_reduce"), ("train.py", 12, "main")]
 
 
+def listening(wakes: int, *, thread: int = 7, descriptor: int = 3, patience: float = 0.0) -> StackDump:
+    """A rank of which a thread waits for data."""
+    return look(SLEEPS, collectives={"receives": [(thread, descriptor, wakes, patience)]})
+
+
 BURNS = {"cpu": 11.0, "busy": True}  # all of the ten seconds since
 
 # before, after, whether it is stuck
@@ -66,6 +71,13 @@ CASES = {
     "waits for a processor that others have": (look(SLEEPS), look(SLEEPS, busy=True), False),
     "reads a file": (look(SLEEPS), look(SLEEPS, moved=10 << 20), False),
     "a helper thread wakes now and then": (look(SLEEPS), look(SLEEPS, cpu=1.2), True),
+    "receives over a socket whose bytes nobody counts": (listening(5), listening(7), False),
+    "is woken by a signal only": (listening(5), listening(6), True),
+    "receives elsewhere than before": (listening(5, descriptor=4), listening(900), True),
+    "its child gets a heartbeat every second": (listening(5, thread=8), listening(15, thread=8), True),
+    "its child receives": (listening(5, thread=8), listening(105, thread=8), False),
+    "wakes by itself five times a second": (listening(5, patience=0.2), listening(55, patience=0.2), True),
+    "receives before it would wake by itself": (listening(5, patience=60.0), listening(55, patience=60.0), False),
     "waits in gloo": (look(GLOO), look(GLOO), True),
     "entered another collective of the same line": (
         look(GLOO, collectives={"counts": {"0": 4}}),
