@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.message import message_line
-from launchpad.console.prefix import encoded, prefixes, template_of
+from launchpad.console.prefix import encoded, prefixes, template_of, torch_mark
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Fenced, Output, RanksSpawned, Written
@@ -56,7 +56,8 @@ class Screen:
         count = len(plan.ranks)
         self._devices[STDOUT] = Device(2 * count if same else count, None)
         self._devices[STDERR] = self._devices[STDOUT] if same else Device(count, None)
-        self._prefix = prefixes(plan.by_node, template_of(spec.line_prefix, spec.role))
+        self._template = template_of(spec.line_prefix, spec.role)
+        self._prefix = prefixes(plan.by_node, self._template)
         for place, node in enumerate(plan.nodes):
             for rank in node.ranks:
                 self._add(place, rank.rank, rank.local_rank)
@@ -64,7 +65,9 @@ class Screen:
     def _add(self, node: int, rank: int, local_rank: int) -> None:
         prefix = self._prefix(node, rank, local_rank).text
         for fd in self._files:
-            self._streams[rank, fd] = LineStream(fd, encoded(prefix), len(prefix))
+            self._streams[rank, fd] = LineStream(
+                fd, encoded(prefix), len(prefix), rank, mark=torch_mark(rank, fd, self._template)
+            )
 
     def on(self, event: Any) -> bool:
         """Queue what a rank has printed. Returns True if it will be written later."""

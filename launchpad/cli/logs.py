@@ -15,7 +15,16 @@ from launchpad.cli.options import FOLD, since
 from launchpad.console.console import wants_fold
 from launchpad.console.fold import Fold, FoldingDevice
 from launchpad.console.lines import Device, LineStream
-from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, of_several, prefixes, template_of
+from launchpad.console.prefix import (
+    Prefix,
+    PrefixTemplate,
+    columns,
+    encoded,
+    of_several,
+    prefixes,
+    template_of,
+    torch_mark,
+)
 from launchpad.errors import UsageError
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
@@ -151,7 +160,8 @@ class _Printer:
                     self._write(self._device.tick(self._now))
                     if (rank, stream) not in self._streams:
                         prefix = encoded(self._prefix(rank).text)
-                        self._streams[rank, stream] = LineStream(STDOUT, prefix, len(prefix), rank, stream)
+                        mark = torch_mark(rank, stream, self._template)
+                        self._streams[rank, stream] = LineStream(STDOUT, prefix, len(prefix), rank, stream, mark)
                     self._feed(self._streams[rank, stream], data)
         sys.stdout.buffer.flush()
 

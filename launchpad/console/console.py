@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from launchpad import caller
 from launchpad.console.lines import Device, LineStream
 from launchpad.console.message import message_line, wants_colour
-from launchpad.console.prefix import Prefix, PrefixTemplate, columns, encoded, of_several, prefixes, template_of
+from launchpad.console.prefix import (
+    Prefix,
+    PrefixTemplate,
+    columns,
+    encoded,
+    of_several,
+    prefixes,
+    template_of,
+    torch_mark,
+)
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.output.writer import Target, Writer
@@ -186,7 +195,9 @@ class StandardStreams:
         stream = self._streams.get((rank, fd, prefix))
         if stream is None:
             text = self._coloured(prefix.text, fd, _COLOURS[rank % len(_COLOURS)])
-            stream = self._streams[rank, fd, prefix] = LineStream(fd, text, columns(prefix.text), rank)
+            stream = self._streams[rank, fd, prefix] = LineStream(
+                fd, text, columns(prefix.text), rank, mark=torch_mark(rank, fd, self._template)
+            )
         pieces = self._devices[fd].feed(stream, output.data, self._clock())
         if fd in self._folding:
             holds = bool(pieces) or b"\n" in output.data

@@ -30,13 +30,14 @@ _ERASE = b"\r\x1b[K"
 class LineStream:
     """One rank's stdout or stderr."""
 
-    __slots__ = ("due", "fd", "margin", "number", "pending", "prefix", "rank", "shown_at")
+    __slots__ = ("due", "fd", "margin", "mark", "number", "pending", "prefix", "rank", "shown_at")
 
-    def __init__(self, fd: int, prefix: bytes, margin: int, rank: int = -1, number: int = 0) -> None:
+    def __init__(self, fd: int, prefix: bytes, margin: int, rank: int = -1, number: int = 0, mark: bytes = b"") -> None:
         self.fd = fd  # the descriptor that its lines are written to
         self.rank = rank
         self.number = number or fd  # 1 stdout, 2 stderr
         self.prefix = prefix
+        self.mark = mark  # what is not shown at the beginning of a line, as the prefix says it
         self.margin = margin  # the width of the prefix, in columns
         self.pending = bytearray()  # the part of the current line that is not shown yet
         self.due: float | None = None  # when to show it unfinished
@@ -63,7 +64,7 @@ class Device:
         if end:
             block = bytes(stream.pending) + data[:end] if stream.pending else data[:end]
             stream.pending.clear()
-            out = self._lines(stream, block)
+            out = self._lines(stream, self._unmarked(stream, block))
         rest = data[end:] if end else data
         stream.pending += rest
         continues = self._open is stream and (self._columns is not None or b"\r" not in stream.pending)
@@ -115,6 +116,15 @@ class Device:
         text = stream.prefix + block[:-1].replace(b"\n", b"\n" + stream.prefix) + b"\n"
         return [*self._close_open(), (stream.fd, text)]
 
+    def _unmarked(self, stream: LineStream, block: bytes) -> bytes:
+        """Lines without their marks, and without the blank that follows one; the first may continue the open line."""
+        mark = stream.mark
+        if not mark or mark not in block:
+            return block
+        begun = b"" if self._open is stream else b"\n"
+        marked = (begun + block).replace(b"\n" + mark + b" ", b"\n").replace(b"\n" + mark, b"\n")
+        return marked[len(begun) :]
+
     def _without_redraws(self, stream: LineStream, block: bytes) -> bytes:
         lines = block.split(b"\n")
         return b"\n".join(line if b"\r" not in line[:-1] else self._redrawn(stream, line) for line in lines)
@@ -165,6 +175,7 @@ class Device:
         if b"\r" in text:
             text = self._redrawn(stream, text)
             text = text if self._columns is None else self._clipped(stream, text)
+        text = self._unmarked(stream, text)
         out = [*self._close_open(), (stream.fd, stream.prefix + text)]
         self._open = stream
         return out

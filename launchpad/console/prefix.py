@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranges
+from launchpad.protocol.events import STDERR
 
 OPTION = "--log-line-prefix-template"
 VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"  # torchrun reads it where the option is not given, or empty
@@ -46,6 +47,13 @@ class PrefixTemplate(NamedTuple):
         names = ",".join(hosts) if len(hosts) <= MOST_NAMES else f"{len(hosts)} hosts"
         return self._filled(",".join(ranges(sorted(prefixes))), ",".join(ranges(local_ranks)), names)
 
+    @property
+    def has_rank(self) -> bool:
+        """Whether a rank's prefix tells its rank."""
+        from string import Template
+
+        return "rank" in Template(self.text).get_identifiers()
+
     def _filled(self, rank: str, local_rank: str, host: str) -> str:
         from string import Template
 
@@ -74,6 +82,16 @@ def unknown_macros(template: str) -> list[str]:
     from string import Template
 
     return [name for name in Template(template).get_identifiers() if name not in MACROS]
+
+
+def torch_mark(rank: int, stream: int, template: PrefixTemplate | None) -> bytes:
+    """What torch puts before a rank's lines on stderr, [rank3]:, if our prefix says the same; else b"".
+
+    It marks the lines of an uncaught exception and of its own log.
+    """
+    if stream != STDERR or (template is not None and not template.has_rank):
+        return b""
+    return b"[rank%d]:" % rank
 
 
 def prefixes(

@@ -21,6 +21,8 @@ from launchpad.protocol.events import (
     FaultInjected,
     JobOver,
     JobPlanned,
+    MilestoneReached,
+    ModulesImported,
     NodeJoined,
     NodeLost,
     NodesApart,
@@ -89,6 +91,7 @@ class History:
         self.ranks: dict[int, RankHistory] = {}
         self.names: dict[int, str] = {}
         self.attempt = 0
+        self.begun = 0  # when this attempt did
         self.over: JobOver | None = None
         self.ended = False  # its ranks are gone
         self.lost: dict[int, NodeLost] = {}
@@ -100,6 +103,8 @@ class History:
     def _reset(self) -> None:
         """Reset what belongs to one attempt."""
         self.started = 0
+        self.imported = 0.0  # seconds that a node needed to import what its ranks share; the longest
+        self.grouped = 0  # when the last rank began its first process group, if that is recorded
         # A host may be lost in the attempt after that in which it fell silent.
         self.injected = [one for one in self.injected if one.rank < 0 and one.node not in self.lost]
         self.lost = {}
@@ -148,6 +153,11 @@ class History:
 
         return (Tally(self._recent) if recent else self._tally).straggler()
 
+    @property
+    def waited(self) -> float:
+        """For how many seconds each rank waited in collectives for the last one, on average."""
+        return self._tally.waited if self._tally is not None else 0.0
+
     def slow(self, *, recent: bool = False) -> str:
         """The same as a sentence; "" if there are none."""
         slow = self.straggler(recent=recent)
@@ -190,13 +200,17 @@ class History:
                 if stream in (STDOUT, STDERR):
                     self.of(rank).tail.add(stream, data)
             case JobPlanned():
-                self.planned = event
+                self.planned, self.begun = event, event.time
                 self._reset()
             case RankStarted(time=at, rank=rank, pid=pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid
             case RankExited() | ExceptionRaised() | Crashed() | RankRaised() | RankFailed() | StartFailed():
                 self._ended(self.of(event.rank), event)
+            case ModulesImported(seconds=seconds):
+                self.imported = max(self.imported, seconds)
+            case MilestoneReached(time=at, what="group"):
+                self.grouped = max(self.grouped, at)
             case RanksSpawned():
                 for rank in event.ranks:
                     self.names[rank] = f"rank {rank}, spawned by rank {event.by},"
@@ -227,7 +241,7 @@ class History:
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
-                self.attempt = event.attempt
+                self.attempt, self.begun = event.attempt, event.time
                 if event.nodes:
                     self.planned = self.planned._replace(nodes=list(event.nodes))
                 self._reset()

@@ -106,6 +106,11 @@ class Tally:
             reasons = self._reasons.setdefault(int(worst[0]), {})
             reasons[event.because] = reasons.get(event.because, 0.0) + worst[4]
 
+    @property
+    def waited(self) -> float:
+        """For how many seconds each rank waited for the last one, on average."""
+        return sum(one.caused for one in self._ranks.values()) / len(self._ranks) if self._ranks else 0.0
+
     def straggler(self) -> Straggler | None:
         """Those for whom the others wait; None if that is nobody in particular."""
         order = sorted(self._ranks, key=lambda rank: -self._ranks[rank].caused)

@@ -170,6 +170,11 @@ def _cut(line: str) -> str:
     return line if len(line) <= SHOWN_WIDTH else line[: SHOWN_WIDTH - 2] + " …"
 
 
+def unmarked(text: str, rank: int) -> str:
+    """A rank's output without the prefixes that torch adds to its own lines; those of ranks that it ran itself stay."""
+    return re.sub(rf"^\[rank{rank}\]: ?", "", text, flags=re.MULTILINE)
+
+
 def without_prefixes(text: str) -> str:
     """Output without the prefixes that torch adds to the lines of a traceback."""
     return _PREFIX.sub("", text)

@@ -87,7 +87,7 @@ def last_output(history: History, verdict: Verdict) -> list[str]:
     if cause is None or cause.rank < 0 or (cause.kind != "hang" and _evidence(history, cause)):
         return []
     one = history.of(cause.rank)
-    lines = _last_lines(one.errors or one.output)
+    lines = _last_lines(tracebacks.unmarked(one.errors, one.rank) or one.output)
     head = f"the last output of {history.name(cause.rank)}:"
     return _shown([head, *(f"    {line}" for line in lines)]) if lines else []
 
@@ -275,7 +275,7 @@ def wall(history: History, at: int) -> float:
 def _evidence(history: History, cause: Candidate) -> list[str]:
     lines: list[str] = []
     traceback = cause.traceback
-    output = history.of(cause.rank).errors
+    output = tracebacks.unmarked(history.of(cause.rank).errors, cause.rank)
     if cause.crash:
         frames = tracebacks.crash_frames(cause.crash)
         own = [frame for frame in frames if frame.own] or frames[:1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.history import History
+from launchpad.diagnosis.time_spent import time_spent
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.diagnosis.verdict_text import CUT_OFF, describe
 from launchpad.record import job_store, replay
@@ -27,8 +28,9 @@ def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
 
 
 def in_words(folder: str, history: History, verdict: Verdict, earlier: Sequence[str]) -> list[str]:
-    """The verdict, line by line."""
+    """The verdict, line by line; of a job that went well, what it spent its time on."""
     lines = describe(history, verdict, earlier)
     if verdict.kind != "cut off" and history.over is None and job_store.state_of(folder) == "over":
         lines.append(CUT_OFF)
-    return [*lines, *filter(None, (history.slow(),))]
+    spent = time_spent(history) if verdict.kind == "none" else ""
+    return [*lines, *filter(None, (spent, history.slow()))]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launchpad.console.fold import Fold, FoldingDevice
 from launchpad.console.lines import (
     LEAST_PENDING_BYTES,
     QUIET_SECONDS_PLAIN,
@@ -18,6 +19,7 @@ from launchpad.console.lines import (
     Device,
     LineStream,
 )
+from launchpad.console.prefix import encoded, of_several, torch_mark
 from tests.support.unhurried import UNHURRIED
 
 ERASE = b"\r\x1b[K"
@@ -293,3 +295,30 @@ def test_the_final_state_of_a_bar_is_not_clipped() -> None:
     device.feed(own, b"\r 10%", 0.0)
     device.tick(1.0)
     assert text(device.feed(own, b"\r" + b"x" * 100 + b"\n", 1.0)) == ERASE + b"[0] " + b"x" * 100 + b"\n"
+
+
+MARKED = b"[rank3]: Traceback\n[rank3]:   in f\n[rank3]:W1126 slow\n[rank0]: of another\n\nsaid [rank3]: by me\n"
+UNMARKED = b"[3] Traceback\n[3]   in f\n[3] W1126 slow\n[3] [rank0]: of another\n[3] \n[3] said [rank3]: by me\n"
+
+
+def test_a_mark_that_the_prefix_repeats_is_not_shown_wherever_the_lines_are_split() -> None:
+    for cut in range(len(MARKED)):
+        device, one = Device(1, None), LineStream(2, b"[3] ", 4, 3, mark=b"[rank3]:")
+        pieces = device.feed(one, MARKED[:cut], 0.0) + device.feed(one, MARKED[cut:], 0.0)
+        assert text(pieces) == UNMARKED
+
+
+def test_a_mark_is_not_shown_before_an_unfinished_line_and_stays_in_what_continues_it() -> None:
+    device, one = Device(1, None), LineStream(2, b"[3] ", 4, 3, mark=b"[rank3]:")
+    pieces = device.feed(one, b"[rank3]: go on? ", 0.0) + device.tick(QUIET_SECONDS_PLAIN)
+    pieces += device.feed(one, b"[rank3]: yes\n[rank3]: so\n", 3.0)
+    assert text(pieces) == b"[3] go on? [rank3]: yes\n[3] so\n"
+
+
+def test_lines_that_only_their_marks_tell_apart_are_folded() -> None:
+    device = FoldingDevice(2, None, Fold(2, numbers=False), lambda ranks, _: (encoded(of_several(ranks)), 6))
+    pieces = []
+    for rank in (0, 1):
+        own = LineStream(2, b"[%d] " % rank, 4, rank, mark=torch_mark(rank, 2, None))
+        pieces += device.feed(own, b"[rank%d]: RuntimeError: closed\n" % rank, 0.0)
+    assert text(pieces) == b"[0-1] RuntimeError: closed\n"

@@ -6,7 +6,7 @@ import pytest
 
 import launchpad as lp
 from launchpad.console import prefix
-from launchpad.console.prefix import PrefixTemplate, prefixes, template_of
+from launchpad.console.prefix import PrefixTemplate, prefixes, template_of, torch_mark
 from tests.support.line_prefix import BY_HOST, HERE
 
 # What the template means.
@@ -51,6 +51,22 @@ def test_one_prefix_for_several_ranks(text: str, ranks: tuple[int, ...], filled:
 )
 def test_the_width_of_a_prefix(text: str, columns: int) -> None:
     assert prefix.columns(text) == columns
+
+
+@pytest.mark.parametrize(
+    ("template", "stream", "mark"),
+    [
+        (None, 2, b"[rank7]:"),
+        ("[${hostname} ${rank}] ", 2, b"[rank7]:"),
+        ("${local_rank}> ", 2, b""),
+        ("$$rank> ", 2, b""),
+        (None, 1, b""),  # a program's own
+    ],
+)
+def test_torchs_mark_is_one_too_many_where_the_prefix_has_the_rank(
+    template: str | None, stream: int, mark: bytes
+) -> None:
+    assert torch_mark(7, stream, PrefixTemplate(template, "") if template else None) == mark
 
 
 # Where lines are shown.

@@ -396,6 +396,17 @@ def test_a_coloured_line_is_shown_without_colours() -> None:
     assert describe(history, verdict_on(history))[1:] == ["    fatal: no data"]
 
 
+def test_the_last_lines_are_shown_without_torchs_mark_of_the_rank() -> None:
+    """Those of ranks that it ran itself keep theirs."""
+    said = Output(at(5), 0, STDERR, b"[rank0]:W1126 no GPU\n[rank0]: no data\n[rank3]: here neither\n")
+    history = History([*job(1), said, exits(5, 0, 3), stopping(6, []), over(7)])
+    assert describe(history, verdict_on(history))[1:] == [
+        "    W1126 no GPU",
+        "    no data",
+        "    [rank3]: here neither",
+    ]
+
+
 def test_a_traceback_is_read_from_the_last_output() -> None:
     """Also with torch's prefixes and among other lines; the last one counts."""
     text = (
