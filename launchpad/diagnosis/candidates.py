@@ -127,7 +127,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if one.exited is None:
         if main is not None and main.traceback is not None and main.traceback.kind != "SystemExit":
-            found.stuck.append(_explained(main, one))
+            found.stuck.append(_explained(main, one, history))
         return
     if code == 0:
         if stopping is None or one.exited.time <= stopping:
@@ -139,11 +139,11 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if main is not None and code < 0 and _sent(history, -code):  # it was exiting when we stopped it
         if not _stopped_for_failure(history):
-            found.stuck.append(_explained(main, one))
+            found.stuck.append(_explained(main, one, history))
             return
         main = main._replace(code=meant_code(main))
     if main is not None:
-        _add(_explained(main, one), found)
+        _add(_explained(main, one, history), found)
         return
     _add_exit(one, history, stopping, found, finished)
 
@@ -184,7 +184,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         secondary=secondary.secondary_in(symptom) if symptom else "",
         symptom=symptom,
     )
-    _add(_explained(candidate, one), found)
+    _add(_explained(candidate, one, history), found)
 
 
 def _crash(one: RankHistory, code: int) -> str:
@@ -192,7 +192,7 @@ def _crash(one: RankHistory, code: int) -> str:
     return one.crash if -code in _CRASHES or code - 128 in _CRASHES else ""
 
 
-def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
+def _explained(candidate: Candidate, one: RankHistory, history: History) -> Candidate:
     """The candidate with what the rank's last output adds to it: what failed inside it, and what it lost before."""
     traceback = candidate.traceback
     if candidate.kind not in ("exception", "exit"):
@@ -203,6 +203,8 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
         return candidate._replace(kind="exception", traceback=inside, secondary="", symptom="")
     if traceback is None:
         return candidate
+    traceback = _with_last_words(traceback, one, history)
+    candidate = candidate._replace(traceback=traceback)
     if child := _killed_for_memory(traceback, one):
         return candidate._replace(text=child)
     if traceback.kind == "SystemExit" and traceback.before is None:
@@ -215,6 +217,21 @@ def _explained(candidate: Candidate, one: RankHistory) -> Candidate:
             return candidate._replace(secondary="kept", symptom=said)
         return candidate
     return candidate._replace(text=reasons.plain_reason(traceback, one))
+
+
+def _with_last_words(traceback: Traceback, one: RankHistory, history: History) -> Traceback:
+    """The exception that a command failed, with what stood last in the stream of the rank that the command wrote to.
+
+    What a rank has written where no command failed is no command's, as ranks run the same program.
+    """
+    root = traceback.roots[0]
+    if not root.shared:
+        return traceback
+    said = one.errors if root.shared == "stderr" else one.output
+    others = [other for other in history.ranks.values() if other.rank != one.rank and root.kind not in other.errors]
+    known = {line.strip() for other in others for line in (other.errors + other.output).splitlines()}
+    lines = tuple(tracebacks.last_lines_before(said, root, known))
+    return traceback.with_root(root._replace(shared_lines=lines))
 
 
 def _killed_for_memory(traceback: Traceback, one: RankHistory) -> str:

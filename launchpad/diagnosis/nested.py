@@ -14,7 +14,6 @@ _OF_A_CHILD = ("ChildFailedError", "CalledProcessError")
 # Where an uncaught exception of a program's main thread begins: in a script, and with `-m`.
 _OUTERMOST = ("<module>", "_run_module_as_main")
 
-_HEADER = "Traceback (most recent call last):"
 _TORCHRUN = re.compile(
     r"Root Cause.*?rank +: (?P<rank>\d+).*?exitcode +: (?P<code>-?\d+).*?traceback +: (?P<text>.*)", re.DOTALL
 )
@@ -33,11 +32,11 @@ def cause_inside(ended: Traceback | None, errors: str, output: str) -> Traceback
     if root is not None and root.kind == "ChildFailedError":
         return _of_torchrun(root, errors)
     if root is not None and root.kind == "CalledProcessError":
-        before, _, last = errors.rpartition(_HEADER)
-        before = before[: before.rfind("\n") + 1]  # without the mark that torch puts before each line of it
         # If it was not captured, it is in the rank's output, before the rank's own traceback.
-        said = root.printed or (before if root.kind in last else errors)
+        said = root.printed or tracebacks.before_report(errors, root)
         child = tracebacks.ending(said, 1)
+        if said == errors and child is not None and child.roots[0].kind == root.kind:
+            child = None  # it is the same
         found = cause_inside(child, said, output) or next(reversed(_own(said)), None)
         known = found is None or found.inside or root.printed or _is_of_child(found, root)
         return _with_cause(root, found) if known else None

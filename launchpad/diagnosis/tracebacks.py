@@ -7,7 +7,7 @@ packages and of launchers are left out, unless there are no others.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.diagnosis import escapes
@@ -88,7 +88,12 @@ class Traceback(NamedTuple):
     kept: tuple[Traceback, ...] = ()  # those that the program had caught before, and still held
     killed_child: int = 0  # the last child process of the rank that was killed by SIGKILL
     seeker: str = ""  # which interpreter has looked for a module in vain
-    printed: str = ""  # the last that a command wrote to stderr, of the exception that it failed
+    # Of the exception that a command failed: the last that it wrote, and to which stream or file ("nowhere"); and the
+    # stream of the rank to which its error messages went, if they were not kept apart.
+    printed: str = ""
+    printed_to: str = ""
+    shared: str = ""
+    shared_lines: tuple[str, ...] = ()  # the last of that stream before the exception
 
     @property
     def kind(self) -> str:
@@ -148,11 +153,45 @@ class Traceback(NamedTuple):
         notes = [line for note in self.notes for line in lines_of(note)]
         found += [*text[1:], *notes[:SHOWN_MESSAGE]]
         found += filter(None, (self.seeker,))
-        if self.printed and self.before is None:
-            found += ["It wrote to stderr:", *map(_cut, lines_of(self.printed.rstrip())[-SHOWN_MESSAGE:])]
+        if self.before is None:
+            found += self._last_words
         for number, one in enumerate(self.group[:SHOWN_FRAMES], 1):
             found += [f"  {number}) {line}" if not at else f"     {line}" for at, line in enumerate(one.lines)]
         return found
+
+    @property
+    def _last_words(self) -> list[str]:
+        """What a command that failed has written."""
+        found: list[str] = []
+        if self.printed:
+            found += [f"It wrote to {self.printed_to or 'stderr'}:", *_last_lines(self.printed)]
+        elif self.printed_to == "nowhere":
+            found += ["What it wrote to stderr was thrown away."]
+        if self.shared_lines:
+            found += [f"Before that, the rank's {self.shared}, to which it wrote too, ended with:", *self.shared_lines]
+        return found
+
+    def with_root(self, root: Traceback) -> Traceback:
+        """The same exception with another one at the end of its chain of causes."""
+        return root if self.before is None else self._replace(before=self.before.with_root(root))
+
+
+def _last_lines(text: str, known: Collection[str] = ()) -> list[str]:
+    """As many as are shown, without those that a progress bar has overwritten, and without `known` ones."""
+    lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    return [_cut(line) for line in lines if line.strip() and line.strip() not in known][-SHOWN_MESSAGE:]
+
+
+def before_report(text: str, error: Traceback) -> str:
+    """What a stream had before the report of an exception, without its causes; all of it if there is no such report."""
+    at = text.rfind(error.title[: SHOWN_WIDTH - 2])
+    start = text.rfind(_HEADER, 0, at) if at >= 0 else -1
+    return text[: text.rfind("\n", 0, start) + 1] if start >= 0 else text
+
+
+def last_lines_before(text: str, error: Traceback, known: Collection[str]) -> list[str]:
+    """The last lines of a stream before the report of an exception; without `known` lines."""
+    return _last_lines(before_report(text, error), known)
 
 
 def lines_of(text: str) -> list[str]:
@@ -208,6 +247,8 @@ def _from_event(recorded: dict[str, Any]) -> Traceback:
         seeker=str(recorded.get("seeker", "")),
         killed_child=int(recorded.get("killed_child", 0)),
         printed=escapes.removed(str(recorded.get("printed", ""))),
+        printed_to=str(recorded.get("printed_to", "")),
+        shared=str(recorded.get("shared", "")),
     )
 
 

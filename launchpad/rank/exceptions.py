@@ -218,9 +218,10 @@ def _traceback(error: BaseException, ours: tuple[str, ...], links: int) -> dict[
         from . import interpreter
 
         found["seeker"] = interpreter.seeker()
-    if kind.__module__ == "subprocess" and (printed := getattr(error, "stderr", None)):
-        text = printed.decode(errors="replace") if isinstance(printed, bytes) else str(printed)
-        found["printed"] = text[-MOST_TEXT:]
+    if kind.__module__ == "subprocess":
+        from . import failed_command
+
+        found |= failed_command.said(error)
     notes = getattr(error, "__notes__", None)
     if isinstance(notes, list):
         found["notes"] = [str(note)[:MOST_TEXT] for note in notes[:MOST_MEMBERS]]

@@ -267,3 +267,51 @@ def test_a_program_that_is_not_python_is_reported_by_its_last_output(launchpad: 
     done = launchpad.run("run", "-n", 2, "--", "sh", "-c", "test $RANK = 0 && exec sleep 600; echo no disk >&2; exit 6")
     assert re.search(r"launchpad: rank 1 failed first: exit code 6 \(pid .*\n.*launchpad:     no disk\n", done.stderr)
     assert verdict_of(launchpad)["code"] == 6
+
+
+COMMANDS = """
+import subprocess, sys
+words = ["sh", "-c", "echo vocab.json: no such file >&2; exit 4"]
+how = sys.argv[1]
+options = {
+    "captured": {"capture_output": True}, "merged": {"stdout": -1, "stderr": subprocess.STDOUT}, "shared": {},
+    "onto_stdout": {"stderr": subprocess.STDOUT}, "nowhere": {"stderr": subprocess.DEVNULL},
+}
+if how == "file":
+    with open("tok.log", "w") as file:
+        subprocess.run(words, check=True, stderr=file)
+if how == "check_call":
+    subprocess.check_call(words)
+if how == "check_output":
+    subprocess.check_output(words, stderr=subprocess.STDOUT)
+if how == "cause":
+    try:
+        subprocess.run(words, check=True)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError("no tokenizer") from error
+subprocess.run(words, check=True, **options[how])
+"""
+
+STREAM = "Before that, the rank's {}, to which it wrote too, ended with:"
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("captured", "It wrote to stderr:"),
+        ("merged", "It wrote to stdout:"),
+        ("check_output", "It wrote to stdout:"),
+        ("file", "It wrote to tok.log:"),
+        ("shared", STREAM.format("stderr")),
+        ("check_call", STREAM.format("stderr")),
+        ("cause", STREAM.format("stderr")),
+        ("onto_stdout", STREAM.format("stdout")),
+        ("nowhere", "What it wrote to stderr was thrown away."),
+    ],
+)
+def test_what_a_command_that_failed_wrote_last_is_quoted(launchpad: Launchpad, how: str, told: str) -> None:
+    (launchpad.folder / "c.py").write_text(COMMANDS)
+    done = launchpad.run("run", "-n", 1, "c.py", how)
+    text = "\n".join(verdict_of(launchpad)["text"])
+    quoted = "\n    vocab.json: no such file" if how != "nowhere" else ""
+    assert f"returned non-zero exit status 4.\n    {told}{quoted}" in text, done.stderr

@@ -619,6 +619,43 @@ def test_what_a_worker_or_a_command_said_is_told() -> None:
         assert printed.splitlines()[-1] in "\n".join(lines)
 
 
+FAILED = "subprocess.CalledProcessError: Command '['sh', 'tok.sh']' returned non-zero exit status 4."
+REPORT = f'Traceback (most recent call last):\n  File "/w/train.py", line 7, in step\n    run()\n{FAILED}\n'
+CHAIN = "\nThe above exception was the direct cause of the following exception:\n\n"
+WRAPPED = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in main\nRuntimeError: no tokenizer\n'
+
+
+@pytest.mark.parametrize("after", [REPORT, REPORT + CHAIN + WRAPPED, ""], ids=["itself", "as_cause", "unprinted"])
+def test_what_a_command_wrote_to_the_ranks_own_stream_is_quoted(after: str) -> None:
+    """Without what other ranks wrote as well, which is their program's own."""
+    kind, _, message = FAILED.partition(": ")
+    error = recorded(kind, message, shared="stderr")
+    if after.endswith(WRAPPED):
+        error = recorded("RuntimeError", "no tokenizer", 9, cause=error)
+    said = "epoch 1\n 10%\r 20%\nvocab.json: no such file\n\n"
+    events = [*job(2), Output(at(2), 1, STDERR, b"epoch 1\n"), Output(at(3), 0, STDERR, (said + after).encode())]
+    events += [ExceptionRaised(at(5), 0, 100, "", error), exits(6, 0, 1), stopping(7, [1]), exits(8, 1, -15), over(9)]
+    lines = describe(History(events), judge(events))
+    told = lines.index("    Before that, the rank's stderr, to which it wrote too, ended with:")
+    assert lines[told + 1 : told + 3] == ["     20%", "    vocab.json: no such file"]
+    assert lines[told - 1].endswith(FAILED)
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"printed": "usage: tok\n", "printed_to": "stdout"}, ["It wrote to stdout:", "usage: tok"]),
+        ({"printed": "a\nb\n", "printed_to": "/w/tok.log"}, ["It wrote to /w/tok.log:", "a", "b"]),
+        ({"printed_to": "nowhere"}, ["What it wrote to stderr was thrown away."]),
+        ({}, []),
+    ],
+)
+def test_where_a_command_wrote_is_told(known: dict[str, str], told: list[str]) -> None:
+    found = tracebacks.from_event(recorded("subprocess.CalledProcessError", "exit status 4", **known))
+    assert found is not None
+    assert found.lines[found.lines.index(found.title) + 1 :] == told
+
+
 def test_a_failure_that_the_program_hid_does_not_make_its_own_one_a_victims() -> None:
     """It gave up a database, and said so in its own words."""
     wrapped = recorded("ConfigError", "no database", hidden=recorded("ConnectionRefusedError", "[Errno 111] refused"))
