@@ -48,6 +48,7 @@ class Examination(NamedTuple):
     environ: Mapping[str, str] = {}  # the ranks' own variables
     cwd: str = ""
     torch: bool = True  # whether ranks need it
+    sought: Mapping[int, str] = {}  # by host, the interpreter that was looked for before python3
     seconds: float = 0.0
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from launchpad.doctor.seen import Examination, Finding, listed
+from launchpad.protocol.events import NodeFacts
 from launchpad.protocol.health import CodeFiles, MpiThere, Software
 
 # Those that have to be the same for ranks to understand each other.
@@ -40,6 +41,10 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
             f"{pip[place]} {_torch(mine, usual)}" if usual else "install it on all hosts, or on none",
         ),
     )
+    for place, python in seen.sought.items():
+        if place in found and (own := _python(seen, place)) != python:
+            remedy = "launchpad run --sync-env gives it this environment, --python names another interpreter"
+            yield Finding("warn", (place,), "software", f"it has no {python}: ranks run in {own}", remedy)
     for name in _TALKING:
         yield from _odd(
             {place: one.packages.get(name, "") for place, one in found.items()},
@@ -53,6 +58,18 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
         )
     yield from _mpi(seen)
     yield from _code(seen)
+
+
+def other_interpreters(sought: Mapping[str, str], found: Mapping[str, NodeFacts]) -> Iterator[str]:
+    """A sentence for hosts that lack the interpreter `sought` there (by name), so that ranks run in another one."""
+    without: dict[tuple[str, str, str], list[str]] = {}
+    for name, python in sought.items():
+        if python != found[name].python:
+            without.setdefault((python, found[name].python, found[name].version), []).append(name)
+    for (python, other, version), names in without.items():
+        has, whose, them = ("has", "its", "it") if len(names) == 1 else ("have", "their", "them")
+        text = f"{listed(names)} {has} no {python}: {whose} ranks run in {other} (Python {version})"
+        yield f"{text}; --sync-env gives {them} this environment, --python names another interpreter"
 
 
 def untested_torch(version: str) -> str:

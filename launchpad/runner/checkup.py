@@ -192,7 +192,9 @@ def check_up(
     folder = os.getcwd() if cwd is None else cwd
     variables = dict(forwarded(os.environ) if environ is None else environ)
     with ExitStack() as closing, own_signals.exit_on_signals():
-        answers, failures = _open(named, options, python, closing, quiet=quiet)
+        found = find_python(python, os.environ, sys.executable, here=any(host.here for host in named))
+        startup = Startup(found, python is not None and not options.sync_env, enter_words(options))
+        answers, failures = _open(named, options, startup, closing, quiet=quiet)
 
         def look() -> HowFar:
             left = sorted({named[place].name for place, _ in answers.awaited.copy()})
@@ -202,6 +204,8 @@ def check_up(
             subjects = [one for one in _SUBJECTS if (code or one != "code") and (mpi or one != "mpi")]
             paths, rates, reduced, failed = _examine(answers, folder, variables, subjects, quick=quick)
     failures |= answers.ended
+    there = range(0) if options.sync_env else range(len(named))
+    sought = {place: startup.sought for place in there if startup.sought and (startup.enter or not named[place].here)}
     seen = [
         HostSeen(
             host.name if hosts else "",
@@ -222,6 +226,7 @@ def check_up(
         environ=variables,
         cwd=folder,
         torch=torch,
+        sought=sought,
         seconds=time.monotonic() - began,
     )
 
@@ -257,11 +262,9 @@ def refuse_unfit(
 
 
 def _open(
-    hosts: Sequence[Host], options: HostOptions, python: str | None, closing: ExitStack, *, quiet: bool
+    hosts: Sequence[Host], options: HostOptions, startup: Startup, closing: ExitStack, *, quiet: bool
 ) -> tuple[HostAnswers, dict[int, str]]:
     """Reach the hosts. Nothing is installed there: what runs is sent over the connection, and stays in memory."""
-    found = find_python(python, os.environ, sys.executable, here=any(host.here for host in hosts))
-    startup = Startup(found, python is not None and not options.sync_env, enter_words(options))
     # On this machine, images are kept by the launchpad that is installed here.
     keepers = [keeper_path(os.environ) if host.here and not startup.enter else "" for host in hosts]
     startups = [startup._replace(asked=json.dumps({"checkup": keeper})) for keeper in keepers]

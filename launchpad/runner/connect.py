@@ -267,13 +267,8 @@ def make_world(
                 spec.world.master_port,
                 prefer="" if links[0].remote else seen,
             )
-    if len(members) > 1:
-        outward = {
-            member.name: {interface for _, interface, *_ in one.addresses} - {"lo"}
-            for member, one in zip(members, found, strict=True)
-        }
-        for sentence in misleading(spec.environ, outward):
-            say(sentence)
+    for sentence in _to_tell(spec, members, links, found, synced=supplies.environment is not None):
+        say(sentence)
     places = [
         NodePlacement(
             *(member.name, member.nproc, found[node].python, folders[node], interfaces.get(node, ""), member.own),
@@ -282,6 +277,26 @@ def make_world(
         for node, member in enumerate(members)
     ]
     return places, found, master
+
+
+def _to_tell(
+    spec: JobSpec, members: Sequence[Member], links: Sequence[Link], found: Sequence[NodeFacts], *, synced: bool
+) -> Iterator[str]:
+    """What may surprise about the hosts. `synced`: they have got the ranks' interpreter from here."""
+    if spec.target.kind != "program" and not synced:
+        named = [(member, getattr(link, "python_sought", "")) for member, link in zip(members, links, strict=True)]
+        sought = {member.name: python for member, python in named if python and not member.python}
+        if sought:
+            from launchpad.doctor.software import other_interpreters
+
+            by_name = {member.name: one for member, one in zip(members, found, strict=True)}
+            yield from other_interpreters(sought, by_name)
+    if len(members) > 1:
+        outward = {
+            member.name: {interface for _, interface, *_ in one.addresses} - {"lo"}
+            for member, one in zip(members, found, strict=True)
+        }
+        yield from misleading(spec.environ, outward)
 
 
 def _supply(

@@ -21,6 +21,7 @@ from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
     STDERR_BYTES,
     HungUp,
+    TooSlow,
     Unfit,
     hand_over,
     in_one_line,
@@ -47,6 +48,8 @@ class ProcessLink:
         self.name = name
         self.program = argv[0]
         self.stderr = b""  # the end of it
+        self.python_sought = ""  # the interpreter for which there may have been another one
+        self.deadline = 0.0  # when the agent must have started
         # We may have been started with SIGCHLD blocked, and a guard in a local container depends on it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         self._process = subprocess.Popen(
@@ -72,17 +75,18 @@ class ProcessLink:
 
     def begin(self, startup: Startup, seconds: float) -> None:
         """Start the agent, within so many seconds. Raises ConnectError; the process is then gone."""
-        deadline = time.monotonic() + seconds
+        self.python_sought = startup.sought
+        self.deadline = time.monotonic() + seconds
         try:
-            hand_over(lambda data: self._write_all(data, deadline), lambda: self._read(deadline), startup, deadline)
-        except (HungUp, Unfit, TimeoutError) as error:
+            hand_over(lambda data: self._write_all(data, self.deadline), self.receive, startup)
+        except (HungUp, TooSlow, Unfit) as error:
             code = self._end()
             match error:
                 case HungUp():
                     raise self.failure(code, error.output, startup) from None
-                case Unfit():
-                    raise ConnectError("no Python", self.name, str(error)) from None
-            raise too_slow(self.name, seconds, startup) from None
+                case TooSlow():
+                    raise self.lateness(seconds, error.output, startup) from None
+            raise ConnectError("no Python", self.name, str(error)) from None
         except BaseException:
             self._end()
             raise
@@ -92,6 +96,16 @@ class ProcessLink:
     def failure(self, code: int, output: bytes, startup: Startup) -> Exception:
         """Why there is no agent, if the process exited with `code` (-n for signal n) after this output."""
         return not_started(self.name, code, output, self.stderr, startup)
+
+    def lateness(self, seconds: float, output: bytes, startup: Startup) -> ConnectError:
+        """The error if the agent has not started within so many seconds, and this came instead."""
+        return too_slow(self.name, seconds, output, self.stderr, startup)
+
+    def receive(self) -> bytes:
+        """The next output before there is an agent, b"" at its end. Raises TimeoutError."""
+        if time.monotonic() >= self.deadline:  # something may be there for ever
+            raise TimeoutError
+        return self.read(self.deadline)
 
     def farewell(self, code: int) -> str:
         """Why a link that had an agent has ended, if that was the process's doing; else ""."""
@@ -129,7 +143,7 @@ class ProcessLink:
                 return False
         return True
 
-    def _read(self, deadline: float | None = None) -> bytes:
+    def read(self, deadline: float | None = None) -> bytes:
         """The next output, b"" at its end. Keeps what comes on standard error meanwhile. Raises TimeoutError."""
         waiting = select.poll()
         for stream in (self._out, self._err, self._hung_up):
@@ -154,7 +168,7 @@ class ProcessLink:
         decoder = wire.Decoder()
         silent = True
         try:
-            while data := self._read():
+            while data := self.read():
                 silent = False
                 yield from decoder.feed(data)
             code = self._wait(END_SECONDS)

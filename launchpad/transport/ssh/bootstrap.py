@@ -12,7 +12,8 @@ import os
 import sys
 from typing import Iterator, NoReturn  # noqa: UP035
 
-MARK = b"\0launchpad "
+# In two parts, so that a shell that prints this text does not answer with the mark.
+MARK = b"\0" + b"launchpad "
 HAVE = b"have"
 NEED = b"need"
 

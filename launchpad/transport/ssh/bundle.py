@@ -38,9 +38,15 @@ _FOR_FUNCTIONS = "cloudpickle"
 # installed, ranks find this on their path.
 _FOR_RANKS = ("__init__.py", "_version.py", "errors.py", "collectives", "bench")
 
+# The exit code of a Python that did not get the whole first line: somebody else has read it, or there is no input.
+CUT = os.EX_DATAERR
+
 # Reads its first line byte by byte, so that nothing of what follows is taken, and executes the string in it. There is
-# no quote, $ or backslash in it that a shell could make something of; its last word is for a listing of processes.
-_RUN = "import io;stdin=io.FileIO(0,closefd=False);exec(eval(stdin.readline()));main(stdin)"
+# no quote, $ or backslash in it that a shell could make something of.
+_RUN = (
+    "import io,os;stdin=io.FileIO(0,closefd=False);line=stdin.readline();"
+    f"len(line)=={{}} or os._exit({CUT});exec(eval(line));main(stdin)"
+)
 
 # What the shell in a container says: from then on --enter has done its part.
 ENTERED = b"launchpad-entered\n"
@@ -99,6 +105,11 @@ class Startup(NamedTuple):
     asked: str = "{}"  # JSON for agent/arrival.py: {} for the agent
 
     @property
+    def sought(self) -> str:
+        """The Python that may be missing, so that python3 is used; "" for none."""
+        return "" if self.exact else self.python
+
+    @property
     def words(self) -> list[str]:
         """The command line."""
         find = f"p={shlex.quote(self.python)}"
@@ -106,7 +117,9 @@ class Startup(NamedTuple):
             find += '; [ -x "$p" ] || p=python3'
         if self.enter:
             find = f"echo {ENTERED.decode().strip()}; {find}"
-        return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{_RUN}" launchpad-agent']
+        run = _RUN.format(len(bootstrap()))
+        # The last word is for a listing of processes.
+        return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{run}" launchpad-agent']
 
     @property
     def command(self) -> str:

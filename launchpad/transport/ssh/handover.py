@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from launchpad.errors import ConnectError
 from launchpad.transport.ssh.bootstrap import HAVE, MARK, NEED
-from launchpad.transport.ssh.bundle import ENTERED, Startup, bootstrap, bundle
+from launchpad.transport.ssh.bundle import CUT, ENTERED, Startup, bootstrap, bundle
 
 # If a node's Python has not started by then, it never will.
 START_SECONDS = 30.0
@@ -20,52 +19,73 @@ STDERR_BYTES = 2000
 # Exit codes of a shell that can't execute a program, or can't find it.
 _CANT_RUN = (126, 127)
 
+# How much of a node's words to quote, and how many characters of ours in a row are no accident in them.
+_QUOTED = 300
+_OURS = 24
 
-class HungUp(Exception):
-    """The stream ended before the bootstrap answered. `output`: what came instead."""
+
+class Unanswered(Exception):
+    """The bootstrap did not answer. `output`: what came instead."""
 
     def __init__(self, output: bytes) -> None:
         super().__init__()
         self.output = output
 
 
+class HungUp(Unanswered):
+    """The stream ended."""
+
+
+class TooSlow(Unanswered):
+    """The time was up."""
+
+
 class Unfit(Exception):
     """The bootstrap answered that the node can't run the agent; the text says why."""
 
 
-def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], startup: Startup, deadline: float) -> None:
-    """Send the agent to the bootstrap, which runs it. `receive` returns b"" at the end of the stream.
+def hand_over(send: Callable[[bytes], object], receive: Callable[[], bytes], startup: Startup) -> None:
+    """Send the agent to the bootstrap, which runs it.
 
-    Raises HungUp, Unfit, TimeoutError, and what `send` and `receive` raise.
+    `receive` returns b"" at the end of the stream; both raise TimeoutError when the time is up. Raises HungUp, TooSlow,
+    Unfit, and what else these two raise.
     """
-    digest, data = bundle()
-    send(bootstrap() + f"{digest} {len(data)} {startup.asked}\n".encode())
     received = b""
-    while time.monotonic() < deadline:
-        start = received.find(MARK)  # a shell's greeting may come before it
-        if start >= 0 and b"\n" in received[start:]:
-            # The bootstrap sends nothing after this line until we send something.
-            answer = received[start + len(MARK) :].partition(b"\n")[0]
-            if answer == NEED:
-                send(data)
-            elif answer != HAVE:
-                raise Unfit(answer.decode(errors="replace"))
-            return
-        piece = receive()
-        if not piece:
-            raise HungUp(received)
-        received = (received + piece)[-GREETING_BYTES:]
-    raise TimeoutError
+    try:
+        send(_greeting(startup))
+        while piece := receive():
+            received = (received + piece)[-GREETING_BYTES:]
+            start = received.find(MARK)  # a shell's greeting may come before it
+            if start >= 0 and b"\n" in received[start:]:
+                # The bootstrap sends nothing after this line until we send something.
+                answer = received[start + len(MARK) :].partition(b"\n")[0]
+                if answer == NEED:
+                    send(bundle()[1])
+                elif answer != HAVE:
+                    raise Unfit(answer.decode(errors="replace"))
+                return
+    except TimeoutError:
+        raise TooSlow(received) from None
+    raise HungUp(received)
 
 
-def too_slow(name: str, seconds: float, startup: Startup) -> ConnectError:
-    """The error for a node whose bootstrap has not answered in time."""
-    text = f"the agent did not start within {seconds:g} s; is the host overloaded, or does its sshd run"
-    if startup.enter:
-        text = f"{text} another command (ForceCommand), or {shlex.join(startup.enter)} wait for something?"
+def _greeting(startup: Startup) -> bytes:
+    """The two lines with which the exchange begins."""
+    digest, data = bundle()
+    return bootstrap() + f"{digest} {len(data)} {startup.asked}\n".encode()
+
+
+def too_slow(name: str, seconds: float, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:
+    """The error for a node whose bootstrap has not answered in time, and has printed this instead."""
+    said = _quoted(_last(output.rpartition(ENTERED)[2]), _last(stderr), startup)
+    asks = "does a start-up file of its shell ask for something"
+    if said:
+        text = f"the agent did not start within {seconds:g} s (it said: {said}); {asks}"
     else:
-        text = f"{text} another command (ForceCommand)?"
-    return ConnectError("timed out", name, text)
+        text = f"the agent did not start within {seconds:g} s; is the host overloaded, {asks}"
+    if startup.enter:
+        text += f", or {shlex.join(startup.enter)} wait for something"
+    return ConnectError("timed out", name, f"{text}, or does its sshd run another command (ForceCommand)?")
 
 
 def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Startup) -> ConnectError:
@@ -74,14 +94,17 @@ def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Sta
     A negative code: the connection ended before it was known.
     """
     _, entered, rest = output.rpartition(ENTERED)
-    text = in_one_line(rest + stderr)
+    text = _quoted(rest, stderr, startup)
     quoted = f" ({text})" if text else ""
     if startup.enter and not entered:
         failed = f"{shlex.join(startup.enter)} exited with code {code} before the agent started{quoted}"
         return ConnectError("enter", name, f"{failed}; is the program there, and what it enters running?")
-    if startup.enter and b"SyntaxError" in stderr:  # Python took the end of its input for the program
-        text = f"{shlex.join(startup.enter)} doesn't pass standard input on; docker and podman need -i"
+    if code == CUT and startup.enter:
+        text = f"{shlex.join(startup.enter)} doesn't pass standard input on{quoted}; docker and podman need -i"
         return ConnectError("enter", name, text)
+    if code == CUT:
+        text = f"a start-up file of its shell (~/.bashrc?) read what was meant for the agent{quoted}"
+        return ConnectError("protocol", name, f"{text}; let it read only in interactive shells")
     if code in _CANT_RUN:
         python = startup.python
         return ConnectError("no Python", name, f"can't run {python} there{quoted}; name another one with --python")
@@ -90,6 +113,37 @@ def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Sta
 
 
 def in_one_line(output: bytes) -> str:
-    """What a node has printed, for a message."""
-    lines = output.decode(errors="replace").split("\n")
-    return "; ".join(line.strip() for line in lines if line.strip())[:300]
+    """What a node has printed, for a message: each line once."""
+    return _joined(output.decode(errors="replace").split("\n"))
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, map(str.strip, lines))))[:_QUOTED]
+
+
+def _last(output: bytes) -> bytes:
+    """The last whole lines, for a half of what is quoted."""
+    part = output[-_QUOTED // 2 :]
+    return part if part == output else part.partition(b"\n")[2] or part
+
+
+def _quoted(output: bytes, stderr: bytes, startup: Startup) -> str:
+    """What a node has printed, without what it repeats of ours: a shell may read and print that."""
+    sent = _plain(_greeting(startup).decode() + startup.words[-1])
+    lines = (output + b"\n" + stderr).decode(errors="replace").split("\n")
+    own = [_up_to(sent, line) for line in lines]
+    return _joined(lines if own == lines else [line for line in own if _plain(line) not in sent])
+
+
+def _up_to(sent: str, line: str) -> str:
+    """The part of the line before it repeats what was sent."""
+    plain = _plain(line)
+    for start in range(len(plain) - _OURS + 1):
+        if plain[start : start + _OURS] in sent:
+            return plain[:start]
+    return line
+
+
+def _plain(text: str) -> str:
+    """Without backslashes, of which a shell's `read` takes some away."""
+    return text.replace("\\", "").strip()

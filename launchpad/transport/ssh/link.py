@@ -19,6 +19,7 @@ from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.handover import (
     STDERR_BYTES,
     HungUp,
+    TooSlow,
     Unfit,
     hand_over,
     in_one_line,
@@ -38,15 +39,16 @@ class SshLink:
     def __init__(self, name: str, transport: paramiko.Transport, startup: Startup) -> None:
         """Start the agent. Raises ConnectError."""
         self.name = name
+        self.python_sought = startup.sought
         self._transport = transport
         self._stderr = b""
         seconds = handover.START_SECONDS
+        deadline = time.monotonic() + seconds
         try:
             self._channel = transport.open_session(timeout=seconds)
             self._channel.settimeout(seconds)
             self._channel.exec_command(startup.command)
-            deadline = time.monotonic() + seconds
-            hand_over(self._send_all, lambda: self._channel.recv(READ_BYTES), startup, deadline)
+            hand_over(self._send_all, lambda: self._receive(deadline), startup)
             self._channel.settimeout(None)
         except HungUp as ended:
             raise not_started(name, self._exit_code(), ended.output, self._said(), startup) from None
@@ -55,8 +57,8 @@ class SshLink:
         except paramiko.ChannelException as error:
             text = f"its sshd refused a session ({error.text}); check MaxSessions in its sshd_config"
             raise ConnectError("protocol", name, text) from None
-        except TimeoutError:
-            raise too_slow(name, seconds, startup) from None
+        except TooSlow as silent:
+            raise too_slow(name, seconds, silent.output, self._said(), startup) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             text = f"can't start the agent: {str(error) or type(error).__name__}"
             raise ConnectError("protocol", name, text) from None
@@ -81,6 +83,14 @@ class SshLink:
             raise
         except OSError:
             pass
+
+    def _receive(self, deadline: float) -> bytes:
+        """The next output, b"" at its end. Raises TimeoutError."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+        return self._channel.recv(READ_BYTES)
 
     def _exit_code(self) -> int:
         """The exit code of the command, -1 if the connection ended first."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 
 from launchpad import linux
 from launchpad.errors import ConnectError, ConnectFailure, UsageError
 from launchpad.transport.process import Openings, ProcessLink
+from launchpad.transport.ssh import handover
 from launchpad.transport.ssh.askpass import Ask, Askpass, Prompts
 from launchpad.transport.ssh.bundle import Startup
 from launchpad.transport.ssh.config import DEFAULT_PORT, Destination, SshConfig
-from launchpad.transport.ssh.handover import START_SECONDS, in_one_line
+from launchpad.transport.ssh.handover import in_one_line
 from launchpad.transport.ssh.turns import Dropped, Turns
 
 # How long logging in may take; an agent may be waiting for the user to touch a token.
 LOGIN_SECONDS = 60.0
 # The same if the user may be asked.
 PROMPT_SECONDS = 600.0
+
+# How often to look whether ssh has logged in: what it logs is in a file, which can't be waited for.
+_LOOK_SECONDS = 1.0
 
 # ssh's own exit code for an error of its own.
 _FAILED = 255
@@ -45,6 +51,7 @@ _TOO_MANY = "Too many authentication failures"
 _OFFERED = re.compile(r"^debug1: Offering public key: (\S+) (?:\S+ SHA256:\S+)", re.MULTILINE)
 _PRESENTED = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)", re.MULTILINE)
 _OFFENDING = re.compile(r"^Offending .*key in (.*)", re.MULTILINE)
+_LOGGED_IN = re.compile(r"^Authenticated to |^debug1: mux_client_request_session: master session", re.MULTILINE)
 _NOT_AN_ERROR = re.compile(
     r"debug\d|Warning: Permanently added|OpenSSH_|Authenticated to |@|Pseudo-terminal|Transferred: |Bytes per second: "
 )
@@ -86,7 +93,7 @@ class OpenSsh:
 
     def _attempt(self, destination: Destination, argv: Sequence[str], startup: Startup) -> ProcessLink:
         prompts = Prompts(self._askpass) if self._askpass else None
-        seconds = START_SECONDS + destination.connect_timeout + (PROMPT_SECONDS if self._asks else LOGIN_SECONDS)
+        seconds = destination.connect_timeout + (PROMPT_SECONDS if self._asks else LOGIN_SECONDS)
         try:
             environ = prompts.environ if prompts else None
             make = functools.partial(OpenSshLink, destination, argv, startup, environ)
@@ -115,6 +122,7 @@ class OpenSshLink(ProcessLink):
         # What ssh itself says, with the details that errors need, apart from what comes from the host.
         self._log: int | None = os.memfd_create("ssh")
         self._said = ""
+        self._logged_in = False
         detailed = ["-v", "-E", linux.path_of(self._log)]
         words = [*argv, *detailed, "--", destination.name, startup.command]
         try:
@@ -123,9 +131,24 @@ class OpenSshLink(ProcessLink):
             os.close(self._log)
             raise
 
+    def receive(self) -> bytes:
+        """The next output before there is an agent, b"" at its end; a host's shell has START_SECONDS for it."""
+        while not self._logged_in and time.monotonic() < self.deadline:
+            self._read_log()
+            if _LOGGED_IN.search(self._said):
+                self._logged_in = True
+                self.deadline = time.monotonic() + handover.START_SECONDS
+                break
+            with contextlib.suppress(TimeoutError):
+                return self.read(min(self.deadline, time.monotonic() + _LOOK_SECONDS))
+        return super().receive()
+
     def keep_errors(self) -> None:
         """Keep what ssh has said."""
         super().keep_errors()
+        self._read_log()
+
+    def _read_log(self) -> None:
         if self._log is not None:
             self._said = os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
 
@@ -145,6 +168,14 @@ class OpenSshLink(ProcessLink):
         if may_come and _TURNED_AWAY.search(self._said) and not _PRESENTED.search(self._said):
             return Dropped(error)
         return error
+
+    def lateness(self, seconds: float, output: bytes, startup: Startup) -> ConnectError:
+        """The error if ssh has not logged in within so many seconds, or has and the agent has not started."""
+        if self._logged_in:
+            return super().lateness(handover.START_SECONDS, output, startup)
+        said = _errors(self._all_said)
+        text = f"ssh did not log in within {seconds:g} s{f' ({said})' if said else ''}; try ssh {self.name}"
+        return ConnectError("timed out", self.name, text)
 
     def farewell(self, code: int) -> str:
         """Why ssh has ended, if the host's agent is not the reason."""

@@ -23,6 +23,7 @@ from launchpad.transport.ssh.bundle import Startup, bundle
 from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.connection_pool import ConnectionPool
 from launchpad.transport.ssh.link import SshLink
+from launchpad.transport.ssh.openssh import OpenSsh
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.hosts import SHOW, Hosts, lines
 from tests.support.hosts import hosts as hosts
@@ -456,15 +457,65 @@ def test_a_cache_that_can_only_be_read(launchpad: Launchpad, hosts: Hosts) -> No
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("forced", ["cat", "yes"])
-def test_a_host_that_runs_another_command(
-    launchpad: Launchpad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: str
+@pytest.mark.parametrize("way", ["paramiko", "openssh"])
+def test_hosts_without_the_interpreter_are_named_once(launchpad: Launchpad, tmp_path: Path, way: str) -> None:
+    """Played by a shell that changes its path in the command."""
+    shell = tmp_path / "shell"
+    hidden = sys.executable.replace("/", "\\/")
+    shell.write_text(f'#!/bin/sh\neval "$(echo "$SSH_ORIGINAL_COMMAND" | sed "s/{hidden}/\\/gone/g")"\n')
+    shell.chmod(0o755)
+    (launchpad.folder / "hello.py").write_text("print('hello')\n")
+    with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {shell}") as hosts:
+        hosts.way = ("--ssh", way)
+        done = hosts.run(launchpad, "-H", "n1,n2", "hello.py")
+        planned = hosts.run(launchpad, "-H", "n1", "--dry-run", "hello.py")
+        silent = [
+            hosts.run(launchpad, "-H", "n1", *words)
+            for words in (["echo", "hello"], ["--python", "python3", "hello.py"])
+        ]
+    assert (done.returncode, planned.returncode) == (0, 0), done.stderr + planned.stderr
+    text = rf"launchpad: %s no {sys.executable}: %s ranks run in /.*python3 \(Python 3[.0-9]+\); --sync-env gives .*\n"
+    assert re.fullmatch(text % ("n1 and n2 have", "their"), done.stderr)
+    assert re.fullmatch(text % ("n1 has", "its"), planned.stderr)
+    assert [lines(one) for one in silent] == [["[0] hello"]] * 2
+
+
+ASKS = """sh -c 'printf "Continue? "; while read -r x; do :; done'"""
+
+
+@pytest.mark.parametrize("way", ["paramiko", "openssh"])
+@pytest.mark.parametrize(
+    ("forced", "seconds", "said"),
+    [
+        ("cat", 1, ["; is the host"]),
+        ("yes", 1, ["; is the host", " (it said: y); does"]),
+        (ASKS, 10, [" (it said: Continue?); does"]),  # it must have been started by then
+    ],
+    ids=["echoes", "prints for ever", "asks"],
+)
+def test_a_host_that_runs_something_else(
+    launchpad: Launchpad,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forced: str,
+    seconds: int,
+    said: list[str],
+    way: str,
 ) -> None:
-    monkeypatch.setattr(handover, "START_SECONDS", 1.0)
+    monkeypatch.setattr(handover, "START_SECONDS", seconds)
     with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {forced}") as hosts:
-        pool = ConnectionPool(SshConfig(str(hosts.ssh_config)))
-        with pytest.raises(ConnectError, match=r"^n1: timed out: the agent did not start .* \(ForceCommand\)\?$"):
-            SshLink("n1", pool.connect("n1"), Startup("python3", exact=True))
+        config = SshConfig(str(hosts.ssh_config))
+        pool = ConnectionPool(config)
+        ssh = OpenSsh(config, accept_new=False, ask=None)
+        connect = {
+            "paramiko": lambda startup: SshLink("n1", pool.connect("n1"), startup),
+            "openssh": lambda startup: ssh.connect("n1", "", 0, startup),
+        }[way]
+        with pytest.raises(ConnectError) as caught:
+            connect(Startup("python3", exact=True))
+        text = f"n1: timed out: the agent did not start within {seconds} s"
+        assert any(str(caught.value).startswith(f"{text}{one}") for one in said)
+        assert str(caught.value).endswith(" (ForceCommand)?")
         pool.close()
 
 

@@ -205,6 +205,10 @@ CASES = {
     "no torch": Case(
         fact("software", torch=""), "bad", "software", "its torch is missing", "python3 -m pip install torch==2.13.0"
     ),
+    "other interpreter": Case(
+        lambda seen: seen._replace(sought={0: "/usr/bin/python3", 2: "/v/bin/python"}),
+        *("warn", "software", "it has no /v/bin/python: ranks run in /usr/bin/python3", "--sync-env"),
+    ),
     "other MPI": Case(
         fact("software", packages={"mpich": "4.3"}), "warn", "software", "its mpich is 4.3", "install mpich==4.2"
     ),
