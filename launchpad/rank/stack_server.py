@@ -47,6 +47,8 @@ _installed = False
 _started = False
 _runs = False
 _holder = 0  # the process that has the thread, whose forks don't
+_line: Any = None  # the thread's connection to the agent
+_ended: Any = None  # a lock that the thread holds
 _beats = 0
 _main = 0  # the main thread's number
 _wait: tuple[str, int, int, bool] = ("", 0, 0, True)  # a collective in progress: group, number, since when, is exact
@@ -90,12 +92,20 @@ def prepare(path: str, eager: bool) -> None:
 
 
 def retire() -> None:
-    """Ignore the signals from here on: the interpreter is about to go, and what follows may take long.
+    """End the thread and ignore the signals from here on: the interpreter is about to go, which may take long.
 
     MPI_Finalize, which mpi4py calls at the very end, waits for other ranks. CPython would restore default actions, and
-    then its own handler, with no interpreter left to run it: the signal would kill the rank.
+    then its own handler, with no interpreter left to run it: the signal would kill the rank. A thread that is left to
+    an interpreter that goes is ended wherever it stands, which can crash the process.
     """
     import faulthandler
+
+    if _runs and _holder == os.getpid():
+        try:
+            _line.shutdown(2)  # both ways: it waits there, or sees it after what it does now
+        except OSError:  # the agent is gone
+            pass
+        _ended.acquire(timeout=1)
 
     signal = __import__("_signal")
     signal.signal(starting_signal(), signal.SIG_IGN)
@@ -152,14 +162,17 @@ def install() -> bool:
 
 def start() -> bool:
     """Start the thread, once per process; forks don't have it. Returns whether there is one."""
-    global _started, _runs, _holder
+    global _started, _runs, _holder, _line, _ended
     if _started or not _path:
         return _runs
     import _thread
 
     _started = True
+    _ended = _thread.allocate_lock()
+    _ended.acquire()
     try:
-        _thread.start_new_thread(_answer, (_connected(_path),))
+        _line = _connected(_path)
+        _thread.start_new_thread(_serve, (_line, _ended))
     except (OSError, RuntimeError):  # out of descriptors or threads, or nobody listens
         return False
     _runs, _holder = True, os.getpid()
@@ -200,6 +213,13 @@ def _connected(path: str) -> Any:
         os.close(folder)
     line.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, 2 * MOST_BYTES)
     return line
+
+
+def _serve(line: Any, ended: Any) -> None:
+    try:
+        _answer(line)
+    finally:
+        ended.release()
 
 
 def _answer(line: Any) -> None:

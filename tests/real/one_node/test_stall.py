@@ -57,6 +57,32 @@ def test_a_rank_that_never_lets_go_of_the_interpreters_lock_can_be_asked(scratch
             rank.wait()
 
 
+OUTLIVES_ITS_INTERPRETER = """
+import ctypes, sys
+from launchpad.rank import stack_server
+ctypes.pythonapi.Py_AtExit(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+stack_server.prepare(sys.argv[1], True)
+"""
+
+
+def test_no_thread_of_ours_outlives_the_interpreter(scratch: Path) -> None:
+    path = str(scratch / "answers")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
+        agent.bind(path)
+        agent.listen()
+        agent.settimeout(DEADLINE)
+        rank = subprocess.Popen([sys.executable, "-c", OUTLIVES_ITS_INTERPRETER, path])
+        try:
+            with agent.accept()[0] as line:
+                line.settimeout(DEADLINE)
+                assert line.recv(1) == b""
+            wait_until(lambda: procfs.system_call(rank.pid) in ("pause", ""), "the interpreter to be gone")
+            wait_until(lambda: len(os.listdir(f"/proc/{rank.pid}/task")) == 1, "the thread to be gone")
+        finally:
+            rank.kill()
+            rank.wait()
+
+
 # Real programs. The time-outs are short; a job that would end by itself has --timeout to end it otherwise.
 
 PLAIN = [
