@@ -11,6 +11,7 @@ _HOMES = {
     "launchpad.api.ranks": ("Ranks", "ranks"),
     "launchpad.api.results": ("Results",),
     "launchpad.api.magic": ("load_ipython_extension",),
+    "launchpad.time_left": ("stop_by",),
     "launchpad.errors": (
         "ConnectError",
         "FrontendError",
@@ -43,6 +44,7 @@ __all__ = [
     "load_ipython_extension",
     "ranks",
     "run",
+    "stop_by",
 ]
 
 TYPE_CHECKING = False  # importing typing would take longer than all of this
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         UsageError,
         WorldError,
     )
+    from launchpad.time_left import stop_by
 
 
 def __getattr__(name: str) -> object:

@@ -29,6 +29,7 @@ FEATURES = (
     Feature(".ranks.calls", "Calls", (commands.Call, commands.NextCall, commands.EndCall, commands.EndSession)),
     Feature(".stacks.part", "NodeStacks", (commands.DumpStacks,)),
     Feature(".stacks.profiler", "Profiler", (commands.Profile,)),
+    Feature(".ranks.time_limit", "TimeLimit", (commands.StopBy,)),
     Feature(".ranks.sampler", "Sampler", (commands.Sample,)),
     Feature(
         ".ranks.debuggers",

@@ -211,7 +211,7 @@ _OPTIONS = (
         "--stop-before",
         type=seconds,
         metavar="SECONDS",
-        help="Stop the job, as TERM does, this long before the Slurm allocation ends.",
+        help="Stop the job, as TERM does, this long before the allocation of Slurm, PBS, LSF or Flux ends.",
     ),
     _end(
         "--stall-timeout",

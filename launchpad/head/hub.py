@@ -86,6 +86,11 @@ class Hub:
         return self._machine.phase
 
     @property
+    def stops_at(self) -> float | None:
+        """When the ranks will be asked to stop, or killed if they have been; see Machine.stops_at."""
+        return self._machine.stops_at
+
+    @property
     def attempt(self) -> int:
         """The job's; 0 is the first."""
         return self._machine.attempt

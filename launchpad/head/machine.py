@@ -223,6 +223,13 @@ class Machine:
         """The job's exit code so far."""
         return self.cause.exit_code if self.cause else 0
 
+    @property
+    def stops_at(self) -> float | None:
+        """When the job's timeout ends; while it is stopping, when the ranks that are left are killed."""
+        if self.phase == "stopping":
+            return self._step_at + sum(seconds for _, seconds in self._ladder[:-1])
+        return self._timeout_at
+
     def on(self, event: Any, now: float, node: int = 0) -> list[Action]:
         """The actions for an event from `node`."""
         match event:

@@ -13,6 +13,7 @@ from launchpad.head.rank_input import RankInput
 from launchpad.head.samples import Samples
 from launchpad.head.session_calls import CallSender
 from launchpad.head.stack_requests import StackRequests
+from launchpad.head.stop_by import StopTimes
 from launchpad.job.plan import Stdin
 
 
@@ -30,6 +31,7 @@ def parts_of(hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None,
         CallSender(hub),
         meetings,
         arrivals,
+        StopTimes(hub, spec.limits),
     ]
     if door is not None and planner.membership is not None and planner.membership.returns:
         from launchpad.head.rosters import RosterKeeper

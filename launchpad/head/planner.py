@@ -252,7 +252,7 @@ class Planner:
     def _place(self, member: Member | None, node: int | None) -> NodePlacement:
         if member is not None:
             cwd = (member.own or self.spec).cwd
-            return NodePlacement(member.name, member.nproc, member.python, cwd, own=member.own)
+            return NodePlacement(member.name, member.nproc, member.python, cwd, own=member.own, ends_at=member.ends_at)
         known = self._nodes[node].place if node is not None else None
         if known is not None:
             return known

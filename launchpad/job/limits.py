@@ -24,6 +24,7 @@ class Limits(NamedTuple):
     stop_signal: int | None = None  # asks the ranks to stop; None: the signal that the job is stopped with
     timeout: float | None = None  # seconds, for the whole job
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
+    ends_at: float | None = None  # when the batch allocation, or the job that this one runs in, ends; likewise
     stall_timeout: float | None = None  # seconds without output or progress of any rank
     max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
     restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ class NodeOffer:
     slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
     spec: JobSpec | None = None  # what its ranks run; None: what the head's run
     failed: str = ""  # why it can't take part
+    ends_at: float | None = None  # when its batch allocation ends, in seconds since 1970
     key: str = ""  # its own on the rosters
     rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
 
@@ -75,6 +77,8 @@ class NodeOffer:
         _check_count("slots", values["slots"])
         if not all(roster.peers and 0 <= roster.restarts < MOST_RESTARTS for roster in values["rosters"]):
             raise ValueError("rosters: one is of nobody, or of a job that has used up too many restarts")
+        if values["ends_at"] is not None and not math.isfinite(values["ends_at"]):
+            raise ValueError("ends_at: not a time")
         values["failed"] = printable(values["failed"])
         return cls(spec=spec, **values)
 

@@ -46,6 +46,7 @@ class Member(NamedTuple):
     nproc: int | str
     python: str  # the ranks' interpreter there; "" for the agent's own
     own: JobSpec | None = None  # what its ranks run, if its own command line said so
+    ends_at: float | None = None  # when its own batch allocation ends, in seconds since 1970
 
 
 class NodePlacement(NamedTuple):
@@ -58,6 +59,7 @@ class NodePlacement(NamedTuple):
     interface: str = ""  # the network interface that the nodes reach each other by; "" for one node
     own: JobSpec | None = None  # what its ranks run, if its own command line said so
     address: str = ""  # its own at that interface
+    ends_at: float | None = None  # when its own batch allocation ends, in seconds since 1970
 
 
 class Master(NamedTuple):
@@ -158,6 +160,7 @@ class NodePlan:
     argv: tuple[str, ...] = ()  # a rank's command line, for the forkserver of a node that has none
     slots: int = 0  # how many ranks it takes
     most: int = 0  # how many it can hold, with those that they spawn
+    ends_at: float | None = None  # when its own batch allocation ends, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -475,6 +478,7 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> 
         argv=spec.target.argv(place.python, 0),
         slots=node.slots,
         most=node.most,
+        ends_at=place.ends_at,
     )
 
 

@@ -1,10 +1,9 @@
-"""A Slurm allocation: its nodes and ranks, the srun line that starts launchpad on each node, and its end. Pure.
+"""A Slurm allocation: its nodes and ranks, and the srun line that starts launchpad on each node. Pure.
 
 SLURM_JOB_ID           there is an allocation
 SLURM_JOB_NODELIST     its nodes, in the order of SLURM_NODEID
 SLURM_NTASKS           set if tasks were asked for; then SLURM_TASKS_PER_NODE has those of each node: 2(x3),1
 SLURM_STEP_ID          set if srun started us: for salloc's shell (interactive), or as one of its tasks
-SLURM_JOB_END_TIME     when the allocation ends, in seconds since 1970; since Slurm 23.02
 """
 
 from __future__ import annotations
@@ -117,17 +116,6 @@ def _all_gpus(environ: Mapping[str, str]) -> list[str]:
     else:
         return []
     return [f"--gpus-per-node={kind}{colon}{number}"] if number else []
-
-
-def stop_time(before: float, environ: Mapping[str, str]) -> float:
-    """When the job is to be asked to stop, in seconds since 1970: so long before the allocation ends."""
-    end = environ.get("SLURM_JOB_END_TIME", "")
-    if not end.isdecimal():
-        raise UsageError(
-            "--stop-before needs to know when the allocation ends, and SLURM_JOB_END_TIME, which Slurm 23.02 and newer "
-            "set, doesn't say so; set it to that time in seconds since 1970, or use --timeout"
-        )
-    return int(end) - before
 
 
 def _started_by_srun(tasks: int, nproc: Nproc, target: Sequence[str]) -> str:

@@ -191,6 +191,15 @@ class Signal(Command):
     ranks: list[int] | None = None  # only these; None: all
 
 
+class StopBy(Command):
+    """The ranks will be stopped after so many seconds, or once they have been asked to stop, killed. None: not known.
+
+    It says so for `launchpad.stop_by`, and nothing else.
+    """
+
+    seconds: float | None
+
+
 class SignalRank(Command):
     """Send a signal to the main process of one rank: an injected fault."""
 

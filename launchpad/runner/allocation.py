@@ -62,8 +62,8 @@ def _read(source: Source) -> str:
     return run_command(source.command, COMMAND_SECONDS) if source.command else source.text
 
 
-def run_command(command: Sequence[str], seconds: float) -> str:
-    """What the command prints. Raises UsageError if it fails, or takes longer than this."""
+def run_command(command: Sequence[str], seconds: float, instead: str = f"; {INSTEAD}") -> str:
+    """What the command prints. Raises UsageError, with what to do `instead`, if it fails or takes longer than this."""
     shown = " ".join(command)
     try:
         process = subprocess.Popen(
@@ -75,16 +75,16 @@ def run_command(command: Sequence[str], seconds: float) -> str:
             errors="replace",
         )
     except OSError as error:
-        raise UsageError(f"{shown}: {error.strerror}; {INSTEAD}") from None
+        raise UsageError(f"{shown}: {error.strerror}{instead}") from None
     with process:
         try:
             answer, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise UsageError(f"{shown}: no answer after {seconds:g} s; {INSTEAD}") from None
+            raise UsageError(f"{shown}: no answer after {seconds:g} s{instead}") from None
     if process.returncode:
         last = (errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise UsageError(f"{shown}: {last}; {INSTEAD}")
+        raise UsageError(f"{shown}: {last}{instead}")
     return answer
 
 

@@ -273,6 +273,7 @@ def make_world(
         NodePlacement(
             *(member.name, member.nproc, found[node].python, folders[node], interfaces.get(node, ""), member.own),
             address=address_at(interfaces[node], found[node], master) if master else "",
+            ends_at=member.ends_at,
         )
         for node, member in enumerate(members)
     ]

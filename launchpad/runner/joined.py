@@ -25,6 +25,7 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
+from launchpad.runner.allocation_end import allocation_end
 from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here, roster_of
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
@@ -107,7 +108,8 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
     order = order_here(os.environ) if meeting.node_rank is None else None
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = meeting.size if meeting.nnodes else ""
-    return NodeOffer(name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed)
+    end = spec.limits.ends_at if spec is not None else allocation_end(os.environ)
+    return NodeOffer(name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end)
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
@@ -168,6 +170,7 @@ def _lead(
 
 def _member(offer: NodeOffer, spec: JobSpec, options: RunOptions) -> Member:
     if offer.spec is None:  # it offers a machine, and the head says what runs there
-        return Member(offer.name, offer.slots or spec.nproc, "" if options.python is None else spec.python)
+        python = "" if options.python is None else spec.python
+        return Member(offer.name, offer.slots or spec.nproc, python, ends_at=offer.ends_at)
     python = "" if offer.spec.python == offer.python else offer.spec.python
-    return Member(offer.name, offer.spec.nproc, python, offer.spec)
+    return Member(offer.name, offer.spec.nproc, python, offer.spec, offer.ends_at)

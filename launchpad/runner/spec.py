@@ -17,6 +17,7 @@ from launchpad.job.user_environment import forwarded, parse_file, parse_option
 from launchpad.job.world import WorldSpec, parse_nnodes, resolve_world
 from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
+from launchpad.runner.allocation_end import allocation_end, stop_time
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import HostOptions, RunOptions
 
@@ -77,11 +78,13 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
 
 def limits_of(options: RunOptions) -> Limits:
     """What ends the job or its ranks, and when they start again. Raises UsageError."""
+    before = options.stop_before
     return Limits(
         grace=options.grace,
         stop_signal=options.stop_signal,
         timeout=options.timeout,
-        stop_at=_stop_at(options.stop_before),
+        stop_at=None if before is None else stop_time(before, os.environ),
+        ends_at=allocation_end(os.environ),
         stall_timeout=options.stall_timeout,
         max_restarts=options.max_restarts,
         restart=options.restart,
@@ -136,14 +139,6 @@ def _check_restarts(options: RunOptions) -> None:
         raise UsageError(f"{given} only works with restarts; add --max-restarts N, or leave it out")
     if options.progress and options.restart == "always":
         raise UsageError("--restart always restarts with or without progress; leave it or --progress out")
-
-
-def _stop_at(before: float | None) -> float | None:
-    if before is None:
-        return None
-    from launchpad.job.slurm import stop_time
-
-    return stop_time(before, os.environ)
 
 
 def faults_of(text: str) -> Faults | None:

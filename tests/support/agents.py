@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launchpad import __version__
-from launchpad.protocol.commands import Finish, Hello
+from launchpad.protocol.commands import Finish, Hello, StopBy
 from launchpad.protocol.events import (
     AgentReady,
     RankExited,
@@ -30,8 +30,9 @@ class Agent:
         self.thread = threading.Thread(target=self._play, daemon=True)
 
     def hear(self, kind: Any) -> Any:
-        """The head's next command, which must be of this kind."""
-        command = self.link.heard.get(timeout=DEADLINE)
+        """The head's next command, which must be of this kind; how long the ranks have may come before any other."""
+        while type(command := self.link.heard.get(timeout=DEADLINE)) is StopBy:
+            pass
         assert type(command) is kind, command
         return command
 

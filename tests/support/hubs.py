@@ -38,7 +38,7 @@ class FakeJob:
         self.told: list[Any] = []
         self.happened: list[Any] = []
         self.lost: list[tuple[int, str]] = []
-        self._machine = SimpleNamespace(running=set(), phase="running", attempt=0, cause=None)
+        self._machine = SimpleNamespace(running=set(), phase="running", attempt=0, cause=None, stops_at=None)
         self.hub = Hub(
             nodes,
             self._machine,  # type: ignore[arg-type]
@@ -49,6 +49,22 @@ class FakeJob:
             happened=lambda _, event: self.happened.append(event),
             lose=lambda node, reason: self.lost.append((node, reason)),
         )
+
+    @property
+    def stops_at(self) -> float | None:
+        return self._machine.stops_at  # type: ignore[no-any-return]
+
+    @stops_at.setter
+    def stops_at(self, at: float | None) -> None:
+        self._machine.stops_at = at
+
+    @property
+    def attempt(self) -> int:
+        return self._machine.attempt  # type: ignore[no-any-return]
+
+    @attempt.setter
+    def attempt(self, attempt: int) -> None:
+        self._machine.attempt = attempt
 
     def at(self, now: float, *running: int, phase: Phase = "running") -> float:
         """It is so late, and these ranks are running."""

@@ -163,6 +163,11 @@ def error_file(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{rank}.error.json")
 
 
+def stop_by_file(folder: str) -> str:
+    """The path of the file that says until when the ranks may run (time_limit.py)."""
+    return os.path.join(folder, "stop_by")
+
+
 def take_error_file(folder: str, rank: int, limit: int) -> str:
     """Read up to `limit` characters of the rank's error file, and remove it."""
     return _take(error_file(folder, rank), limit)

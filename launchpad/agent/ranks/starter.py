@@ -200,6 +200,7 @@ class Starter:
         own = self._parts.environ(entry["rank"])
         own |= {name: value for name, value in self._start.interfaces.items() if name not in self._shared}
         own |= {**entry["environ"], "TORCHELASTIC_ERROR_FILE": rundir.error_file(self._folder, entry["rank"])}
+        own["LAUNCHPAD_STOP_BY"] = rundir.stop_by_file(self._folder)
         return own
 
     def _in_mpi(self, entry: dict[str, Any]) -> bool:

@@ -170,6 +170,16 @@ def test_a_job_exits_as_its_first_failed_rank(code: int, shown: int) -> None:
     assert machine.exit_code == shown
 
 
+def test_when_the_ranks_are_stopped_and_when_they_are_killed() -> None:
+    machine = job(timeout=100.0)
+    assert machine.stops_at == START + 100
+    machine.on(asked(INT), START + 1)
+    assert machine.stops_at == START + 1 + GRACE_AFTER_REQUEST + 5
+    machine.tick(START + 31)
+    assert machine.stops_at == START + 36
+    assert job().stops_at is None
+
+
 def test_ctrl_c_interrupts_then_terminates_then_kills() -> None:
     machine = job()
     actions = machine.on(asked(INT), START)
