@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launchpad.diagnosis import tracebacks
+from launchpad.diagnosis import awaited, tracebacks
 from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
 from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.job.outcome import ranks_in_words
-from launchpad.protocol.events import NO_HANDLER, RanksHeld, StackDump, StacksTaken
+from launchpad.protocol.events import NO_HANDLER, ChildStack, RanksHeld, StackDump, StacksTaken
 from launchpad.protocol.printable import printable
 from launchpad.protocol.stacks import Where, is_library, main_frames, where
 
@@ -17,6 +17,7 @@ from launchpad.protocol.stacks import Where, is_library, main_frames, where
 MOST_GROUPS = 8
 MOST_STACKS = 3
 MOST_LINES = 10
+MOST_COMMAND = 60
 
 _WHY = {
     "asked": "where the ranks are:",
@@ -124,6 +125,7 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         helpers = len(group.example.threads) - 1
         if helpers:
             lines.append(f"    (and {helpers} other thread{'s' if helpers > 1 else ''})")
+        lines += [f"    {line}" for line in _child_lines(group.example, cwd)]
     return "\n".join(lines)
 
 
@@ -137,7 +139,8 @@ def grouped(dumps: Sequence[StackDump], first: Sequence[int] = ()) -> list[RankG
         outside = "" if one.threads else _from_outside(one)
         if spins := one.collectives.get("spins"):
             place = place._replace(waits_in=spins[0])
-        group = found.setdefault((place, outside), RankGroup(place, outside, [], one))
+        waits = () if place.waits_in else (one.awaits.get("what"), one.awaits.get("holder"))
+        group = found.setdefault((place, outside, waits), RankGroup(place, outside, [], one))
         group.ranks.append(one.rank)
 
     def order(group: RankGroup) -> tuple[bool, bool, int, list[int]]:
@@ -168,13 +171,18 @@ def _sentence(group: RankGroup, cwd: str, nodes: Mapping[int, str]) -> str:
     if not place.file:
         return f"{subject} {'is' if one else 'are'} not in the program: not begun yet, or already finished"
     at = f"{short_path(place.file, cwd)}:{place.line}"
+    waits = awaited.in_words(group.example, cwd)
     if place.waits_in:
-        return f"{subject} {'waits' if one else 'wait'} in {place.waits_in} at {at}"
+        locked = f"; it waits for {waits}" if one and "holder" in group.example.awaits else ""
+        return f"{subject} {'waits' if one else 'wait'} in {place.waits_in} at {at}{locked}"
+    if waits and one:
+        subject, place = f"{subject} waits for {waits}; the rank", place._replace(innermost="")
     inside = f" (in {place.innermost})" if place.innermost else ""
     text = f": {place.text}" if place.text else ""
     raising = tracebacks.from_event(recorded) if (recorded := _raising(group.example)) else None
     handles = f", handling {raising.title}" if raising else ""
-    return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}{handles}"
+    example = f"; rank {group.ranks[0]} waits for {waits}" if waits and not one else ""
+    return f"{subject} {'is' if one else 'are'} in {place.function} at {at}{inside}{text}{handles}{example}"
 
 
 def _short(frames: Sequence[Sequence[Any]], cwd: str) -> list[str]:
@@ -189,6 +197,17 @@ def _line(frame: Sequence[Any], cwd: str) -> str:
     return printable(f"{short_path(path, cwd)}:{line} in {function}" + (f": {text}" if text else ""))
 
 
+def _child_lines(one: StackDump, cwd: str) -> list[str]:
+    """A line for each process that descends from a rank, up to MOST_LINES."""
+    lines = [f"process {child['pid']}{_named(child)} {awaited.process(child, (), cwd)}" for child in one.children]
+    more = len(lines) - MOST_LINES
+    return list(map(printable, lines[:MOST_LINES])) + ([f"(and {more} more processes)"] if more > 0 else [])
+
+
+def _named(child: ChildStack) -> str:
+    return f" ({child['command'][:MOST_COMMAND]})" if child["command"] and not child["frames"] else ""
+
+
 def full(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     """All stacks: every thread of every rank, and the rank's last collectives."""
     lines: list[str] = []
@@ -199,6 +218,14 @@ def full(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
         for number, thread in enumerate(one.threads):
             lines.append(f"  thread {thread['name']}" + (" (main)" if number == 0 else ""))
             lines += [f"    {_line(frame, cwd)}" for frame in thread["frames"]]
+        for task in (*one.awaits.get("chain", ()), *one.awaits.get("tasks", ())):
+            lines.append(f"  task {printable(task['name'])}")
+            lines += [f"    {_line(frame, cwd)}" for frame in task["frames"]]
+        for child in one.children:
+            lines.append(f"  process {child['pid']}{printable(_named(child))}, child of {child['parent']}:")
+            lines += [f"    {_line(frame, cwd)}" for frame in child["frames"]] or [
+                f"    {awaited.process(child, (), cwd)}"
+            ]
         for entry in one.collectives.get("entries", ())[-10:]:
             done = "" if entry["done"] else ", in progress"
             number, what = entry["number"], entry["what"]

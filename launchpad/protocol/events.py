@@ -55,6 +55,33 @@ class ThreadStack(TypedDict):
     frames: list[Frame]
 
 
+class Awaited(TypedDict, total=False):
+    """What a main thread waits for, as its variables say. The agent adds the source lines of tasks."""
+
+    what: str  # in words: its child `make`, a threading.Lock
+    pids: list[int]  # of the child processes that it is
+    near: list[int]  # of those one of which may give it
+    thread: str  # the name of the thread that it is, or that has it
+    pool: list[str]  # the names of a pool's threads
+    held: bool  # it is a lock that somebody has
+    lost: str  # what makes it wait for ever: its worker 4711 was killed by SIGKILL
+    path: str  # of a lock that is a file
+    holder: str  # who has locked that, from the agent
+    chain: list[ThreadStack]  # the main task of an event loop, what that awaits, and so on
+    tasks: list[ThreadStack]  # the loop's others
+
+
+class ChildStack(TypedDict):
+    """A process that descends from a rank; without frames if they could not be had."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str  # as in StackDump
+    sleeps_in: str  # likewise
+    frames: list[Frame]
+
+
 class CollectiveEntry(TypedDict):
     """A collective that a rank has entered."""
 
@@ -615,6 +642,8 @@ class StackDump(Event, about=its_rank):
     beats: int  # increases if the main thread has run Python code since the last request; -1 if unknown
     collectives: Entered
     native: str
+    awaits: Awaited = {}  # noqa: RUF012  # immutable, as nobody changes it
+    children: list[ChildStack] = []  # noqa: RUF012
 
 
 class DebuggerReady(Event, about=its_rank):

@@ -66,13 +66,22 @@ def explain(error: BaseException) -> str:
     if not killed:
         return ""
     pid, signum = killed[0]
-    name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
-    return f"its child process {pid} was killed by {name}"
+    return f"its child process {pid} was killed by {_name(signum)}"
 
 
 def by_sigkill() -> int:
     """The last child that was killed by SIGKILL, as the kernel does when memory runs out; 0 if none was."""
     return next((pid for pid, signum in reversed(_killed()) if signum == signal.SIGKILL), 0)
+
+
+def last_noted() -> str:
+    """`4711 was killed by SIGKILL`, of the last child that its module has waited for and that nobody asked to end."""
+    killed = next((one for one in reversed(_noted) if one[1] not in _REQUESTS), None)
+    return f"{killed[0]} was killed by {_name(killed[1])}" if killed is not None else ""
+
+
+def _name(signum: int) -> str:
+    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
 
 
 def _misses_a_child(error: BaseException) -> bool:

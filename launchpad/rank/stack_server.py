@@ -257,12 +257,14 @@ def _answer(line: Any) -> None:
                     from . import exceptions
 
                     known["raising"] = exceptions.under_way(_main)
+                    answer["awaits"] = awaited()
             except Exception as error:
                 answer = {"number": -1, "problem": f"{type(error).__name__}: {error}"[:200]}
             data = zlib.compress(json.dumps(answer).encode(), 1)
             if len(data) > MOST_BYTES:
                 answer["threads"] = answer["threads"][:1]
                 answer["collectives"] |= {"entries": [], "raising": {}}
+                answer["awaits"] = {}
                 data = zlib.compress(json.dumps(answer).encode(), 1)
             line.send(data)
         except OSError:
@@ -300,6 +302,16 @@ def threads(everything: bool) -> list[Any]:
         found.append({"name": getattr(active.get(number), "name", hex(number)), "frames": frames})
         del frame, place
     return found[:THREADS]
+
+
+def awaited() -> dict[str, Any]:
+    """What the main thread waits for; {} if unknown."""
+    from . import awaits
+
+    try:
+        return awaits.awaited(_main)
+    except Exception:  # objects of the program, or of other versions of libraries
+        return {}
 
 
 def sample() -> dict[str, Any]:

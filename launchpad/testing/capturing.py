@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launchpad.agent.stacks import dump
+from launchpad.agent.stacks import signalled
 from launchpad.diagnosis.mismatch import short_path
 
 
@@ -42,7 +42,7 @@ class Captured:
         """From outside: where the process was when it crashed, innermost first; empty if it did not."""
         text = _read(self.crash)
         begin = text.find("Current thread")
-        threads = dump.parse(text[begin:].partition("\n\n")[0], linecache.getline) if begin >= 0 else []
+        threads = signalled.parse(text[begin:].partition("\n\n")[0], linecache.getline) if begin >= 0 else []
         lines = []
         for path, line, function, source in threads[0]["frames"] if threads else ():
             if "/_pytest/" in path:

@@ -22,8 +22,9 @@ REASONS = {
         "agent/ranks/signals"
     ),
     "talks to libpmix and MPI programs: real/mpi": "agent/mpi/frames agent/mpi/pmix_server",
-    "stops and reads processes: real/one_node/test_stacks.py": (
-        "agent/stacks/debug_channel agent/stacks/part agent/stacks/profiler agent/stacks/spy"
+    "stops and reads processes: real/one_node/test_stacks.py, test_awaited.py": (
+        "agent/stacks/children agent/stacks/debug_channel agent/stacks/dump agent/stacks/outside agent/stacks/part "
+        "agent/stacks/profiler agent/stacks/source_lines agent/stacks/spy"
     ),
     "starts jobs: real/api, real/notebook": "api",
     "measures jobs: real/bench": "bench/__main__ bench/patterns",

@@ -19,7 +19,7 @@ from ...rank.stack_server import starting_signal
 from ..host import procfs
 from ..part import AgentHub, AgentPart
 from ..poll import earliest
-from ..stacks.dump import MEMFD
+from ..stacks.signalled import MEMFD
 from . import rundir
 from .rank import Rank
 

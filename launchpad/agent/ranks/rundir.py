@@ -269,11 +269,12 @@ def take_crash(folder: str, rank: int, cwd: str) -> str:
     text = _take(os.path.join(folder, f"{rank}.crash"), _MAX_CHARACTERS)
     if not text:
         return ""
-    from ..stacks import dump
+    from ..stacks.signalled import unescaped
+    from ..stacks.source_lines import SourceLines
 
-    sources = dump.SourceLines(cwd)
+    sources = SourceLines(cwd)
     lines = []
-    for line in map(dump.unescaped, text.splitlines()):
+    for line in map(unescaped, text.splitlines()):
         lines.append(line)
         head, _, rest = line.partition('", line ')
         number = rest.split(" ", 1)[0]

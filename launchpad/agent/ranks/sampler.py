@@ -18,7 +18,7 @@ from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
 from ..part import AgentHub, AgentPart
 from ..stacks.debug_channel import EnteredAnswer, SampleAnswer
-from ..stacks.dump import SourceLines
+from ..stacks.source_lines import SourceLines
 
 # How long the ranks and the driver have to answer.
 ANSWER_SECONDS = 0.3

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from ... import linux
-from ...protocol.events import Arrivals, Entered
+from ...protocol.events import Arrivals, Awaited, Entered
 from ...protocol.typed import typed
 from ..poll import Poll
 
@@ -41,6 +41,7 @@ class StackAnswer(TypedDict, total=False):
     beats: int
     threads: list[RankThread]
     collectives: Entered
+    awaits: Awaited
     problem: str
 
 

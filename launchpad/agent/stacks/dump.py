@@ -1,34 +1,27 @@
 """Collects the stacks of this node's ranks without stopping them or blocking the agent.
 
-A rank (rank/stack_server.py) answers over its socket, or writes its stacks when it gets the signal. The signal would
-kill any other process, so it is sent only to single ranks that have our file open and catch the signal according to
-/proc, never to a process group.
+A rank (rank/stack_server.py) answers over its socket, or writes its stacks when it gets a signal (signalled.py). Then
+the processes that descend from it are looked at (children.py), and what it waits for.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import re
-import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from ... import linux
 from ...protocol.commands import DumpStacks
-from ...protocol.events import NO_HANDLER, SILENT, Entered, Frame, StackDump, ThreadStack
-from ...protocol.stacks import is_library
-from ...rank.stack_server import FILE, signal_number
-from .. import PACKAGE
+from ...protocol.events import SILENT, Awaited, Entered, StackDump, ThreadStack
 from ..host import procfs, receiving, traffic
 from ..outbox import Listener
 from ..poll import Poll, earliest
 from ..ranks.rank import Rank
-from . import spinning, spy
+from . import outside, spinning, spy
+from .children import ChildStacks
 from .debug_channel import DebugChannel, RankThread
-
-SIGNAL = signal_number()
-MEMFD = f"/memfd:{FILE} (deleted)"
+from .signalled import NO_PYTHON, SignalledProcess
+from .source_lines import SourceLines
 
 # A rank that has not answered by then is reported without stacks: it is stopped, or stuck in the kernel.
 ANSWER_SECONDS = 2.0
@@ -47,17 +40,6 @@ _BATCH_SECONDS = 0.3
 # How long py-spy may take for a rank: as long as the head waits for each (head/stack_requests.py).
 NATIVE_SECONDS = 6.0
 
-_MOST_BYTES = 1 << 20
-_MOST_FRAMES = 100
-_MOST_SOURCE = 4 << 20
-
-NO_PYTHON = "no stacks: not a Python rank, or one without hooks"
-
-_OURS = tuple(os.path.join(PACKAGE, room, "") for room in ("rank", "forkserver"))
-_THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
-_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)')
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U(00(?:0[0-9a-f]|10)[0-9a-f]{4}))")
-
 
 class _PendingRank:
     """A rank whose stacks were requested."""
@@ -66,10 +48,10 @@ class _PendingRank:
         self.rank = rank
         self.pid = pid
         self.why = ""
-        self.signalled = False
-        self.file = ""
-        self.blocked: set[str] = set()  # threads that had the signal blocked beforehand
+        self.signalled: SignalledProcess | None = None
         self.threads: list[ThreadStack] = []
+        self.awaits = Awaited()
+        self.children: ChildStacks | None = None
         self.native = ""
 
 
@@ -105,33 +87,17 @@ class StackDumper:
             self._channel.ask(target.pid, question.number, everything=question.everything)
         self.tick(self._begun)
 
-    def _signal(self, target: _PendingRank) -> None:
-        pid = target.pid
-        target.signalled = True
-        target.file = linux.descriptor(pid, (MEMFD,))
-        if not target.file:
-            target.why = NO_PYTHON
-        elif not procfs.has_signal(procfs.status(pid), "SigCgt", SIGNAL):
-            target.why = NO_HANDLER
-        else:
-            target.blocked = _blocked(pid)
-            try:
-                os.truncate(target.file, 0)
-                os.kill(pid, SIGNAL)
-            except OSError as error:
-                target.why = f"its stacks can't be requested: {error.strerror}"
-
     def _has_answered(self, target: _PendingRank, now: float) -> bool:
         """Take the rank's answer, if any. Returns whether it is complete."""
-        if target.signalled:
-            if not target.why and _written(target):
-                target.threads = _read(target)
-                target.why = "" if target.threads else SILENT
-                return True
-            return bool(target.why)
+        if target.signalled is not None:
+            threads = target.signalled.threads()
+            target.threads, target.why = threads or [], target.signalled.why
+            return threads is not None
         said = self._channel.answer(target.pid, self._question.number)
-        if said and (threads := said.get("threads")):
-            target.threads = _with_sources(threads, target.pid)
+        if said and (reported := said.get("threads")):
+            sources = SourceLines(f"/proc/{target.pid}/cwd")
+            target.threads = _with_sources(reported, sources)
+            target.awaits = _awaited(said.get("awaits", Awaited()), sources)
             return True
         if procfs.state(target.pid) == "T":  # it would answer only once it is continued
             target.why = SILENT
@@ -141,7 +107,8 @@ class StackDumper:
         if not self._question.insists:  # a routine check must not interrupt a rank with a signal
             target.why = SILENT
             return True
-        self._signal(target)
+        target.signalled = SignalledProcess(target.pid)
+        target.why = target.signalled.why
         return bool(target.why)
 
     @property
@@ -159,11 +126,17 @@ class StackDumper:
         for target in list(self._pending):
             if time.monotonic() > now + _BATCH_SECONDS:
                 break
-            answered = self._has_answered(target, now)
-            if not late and not (answered and (target.threads or procfs.state(target.pid) not in ("Z", "X"))):
-                continue  # of a rank that is exiting, its exit tells more
-            if not answered:
-                target.why = SILENT
+            if target.children is None:
+                answered = self._has_answered(target, now)
+                if not late and not (answered and (target.threads or procfs.state(target.pid) not in ("Z", "X"))):
+                    continue  # of a rank that is exiting, its exit tells more
+                if not answered:
+                    target.why = SILENT
+                target.children = self._children_of(target, now)
+            is_whole = target.children.tick(time.monotonic())
+            self.own |= target.children.own
+            if not is_whole:
+                continue
             self._pending.remove(target)
             if self._question.native:
                 self._native.append(target)
@@ -173,8 +146,20 @@ class StackDumper:
         self._look = now + self._pause
         self._spy_on_next()
 
+    def _children_of(self, target: _PendingRank, now: float) -> ChildStacks:
+        """The processes that descend from a rank, which has answered. A routine check leaves them alone."""
+        if not self._question.everything:
+            return ChildStacks(self._poll, 0, (), False, now)
+        if not target.awaits:
+            target.awaits = outside.awaited(target.pid)
+        awaited = target.awaits.get("pids") or target.awaits.get("near") or ()
+        return ChildStacks(self._poll, target.pid, awaited, self._question.insists, now)
+
     def _report(self, target: _PendingRank) -> None:
         pid = target.pid
+        children = target.children.found if target.children else []
+        if self._question.everything:
+            target.awaits |= outside.file_lock(pid, target.awaits, {one.pid: one.rank for one in self._ranks})
         if self._sockets is None:
             self._sockets = traffic.by_socket()
         seconds, busy, moved = procfs.use(pid, self._sockets)
@@ -197,6 +182,8 @@ class StackDumper:
             StackDump(
                 *(time.monotonic_ns(), target.rank, self._question.number, pid, target.why, target.threads, state),
                 *(sleeps_in, seconds, busy, moved, said.get("beats", -1), known, target.native),
+                awaits=target.awaits,
+                children=children,
             )
         )
 
@@ -228,98 +215,26 @@ class StackDumper:
 
     def end(self) -> None:
         """Drop the request: the ranks are gone, or there is a newer one."""
+        for target in self._pending:
+            if target.children:
+                target.children.end()
         self._pending, self._native = [], []
         if self._spy:
             self._spy.end()
             self._spy = None
 
 
-def _blocked(pid: int) -> set[str]:
-    """The threads that have the signal blocked, including one that is in our handler."""
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return set()
-    return {task for task in tasks if procfs.has_signal(procfs.status(f"{pid}/task/{task}"), "SigBlk", SIGNAL)}
-
-
-def _written(target: _PendingRank) -> bool:
-    """Whether the handler has finished. It has started if the file is not empty."""
-    try:
-        if os.stat(target.file).st_size == 0:
-            return False
-    except OSError:  # the rank is gone
-        return True
-    pending = procfs.has_signal(procfs.status(target.pid), "ShdPnd", SIGNAL)
-    return not pending and _blocked(target.pid) <= target.blocked
-
-
-def _read(target: _PendingRank) -> list[ThreadStack]:
-    try:
-        with open(target.file, "rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
-        os.truncate(target.file, 0)
-    except OSError:
-        return []
-    return parse(text, SourceLines(f"/proc/{target.pid}/cwd").line)
-
-
-def _with_sources(threads: list[RankThread], pid: int) -> list[ThreadStack]:
+def _with_sources(threads: Iterable[RankThread | ThreadStack], sources: SourceLines) -> list[ThreadStack]:
     """The threads that a rank reported, with the source line of each frame."""
-    sources = SourceLines(f"/proc/{pid}/cwd")
-
-    def with_source(file: str, line: int, function: str) -> Frame:
-        return file, line, function, "" if is_library(file) else sources.line(file, line)
-
-    return [{"name": one["name"], "frames": [with_source(*frame) for frame in one["frames"]]} for one in threads]
+    return [
+        {"name": one["name"], "frames": [sources.with_source(*frame[:3]) for frame in one["frames"]]} for one in threads
+    ]
 
 
-def parse(text: str, line_of: Callable[[str, int], str]) -> list[ThreadStack]:
-    """Parse faulthandler's text into threads. It prints the main thread last; we put it first."""
-    threads: list[ThreadStack] = []
-    for line in text.splitlines():
-        head = _THREAD.match(line)
-        if head:
-            threads.append({"name": head[2] or head[1], "frames": []})
-            continue
-        frame = _FRAME.match(line)
-        if frame and threads and len(threads[-1]["frames"]) < _MOST_FRAMES:
-            path, number = unescaped(frame[1]), int(frame[2]) if frame[2].isdigit() else 0
-            if path.startswith(_OURS):
-                if frame[3] == "_answer":  # our own thread, which serves the socket
-                    threads.pop()
-                continue
-            source = "" if is_library(path) else line_of(path, number)
-            threads[-1]["frames"].append((path, number, unescaped(frame[3]), source))
-    return threads[-1:] + threads[:-1]
-
-
-def unescaped(text: str) -> str:
-    """Undo faulthandler's escapes of non-ASCII characters: \\xNN, \\uNNNN and \\UNNNNNNNN."""
-    return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), text)
-
-
-class SourceLines:
-    """Source lines for the frames of stacks."""
-
-    def __init__(self, folder: str) -> None:
-        """`folder`: what paths are relative to."""
-        self._folder = folder
-        self._lines: dict[str, list[str]] = {}
-
-    def line(self, path: str, number: int) -> str:
-        """A line without its indentation; "" if it can't be read."""
-        if path not in self._lines:
-            self._lines[path] = self._load(path)
-        lines = self._lines[path]
-        return lines[number - 1].strip()[:200] if 0 < number <= len(lines) else ""
-
-    def _load(self, path: str) -> list[str]:
-        try:
-            fd = os.open(os.path.join(self._folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, encoding="utf-8", errors="replace") as file:
-                found = os.fstat(fd)
-                regular = stat.S_ISREG(found.st_mode) and found.st_size < _MOST_SOURCE
-                return file.read().split("\n") if regular else []  # splitlines: a form feed, too
-        except (OSError, ValueError):
-            return []
+def _awaited(said: Awaited, sources: SourceLines) -> Awaited:
+    """What a rank waits for, with the source lines of tasks."""
+    if "chain" in said:
+        said["chain"] = _with_sources(said["chain"], sources)
+    if "tasks" in said:
+        said["tasks"] = _with_sources(said["tasks"], sources)
+    return said

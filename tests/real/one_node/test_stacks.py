@@ -16,7 +16,8 @@ from launchpad.agent.host import procfs
 from launchpad.agent.poll import Poll
 from launchpad.agent.ranks.rank import Rank
 from launchpad.agent.stacks.debug_channel import DebugChannel
-from launchpad.agent.stacks.dump import SourceLines, StackDumper
+from launchpad.agent.stacks.dump import StackDumper
+from launchpad.agent.stacks.source_lines import SourceLines
 from launchpad.control import sockets
 from launchpad.protocol.commands import DumpStacks
 from launchpad.rank import stack_server

@@ -89,7 +89,11 @@ PLAIN = [
     # how the ranks start, the words of the program, the exit code, what is said
     pytest.param((), ("lock",), 124, [r"ranks 0-1 are in take at .*hangs.py:\d+: mutex.acquire\(\)"], id="lock"),
     pytest.param(
-        ("--preload", "json"), ("sleeping",), 124, [r"rank 0 is in sleeping", r"rank 1 is .*\(in wait\)"], id="s"
+        ("--preload", "json"),
+        ("sleeping",),
+        124,
+        [r"rank 0 is in sleeping", r"rank 1 waits for a threading.Event"],
+        id="s",
     ),
 ]
 

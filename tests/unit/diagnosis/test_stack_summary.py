@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launchpad.agent.stacks.dump import parse
+from launchpad.agent.stacks.signalled import parse
 from launchpad.control import client
 from launchpad.diagnosis.held_sink import HeldSink
 from launchpad.diagnosis.mismatch import mismatches
