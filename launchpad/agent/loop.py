@@ -88,13 +88,18 @@ class Agent:
         link_out: int,
         stdin_fd: int | None,
         folder: str,
+        heartbeats: int,
         kept: KeptFork | None = None,
         why_cold: str = "",
     ) -> None:
-        """`kept`: the forkserver that a kept image provides; `why_cold`: why there is none."""
+        """`heartbeats`: an eventfd, to be written to if the head is going to listen for heartbeats.
+
+        `kept`: the forkserver that a kept image provides; `why_cold`: why there is none.
+        """
         self._link_in = link_in
         self._link_out = link_out
         self._rundir = folder
+        self._heartbeats = heartbeats
         self._decoder = wire.Decoder()
         self._poll = Poll()
         self._outbox = Outbox(link_out, self._poll)
@@ -147,6 +152,8 @@ class Agent:
         for part in self._parts:
             part.close()
         rundir.remove(self._rundir)
+        if os.getppid() == guard:  # it holds the link open, and a rank may have stopped it
+            os.kill(guard, signal.SIGCONT)
         return 0
 
     def _serve(self) -> None:
@@ -228,6 +235,8 @@ class Agent:
     def _on_hello(self, hello: Hello) -> None:
         port, holder = self._store.hold_port(hello.port)
         self._heartbeat_timeout = hello.silence
+        if hello.silence:
+            os.eventfd_write(self._heartbeats, 1)
         self._outbox.say(
             AgentReady(
                 time=time.monotonic_ns(),

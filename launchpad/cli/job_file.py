@@ -36,6 +36,12 @@ from launchpad.runner.doors import NOT_IN_FILES
 # A job's settings, by option name: command-line values, or a bool for a flag.
 Settings = dict[str, str | bool | list[str]]
 
+# No file that people write is larger, and some never end.
+MOST_CHARACTERS = 4 << 20
+
+# Python writes out no number with more digits.
+_MOST_DIGITS = 4300
+
 # Other names of what can't stand in a file.
 _ALIASES = {"host": "hosts", "hostfile": "machinefile"}
 
@@ -52,10 +58,12 @@ def read_job_file(path: str, command: click.Command) -> dict[str, Settings]:
     """The file's jobs. Raises UsageError."""
     try:
         with open(path, encoding="utf-8-sig") as file:  # Windows editors begin a file with a mark
-            text = file.read()
+            text = file.read(MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(f"--config {path}: {reason}; give a job file (TOML)") from None
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(f"--config {path}: longer than {MOST_CHARACTERS >> 20} Mi characters; give a job file (TOML)")
     return parse_jobs(text, path, _options(command).keys())
 
 
@@ -70,6 +78,8 @@ def parse_jobs(text: str, path: str, known: Collection[str]) -> dict[str, Settin
         raise UsageError(f"{path}: {error}; see https://toml.io for the syntax") from None
     except RecursionError:
         raise UsageError(f"{path}: its tables and lists are nested too deeply") from None
+    except ValueError:
+        raise UsageError(f"{path}: it contains a number of more than {_MOST_DIGITS} digits") from None
     tables = content.pop("jobs", None)
     shared = _settings(content, path, "", known)
     if tables is None:
@@ -108,6 +118,13 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
 
 
 def _words(value: Any, where: str) -> str | bool | list[str]:
+    try:
+        return _as_words(value, where)
+    except ValueError:  # tomllib reads hexadecimal ones of any length
+        raise UsageError(f"{where}: it contains a number of more than {_MOST_DIGITS} digits") from None
+
+
+def _as_words(value: Any, where: str) -> str | bool | list[str]:
     match value:
         case bool():
             return value

@@ -182,10 +182,10 @@ class _JobFork(Fork):
         self.link.detach()
         if request["program"]:
             _run(*request["program"])
-        folder = guard.prepare(stdin)
+        shared = guard.prepare(stdin)
         agent = os.fork()
         if agent:
-            guard.watch(agent, stdin, folder)
+            guard.watch(agent, stdin, shared)
         agent = os.getpid()
         kept = None
         if request["forks"]:
@@ -205,7 +205,7 @@ class _JobFork(Fork):
             described = fit.Image(**{**image, "reads": frozenset(image["reads"])})
             printed = [text.encode("utf-8", "surrogateescape") for text in request["printed"]]
             kept = KeptFork(server, ours, described, *modules, (printed[0], printed[1]))
-        return guard.run_agent(stdin, folder, kept)  # it does not return
+        return guard.run_agent(stdin, shared, kept)  # it does not return
 
     def _say_yes(self) -> None:
         import socket

@@ -71,6 +71,9 @@ NODES_SECONDS = 120.0
 # A process that survives SIGKILL is in uninterruptible sleep; we don't wait for it any longer than this.
 KILL_SECONDS = 10.0
 
+# An agent with such ranks hangs up within processes.SWEEP_SECONDS. One that a rank has stopped never does.
+SWEEP_SECONDS = 15.0
+
 # A silent node is found lost up to a ping's interval after its time.
 SILENCES = 1.5
 
@@ -134,6 +137,12 @@ class Leave(Message):
     """Exit at once, whatever is still unsent or alive."""
 
 
+class GiveUp(Message):
+    """Count the nodes of these ranks as lost: they don't answer."""
+
+    ranks: list[int]
+
+
 class Suspend(Message):
     """Suspend the ranks, then ourselves (Ctrl-Z); resume them when we are resumed."""
 
@@ -150,6 +159,7 @@ Action = (
     | Release
     | TakeStacks
     | Leave
+    | GiveUp
     | Suspend
 )
 
@@ -213,6 +223,7 @@ class Machine:
         self._failed_at = 0  # when the first failure happened, in ns of the head's clock
         self._hurried = False  # Ctrl-C while stopping
         self._timed_out = False
+        self._unanswered = False  # SIGKILL to the ranks that are running
         self._leftovers = False  # the job has ended well, and what its ranks left behind is waited for
         self._outvoted = ""  # why others may go on without us
         self._waited = waited
@@ -298,6 +309,9 @@ class Machine:
                 return self._step_at_prompt(now)
             case "stopping":
                 return self._step(now)
+            case "over" if self._unanswered:
+                self.deadline, self._unanswered = None, False
+                return [GiveUp(sorted(self.running))]
             case "over":
                 return [Leave()]
 
@@ -581,7 +595,10 @@ class Machine:
 
     def _step(self, now: float) -> list[Action]:
         if not self._ladder:
-            return self._over(now)
+            over = self._over(now)
+            if self.deadline is None:
+                self.deadline, self._unanswered = now + SWEEP_SECONDS, True
+            return over
         signum, seconds = self._ladder.pop(0)
         self.deadline = self._step_at = now + seconds
         if self._waiting_at_prompt:

@@ -19,7 +19,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.clock import Clock
 from launchpad.head.flow import Flow
 from launchpad.head.hub import GoesOn, Hub, StandsStill
-from launchpad.head.machine import FinishAttempt, Leave, Machine, Release, Restart, Suspend
+from launchpad.head.machine import FinishAttempt, GiveUp, Leave, Machine, Release, Restart, Suspend
 from launchpad.head.part import InvalidMessage, Part, Take, seers, takers
 from launchpad.head.parts import parts_of
 from launchpad.head.planner import Planner
@@ -168,6 +168,7 @@ class Supervisor:
             Release: self._release,
             Suspend: self._suspend,
             Leave: self._leave,
+            GiveUp: self._give_up,
         }
 
     def run(self) -> tuple[int, Cause | None]:
@@ -364,6 +365,10 @@ class Supervisor:
 
     def _leave(self, _: int, __: Leave) -> None:
         self.leaving = True
+
+    def _give_up(self, _: int, action: GiveUp) -> None:
+        for node in {self._hub.node_of[rank] for rank in action.ranks} & self.nodes.open:
+            self._lose(node, "its agent doesn't answer; a process there may have stopped it")
 
     def _restart(self, _: int, action: Restart) -> None:
         before = self._hub.plan.seats

@@ -179,7 +179,7 @@ def _read(source: SourceFile, option: str) -> Iterator[bytes]:
     if left == 0:
         return
     try:
-        with open(source.path, "rb", buffering=0) as opened:
+        with open(source.path, "rb", buffering=0, opener=_open_now) as opened:
             while left and (data := opened.read(min(left, PIECE_BYTES))):
                 left -= len(data)
                 yield data
@@ -187,3 +187,8 @@ def _read(source: SourceFile, option: str) -> Iterator[bytes]:
         raise UsageError(f"{option}: {source.path} can't be read: {error.strerror}; {source.remedy}") from None
     if left:
         raise UsageError(f"{option}: {source.path} shrank while it was being sent; run the command again")
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open what was a file: it may have become a pipe, and nobody need ever write to that."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -125,6 +125,7 @@ class LocalLink:
         self._outbox.put(None)
         self._writer.join(timeout=1.0)
         os.close(self._out)
+        self._continue_guard()
         if self._guard >= 0:
             linux.wait_for(self._guard, CLOSE_SECONDS)
             os.close(self._guard)
@@ -132,6 +133,14 @@ class LocalLink:
             _reap(self._pid)
         self._read.wait(timeout=1.0)  # another file may get the descriptor's number
         os.close(self._in)
+
+    def _continue_guard(self) -> None:
+        """A rank may have stopped it."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._guard >= 0:
+                signal.pidfd_send_signal(self._guard, signal.SIGCONT)
+            elif self._pid:
+                os.kill(self._pid, signal.SIGCONT)
 
     def abandon(self) -> None:
         """A no-op: the guard is on this machine and will exit, so `close` is enough."""

@@ -98,8 +98,24 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def continue_with_end_of_parent() -> None:
+    """Have the kernel continue this process, should it be stopped, when the thread that forked it ends."""
+    linux.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def stopped_or_continued(child: int) -> int | None:
+    """What has happened to a child since the last call: the signal that stopped it, 0 if it was continued, or None."""
+    try:
+        change = os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:
+        return None
+    if change is None:
+        return None
+    return change.si_status if change.si_code == os.CLD_STOPPED else 0
+
+
 def wakeup_on_exit() -> int:
-    """A descriptor that becomes readable when a child exits, for a process that polls other descriptors too."""
+    """A descriptor that becomes readable when a child exits, stops or is continued, for whoever polls others too."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)

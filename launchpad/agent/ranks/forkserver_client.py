@@ -215,6 +215,8 @@ class Forkserver:
             channel.send(self.link, request, fds)
         except OSError:  # it is gone, or a limit has been reached: the ranks are executed once its exit is noticed
             self.kill()
+        if self.pid:  # a rank may have stopped it
+            os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """End it, but not what it has just forked, which may still be in its process group."""

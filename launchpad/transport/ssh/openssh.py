@@ -31,9 +31,10 @@ _LOOK_SECONDS = 1.0
 _FAILED = 255
 
 # What would come between us and the agent, whatever the configuration says: forwarded ports that another ssh has
-# already, commands to run instead, and being the master of other connections, which would outlive ours.
+# already, commands to run instead, and being the master of other connections, which would outlive ours. Nor is an agent
+# forwarded: ranks could log in wherever the user can, for as long as the job runs.
 _PLAIN = (
-    *("-T", "-x", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none", "-o", "PermitLocalCommand=no"),
+    *("-T", "-x", "-a", "-o", "ClearAllForwardings=yes", "-o", "RemoteCommand=none", "-o", "PermitLocalCommand=no"),
     *("-o", "ControlMaster=no"),
 )
 

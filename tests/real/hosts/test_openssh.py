@@ -103,8 +103,13 @@ def test_settings_that_would_be_in_the_way(launchpad: Launchpad, hosts: Hosts) -
         hosts.configure(
             f"Host n1\n LocalForward {port} localhost:1\n ExitOnForwardFailure yes\n RemoteCommand echo no\n"
             " RequestTTY force\n PermitLocalCommand yes\n LocalCommand echo no\n ForwardX11 yes\n LogLevel QUIET\n"
+            f" ForwardAgent {hosts.folder}/agent\n"
         )
-        assert lines(hosts.run(launchpad, *SSH, "-H", "n1", "echo", "hello")) == ["[0] hello"]
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.bind(f"{hosts.folder}/agent")
+            agent.listen()
+            shown = lines(hosts.run(launchpad, *SSH, "-H", "n1", "sh", "-c", "echo hello ${SSH_AUTH_SOCK-}"))
+        assert shown == ["[0] hello"], "no agent may be forwarded"
 
 
 def test_a_jump_host(launchpad: Launchpad, hosts: Hosts) -> None:

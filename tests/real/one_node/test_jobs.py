@@ -174,6 +174,8 @@ def test_dry_run_says_where_each_value_came_from(launchpad: Launchpad) -> None:
         ("dry-run = true", "dry-run: it belongs on the command line: "),
         ('module = "a\\u0000b"', "module: it contains a NUL byte, which no program can be given"),
         ('env = { A = "\\u0000" }', "env: it contains a NUL byte"),
+        (f"nproc = {'9' * 5000}", "it contains a number of more than 4300 digits"),
+        (f"nproc = 0x{'f' * 5000}", "nproc: it contains a number of more than 4300 digits"),
         (f"module = {'[' * 5000}", "its tables and lists are nested too deeply"),
     ],
 )
@@ -182,6 +184,14 @@ def test_what_is_wrong_in_a_file_is_named(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_jobs(text, "f.toml", known)
     assert str(caught.value).startswith(f"f.toml: {message}")
+
+
+def test_a_file_that_does_not_end_is_not_read_to_its_end(launchpad: Launchpad) -> None:
+    done = launchpad.run("run", "--config", "/dev/zero")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "launchpad: error: --config /dev/zero: longer than 4 Mi characters; give a job file (TOML)\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -333,3 +333,60 @@ def test_pythons_helper_does_not_count_as_left_behind(start: Start, launchpad: L
     job = start("-n", 2, "--python", interpreter, "shares.py", "tidy")
     _, err = job.process.communicate(timeout=DEADLINE)
     assert (job.process.returncode, err) == (0, b"")
+
+
+# Ranks that stop what looks after them.
+
+STOPS = """
+import os, signal, sys, time
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+agent = os.getppid()
+of = {"agent": agent, "guard": parent(agent), "forkserver": 0}
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            if parent(pid) == agent and "forkserver/__main__" in file.read():
+                of["forkserver"] = int(pid)
+    except OSError:
+        pass
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for victim in sys.argv[2:] if first else []:
+    os.kill(of[victim], getattr(signal, sys.argv[1]))
+print("done", flush=True)
+if "forkserver" in sys.argv:
+    sys.exit(3 * first)
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_stops_its_agent_loses_it(launchpad: Launchpad) -> None:
+    (launchpad.folder / "stops.py").write_text(STOPS)
+    done = launchpad.run("run", "stops.py", "SIGSTOP", "agent")
+    assert done.returncode == 4, done.stderr
+    assert (
+        "launchpad: the job's node was lost: the agent was stopped by another process's SIGSTOP, and not continued "
+        "within 5 s; its ranks were killed\n"
+    ) in done.stderr
+
+
+@pytest.mark.parametrize("victims", [("guard",), ("agent", "guard")])
+def test_a_job_whose_guard_a_rank_has_stopped_leaves_nothing(launchpad: Launchpad, victims: tuple[str, ...]) -> None:
+    (launchpad.folder / "stops.py").write_text(STOPS)
+    job = Job(launchpad, "stops.py", "SIGSTOP", *victims)
+    guard = job.guard()
+    wait_until(lambda: guard.status() == psutil.STATUS_STOPPED, "the guard to be stopped")
+    if "agent" in victims:
+        job.process.kill()
+    else:
+        job.process.terminate()
+    job.process.communicate(timeout=DEADLINE)
+    wait_until(lambda: not launchpad.survivors(), "the sweep", show=launchpad.survivors)
+
+
+@pytest.mark.parametrize("signum", ["SIGSTOP", "SIGKILL"])
+def test_a_rank_that_ends_the_forkserver_does_not_hold_up_the_restart(launchpad: Launchpad, signum: str) -> None:
+    (launchpad.folder / "stops.py").write_text(STOPS)
+    done = launchpad.run("run", "--preload", "json", "--max-restarts", 1, "stops.py", signum, "forkserver")
+    assert (done.returncode, done.stdout.count("done")) == (0, 2), done.stderr

@@ -20,8 +20,10 @@ from launchpad.head.machine import (
     KILL_SECONDS,
     NODES_SECONDS,
     STACKS_SECONDS,
+    SWEEP_SECONDS,
     TIMEOUT_DRAIN_SECONDS,
     FinishAttempt,
+    GiveUp,
     Leave,
     Machine,
     Meet,
@@ -161,6 +163,18 @@ def test_ranks_that_survive_sigkill_are_not_waited_for() -> None:
     assert machine.running == {1}
     assert machine.on(exited(1, -9), START + 99) == []
     assert machine.exit_code == 1
+
+
+def test_an_agent_that_does_not_even_sweep_ranks_that_survive_sigkill_is_given_up() -> None:
+    machine = job(3)
+    machine.on(exited(0, 1), START)
+    step(machine)
+    step(machine)
+    machine.on(exited(1, -9), START + 5)
+    assert machine.deadline == START + 5 + KILL_SECONDS + SWEEP_SECONDS
+    assert machine.tick(machine.deadline - 1) == []
+    assert machine.tick(machine.deadline) == [GiveUp([1, 2])]
+    assert machine.deadline is None
 
 
 @pytest.mark.parametrize(("code", "shown"), [(1, 1), (255, 255), (-6, 134), (-9, 137), (-15, 143), (-40, 168)])

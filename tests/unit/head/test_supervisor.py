@@ -585,6 +585,23 @@ def test_a_busy_inbox_does_not_delay_heartbeats(head: BringUp) -> None:
     agent.link.hang_up()
 
 
+def test_a_node_whose_agent_answers_nothing_is_lost_in_the_end(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a rank has stopped."""
+    monkeypatch.setattr("launchpad.head.machine.KILL_SECONDS", 0.0)
+    monkeypatch.setattr("launchpad.head.machine.SWEEP_SECONDS", 0.0)
+
+    def script(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankExited(1, 0, 3, 0, False))
+        agent.hear(Finish)
+
+    code, seen = play(script, ranks=2, grace=0.0)
+    assert code == 3
+    assert [event.reason for event in seen.events if isinstance(event, NodeLost)] == [
+        "its agent doesn't answer; a process there may have stopped it"
+    ]
+
+
 def test_a_signal_before_the_agent_has_answered_ends_launchpad(head: BringUp) -> None:
     link = MemoryLink()
     head.post(StopRequested(0, 15))

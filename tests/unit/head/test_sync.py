@@ -39,6 +39,12 @@ def test_outside_of_git_everything_is_sent(tmp_path: Path) -> None:
     assert (files["to a folder"].link, files["to a folder"].size) == ("sub", 0)
 
 
+def test_a_file_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data")
+    with pytest.raises(UsageError, match=r"^--sync: .*/data shrank while it was being sent"):
+        list(sync._read(sync.SourceFile(str(tmp_path / "data"), 5, "leave it out"), "--sync"))
+
+
 def test_too_much_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large").write_bytes(bytes(100))
     monkeypatch.setattr(sync, "MOST_BYTES", 99)
