@@ -140,14 +140,15 @@ class _Printer:
         self._rest: dict[LineStream, bytes] = {}  # the beginning of a line, not matched yet
         self._streams: dict[tuple[int, int], LineStream] = {}
         self._template: PrefixTemplate | None = None
+        self._programs: Sequence[Sequence[Any]] = ()
         self._prefixes: dict[int, Prefix] = {}
 
     def show(self, events: Iterable[Any]) -> None:
         """Print the output events; ignore others."""
         for event in events:
             match event:
-                case JobPlanned(nodes=nodes, line_prefix=text, role=role):
-                    self._template = template_of(text, role)
+                case JobPlanned(nodes=nodes, line_prefix=text, role=role, programs=programs):
+                    self._template, self._programs = template_of(text, role), programs
                     self._begin(nodes)
                 case Restarted(attempt=attempt):
                     self._end_lines()
@@ -173,7 +174,7 @@ class _Printer:
             self._write(self._device.feed(stream, data, self._now))
 
     def _begin(self, nodes: Sequence[Sequence[Any]]) -> None:
-        prefix = prefixes(nodes, self._template)
+        prefix = prefixes(nodes, self._template, programs=self._programs)
         self._prefixes = {
             rank: prefix(node, rank, local_rank)
             for node, (_, ranks) in enumerate(nodes)

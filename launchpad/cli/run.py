@@ -41,6 +41,7 @@ Examples:
   launchpad run -n 4 --log-dir logs -r 1:3 t.py    rank 1 to files only
   launchpad run -n 4 train.py:run                  a function: run(rank, size)
   launchpad run -H a:4,b:4 train.py                on two hosts, over SSH
+  launchpad run -n 1 a.py : -n 4 b.py              two programs in one world
   launchpad run -n 4 --detach train.py             in the background: launchpad attach
   launchpad run -n 4 --dry-run train.py            what would be run
 
@@ -109,6 +110,11 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         dry_run.show(plan, sources(ctx, options["config"]), as_json=options["as_json"])
 
     wanted = typed(options)
+    if ":" in ctx.params["target"] and ctx.command is command:
+        from launchpad.cli.programs import read_programs
+
+        first, others = read_programs(ctx.command, wanted.target)
+        wanted = wanted._replace(target=first, programs=others)
     # --nnodes 1 means this machine.
     if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT or ":" in options["nnodes"]:
         wanted = on_allocation(wanted)

@@ -6,9 +6,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from launchpad.job import binding
+from launchpad.job.outcome import ranks_in_words
 from launchpad.job.plan import Plan
 
 Sources = Mapping[str, tuple[str, str]]  # by option: its value, and where it came from
@@ -30,6 +31,8 @@ def in_words(plan: Plan) -> str:
     preload = ", ".join(plan.nodes[0].preload)
     lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
     lines += [f"MPI: {plan.mpi_why}"] if plan.mpi else []
+    if plan.programs:
+        lines += _programs(plan)
     for node in plan.nodes:
         if not node.ranks:
             lines.append(f"node {node.index}: {node.name}, a spare for {node.slots} ranks, in {node.cwd}")
@@ -43,6 +46,17 @@ def in_words(plan: Plan) -> str:
         lines += [f"    {name}=***" for name in sorted(node.environ)]
         for rank in node.ranks:
             own = " ".join(f"{name}={shlex.quote(value)}" for name, value in rank.environ.items() if name not in shared)
+            if rank.program is not None:
+                own = " ".join([*filter(None, [own]), *(f"{name}=***" for name in sorted(rank.program.environ))])
             lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]
             lines += [f"    {binding.in_words(*binding.written(rank.binding))}"] if rank.binding else []
     return "\n".join(lines)
+
+
+def _programs(plan: Plan) -> Iterator[str]:
+    """What runs in which ranks."""
+    ones = {rank.program.number: rank.program for rank in plan.ranks if rank.program is not None}
+    for (_, ranks), one in zip(plan.programs, ones.values(), strict=True):
+        where = f", in {one.cwd}" if one.cwd else ""
+        python = f", with {one.python}" if one.python else ""
+        yield f"program {one.number}: {shlex.join(one.words)} ({ranks_in_words(ranks)}{where}{python})"

@@ -95,11 +95,15 @@ def torch_mark(rank: int, stream: int, template: PrefixTemplate | None) -> bytes
 
 
 def prefixes(
-    nodes: Sequence[Sequence[Any]], template: PrefixTemplate | None, unnamed: Collection[int] = ()
+    nodes: Sequence[Sequence[Any]],
+    template: PrefixTemplate | None,
+    unnamed: Collection[int] = (),
+    programs: Sequence[Sequence[Any]] = (),
 ) -> Callable[[int, int, int], Prefix]:
     """Makes the prefix of a rank from its node, rank and local rank; `nodes` are [name, [rank, …]] each.
 
     Our own is padded to the same length for all: [3], or [name 3] with several nodes; those in `unnamed` don't count.
+    `programs` are [name, [rank, …]] each, if there are several: [name program 3].
     """
     names = ["" if node in unnamed else str(name) for node, (name, _) in enumerate(nodes)]
     if template is not None:
@@ -108,7 +112,14 @@ def prefixes(
     longest = max(map(len, names))
     several = len([name for name in names if name]) > 1
     shown = [f"{name:<{longest}} " if several else "" for name in names]
-    return lambda node, rank, _: Prefix(f"[{shown[node]}{rank:>{digits}}] ")
+    if not programs:
+        return lambda node, rank, _: Prefix(f"[{shown[node]}{rank:>{digits}}] ")
+    from launchpad.job.programs import labels
+
+    called = labels(programs)
+    width = max(map(len, called.values()), default=0)
+    program = {rank: f"{name:<{width}} " for rank, name in called.items()}
+    return lambda node, rank, _: Prefix(f"[{shown[node]}{program.get(rank, '')}{rank:>{digits}}] ")
 
 
 @lru_cache

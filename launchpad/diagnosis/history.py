@@ -90,6 +90,7 @@ class History:
         self.planned = JobPlanned(0, 0.0, "", 0, "", [], "", [], {}, 0.0, "")
         self.ranks: dict[int, RankHistory] = {}
         self.names: dict[int, str] = {}
+        self._programs: dict[int, str] = {}  # by rank, if they run several
         self.attempt = 0
         self.begun = 0  # when this attempt did
         self.over: JobOver | None = None
@@ -143,7 +144,9 @@ class History:
         """The rank in words, with its host if there are several nodes."""
         if rank in self.names:
             return self.names[rank]
-        return f"rank {rank} on {self.node_name(self.of(rank).node)}" if self.several else f"rank {rank}"
+        program = f" ({self._programs[rank]})" if rank in self._programs else ""
+        where = f" on {self.node_name(self.of(rank).node)}" if self.several else ""
+        return f"rank {rank}{program}{where}"
 
     def straggler(self, *, recent: bool = False) -> Straggler | None:
         """The ranks for which the others wait; `recent`: lately."""
@@ -200,8 +203,7 @@ class History:
                 if stream in (STDOUT, STDERR):
                     self.of(rank).tail.add(stream, data)
             case JobPlanned():
-                self.planned, self.begun = event, event.time
-                self._reset()
+                self._plan(event)
             case RankStarted(time=at, rank=rank, pid=pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid
@@ -249,6 +251,14 @@ class History:
                 self.not_restarted = reason
             case JobOver():
                 self.over = event
+
+    def _plan(self, event: JobPlanned) -> None:
+        self.planned, self.begun = event, event.time
+        if event.programs:
+            from launchpad.job.programs import labels
+
+            self._programs = labels(event.programs)
+        self._reset()
 
     def _ended(self, one: RankHistory, event: Any) -> None:
         """How a rank ended, or why: several events tell a part of it."""

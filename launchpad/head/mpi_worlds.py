@@ -87,7 +87,7 @@ class MpiWorlds:
             size=len(self._plan.ranks),
             first=node.ranks[0].rank,
             ranks=[rank.rank for rank in node.ranks],
-            programs=[0] * len(self._plan.ranks),
+            programs=[rank.program.number if rank.program else 0 for rank in self._plan.ranks],
             hosts=[node.name or "localhost" for node in self._plan.taking_part],
             counts=(counts := [len(node.ranks) for node in self._plan.taking_part]),
             mapping=process_mapping(counts),

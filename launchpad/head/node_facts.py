@@ -30,14 +30,23 @@ BETTER_SECONDS = 0.2
 
 
 def probe_nodes(
-    bringup: BringUp, probes: Sequence[Probe], say: Callable[[str], None], *, apart: bool
+    bringup: BringUp,
+    probes: Sequence[Probe],
+    say: Callable[[str], None],
+    *,
+    apart: bool,
+    more: Sequence[Sequence[Probe]] = (),
 ) -> list[NodeFacts]:
     """Probe the nodes. Raises NodeError with a line for each that can't take part.
 
-    `apart`: the nodes must be different machines.
+    `apart`: the nodes must be different machines. `more`: for further programs of the nodes.
     """
     count = len(probes)
     found: list[NodeFacts] = bringup.ask(dict(enumerate(probes)), NodeFacts, PROBE_SECONDS)
+    for others in more:
+        again = bringup.ask(dict(enumerate(others)), NodeFacts, PROBE_SECONDS)
+        problems = [list(dict.fromkeys([*a.problems, *b.problems])) for a, b in zip(found, again, strict=True)]
+        found = [one._replace(problems=both) for one, both in zip(found, problems, strict=True)]
     names = [bringup.nodes.name(node) for node in range(count)]
     for _ in range(2):  # the first answer may be late: it waits for the probe, or for an import
         bringup.measure_clocks()

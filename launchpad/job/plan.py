@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from launchpad.errors import UsageError
 from launchpad.job.membership import Seat
-from launchpad.job.spec import JobSpec
+from launchpad.job.spec import JobSpec, Program
 from launchpad.protocol.commands import Start
 from launchpad.protocol.defaults import defaults_for
 from launchpad.protocol.events import AgentReady, NodeRanks, TopologyRead
@@ -85,6 +85,7 @@ class RankPlan(NamedTuple):
     argv: tuple[str, ...]
     environ: Mapping[str, str]  # its variables of the contract
     binding: "Binding | None" = None  # None: it may run on any CPU
+    program: Program | None = None  # the one that it runs, if the job has several
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,15 @@ class Plan:
         """Which nodes take part, with how many ranks each."""
         return tuple(Seat(node.index, len(node.ranks)) for node in self.taking_part)
 
+    @functools.cached_property
+    def programs(self) -> list[NodeRanks]:
+        """Each program's name and ranks, for the record, if there are several."""
+        found: dict[int, NodeRanks] = {}
+        for rank in self.ranks:
+            if rank.program is not None:
+                found.setdefault(rank.program.number, (rank.program.label, []))[1].append(rank.rank)
+        return list(found.values())
+
     @property
     def by_node(self) -> list[NodeRanks]:
         """Each node's name and ranks, for the record."""
@@ -220,7 +230,6 @@ class Plan:
         `attempt`: 0 for the first. `restarts`: how many of them were counted.
         """
         count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
-        hooked = node.python and node.hooks
         has_input = any(rank.rank == self.input_rank for rank in node.ranks)
         return Start(
             attempt=attempt,
@@ -228,18 +237,7 @@ class Plan:
             environ=dict(node.environ),
             defaults=dict(node.defaults),
             interfaces=_interfaces(node.interface),
-            ranks=[
-                {
-                    "rank": r.rank,
-                    "argv": list(r.argv),
-                    "environ": {**r.environ, **count},
-                    "python": hooked,
-                    "calls": node.calls,
-                    "debug": r.rank == self.debug_rank,
-                    "bind": list(r.binding or ()),
-                }
-                for r in node.ranks
-            ],
+            ranks=[self._entry(node, rank, count) for rank in node.ranks],
             argv=list(node.argv),
             calls=node.calls,
             # A rank's MPI settings, which the forkserver must have, are not known before it has a rank.
@@ -253,6 +251,19 @@ class Plan:
             watched=self.watched,
             hooks=node.hooks,
         )
+
+    def _entry(self, node: NodePlan, rank: RankPlan, count: Mapping[str, str]) -> dict[str, Any]:
+        """A rank in a Start."""
+        entry = {
+            "rank": rank.rank,
+            "argv": list(rank.argv),
+            "environ": {**rank.environ, **count},
+            "python": node.python and node.hooks,
+            "calls": node.calls,
+            "debug": rank.rank == self.debug_rank,
+            "bind": list(rank.binding or ()),
+        }
+        return entry if rank.program is None else rank.program.entry(entry, hooks=node.hooks)
 
     def as_json(self) -> dict[str, Any]:
         """The plan for machines, exactly as it is run, but without the values of the user's own variables."""
@@ -275,6 +286,7 @@ class Plan:
                             "local_rank": rank.local_rank,
                             "argv": list(rank.argv),
                             "environ": dict(rank.environ),
+                            **(rank.program.as_json() if rank.program else {}),
                             **({"cpus": rank.binding[0], "memory_nodes": rank.binding[1]} if rank.binding else {}),
                         }
                         for rank in node.ranks
@@ -314,7 +326,7 @@ def make_plan(
     reserved = master is not None or (meeting.address in LOOPBACK and meeting.port == own_port)
     ranks = _all_ranks(spec, resources, seats, _job_environ(spec, run_id, seats, meeting))
     stores = {seat.node: "use" if group else "serve" for group, seat in enumerate(seats)}
-    use_store = reserved and bool(spec.preload)
+    use_store = reserved and bool(spec.preload) and (not spec.programs or spec.programs[0].forks)
     return Plan(
         run_id,
         tuple(
@@ -347,9 +359,10 @@ def _interfaces(name: str) -> dict[str, str]:
 
 def _check_environ(spec: JobSpec) -> None:
     """Raise UsageError if the user sets a variable that is ours to set."""
-    for name in sorted(CONTRACT & spec.environ.keys()):
+    given = spec.environ.keys() | {name for program in spec.programs for name in program.environ}
+    for name in sorted(CONTRACT & given):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
-    if spec.tf_config and "TF_CONFIG" in spec.environ:
+    if spec.tf_config and "TF_CONFIG" in given:
         raise UsageError("--env TF_CONFIG: --tf-config sets it for each rank; leave one of them out")
 
 
@@ -413,6 +426,12 @@ def _rank_plan(node: NodeResources, rank: int, local_rank: int, shared: Mapping[
     own = {"RANK": str(rank), "LOCAL_RANK": "0" if virtual else str(local_rank), "ROLE_RANK": str(rank)}
     if virtual:
         own["CUDA_VISIBLE_DEVICES"] = node.visible_gpu(local_rank)
+    if node.spec.programs:
+        from launchpad.job import programs
+
+        program = programs.of_local_rank(node.spec.programs, node.index, local_rank)
+        argv = program.argv(node.place.python, local_rank)
+        return RankPlan(rank, local_rank, argv, {**shared, **own}, program=program)
     return RankPlan(rank, local_rank, node.spec.target.argv(node.place.python, local_rank), {**shared, **own})
 
 
@@ -459,7 +478,12 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> 
         node.check(count)
         if spec.virtual_local_rank:
             node.visible_gpu(count - 1)
-    kind = spec.target.kind
+    target, preload = spec.target, spec.preload
+    if spec.programs:
+        from launchpad.job import programs
+
+        target, preload = programs.image_of(spec.programs, node.index, preload)
+    kind = target.kind
     return NodePlan(
         node.index,
         place.name,
@@ -467,15 +491,15 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> 
         {name: value for name, value in defaults_for(threads).items() if name not in spec.environ},
         ranks,
         spec.environ,
-        store=store if spec.preload else "",
+        store=store if preload else "",
         interface=place.interface,
         address=place.address,
-        preload=spec.preload,
+        preload=preload,
         python=kind != "program",
         calls=kind if kind in _CALLS else "",  # type: ignore[arg-type]
         hooks=spec.hooks,
         shown_there=place.own is not None,
-        argv=spec.target.argv(place.python, 0),
+        argv=target.argv(place.python, 0),
         slots=node.slots,
         most=node.most,
         ends_at=place.ends_at,

@@ -1,7 +1,8 @@
 """What the user asked for, as frozen values. Creating one probes nothing and starts nothing."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Nproc
@@ -93,10 +94,61 @@ def split_filters(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
 
+class Share(NamedTuple):
+    """The ranks of a program on one node."""
+
+    node: int  # the node's number
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of the programs, from left to right."""
+
+    number: int  # MPI_APPNUM
+    target: Target
+    shares: tuple[Share, ...]
+    python: str = ""  # "": the node's
+    cwd: str = ""  # "": the node's
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)  # its own variables; they may be secret
+    forks: bool = False  # its ranks are forked from the node's forkserver
+
+    @property
+    def label(self) -> str:
+        """What it is called before a line, and in the verdict."""
+        return self.target.name.rstrip("/").rpartition("/")[2] or self.target.name
+
+    @property
+    def words(self) -> list[str]:
+        """Its command line, as the user gave it."""
+        return [*(["-m"] if self.target.kind == "module" else []), self.target.name, *self.target.args]
+
+    def argv(self, python: str, local_rank: int) -> tuple[str, ...]:
+        """A rank's command line on a node with this interpreter."""
+        return self.target.argv(self.python or python, local_rank)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a dry run, without the values of its variables."""
+        return {"program": self.number, **({"cwd": self.cwd} if self.cwd else {}), "forwarded": sorted(self.environ)}
+
+    def entry(self, entry: dict[str, Any], *, hooks: bool) -> dict[str, Any]:
+        """A rank's entry in a Start, made this program's."""
+        kind = self.target.kind
+        return {
+            **entry,
+            "environ": {**self.environ, **entry["environ"]},
+            "python": kind != "program" and hooks,
+            "calls": "function" if kind == "function" else "",
+            "executes": not self.forks,
+            **({"cwd": self.cwd} if self.cwd else {}),
+        }
+
+
 class JobSpec(NamedTuple):
     """One `launchpad run`."""
 
     target: Target
+    programs: tuple[Program, ...] = ()  # if there are several; the target is then the first one's
     nproc: Nproc = 1
     python: str = "python3"
     cwd: str = "."

@@ -132,6 +132,7 @@ class Start(Command):
     defaults: dict[str, str]  # for all ranks: variables to set if they are still unset
     interfaces: dict[str, str]  # likewise, but they may differ from one attempt to the next
     # {"rank": int, "argv": [str], "environ": {str: str}, "python": bool, "calls": str, "debug": bool, "bind": list}
+    # and, where programs differ, {"cwd": str, "executes": bool}
     # each; with "debug" it waits for a debugger before it begins its program; "bind": the CPUs that it runs on, and the
     # NUMA nodes whose memory it prefers: [[int], [int]], or [] if it is not bound
     ranks: list[dict[str, Any]]
@@ -236,7 +237,7 @@ class MpiWorld(Command):
     size: int
     first: int  # the MPI rank of the first of `ranks`; the others follow it
     ranks: list[int]  # none: the world is on other nodes
-    programs: list[int]  # MPI_APPNUM of all its ranks: their program's place among those that were spawned together
+    programs: list[int]  # MPI_APPNUM of all its ranks: their program's place among those that were started together
     hosts: list[str]  # the nodes' names
     counts: list[int]  # how many ranks each of them has
     mapping: str  # the same in MPICH's notation

@@ -890,6 +890,7 @@ class JobPlanned(Event, recorded=True):
     line_prefix: str = ""  # the template of --log-line-prefix-template; "" for none
     role: str = "default"  # what ${role_name} is in it
     input_rank: Rank = 0  # the one that has our standard input
+    programs: Sequence[NodeRanks] = ()  # if there are several: each one's name, and its ranks
 
 
 class ClocksSeen(Event, recorded=True):

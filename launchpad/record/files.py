@@ -40,6 +40,10 @@ def open_file(folder: str, name: str) -> BinaryIO:
     The folder itself may be a link: with --log-dir, the job store has one to it.
     """
     parts = name.split("/")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # JSON has more than file systems
+        raise Unreadable(folder, f"{name[:100]!r} is no file's name") from None
     if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
         raise Unreadable(folder, f"{name[:100]!r} is not in its folder")
     place = os.open(folder, os.O_PATH | os.O_DIRECTORY)

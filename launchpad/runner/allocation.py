@@ -18,6 +18,8 @@ COMMAND_SECONDS = 20.0
 
 def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
     """The options with the allocation's nodes as hosts, unless they say themselves where to run. Raises UsageError."""
+    if options.programs:
+        return _with_programs(options, environ)
     hosts, nodes = options.hosts, options.nodes
     if hosts.hosts is not None or hosts.hostfile is not None:
         return options
@@ -32,6 +34,17 @@ def with_allocation(options: RunOptions, environ: Mapping[str, str]) -> RunOptio
         used = choose_hosts(found, hosts.include, hosts.exclude)
         say_on_stderr(_what_is_used(source.scheduler, used, len(found), options.nproc))
     return options._replace(hosts=hosts._replace(allocation=found))
+
+
+def _with_programs(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
+    """The same for several programs, unless each says where it runs. Those that do mean nodes of the allocation."""
+    own = options.hosts
+    named = [(own.hosts, own.hostfile), *((one.hosts, one.hostfile) for one in options.programs)]
+    if (None, None) not in named:
+        return options
+    one = options._replace(programs=(), nproc=None, hosts=own._replace(hosts=None, hostfile=None))
+    found = with_allocation(one, environ).hosts
+    return options._replace(hosts=found._replace(hosts=own.hosts, hostfile=own.hostfile))
 
 
 def _with_slurm(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:

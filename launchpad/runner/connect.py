@@ -253,8 +253,13 @@ def make_world(
         Probe(folders[node], spec.torch, pythons[node], dict(own.environ), list(own.target.needs))
         for node, own in enumerate(member.own or spec for member in members)
     ]
+    more: list[list[Probe]] = []
+    if spec.programs:
+        from launchpad.job.programs import probes_for
+
+        probes, *more = probes_for(spec.programs, probes)
     with status_line(look, quiet=quiet):
-        found = probe_nodes(bringup, probes, say, apart=apart)
+        found = probe_nodes(bringup, probes, say, apart=apart, more=more)
         if len(members) > 1 or spec.world.meeting is not None:  # others may join a node that is alone
             addresses = (getattr(link, "own_address", "") for link in links if link.remote)
             seen = next(filter(None, addresses), "")

@@ -42,7 +42,7 @@ _IMPORTS_TORCH = frozenset(
 )
 
 # Variables that torch, or a library in it, reads at import.
-_READ_AT_IMPORT = "(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|DNNL|ONEDNN|NPY|PYTHON)_?[A-Z0-9_]*"
+READ_AT_IMPORT = "(OMP|MKL|KMP|GOMP|OPENBLAS|TORCH|PYTORCH|ATEN|LD|DNNL|ONEDNN|NPY|PYTHON)_?[A-Z0-9_]*"
 
 # Limits on what is read: files of a program, and bytes of a file.
 _FILES = 300
@@ -301,7 +301,7 @@ def _call(node: Any) -> Iterator[tuple[int, str, str]]:
             for key in keys:
                 yield from _setting(key, node.lineno)
         for keyword in node.keywords:
-            if keyword.arg and re.fullmatch(_READ_AT_IMPORT, keyword.arg):
+            if keyword.arg and re.fullmatch(READ_AT_IMPORT, keyword.arg):
                 yield node.lineno, "sets", keyword.arg
 
 
@@ -314,5 +314,5 @@ def _setting(key: Any, line: int) -> Iterator[tuple[int, str, str]]:
     name = getattr(key, "value", None) if type(key).__name__ == "Constant" else None
     if name is None:
         yield line, "sets", "a variable whose name is computed"
-    elif isinstance(name, str) and re.fullmatch(_READ_AT_IMPORT, name):
+    elif isinstance(name, str) and re.fullmatch(READ_AT_IMPORT, name):
         yield line, "sets", name

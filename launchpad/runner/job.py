@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from launchpad.job.hosts import Host
     from launchpad.job.plan import Plan
     from launchpad.job.spec import JobSpec
+    from launchpad.job.world import WorldSpec
     from launchpad.runner.departure import Departure
     from launchpad.runner.links import LocalAgent
+    from launchpad.runner.programs import Layout
     from launchpad.runner.supervise import Taker, Tell
     from launchpad.transport import Link
 
@@ -49,7 +51,8 @@ def run_job(
     _check_outputs(options, departure)
     if options.wdir is not None:
         options = with_absolute_paths(options)
-    hosts = _hosts(options)
+    layout = _layout(options)
+    hosts = layout.hosts if layout else _hosts(options)
     world = make_world_spec(options, hosts)
     membership = membership_of(options, hosts)
     if world.meeting is not None and departure is not None:
@@ -67,7 +70,7 @@ def run_job(
         from launchpad.runner.joined import run_joined
 
         return run_joined(options, world, local, closing, taker)
-    spec = make_spec(options, hosts, world)
+    spec, options = _spec(options, hosts, world, layout)
     if options.check and world.meeting is None:
         from launchpad.runner.checkup import refuse_unfit
 
@@ -90,6 +93,27 @@ def run_job(
     from launchpad.runner.supervise import supervise
 
     return supervise(bringup, planner, tell, reopen, options.reports, taker, departure=departure)
+
+
+def _layout(options: RunOptions) -> Layout | None:
+    """Where the programs run, if there are several. Raises UsageError."""
+    if not options.programs:
+        return None
+    from launchpad.runner.programs import lay_out
+
+    return lay_out(options)
+
+
+def _spec(
+    options: RunOptions, hosts: Sequence[Host], world: WorldSpec, layout: Layout | None
+) -> tuple[JobSpec, RunOptions]:
+    """What is run, and the options for what comes after that. Raises UsageError."""
+    if layout is None:
+        return make_spec(options, hosts, world), options
+    from launchpad.runner.programs import spec_of
+
+    # Hosts have the numbers of all their programs' ranks, and each program has its own interpreter.
+    return spec_of(options, layout, world), options._replace(nproc=None, python=None)
 
 
 def _explained(plan: Plan) -> Plan:

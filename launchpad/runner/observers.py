@@ -112,6 +112,14 @@ def _say_nothing(_: str) -> None:
     """Used with --quiet."""
 
 
+def _words(spec: JobSpec) -> list[str]:
+    """The target and its arguments; with several programs, theirs, as they were typed."""
+    found: list[str] = []
+    for target in [program.target for program in spec.programs] or [spec.target]:
+        found += [*([":"] if found else []), *(["-m"] if target.kind == "module" else []), target.name, *target.args]
+    return found
+
+
 def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
     """The first event of a job; `folder` is where it is recorded."""
     return JobPlanned(
@@ -120,7 +128,7 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         job=job,
         pid=os.getpid(),
         run_id=plan.run_id,
-        words=masked_words([*(["-m"] if spec.target.kind == "module" else []), spec.target.name, *spec.target.args]),
+        words=masked_words(_words(spec)),
         cwd=spec.cwd,
         nodes=plan.by_node,
         folders={str(rank): name for rank, name in rank_folders(plan).items()},
@@ -129,5 +137,6 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         line_prefix=spec.line_prefix,
         role=spec.role,
         input_rank=plan.input_rank,
+        programs=plan.programs,
         **own_process()._asdict(),
     )

@@ -69,10 +69,27 @@ class ReportOptions(NamedTuple):
     verbose: bool = False  # also say why a kept image was not used
 
 
+class ProgramOptions(NamedTuple):
+    """What each program has of its own if a job has several; the fields are options of `launchpad run`."""
+
+    target: tuple[str, ...] = ()
+    nproc: Nproc | None = None
+    hosts: str | None = None
+    hostfile: str | None = None
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    python: str | None = None
+    wdir: str | None = None
+    env: tuple[str, ...] = ()
+    env_file: tuple[str, ...] = ()
+
+
 class RunOptions(NamedTuple):
     """One `launchpad run`."""
 
     target: tuple[str, ...] = ()  # the program and its arguments
+    programs: tuple[ProgramOptions, ...] = ()  # those after the first, in one world with it
     nproc: Nproc | None = None  # None: not given
     module: bool = False
     no_python: bool = False

@@ -30,7 +30,7 @@ _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
 def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> JobSpec:
     """The job that the options describe, on these hosts, or on this machine if there are none. Raises UsageError."""
-    _check_together(options)
+    check_together(options)
     log_dir, redirects, tee = streams_of(options)
     entered = bool(options.hosts.enter)  # a container has its own files and variables
     # srun's nodes have the same files.
@@ -119,7 +119,7 @@ def _target(options: RunOptions, cwd: str, *, here: bool) -> Target:
     return target
 
 
-def _check_together(options: RunOptions) -> None:
+def check_together(options: RunOptions) -> None:
     """Raise UsageError for options that make no sense together."""
     if options.debug is not None and options.no_hooks:
         raise UsageError("--debug starts the debugger by a hook in the rank; leave it or --no-hooks out")

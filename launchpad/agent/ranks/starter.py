@@ -91,7 +91,7 @@ class Starter:
         if (start.preload or self._kept) and self._forkserver is None:
             self._open_forkserver()
         for entry in start.ranks:
-            if (self._forkserver is not None and self._forkserver.state != "off") or not self._may_begin:
+            if self._may_fork(entry) or not self._may_begin:
                 self._prepare(entry)
             else:
                 self._execute(entry)
@@ -124,12 +124,16 @@ class Starter:
         """Start the ranks that wait, once MPI and the forkserver are ready for them."""
         if not self._may_begin:
             return
-        if self._forkserver is None or self._forkserver.state == "off":
-            waiting, self._waiting = self._waiting, {}
-            for entry, outlets in waiting.values():
+        for number, (entry, outlets) in list(self._waiting.items()):
+            if not self._may_fork(entry):
+                del self._waiting[number]
                 self._execute(entry, outlets)
-        elif self._forkserver.state == "ready":
+        if self._waiting and self._forkserver is not None and self._forkserver.state == "ready":
             self._order_all()
+
+    def _may_fork(self, entry: dict[str, Any]) -> bool:
+        """Whether this rank is forked, if not now, then later."""
+        return self._forkserver is not None and self._forkserver.state != "off" and not entry.get("executes")
 
     @property
     def _mpi(self) -> NodeWorlds | None:

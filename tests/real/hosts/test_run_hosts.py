@@ -74,6 +74,27 @@ def test_an_interface_that_the_user_has_chosen_stays(launchpad: Launchpad, hosts
     assert lines(done) == ["[n1 0] mine", "[n2 1] mine"]
 
 
+def test_several_programs_each_have_their_hosts(launchpad: Launchpad, hosts: Hosts) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE GROUP_RANK LR".split()
+    done = hosts.run(
+        *(launchpad, "-H", "n1:1", "show.py", *names, ":", "-H", "n1:1,n2:1", "-x", "LR=1", "show.py", *names),
+        *(":", "-n", 2, "-H", "n3", "sh", "-c", "echo $RANK $LOCAL_RANK"),
+    )
+    assert lines(done) == [
+        "[n1 show.py 0] 0 0 5 0 -",
+        "[n1 show.py 1] 1 1 5 0 1",
+        "[n2 show.py 2] 2 0 5 1 1",
+        "[n3 sh      3] 3 0",
+        "[n3 sh      4] 4 1",
+    ]
+    done = hosts.run(launchpad, "-H", "n1,n2", "show.py", ":", "-H", "n1", "show.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "program 2 has ranks on n1, and so has one before it" in done.stderr
+    done = hosts.run(launchpad, "-H", "n1", "show.py", ":", "-H", "n2", "-n", 1, "sh", ":", "-H", "n2", "./gone")
+    assert done.returncode == 3
+    assert re.search("n2  no such program: .*/gone is not there", done.stderr)
+
+
 @both_ways
 def test_this_machine_may_be_one_of_them(launchpad: Launchpad, hosts: Hosts) -> None:
     assert (

@@ -117,6 +117,18 @@ def test_a_world_inside_another_launchers_world(launchpad: Launchpad) -> None:
     assert printed(mpi(launchpad, "-n", 2, "mpi_does.py", "sum"), "sum") == sums(2)
 
 
+def test_several_programs_have_numbers_of_their_own(launchpad: Launchpad) -> None:
+    """A world of two, as a coupled code asks for it, and MPI_APPNUM."""
+    text = (
+        "import sys\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\nnumber = world.Get_attr(MPI.APPNUM)\n"
+        "own = world.Split(number, world.rank)\nprint('has', sys.argv[1], number, world.rank, world.size, own.size)\n"
+    )
+    (launchpad.folder / "coupled.py").write_text(text)
+    done = mpi(launchpad, "coupled.py", "ocean", ":", "-n", 2, "coupled.py", "air")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert printed(done, "has") == ["air 1 1 3 2", "air 1 2 3 2", "ocean 0 0 3 1"]
+
+
 # How it ends.
 
 

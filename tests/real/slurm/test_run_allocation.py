@@ -61,6 +61,19 @@ def test_nproc_comes_before_the_slots_and_quiet_says_nothing(launchpad: Launchpa
 
 
 @needs_sshd
+def test_several_programs_take_its_slots_one_after_the_other(launchpad: Launchpad, hosts: Hosts) -> None:
+    pbs(launchpad, "n1", "n1", "n2", "n2")
+    words = ["-n", 1, "show.py", "RANK", ":", "-n", 2, "show.py", "RANK", ":", "-H", "n2", "sh", "-c", "echo $RANK"]
+    output, _ = ended(hosts.run(launchpad, "--quiet", *words))
+    assert output == ["[n1 show.py 0] 0", "[n1 show.py 1] 1", "[n2 sh      3] 3", "[n2 show.py 2] 2"]
+    done = hosts.run(launchpad, "--quiet", "-n", 1, "show.py", ":", "-n", 4, "show.py")
+    assert done.returncode == 2
+    assert "-n 4: only 3 of the allocation's 4 slots are left for it" in done.stderr
+    done = hosts.run(launchpad, "--quiet", "show.py", ":", "-H", "elsewhere", "show.py")
+    assert "elsewhere is none of the allocation's nodes, which are n1, n2" in done.stderr
+
+
+@needs_sshd
 def test_a_part_of_the_allocation_is_chosen_and_shown(launchpad: Launchpad, hosts: Hosts) -> None:
     pbs(launchpad, "n1", "n2", "n2", "n3")
     done = hosts.run(launchpad, "--include", "n[12]", "--exclude", "n1", "--dry-run", "--json", "show.py")

@@ -1,0 +1,3 @@
+import os, sys
+
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *sys.argv[1:])
