@@ -274,11 +274,12 @@ def folded(rows: Sequence[RankRow], room: int) -> list[RankRow]:
     by_state: dict[tuple[Any, ...], list[RankRow]] = {}
     for row in rows:
         by_state.setdefault((row.state, row.code, row.operation, row.number), []).append(row)
-    found = []
+    found: list[RankRow] = []
     for group in by_state.values():
         usual = [statistics.median(figures) for figures in zip(*map(_likeness, group), strict=True)]
-        alike = [row for row in group if _is_usual(_likeness(row), usual)]
-        found += [row for row in group if row not in alike]
+        alike: list[RankRow] = []
+        for row in group:
+            (alike if _is_usual(_likeness(row), usual) else found).append(row)
         if alike:
             found.append(_merged(alike))
     return sorted(found, key=lambda row: row.ranks)

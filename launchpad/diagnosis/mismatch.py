@@ -7,11 +7,10 @@ type and, for most operations, of the same size.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launchpad.job.outcome import ranks_in_words
+from launchpad.job.outcome import several_in_words
 from launchpad.protocol.events import StackDump
 from launchpad.protocol.stacks import is_library, user_frame
 
@@ -32,21 +31,42 @@ class Mismatch(NamedTuple):
     ranks: list[int]  # the minority, or those that are behind; empty if it is unclear which ranks are wrong
 
 
+class _Alike(NamedTuple):
+    """Ranks that know the same about their collectives."""
+
+    collectives: Mapping[str, Any]
+    ranks: list[int]
+
+
+class _Entered(NamedTuple):
+    """Members of a group that have entered the same of its collectives."""
+
+    entries: Mapping[int, Entry]  # by number
+    ranks: list[int]
+
+
 def mismatches(dumps: Sequence[StackDump], cwd: str) -> list[Mismatch]:
     """One per process group whose ranks are not in the same collective."""
-    reported = {one.rank: one.collectives for one in dumps if "entries" in one.collectives}
-    groups: dict[str, tuple[str, list[int]]] = {}
-    for collectives in reported.values():
-        groups.update(collectives.get("groups", {}))
+    reported: dict[int, _Alike] = {}  # what equals something else is the same object (protocol/stacks.py)
+    for one in dumps:
+        if "entries" in one.collectives:
+            reported.setdefault(id(one.collectives), _Alike(one.collectives, [])).ranks.append(one.rank)
+    groups: dict[str, tuple[str, list[tuple[int, int, int]]]] = {}
+    for alike in reported.values():
+        groups.update(alike.collectives.get("groups", {}))
     result = []
-    for name in sorted({entry["group"] for collectives in reported.values() for entry in collectives["entries"]}):
-        description, members = groups.get(name, ("", list(reported)))
-        ranks = {
-            rank: _entries(reported[rank], name)
-            for rank in members
-            if rank in reported and name in reported[rank].get("groups", {})
-        }
-        found = _other_operation(ranks, cwd) or _not_entered(ranks, cwd)
+    for name in sorted({entry["group"] for alike in reported.values() for entry in alike.collectives["entries"]}):
+        if name not in groups:  # nobody says that it is in it
+            continue
+        description, steps = groups[name]
+        members = [range(first, last + 1, step) for first, last, step in steps]
+        entered = [
+            _Entered(_entries(alike.collectives, name), ranks)
+            for alike in reported.values()
+            if name in alike.collectives.get("groups", {})
+            and (ranks := [rank for rank in alike.ranks if any(rank in some for some in members)])
+        ]
+        found = _other_operation(entered, cwd) or _not_entered(entered, cwd)
         if found:
             result.append(found._replace(sentence=f"group {_label(name, description)}: {found.sentence}"))
     return result
@@ -61,41 +81,50 @@ def _entries(collectives: Mapping[str, Any], group: str) -> dict[int, Entry]:
     return {entry["number"]: entry for entry in entries if entry["group"] == group and not entry.get("p2p")}
 
 
-def _other_operation(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> Mismatch | None:
-    numbers = sorted({number for entries in ranks.values() for number in entries})
-    for number in numbers:
-        entered = {rank: entries[number] for rank, entries in ranks.items() if number in entries}
-        kinds = Counter(_kind(entry) for entry in entered.values())
-        if len(kinds) < 2 or all(entry["done"] for entry in entered.values()):
+def _other_operation(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
+    for number in sorted({number for one in entered for number in one.entries}):
+        there = [one for one in entered if number in one.entries]
+        if all(one.entries[number]["done"] for one in there):
             continue
+        kinds: dict[tuple[str, str, int], list[_Entered]] = {}
+        for one in there:
+            kinds.setdefault(_kind(one.entries[number]), []).append(one)
+        if len(kinds) < 2:
+            continue
+        by_kind = {kind: _ranks(same) for kind, same in kinds.items()}
+        most = max(map(len, by_kind.values()))
         parts, minority = [], []
-        for kind, count in sorted(kinds.items(), key=lambda item: (item[1], item[0])):
-            same = [rank for rank, entry in entered.items() if _kind(entry) == kind]
-            minority += same if count < max(kinds.values()) else []
-            verb = "has" if len(same) == 1 else "have"
-            parts.append(f"{ranks_in_words(same)} {verb} entered {_in_words(entered[same[0]], cwd)}")
+        for kind, ranks in sorted(by_kind.items(), key=lambda item: (len(item[1]), item[0])):
+            minority += ranks if len(ranks) < most else []
+            verb = "has" if len(ranks) == 1 else "have"
+            first = next(one for one in kinds[kind] if ranks[0] in one.ranks)
+            parts.append(f"{several_in_words(ranks)} {verb} entered {_in_words(first.entries[number], cwd)}")
         return Mismatch(f"collective {number} is not the same on all ranks: {'; '.join(parts)}", minority)
     return None
 
 
-def _not_entered(ranks: Mapping[int, Mapping[int, Entry]], cwd: str) -> Mismatch | None:
-    last = {rank: max(entries, default=0) for rank, entries in ranks.items()}
-    most = max(last.values(), default=0)
-    behind = {rank: number for rank, number in last.items() if number < most}
+def _not_entered(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
+    last = [max(one.entries, default=0) for one in entered]
+    behind = [number for number in last if number < max(last)]
     if not behind:
         return None
-    least = min(behind.values())
-    missing = [rank for rank, number in behind.items() if number == least]
-    entered = [rank for rank, number in last.items() if number > least]
-    entry = next((ranks[rank][least + 1] for rank in entered if least + 1 in ranks[rank]), None)
+    least = min(behind)
+    missing = _ranks([one for one, number in zip(entered, last, strict=True) if number == least])
+    others = [one for one, number in zip(entered, last, strict=True) if number > least]
+    entry = next((one.entries[least + 1] for one in others if least + 1 in one.entries), None)
     what = f", {_in_words(entry, cwd)}," if entry else ","
+    there = _ranks(others)
     has = "has" if len(missing) == 1 else "have"
-    have = "has" if len(entered) == 1 else "have"
+    have = "has" if len(there) == 1 else "have"
     return Mismatch(
-        f"{ranks_in_words(missing)} {has} not entered collective {least + 1}{what} "
-        f"which {ranks_in_words(entered)} {have}",
+        f"{several_in_words(missing)} {has} not entered collective {least + 1}{what} "
+        f"which {several_in_words(there)} {have}",
         missing,
     )
+
+
+def _ranks(entered: Sequence[_Entered]) -> list[int]:
+    return sorted(rank for one in entered for rank in one.ranks)
 
 
 def _kind(entry: Entry) -> tuple[str, str, int]:

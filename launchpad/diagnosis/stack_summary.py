@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from launchpad.diagnosis import awaited, tracebacks
 from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
 from launchpad.diagnosis.secondary import secondary_kind
-from launchpad.job.outcome import ranks_in_words
+from launchpad.job.outcome import ranks_in_words, several_in_words
 from launchpad.protocol.events import NO_HANDLER, ChildStack, RanksHeld, StackDump, StacksTaken
 from launchpad.protocol.printable import printable
 from launchpad.protocol.stacks import Where, is_library, main_frames, where
@@ -18,6 +18,9 @@ MOST_GROUPS = 8
 MOST_STACKS = 3
 MOST_LINES = 10
 MOST_COMMAND = 60
+
+# Of so many ranks with equal stacks the pids are told.
+MOST_PIDS = 8
 
 _WHY = {
     "asked": "where the ranks are:",
@@ -108,7 +111,7 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
     if len(groups) > MOST_GROUPS:
         more = [rank for group in groups[MOST_GROUPS:] for rank in group.ranks]
         places = len(groups) - MOST_GROUPS
-        lines.append(f"  {ranks_in_words(more)}: in {places} other place{'s' if places > 1 else ''}")
+        lines.append(f"  {several_in_words(more)}: in {places} other place{'s' if places > 1 else ''}")
     silent = sorted(set(taken.ranks) - {one.rank for one in taken.dumps} - set(taken.starting))
     if taken.starting:
         has = "has" if len(taken.starting) == 1 else "have"
@@ -132,19 +135,23 @@ def merged(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
 def grouped(dumps: Sequence[StackDump], first: Sequence[int] = ()) -> list[RankGroup]:
     """Group ranks by place. `first` come first, then ranks that do not wait, then small groups before large ones."""
     found: dict[tuple[Any, ...], RankGroup] = {}
+    places: dict[tuple[int, bool], Where] = {}  # by stack: equal ones are the same object (protocol/stacks.py)
     for one in dumps:
-        place = where(main_frames(one), bool(one.collectives.get("mpi")))
-        if place.waits_in:
+        stack = id(one.threads), bool(one.collectives.get("mpi"))
+        place = places.get(stack) or places.setdefault(stack, where(main_frames(one), stack[1]))
+        if place.waits_in and place.innermost:
             place = place._replace(innermost="")  # ranks in the same wait may be at different steps of it
         outside = "" if one.threads else _from_outside(one)
         if spins := one.collectives.get("spins"):
             place = place._replace(waits_in=spins[0])
         waits = () if place.waits_in else (one.awaits.get("what"), one.awaits.get("holder"))
-        group = found.setdefault((place, outside, waits), RankGroup(place, outside, [], one))
+        key = place, outside, waits
+        group = found.get(key) or found.setdefault(key, RankGroup(place, outside, [], one))
         group.ranks.append(one.rank)
+    leading = set(first)
 
     def order(group: RankGroup) -> tuple[bool, bool, int, list[int]]:
-        return not set(first) & set(group.ranks), bool(group.where.waits_in), len(group.ranks), group.ranks
+        return leading.isdisjoint(group.ranks), bool(group.where.waits_in), len(group.ranks), group.ranks
 
     return sorted(found.values(), key=order)
 
@@ -159,7 +166,7 @@ def _from_outside(one: StackDump) -> str:
 
 def _subject(ranks: list[int], nodes: Mapping[int, str]) -> str:
     names = sorted({nodes[rank] for rank in ranks if rank in nodes})
-    return ranks_in_words(ranks) + (f" on {names[0]}" if len(names) == 1 else "")
+    return several_in_words(ranks) + (f" on {names[0]}" if len(names) == 1 else "")
 
 
 def _sentence(group: RankGroup, cwd: str, nodes: Mapping[int, str]) -> str:
@@ -209,27 +216,38 @@ def _named(child: ChildStack) -> str:
 
 
 def full(taken: StacksTaken, cwd: str, nodes: Mapping[int, str]) -> str:
-    """All stacks: every thread of every rank, and the rank's last collectives."""
-    lines: list[str] = []
+    """All stacks: every thread, and the last collectives, of every rank; once for those in which they are equal."""
+    texts: dict[tuple[int, ...], str] = {}  # equal ones are the same object (protocol/stacks.py)
+    found: dict[tuple[str, str, str], list[StackDump]] = {}
     for one in taken.dumps:
-        if lines:
-            lines.append("")
-        lines.append(f"{_subject([one.rank], nodes)}, pid {one.pid}: " + (_from_outside(one) if one.why else ""))
-        for number, thread in enumerate(one.threads):
-            lines.append(f"  thread {thread['name']}" + (" (main)" if number == 0 else ""))
-            lines += [f"    {_line(frame, cwd)}" for frame in thread["frames"]]
-        for task in (*one.awaits.get("chain", ()), *one.awaits.get("tasks", ())):
-            lines.append(f"  task {printable(task['name'])}")
-            lines += [f"    {_line(frame, cwd)}" for frame in task["frames"]]
-        for child in one.children:
-            lines.append(f"  process {child['pid']}{printable(_named(child))}, child of {child['parent']}:")
-            lines += [f"    {_line(frame, cwd)}" for frame in child["frames"]] or [
-                f"    {awaited.process(child, (), cwd)}"
-            ]
-        for entry in one.collectives.get("entries", ())[-10:]:
-            done = "" if entry["done"] else ", in progress"
-            number, what = entry["number"], entry["what"]
-            lines.append(f"  group {entry['group']} collective {number}: {what} {entry['sizes']}{done}")
-        if one.native:
-            lines += ["  by py-spy:", *(f"    {line}" for line in one.native.splitlines())]
-    return "\n".join(lines)
+        shared = id(one.threads), id(one.collectives), id(one.awaits), id(one.children)
+        if shared not in texts:
+            texts[shared] = "\n".join(_all_of(one, cwd))
+        found.setdefault((_from_outside(one) if one.why else "", texts[shared], one.native), []).append(one)
+    parts = []
+    for (outside, text, native), alike in found.items():
+        pids = [str(one.pid) for one in alike[:MOST_PIDS]] + ["…"] * (len(alike) > MOST_PIDS)
+        pid = f"pid{'s' * (len(alike) > 1)} {', '.join(pids)}"
+        lines = [f"{_subject([one.rank for one in alike], nodes)}, {pid}: {outside}", *filter(None, [text])]
+        if native:
+            lines += ["  by py-spy:", *(f"    {line}" for line in native.splitlines())]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _all_of(one: StackDump, cwd: str) -> list[str]:
+    lines: list[str] = []
+    for number, thread in enumerate(one.threads):
+        lines.append(f"  thread {thread['name']}" + (" (main)" if number == 0 else ""))
+        lines += [f"    {_line(frame, cwd)}" for frame in thread["frames"]]
+    for task in (*one.awaits.get("chain", ()), *one.awaits.get("tasks", ())):
+        lines.append(f"  task {printable(task['name'])}")
+        lines += [f"    {_line(frame, cwd)}" for frame in task["frames"]]
+    for child in one.children:
+        lines.append(f"  process {child['pid']}{printable(_named(child))}, child of {child['parent']}:")
+        lines += [f"    {_line(frame, cwd)}" for frame in child["frames"]] or [f"    {awaited.process(child, (), cwd)}"]
+    for entry in one.collectives.get("entries", ())[-10:]:
+        done = "" if entry["done"] else ", in progress"
+        number, what = entry["number"], entry["what"]
+        lines.append(f"  group {entry['group']} collective {number}: {what} {entry['sizes']}{done}")
+    return lines

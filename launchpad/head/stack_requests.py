@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
-from launchpad.head.part import Part
+from launchpad.head.part import InvalidMessage, Part
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
@@ -22,11 +22,13 @@ from launchpad.protocol.events import (
     RankStarted,
     Reached,
     StackDump,
+    StackDumps,
     StacksRequested,
     StacksTaken,
     Stalled,
     StopRequested,
 )
+from launchpad.protocol.stacks import separate
 
 if TYPE_CHECKING:
     from launchpad.head.pair_check import PairCheck
@@ -57,7 +59,7 @@ class _StackRequest(NamedTuple):
 class StackRequests(Part):
     """Posts a StacksTaken for each request, and a Stalled after the request that finds a stall."""
 
-    takes = (StackDump, Listening, Reached, TakeStacks)
+    takes = (StackDumps, Listening, Reached, TakeStacks)
     sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
 
     def __init__(self, hub: Hub, stall_timeout: float | None) -> None:
@@ -71,7 +73,9 @@ class StackRequests(Part):
         self._number = 0
         self._ranks: Collection[int] = ()  # those that the current request asks
         self._started: set[int] = set()  # ranks that have a process
+        self._missing: set[int] = set()  # of these, those that can answer, and have not
         self._answers: dict[int, StackDump] = {}
+        self._same: dict[str, Any] = {}  # the stacks in them, each once
         self._early: dict[int, StackDump] = {}  # the answers with stacks to the request SOON, if nothing came since
         self._until = 0.0
 
@@ -94,9 +98,8 @@ class StackRequests(Part):
             case RankStarted(rank=rank):
                 self._started.add(rank)
                 self._look_afresh()
-            case StackDump(number=number, rank=rank) if self._current is not None and number == self._number:
-                if message.threads or rank not in self._answers:
-                    self._answers[rank] = message
+            case StackDumps(number=number) if self._current is not None and number == self._number:
+                self._answered(message)
             case StacksRequested(asker=asker, native=native, full=full, rank=rank):
                 self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
             case TakeStacks(why=why):
@@ -105,6 +108,16 @@ class StackRequests(Part):
                 self._ask("asked")
             case Listening() | Reached() if self._pairs is not None:  # else it is late, or somebody else has asked
                 self._pairs.on(source, message, self._hub.clock.now())
+
+    def _answered(self, message: StackDumps) -> None:
+        try:
+            dumps = separate(message, self._same)
+        except (LookupError, TypeError, ValueError, RecursionError):
+            raise InvalidMessage from None
+        for one in dumps:
+            if one.threads or one.rank not in self._answers:
+                self._answers[one.rank] = one
+                self._missing.discard(one.rank)
 
     def start(self) -> None:
         """Forget the last attempt: what was found about it says nothing of this one."""
@@ -148,16 +161,18 @@ class StackRequests(Part):
             self._begin(self._waiting.popleft(), now, running)
 
     def _has_all(self, running: Collection[int]) -> bool:
-        """Whether every rank that can answer has."""
-        return all(rank in self._answers for rank in running if rank in self._started)
+        """Whether every rank that can answer has, or has exited."""
+        return not any(rank in running for rank in self._missing)
 
     def _begin(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
         self._current = request
         self._number += 1
         self._ranks = tuple(running)
-        self._answers = {}
+        self._answers, self._same = {}, {}
+        self._missing = {rank for rank in running if rank in self._started}
         if request.why == "timeout":
             self._answers = {rank: self._early[rank] for rank in running if rank in self._early}
+            self._missing -= self._answers.keys()
             if self._answers and self._has_all(running):
                 self._until = now
                 return

@@ -83,3 +83,15 @@ def ranges(ranks: Iterable[int]) -> list[str]:
 def ranks_in_words(ranks: list[int]) -> str:
     """A list of ranks in words: "rank 3", "ranks 0-2, 4"."""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(ranges(ranks))}"
+
+
+# The most runs of ranks that a reader can use.
+MOST_RUNS = 10
+
+
+def several_in_words(ranks: list[int]) -> str:
+    """The same of what may be very many ranks with gaps: "ranks 0, 2, 4, … (65536 ranks)"."""
+    runs = ranges(ranks)
+    if len(runs) <= MOST_RUNS:
+        return ranks_in_words(ranks)
+    return f"ranks {', '.join(runs[:MOST_RUNS])}, … ({len(ranks)} ranks)"

@@ -27,6 +27,7 @@ Port = Annotated[int, range(-1, 1 << 16)]
 Signum = Annotated[int, range(65)]
 ExitCode = Annotated[int, range(-64, 256)]
 Count = Annotated[int, range(-1, 1 << 20)]
+Place = Annotated[int, range(1 << 20)]  # in a list of the same message
 
 
 class Between:
@@ -45,6 +46,9 @@ Date = Annotated[float, Between(0.0, 1e11)]  # seconds since 1970
 NodeRanks = tuple[str, list[Rank]]  # a node's name, and its ranks
 
 Frame = tuple[str, int, str, str]  # file, line, function, source
+# Ranks of a process group: the first, the last, and the step from one to the next.
+Members = tuple[Rank, Rank, Annotated[int, range(1, 1 << 31)]]
+
 _Size = Annotated[list[int], range(65)]  # torch's tensors have up to 64 dimensions
 
 
@@ -106,7 +110,7 @@ class Entered(TypedDict, total=False):
     counts: dict[str, int]  # by group: the number of the last one
     waiting: int  # how many have not completed
     entries: list[MpiCollectiveEntry]  # on request
-    groups: dict[str, tuple[str, list[int]]]  # likewise; by name: its description, its ranks
+    groups: dict[str, tuple[str, list[Members]]]  # likewise; by name: its description, its ranks
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
@@ -117,6 +121,10 @@ class Entered(TypedDict, total=False):
     # Of a rank without Python that waits busily in MPI: the library, and what identifies its call.
     spins: Annotated[list[str], (2,)]
 
+
+# [rank, which of `threads`, of `collectives` and of `waits`, and as in StackDump: pid, why, state, wchan, cpu, busy,
+# moved, beats, native]
+DumpedRank = tuple[Rank, Place, Place, Place, int, str, str, str, float, bool, int, int, str]
 
 # [group, its size or 0, operation, [number, µs from then to the time of the event, …]]
 Arrivals = tuple[str, int, str, list[int]]
@@ -625,7 +633,7 @@ class Crashed(Event, about=its_rank, recorded=True):
     stack: str
 
 
-class StackDump(Event, about=its_rank):
+class StackDump(Event):
     """The state of one rank. If its stacks could not be had, `threads` is empty and `why` has the reason."""
 
     time: int
@@ -644,6 +652,17 @@ class StackDump(Event, about=its_rank):
     native: str
     awaits: Awaited = {}  # noqa: RUF012  # immutable, as nobody changes it
     children: list[ChildStack] = []  # noqa: RUF012
+
+
+class StackDumps(Event, about=each_rank):
+    """The StackDumps of ranks of a node: stacks that are equal are in it once (stacks.py)."""
+
+    time: int
+    number: int  # of the request
+    threads: list[str]  # JSON, as the head decodes equal ones once
+    collectives: list[str]  # likewise
+    waits: list[str]  # likewise: [awaits, children]
+    ranks: list[DumpedRank]
 
 
 class DebuggerReady(Event, about=its_rank):

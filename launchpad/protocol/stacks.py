@@ -3,10 +3,12 @@
 A frame is [file, line, function, source line]; a thread's frames begin with the innermost.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .events import StackDump
+from .events import Awaited, ChildStack, Entered, StackDump, StackDumps, ThreadStack
+from .typed import typed
 
 # Files, by the end of their path, whose functions wait for other ranks.
 _WAITS = ("torch/distributed/distributed_c10d.py", "launchpad/collectives/mpi/work.py")
@@ -73,6 +75,46 @@ def _operation(above: Sequence[Sequence[Any]], text: str, mpi: bool) -> str:
         if ".wait(" in text and "work" in text.lower():
             return "wait"
     return ""
+
+
+def together(dumps: Sequence[StackDump]) -> StackDumps:
+    """The dumps of ranks of a node, at least one, as they travel."""
+    threads: dict[str, int] = {}
+    collectives: dict[str, int] = {}
+    waits: dict[str, int] = {}
+    ranks = []
+    for one in dumps:
+        places = _place(one.threads, threads), _place(one.collectives, collectives), _place([one.awaits, one.children], waits)
+        figures = one.state, one.wchan, one.cpu, one.busy, one.moved, one.beats
+        ranks.append((one.rank, *places, one.pid, one.why, *figures, one.native))
+    return StackDumps(dumps[-1].time, dumps[-1].number, list(threads), list(collectives), list(waits), ranks)
+
+
+def _place(value: Any, known: dict[str, int]) -> int:
+    return known.setdefault(json.dumps(value), len(known))
+
+
+def separate(message: StackDumps, known: dict[str, Any]) -> list[StackDump]:
+    """The dump of each rank. Equal stacks are the same object: `known`, at first empty, has those that came before.
+
+    Raises LookupError, TypeError, ValueError or RecursionError if they are not what they should be.
+    """
+    threads = [_decoded(one, list[ThreadStack], known) for one in message.threads]
+    collectives = [_decoded(one, Entered, known) for one in message.collectives]
+    waits = [_decoded(one, tuple[Awaited, list[ChildStack]], known) for one in message.waits]
+    return [
+        StackDump(
+            *(message.time, rank, message.number, pid, why, threads[stack], state, wchan, cpu, busy, moved, beats),
+            *(collectives[entered], native, *waits[wait]),
+        )
+        for rank, stack, entered, wait, pid, why, state, wchan, cpu, busy, moved, beats, native in message.ranks
+    ]
+
+
+def _decoded(text: str, hint: Any, known: dict[str, Any]) -> Any:
+    if text not in known:
+        known[text] = typed(hint, json.loads(text))
+    return known[text]
 
 
 def main_frames(dump: StackDump) -> list[Any]:

@@ -406,7 +406,9 @@ def _groups() -> dict[str, Any]:
     """The description and the members' ranks of each group, by name."""
     from . import groups
 
-    return {name: [str(getattr(group, "group_desc", "")), ranks] for group, name, ranks in groups.known()}
+    return {
+        name: [str(getattr(group, "group_desc", "")), groups.in_steps(ranks)] for group, name, ranks in groups.known()
+    }
 
 
 def _of_torch(everything: bool) -> list[dict[str, Any]]:

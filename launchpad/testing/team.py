@@ -23,7 +23,8 @@ from launchpad.agent.stacks.dump import StackDumper
 from launchpad.diagnosis import stack_summary
 from launchpad.job import mpi
 from launchpad.protocol.commands import DumpStacks, MpiWorld
-from launchpad.protocol.events import Event, MpiRequest, RankFailed, StackDump, StacksTaken
+from launchpad.protocol.events import Event, MpiRequest, RankFailed, StackDump, StackDumps, StacksTaken
+from launchpad.protocol.stacks import separate
 from launchpad.rank import own_process, store
 from launchpad.testing import member, messages, shared
 from launchpad.testing.capturing import Captured
@@ -363,8 +364,9 @@ class Team:
     def say(self, event: Event) -> None:
         """Take an event from the agent's parts."""
         match event:
-            case StackDump():
-                self._dumps.append(event._replace(threads=_without_pytest(event.threads)))
+            case StackDumps():
+                dumps = separate(event, {})
+                self._dumps += [dump._replace(threads=_without_pytest(dump.threads)) for dump in dumps]
             case RankFailed(rank=rank, reason=reason):
                 one = self._members[rank]
                 if not one.end.reason and not one.failed and not one.end.ended:

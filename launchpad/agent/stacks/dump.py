@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from ...protocol.commands import DumpStacks
 from ...protocol.events import SILENT, Awaited, Entered, StackDump, ThreadStack
+from ...protocol.stacks import together
 from ..host import procfs, receiving, traffic
 from ..outbox import Listener
 from ..poll import Poll, earliest
@@ -69,6 +70,7 @@ class StackDumper:
         self._sockets: dict[str, int] | None = None  # what its connections have carried; None: not looked up yet
         self._pause = _FIRST_LOOK
         self._ranks: Iterable[Rank] = ()  # those running now
+        self._known: list[StackDump] = []  # what is about to be told
         self._native: list[_PendingRank] = []  # ranks waiting for their native frames
         self._spy: spy.Spy | None = None
         self.own: set[int] = set()  # pids of py-spy, which are not orphans of a rank
@@ -142,6 +144,7 @@ class StackDumper:
                 self._native.append(target)
             else:
                 self._report(target)
+        self._tell()
         self._pause = min(2 * self._pause, _LAST_LOOK)
         self._look = now + self._pause
         self._spy_on_next()
@@ -178,7 +181,7 @@ class StackDumper:
             known["spins"] = spins
         state = procfs.state(pid)
         sleeps_in = procfs.wchan(pid) or procfs.system_call(pid)
-        self._outbox.say(
+        self._known.append(
             StackDump(
                 *(time.monotonic_ns(), target.rank, self._question.number, pid, target.why, target.threads, state),
                 *(sleeps_in, seconds, busy, moved, said.get("beats", -1), known, target.native),
@@ -186,6 +189,11 @@ class StackDumper:
                 children=children,
             )
         )
+
+    def _tell(self) -> None:
+        if self._known:
+            self._outbox.say(together(self._known))
+            self._known = []
 
     # Native frames: one rank at a time, because each takes a second of CPU time.
 
@@ -206,11 +214,13 @@ class StackDumper:
                 except OSError as error:
                     target.native = f"{command} can't be started: {error.strerror}"
             self._report(target)
+            self._tell()
 
     def _spied(self, target: _PendingRank, said: str) -> None:
         self._spy = None
         target.native = said
         self._report(target)
+        self._tell()
         self._spy_on_next()
 
     def end(self) -> None:

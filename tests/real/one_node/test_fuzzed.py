@@ -42,6 +42,7 @@ from launchpad.protocol.events import (
     StackDump,
     StacksRequested,
 )
+from launchpad.protocol.stacks import together
 from launchpad.protocol.typed import typed
 from launchpad.runner.conductor import Conductor
 from launchpad.runner.options import ReportOptions
@@ -89,7 +90,8 @@ class Node:
                     assert self._over.wait(DEADLINE)
                 say(RankExited(2, rank, 0, 0, False))
             case DumpStacks(number=number):
-                say(StackDump(3, rank, number, 70 + rank, SILENT, [], "S", "", 0.0, False, 0, 0, {}, ""))
+                silent = StackDump(3, rank, number, 70 + rank, SILENT, [], "S", "", 0.0, False, 0, 0, {}, "")
+                say(together([silent]))
             case Listen():
                 say(Listening(4, [-1]))
             case Signal():
@@ -324,6 +326,7 @@ def test_odd_files_of_a_rank_cost_a_line_each(launchpad: Launchpad, code: int) -
 JUNK = """
 import json, os, zlib
 from launchpad.rank import stack_server
+from launchpad.protocol.stacks import together
 line = stack_server._connected(os.path.join(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), "answers"))
 for junk in ({"number": 1, "threads": [5]}, {"number": 1, "threads": [{"name": 1, "frames": 2}]}, [], 5):
     line.recv(1000)

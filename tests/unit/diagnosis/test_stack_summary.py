@@ -12,11 +12,12 @@ from launchpad.agent.stacks.signalled import parse
 from launchpad.control import client
 from launchpad.diagnosis.held_sink import HeldSink
 from launchpad.diagnosis.mismatch import mismatches
-from launchpad.diagnosis.stack_summary import held, merged
+from launchpad.diagnosis.stack_summary import full, held, merged
 from launchpad.job.plan import NodePlan, Plan, RankPlan
-from launchpad.protocol.events import NO_HANDLER, RanksHeld, Restarted, StacksTaken
-from launchpad.protocol.stacks import where
+from launchpad.protocol.events import NO_HANDLER, RanksHeld, Restarted, StackDump, StacksTaken
+from launchpad.protocol.stacks import separate, together, where
 from launchpad.rank import exceptions, stack_server
+from launchpad.rank.groups import in_steps
 from tests.support.needs import needs_torch
 from tests.support.stacks import dumps
 
@@ -196,7 +197,7 @@ def entry(
 
 
 def progress(*ranks: list[dict[str, Any]]) -> list[str]:
-    groups = {"0": ["default_pg", list(range(len(ranks)))]}
+    groups = {"0": ["default_pg", [[0, len(ranks) - 1, 1]]]}
     found = mismatches([dumps(rank, [], entries=told, groups=groups) for rank, told in enumerate(ranks)], "/w")
     return [one.sentence for one in found]
 
@@ -247,3 +248,61 @@ def test_a_job_that_does_not_answer_is_said_to(hangs_up: bool, monkeypatch: pyte
         else:
             with pytest.raises(client.NoAnswer, match="may be suspended"):
                 client.ask("", "sample")
+
+
+def test_ranks_with_equal_stacks_are_in_one_entry_of_the_file() -> None:
+    found = [dumps(rank, READS if rank == 3 else WAITS) for rank in range(12)]
+    entries = full(StacksTaken(0, "stall", 0, False, list(range(12)), separated(found), []), "/w", {}).split("\n\n")
+    assert [entry.splitlines()[0] for entry in entries] == [
+        "ranks 0-2, 4-11, pids 100, 101, 102, 104, 105, 106, 107, 108, …: ",
+        "rank 3, pid 103: ",
+    ]
+    assert "    train.py:41 in main: dist.all_reduce(t)" in entries[0].splitlines()
+
+
+def separated(found: list[StackDump]) -> list[StackDump]:
+    """As the head has them, which got them from two nodes."""
+    known: dict[str, Any] = {}
+    there = [one for node in (found[::2], found[1::2]) for one in separate(together(node), known)]
+    return sorted(there, key=lambda one: one.rank)
+
+
+def test_equal_stacks_travel_once_and_are_one_object_in_the_head() -> None:
+    found = [dumps(rank, READS if rank == 3 else WAITS, counts={"0": 7}) for rank in range(8)]
+    assert len(together(found).threads) == 2
+    there = separated(found)
+    assert sorted(one.rank for one in there) == list(range(8))
+    assert [one._replace(threads=[]) for one in there if one.rank == 3] == [found[3]._replace(threads=[])]
+    assert len({id(one.threads) for one in there}) == 2
+    assert len({id(one.collectives) for one in there}) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threads": ['[{"name": 1, "frames": []}]']},
+        {"threads": ["[{"]},
+        {"threads": []},
+        {"collectives": ['{"counts": []}']},
+        {"threads": ["[" * 100_000]},
+    ],
+)
+def test_stacks_that_are_none_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError, RecursionError)):
+        separate(together([dumps(0, WAITS)])._replace(**change), {})
+
+
+def test_of_ranks_with_many_gaps_only_some_are_named() -> None:
+    found = [dumps(rank, READS if rank % 2 else WAITS) for rank in range(40)]
+    text = merged(StacksTaken(0, "asked", 0, False, list(range(40)), found, []), "/w", {})
+    assert "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, … (20 ranks) wait in all_reduce" in text
+
+
+def test_members_of_a_group_are_told_in_steps() -> None:
+    assert in_steps([*range(8), 16, 24, 32, 33]) == [[0, 7, 1], [16, 32, 8], [33, 33, 1]]
+    assert in_steps([0, 8, 16]) == [[0, 16, 8]]
+    assert in_steps([]) == []
+    groups = {"0": ["tp", [[0, 6, 2]]]}
+    there = {rank: [entry(1)] if rank == 4 else [entry(1), entry(2, done=False)] for rank in range(7)}
+    found = mismatches([dumps(rank, [], entries=told, groups=groups) for rank, told in there.items()], "/w")
+    assert [one.ranks for one in found] == [[4]]

@@ -19,6 +19,7 @@ from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.protocol.commands import Listen, Reach
 from launchpad.protocol.events import Listening, Output, RankExited, RankStarted, Reached, StackDump
+from launchpad.protocol.stacks import together
 from tests.support.hubs import FakeJob, FakeNodes
 
 C10D = "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -221,7 +222,7 @@ class Stacks:
 
     def answer(self, dump: StackDump) -> None:
         """To the last request."""
-        self.requests.on(0, dump._replace(number=self.sent[-1].number))
+        self.requests.on(0, together([dump._replace(number=self.sent[-1].number)]))
 
     def tick(self, now: float, *running: int, phase: Phase = "clearing") -> None:
         """In a phase other than "running", nobody looks for a stall."""

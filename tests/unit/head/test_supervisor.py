@@ -43,6 +43,7 @@ from launchpad.protocol.events import (
     StopRequested,
     Written,
 )
+from launchpad.protocol.stacks import together
 from launchpad.transport.memory import MemoryLink
 from tests.support.agents import DEADLINE, READY, Agent
 
@@ -238,7 +239,8 @@ def test_after_a_restart_the_stacks_of_a_rank_without_a_process_are_not_waited_f
         assert [started.get(timeout=DEADLINE) for _ in range(3)][-1] == 80
         head.post(StacksRequested(0, 5, False, False))
         number = agent.hear(DumpStacks).number
-        agent.say(StackDump(0, 0, number, 80, "", [{"name": "main", "frames": []}], "S", "", 0.0, False, 0, 0, {}, ""))
+        threads: Any = [{"name": "main", "frames": []}]
+        agent.say(together([StackDump(0, 0, number, 80, "", threads, "S", "", 0.0, False, 0, 0, {}, "")]))
         assert taken.get(timeout=DEADLINE).starting == [1]
         agent.say(RankExited(0, 1, 0, 0, False))
         agent.leave()
