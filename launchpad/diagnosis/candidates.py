@@ -155,7 +155,8 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if stopping is not None and end.time > stopping:
         coincidence = end.time <= stopping + COINCIDENCE_NS
-        not_by_us = end.memory_killed or history.passed_on(end.code) or (end.code < 0 and not _sent(history, -end.code))
+        foreign = end.code < 0 and not _sent(history, -end.code)
+        not_by_us = end.memory_killed or history.passed_on(end.code, one.node) or foreign
         if not (coincidence and not_by_us and _stopped_for_failure(history)):
             if end.code > 0 or not_by_us:
                 found.failed_later.append(one.rank)

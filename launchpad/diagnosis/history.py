@@ -36,6 +36,7 @@ from launchpad.protocol.events import (
     RanksSpawned,
     RankStarted,
     Restarted,
+    SignalPassedOn,
     Stalled,
     StartFailed,
     StopRequested,
@@ -49,6 +50,9 @@ _RECENT = 6
 
 # Signals to us that ask nothing of the programs: they suspend the job, or show its stacks.
 _OURS = (signal.SIGTSTP, signal.SIGCONT, signal.SIGQUIT)
+
+# In place of a node.
+_EVERYWHERE = -1
 
 # How much of the end of each rank's standard output the verdict looks at. Of its error output, it is all that is kept.
 STDOUT_BYTES = 4096
@@ -113,7 +117,8 @@ class History:
         self.stop: PhaseChanged | None = None
         self.kind = ""  # what ended it: the cause in a PhaseChanged
         self.sent: list[tuple[int, int]] = []  # (time, signal) sent to all ranks
-        self._passed_on: set[int] = set()  # the other signals that we got, and sent to all ranks
+        # The other signals that we got and sent to all ranks, and those of joined launchpads, with their nodes.
+        self._passed_on: set[tuple[int, int]] = set()
         self.signum = 0  # the first signal that told us to stop
         self.time_to_stop = ""  # why it was not a signal, but time to stop
         self.console = ""
@@ -188,13 +193,13 @@ class History:
     def _rank(self, rank: int, node: int = 0) -> RankHistory:
         return RankHistory(rank, node, has_input=rank == self.planned.input_rank)
 
-    def passed_on(self, code: int) -> int:
-        """The signal that we were sent and passed on, if it ended the rank with this exit code; else 0.
+    def passed_on(self, code: int, node: int) -> int:
+        """The signal that was passed on to a rank of this node, if it ended the rank with this exit code; else 0.
 
         A shell exits with 128 + n if the command that it waits for dies of signal n.
         """
         signum = -code if code < 0 else code - 128
-        return signum if signum in self._passed_on else 0
+        return signum if {(signum, _EVERYWHERE), (signum, node)} & self._passed_on else 0
 
     def on(self, event: Any) -> None:
         """Add an event."""
@@ -227,7 +232,9 @@ class History:
             case StopRequested(signum=signum, reason=reason) if signum in STOPPING and not self.signum:
                 self.signum, self.time_to_stop = signum, reason
             case StopRequested(signum=signum) if signum not in (*STOPPING, *_OURS):
-                self._passed_on.add(signum)
+                self._passed_on.add((signum, _EVERYWHERE))
+            case SignalPassedOn(signum=signum, node=node):
+                self._passed_on.add((signum, node))
             case ConsoleClosed(reason=reason):
                 self.console = reason
             case RanksHeld():

@@ -139,7 +139,7 @@ def _too_close(history: History, own: Sequence[Candidate]) -> tuple[tuple[int, .
     for one in own[1:]:
         if own[0].kind in ("lost", "start") or one.kind in ("lost", "start") or one.rank == own[0].rank:
             continue
-        if history.passed_on(one.code) and one.is_like(own[0]):  # we sent it to all at once
+        if history.passed_on(one.code, one.node) and one.is_like(own[0]):  # we sent it to all at once
             continue
         clocks = 0 if one.node == own[0].node else history.doubts.get(one.node, 0) + history.doubts.get(own[0].node, 0)
         doubt = clocks + one.blur + own[0].blur

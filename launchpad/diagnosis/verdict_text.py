@@ -238,7 +238,7 @@ def _how(history: History, cause: Candidate) -> str:
         how += f", by {OOM_KILLER}; it used {cause.memory / 2**20:.0f} MiB"
     elif _is_injected(history, cause):
         how += ", by --inject"
-    elif cause.kind in ("signal", "exit") and (signum := history.passed_on(code)):
+    elif cause.kind in ("signal", "exit") and (signum := history.passed_on(code, cause.node)):
         of_it = f"; a command in it died of {signal_name(signum)}" if code > 0 else ""
         how += f"{of_it}, which launchpad was sent and passed on; the program has no handler"
     elif code == -signal.SIGKILL and cause.kind == "signal" and ended is not None and ended.memory_killed is False:

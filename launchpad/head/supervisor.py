@@ -56,6 +56,7 @@ from launchpad.protocol.events import (
     RankExited,
     RanksBound,
     Restarted,
+    SignalPassedOn,
     SpareReady,
     StopRequested,
     Suspended,
@@ -72,7 +73,7 @@ _LATE_ANSWERS = (AgentReady, NodeFacts, Pong, PortHeld, PortsHeld, SpareReady, T
 
 
 # What is told of the node that says it.
-_OF_A_NODE = (ImageUnused, LeftoversAwaited, ModulesImported, NotForked, OrphansKilled)
+_OF_A_NODE = (ImageUnused, LeftoversAwaited, ModulesImported, NotForked, OrphansKilled, SignalPassedOn)
 
 
 class Supervisor:

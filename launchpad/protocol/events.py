@@ -807,6 +807,14 @@ class StopRequested(Event, about=the_node, recorded=True):
     reason: str = ""  # why it is time; only from the head
 
 
+class SignalPassedOn(Event, about=the_node, recorded=True):
+    """The launchpad of a node that has joined got a signal other than those, and passed it on to its own ranks."""
+
+    time: int
+    signum: Signum
+    node: int = -1  # filled in by the head
+
+
 class StdinRead(Event):
     """Bytes from the head's standard input, for a rank on another machine; empty at end-of-file."""
 

@@ -39,6 +39,7 @@ from launchpad.protocol.events import (
     RankRaised,
     Restarted,
     RosterHeld,
+    SignalPassedOn,
     StopRequested,
     Written,
 )
@@ -344,6 +345,7 @@ class Relay:
                 head.send(event)
             case StopRequested(signum=signum):
                 link.send(Signal(signum))
+                head.send(SignalPassedOn(time.monotonic_ns(), signum))
             case ConsoleClosed():
                 head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
             case LogFailed(path=path, reason=reason) if self._own_output is not None:

@@ -20,16 +20,32 @@ from ..ranks.forkserver_client import bring_launchpad
 _VIRTUAL = ("docker", "br-", "veth", "virbr", "lxc", "lxd", "cni", "flannel", "cali", "podman")
 
 # Prints the versions of Python, torch and launchpad (empty for none) that a rank would import, without importing them,
-# and whether it finds the module in its argument.
+# and whether it finds the module in its argument: below a package that has no file, or decides itself where its modules
+# are, any.
 _VERSIONS = """
 import importlib.util, os, re, sys
+from importlib.machinery import PathFinder
+def has(name):
+    whole, *parts = name.split(".")
+    spec = importlib.util.find_spec(whole)
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        whole += "." + part
+        try:
+            if re.search("__path__|sys.modules|meta_path", open(spec.origin, errors="replace").read()):
+                return True
+            spec = PathFinder.find_spec(whole, spec.submodule_search_locations)
+        except (OSError, TypeError, KeyError):
+            return True
+    return spec is not None
 print(*sys.version_info[:3], sep=".")
 for name, file in (("torch", "version.py"), ("launchpad", "_version.py")):
     spec = importlib.util.find_spec(name)
     path = os.path.join(os.path.dirname(spec.origin), file) if spec and spec.origin else os.devnull
     found = re.search("__version__ = [^0-9]*([^'\\"]*)", open(path).read())
     print(found[1] if found else "")
-print(not sys.argv[1] or importlib.util.find_spec(sys.argv[1]) is not None)
+print(not sys.argv[1] or has(sys.argv[1]))
 """
 
 
@@ -58,8 +74,8 @@ def probe(command: Probe) -> NodeFacts:
     cwd = command.cwd if not problems else "/"
     version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
     kind, name = command.needs or ("", "")
-    module = name.partition(".")[0] if kind == "module" and not problems else ""
-    if module == "launchpad":  # it is brought with the agent
+    module = name if kind == "module" and not problems else ""
+    if module.partition(".")[0] == "launchpad":  # it is brought with the agent
         module = ""
     if (command.torch or command.python or module) and (answer := _versions(command, cwd, module)) is not None:
         version, torch, launchpad, there = answer

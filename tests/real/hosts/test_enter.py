@@ -101,7 +101,7 @@ def test_what_is_not_there_is_told(launchpad: Launchpad, box: Box) -> None:
         (("show.py",), f"no such file: {launchpad.folder}/show.py", "copy it there, or the whole folder with --sync"),
         (("calls.py:main",), f"no such file: {launchpad.folder}/calls.py", "copy it there"),
         (("-m", "package"), "no such module: package for ", "install it there, or choose another Python with"),
-        (("-m", "package.part"), "no such module: package for ", "install it there"),
+        (("-m", "package.part"), "no such module: package.part for ", "install it there"),
         (("./tool",), f"no such program: {launchpad.folder}/./tool is not there, or not exec", "install it there"),
     ):
         done = launchpad.run("run", "--enter", box.words, *target)

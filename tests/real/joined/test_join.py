@@ -220,6 +220,19 @@ def test_ctrl_c_on_any_node_ends_the_job(launchpad: Launchpad, asked: int) -> No
         assert "the job was stopped by SIGINT" in err
 
 
+@pytest.mark.parametrize("asked", [0, 1], ids=["head", "node"])
+def test_a_signal_that_a_launchpad_passed_on_is_told_to_be_its_own(launchpad: Launchpad, asked: int) -> None:
+    port = free_port()
+    jobs = [launchpad.start("run", *static(rank, port), "exits.py", "wait", "wait") for rank in range(2)]
+    for job in jobs:
+        _ready(job)
+    jobs[asked].send_signal(signal.SIGUSR1)
+    for job in jobs:
+        code, _, err = ends(job)
+        assert code == 138
+        assert "killed by SIGUSR1 (User defined signal 1), which launchpad was sent and passed on; the program" in err
+
+
 def test_ranks_on_all_nodes_are_restarted(launchpad: Launchpad) -> None:
     (launchpad.folder / "once.py").write_text(
         "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\n"

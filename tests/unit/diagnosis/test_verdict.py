@@ -28,6 +28,7 @@ from launchpad.protocol.events import (
     RanksHeld,
     RankStarted,
     Restarted,
+    SignalPassedOn,
     Stalled,
     StopRequested,
 )
@@ -691,6 +692,9 @@ def test_a_signal_that_was_passed_on_is_said_to_be_ours(code: int, told: str) ->
     for other in (signal.SIGUSR2, signal.SIGCONT, signal.SIGTERM):
         events = [*job(2), StopRequested(at(5), other), *ends]
         assert "passed on" not in describe(History(events), judge(events))[0]
+    for node in (0, 1):  # a launchpad that has joined passes it on to its own ranks only
+        events = [*job(2), SignalPassedOn(at(5), signal.SIGUSR1, node), *ends]
+        assert ("passed on" in describe(History(events), judge(events))[0]) == (node == 0)
 
 
 def ended_after_oom_kills(failed: dict[str, Any], code: int) -> Verdict:

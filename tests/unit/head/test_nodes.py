@@ -148,11 +148,25 @@ def test_the_folder_is_checked(tmp_path: Any, path: str, problems: list[str]) ->
         (["program", "sh"], ""),
         (["program", "no-such"], "no such program: no-such is not on PATH"),
         (["module", "json.tool"], ""),
-        (["module", "nowhere.job"], f"no such module: nowhere for {sys.executable}"),
+        (["module", "nowhere.job"], f"no such module: nowhere.job for {sys.executable}"),
+        (["module", "package.inner.job"], ""),
+        (["module", "package.inner.none"], f"no such module: package.inner.none for {sys.executable}"),
+        (["module", "package.plain.none"], ""),
+        (["module", "package.none.job"], f"no such module: package.none.job for {sys.executable}"),
+        (["module", "decides.none"], ""),
+        (["module", "os.path"], ""),
     ],
 )
 def test_what_the_ranks_run_is_looked_for(tmp_path: Path, needs: list[str], problem: str) -> None:
+    """Modules without importing their packages, unless one may decide itself where they are."""
     (tmp_path / "job.py").touch(0o600)
+    for name in ("inner", "plain"):
+        (tmp_path / "package" / name).mkdir(parents=True)
+    for name in ("package", "package/inner"):
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit\n")
+    (tmp_path / "package" / "inner" / "job.py").touch()
+    (tmp_path / "decides").mkdir()
+    (tmp_path / "decides" / "__init__.py").write_text("__path__ = ['/elsewhere']\n")
     found = probe.probe(Asked(str(tmp_path), False, "", {}, needs))
     assert found.problems == ([problem.format(tmp_path)] if problem else [])
 
