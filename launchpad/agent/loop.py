@@ -47,6 +47,7 @@ from ..protocol.events import (
     StartFailed,
     Suspended,
 )
+from ..protocol.printable import printable
 from .host import processes, resources, space
 from .net import port
 from .outbox import Outbox
@@ -242,7 +243,7 @@ class Agent:
                 time=time.monotonic_ns(),
                 wall=time.time(),
                 pid=os.getpid(),
-                hostname=socket.gethostname(),
+                hostname=printable(socket.gethostname()),
                 cores=resources.usable_cores(),
                 gpus=_accelerators(hello),
                 visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),

@@ -12,6 +12,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
 from launchpad.job.succession import Rosters
+from launchpad.protocol.events import Shown
 from launchpad.protocol.printable import printable
 from launchpad.protocol.typed import typed
 
@@ -47,7 +48,7 @@ _NOT_GIVEN = (None, "", 0, RestartLimit(), "judged", ())
 class NodeOffer:
     """A node that asks to join."""
 
-    name: str  # its host name
+    name: Shown  # its host name
     python: str  # the interpreter that its launchpad, and so its agent, runs in
     nnodes: str = ""  # the size of the job that it expects; "": it doesn't say (`launchpad join`)
     node_rank: int | None = None  # --node-rank: the place that it must have; with c10d, that it comes in order of
@@ -69,11 +70,9 @@ class NodeOffer:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> NodeOffer:
         """The offer from the wire. Raises ValueError, TypeError or KeyError if it is none."""
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
         spec = None if found["spec"] is None else _spec_from_json(found["spec"])
         values = {name: _declared(name, found[name], hint) for name, hint in hints.items() if name != "spec"}
-        if not values["name"].isprintable():
-            raise ValueError(f"name: {values['name']!r} can't be printed")
         _check_count("slots", values["slots"])
         if not all(roster.peers and 0 <= roster.restarts < MOST_RESTARTS for roster in values["rosters"]):
             raise ValueError("rosters: one is of nobody, or of a job that has used up too many restarts")

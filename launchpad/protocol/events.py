@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 from .message import Message
+from .printable import Printable
 
 STDOUT, STDERR, RESULT = 1, 2, 3  # RESULT: the pickled outcome of a rank's function
 
@@ -42,6 +43,8 @@ class Between:
 
 Figure = Annotated[float, Between(0.0, 1e18)]  # a quantity
 Date = Annotated[float, Between(0.0, 1e11)]  # seconds since 1970
+
+Shown = Annotated[str, Printable()]  # what our lines name
 
 NodeRanks = tuple[str, list[Rank]]  # a node's name, and its ranks
 
@@ -210,7 +213,7 @@ class AgentReady(Event, about=the_node):
     time: int
     wall: float  # time.time() at `time`, in seconds: turns event times into dates
     pid: int
-    hostname: str
+    hostname: Shown
     cores: Count  # usable ones: CPU affinity and cgroup quota, at least 1
     gpus: Count  # visible ones, or accelerators of the kind that Hello names; -1 if they were not counted
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES, if it is set
@@ -225,12 +228,12 @@ class NodeFacts(Event, about=the_node):
 
     time: int
     python: str  # the ranks' interpreter on this node
-    version: str  # its version, like "3.11.7"
-    torch: str  # its torch version; "" if it has none, or none was requested
-    launchpad: str  # the version of launchpad that a rank would import; "" likewise
+    version: Shown  # its version, like "3.11.7"
+    torch: Shown  # its torch version; "" if it has none, or none was requested
+    launchpad: Shown  # the version of launchpad that a rank would import; "" likewise
     problems: list[str]  # why the ranks can't run: their folder, or their program, is missing
     machine: str  # identifies the machine: equal for two agents on the same one; "" if unknown
-    addresses: list[tuple[str, str]]  # [address, interface] each, best candidates for other machines first
+    addresses: list[tuple[Shown, Shown]]  # [address, interface] each, best candidates for other machines first
 
 
 class TopologyRead(Event, about=the_node):

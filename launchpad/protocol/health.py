@@ -6,13 +6,14 @@ known, or a limit that is not set.
 
 from typing import Any, NamedTuple
 
+from .events import Shown
 from .typed import typed
 
 
 class Identity(NamedTuple):
     """Who the host is, and when."""
 
-    hostname: str
+    hostname: Shown
     machine: str  # equal for two names of one machine; "" if unknown
     python: str  # the interpreter that answers, which ranks would use
     wall: float  # its time of day

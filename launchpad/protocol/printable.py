@@ -24,6 +24,13 @@ def printable(text: str) -> str:
     )
 
 
+class Printable:
+    """Texts that stand in a line of ours as they are."""
+
+    def __contains__(self, text: str) -> bool:
+        return printable(text) == text
+
+
 def printable_line(text: str) -> str:
     """The text on one line, printable, and indented by blanks. GitHub obeys what begins with ::, also after blanks."""
     line = printable(text.expandtabs())

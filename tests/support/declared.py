@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from hypothesis import strategies as st
 
 from launchpad.protocol.events import Between
+from launchpad.protocol.printable import Printable
 
 # What a process reads, what a terminal or a CI system would obey, and halves of characters.
 TEXT = (
@@ -74,6 +75,8 @@ def _annotated(kind: Any, allowed: Any, of_rank: int | None) -> st.SearchStrateg
         return st.just(of_rank)
     if isinstance(allowed, Between):
         return st.sampled_from([allowed.low]) | st.floats(allowed.low, allowed.high, exclude_max=True)
+    if isinstance(allowed, Printable):
+        return TEXT.filter(allowed.__contains__)
     if isinstance(allowed, range):
         return st.sampled_from([allowed[0], allowed[-1]]) | st.integers(allowed[0], allowed[-1])
     return st.sampled_from(allowed)

@@ -16,6 +16,7 @@ from ...protocol import wire
 from ...protocol.commands import Check
 from ...protocol.events import Checked, Event
 from ...protocol.health import Identity, KeptImages, LookUp
+from ...protocol.printable import printable
 from ..host.probe import machine
 from . import gpus, host, mpi, software
 from .network import EchoServer, probe, stream
@@ -95,7 +96,7 @@ def _read() -> bytes:
 
 
 def _identity(_: _Request) -> Identity:
-    return Identity(socket.gethostname(), machine(), sys.executable, time.time())
+    return Identity(printable(socket.gethostname()), machine(), sys.executable, time.time())
 
 
 def _look_up(request: _Request) -> LookUp:

@@ -13,6 +13,7 @@ import time
 from ... import linux
 from ...protocol.commands import Probe, Start
 from ...protocol.events import NodeFacts
+from ...protocol.printable import printable
 from ..part import AgentHub, AgentPart
 from ..ranks.forkserver_client import bring_launchpad
 
@@ -117,7 +118,7 @@ def _versions(command: Probe, cwd: str, module: str) -> tuple[str, str, str, boo
     except (OSError, subprocess.TimeoutExpired):
         return None
     lines = output.decode(errors="replace").splitlines()[-4:]  # a wrapper may print something before
-    version, torch, launchpad, there, *_ = [*lines, "", "", "", ""]
+    version, torch, launchpad, there, *_ = [*map(printable, lines), "", "", "", ""]
     return (version, torch, launchpad, there == "True") if version else None
 
 
