@@ -36,7 +36,7 @@ def parts_of(hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None,
     if door is not None and planner.membership is not None and planner.membership.returns:
         from launchpad.head.rosters import RosterKeeper
 
-        parts.append(RosterKeeper(hub, planner))
+        parts.append(RosterKeeper(hub, planner, door))
     if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 
