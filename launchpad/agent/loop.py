@@ -120,6 +120,7 @@ class Agent:
             *(self._hub, self._parts, self._store, self._input, self._file_limit, self._on_started),
             *(kept, why_cold),
         )
+        self._hub.left_behind = self._has_left_behind
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._begun = time.time()
@@ -297,6 +298,11 @@ class Agent:
         for part in self._parts:
             part.finish(leave)
         self._outbox.drain()
+
+    def _has_left_behind(self) -> bool:
+        """Whether a child is neither a rank nor ours."""
+        others = set(processes.children()) - self._ranks.keys() - self._starter.own
+        return any(not processes.is_helper(processes.name_of(pid)) for pid in others)
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> dict[int, str]:
         """Kill all descendants. Where that takes seconds, tell the head that we are still here."""

@@ -184,7 +184,11 @@ _OPTIONS = (
     ),
     _output("--add-to-reports", type=float, hidden=True),  # for the second and later jobs of a file
     _output("-q", "--quiet", is_flag=True, help="Suppress launchpad's own messages, except the verdict."),
-    _output("--no-advice", is_flag=True, help="Don't report at the end which rank the others waited for."),
+    _output(
+        "--no-advice",
+        is_flag=True,
+        help="Don't report for which rank the others waited, nor where the ranks of a quiet job are.",
+    ),
     _output("-v", "--verbose", is_flag=True, help="Say why no kept image was used (launchpad warm)."),
     _end(
         *("--grace", "--shutdown-timeout", "grace"),

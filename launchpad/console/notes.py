@@ -10,6 +10,7 @@ from typing import Any
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.job.duration import duration
 from launchpad.job.hosts import some_of
+from launchpad.job.limits import IDLE_SECONDS
 from launchpad.job.outcome import ranks_in_words, signal_name
 from launchpad.protocol.events import (
     AtPrompt,
@@ -29,6 +30,7 @@ from launchpad.protocol.events import (
     OwnWorld,
     PhaseChanged,
     RanksBound,
+    RanksHeld,
     RanksSpawned,
     RecordDropped,
     Restarted,
@@ -41,6 +43,9 @@ STANDING_STILL = (
     "--timeout and --stall-timeout are paused, but torch's own time-outs in the ranks that wait for it are not "
     "(default: 30 minutes for gloo, 10 for NCCL)"
 )
+
+# So many groups of ranks are named if all are quiet.
+IDLE_PLACES = 3
 
 # When to remind the user of that.
 PROMPT_SECONDS = 300.0
@@ -154,6 +159,8 @@ class Notes:
                 self._say(f"{what}; run it with < /dev/null to leave standard input to other commands")
             case AtPrompt(rank=rank, waits=waits):
                 self._at_prompt(rank, waits=waits)
+            case RanksHeld(why="idle", lines=lines):
+                self._say(_idle(lines))
             case PhaseChanged():
                 self._phase(event)
             case Restarted():
@@ -214,6 +221,13 @@ class Notes:
             self._say(f"failed: {failure}; restarting all ranks (restart {event.restarts}{of})")
         else:
             self._say(f"failed: {failure}; going on with {names}")
+
+
+def _idle(lines: Sequence[str]) -> str:
+    """`no output or progress for 60 s: rank 3 is in …; ranks 0-2 wait in …; …`."""
+    where = "; ".join([*lines[:IDLE_PLACES], *(["…"] if len(lines) > IDLE_PLACES else [])])
+    remedy = "launchpad stacks shows more, and --stall-timeout SECONDS would end a job that hangs"
+    return f"no output or progress for {IDLE_SECONDS:.0f} s: {where}; {remedy} (--no-advice: don't say this)"
 
 
 def _left_behind(processes: Sequence[str], where: str) -> str:

@@ -33,7 +33,7 @@ class StackSink:
         """Handle stacks that were taken."""
         if type(event) is Restarted and event.nodes:
             self._nodes = event.nodes
-        if type(event) is not StacksTaken or event.why == "failure":  # those are in the report
+        if type(event) is not StacksTaken or event.why in ("failure", "idle"):  # those are in the report or a note
             return False
         from launchpad.diagnosis.stack_summary import full, hosts_of, merged  # few jobs need it
 

@@ -124,6 +124,7 @@ class History:
         self.console = ""
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
+        self.in_vain = False  # the ranks waited for what nobody was left to do
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.apart: list[tuple[int, int]] = []  # pairs of nodes of which the first could not reach the second
         self._tally: Tally | None = None
@@ -237,14 +238,14 @@ class History:
                 self._passed_on.add((signum, node))
             case ConsoleClosed(reason=reason):
                 self.console = reason
-            case RanksHeld():
+            case RanksHeld(why=why) if why != "idle":
                 self.held = event
             case FaultInjected():
                 self.injected.append(event)
             case NodesApart(pairs=pairs):
                 self.apart = pairs
-            case Stalled(seconds=seconds):
-                self.stalled = seconds
+            case Stalled(seconds=seconds, vain=vain):
+                self.stalled, self.in_vain = seconds, vain
             case ArrivalsCompared():
                 self._compared(event)
             case PhaseChanged():

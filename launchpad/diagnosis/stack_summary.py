@@ -25,7 +25,8 @@ MOST_PIDS = 8
 _WHY = {
     "asked": "where the ranks are:",
     "timeout": "the job has timed out; where the ranks are:",
-    "stall": "the job is hanging; where the ranks are:",
+    "stall": (hanging := "the job is hanging; where the ranks are:"),
+    "vain": hanging,
 }
 
 _STATES = {
@@ -161,6 +162,8 @@ def _from_outside(one: StackDump) -> str:
         return f"spinning in {spins[0]} ({one.why})"
     state = _STATES.get(one.state, one.state)
     kernel = f" in {one.wchan}" if one.wchan else ""
+    if one.why == NO_HANDLER and one.collectives.get("mpi"):  # mpi4py calls it when the interpreter is gone
+        return f"at the end of the program, in MPI_Finalize ({state}{kernel})"
     return f"{state}{kernel} ({one.why})"
 
 

@@ -164,7 +164,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             lines = [f"the job was stopped: it ran longer than --timeout {history.planned.timeout:g} s"]
             lines += [*_left(history), *_held(history)]
         case "stall":
-            lines = [f"the job was stopped: it hung, with no output or progress for {history.stalled:.0f} s"]
+            lines = [f"the job was stopped: {_stalled(history, verdict)}"]
             lines += [*_left(history), *_apart(history), *_held(history)]
         case "signal":
             because = f": {history.time_to_stop}" if history.time_to_stop else f" by {signal_name(history.signum)}"
@@ -195,6 +195,13 @@ def _hung(history: History, cause: Candidate) -> str:
     if cause.traceback is not None and cause.code <= 0:
         return f"raised {cause.short}{_at(cause)} and did not exit"
     return f"failed: {_how(history, cause)}"
+
+
+def _stalled(history: History, verdict: Verdict) -> str:
+    if history.in_vain:
+        wait = "waits" if len(verdict.stopped) == 1 else "wait"
+        return f"{ranks_in_words(list(verdict.stopped))} {wait} in torch's store for a key that no rank can set"
+    return f"it hung, with no output or progress for {history.stalled:.0f} s"
 
 
 def _held(history: History) -> list[str]:

@@ -17,13 +17,18 @@ from launchpad.head.stop_by import StopTimes
 from launchpad.job.plan import Stdin
 
 
-def parts_of(hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None, door: Door | None) -> list[Part]:
-    """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them."""
+def parts_of(
+    hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None, door: Door | None, advises: bool = False
+) -> list[Part]:
+    """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them.
+
+    The parameters are the supervisor's.
+    """
     spec = planner.spec
     meetings = Meetings(hub, planner)
     arrivals = Arrivals(hub, planner, reopen, door, meetings.apart)
     parts = [
-        StackRequests(hub, spec.limits.stall_timeout),
+        StackRequests(hub, spec.limits.stall_timeout, advises=advises),
         Samples(hub, spec.sample, arrivals.names),
         Profiles(hub),
         RankDebuggers(hub, spec.debug[1] if spec.debug else 0),

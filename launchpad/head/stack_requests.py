@@ -1,4 +1,4 @@
-"""Collects the stacks of all ranks, one request at a time, and optionally samples them to detect a stall.
+"""Collects the stacks of all ranks, one request at a time, and samples them to see whether the job goes on.
 
 If a job of several nodes has stalled, it also finds out which of them can't reach each other.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
+from launchpad.job.limits import IDLE_SECONDS
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
@@ -33,6 +34,7 @@ from launchpad.protocol.stacks import separate
 if TYPE_CHECKING:
     from launchpad.head.pair_check import PairCheck
     from launchpad.head.stall import StallWatch
+    from launchpad.head.vain_waits import VainWatch
 
 # An agent gives its ranks 2 s, or up to 8 under a high load (agent/stacks/dump.py), and tells of each what it knows. So
 # this is the time for an agent that does not answer itself.
@@ -43,12 +45,20 @@ NATIVE_SECONDS_PER_RANK = 6.0
 
 SAMPLE = "sample"
 
+# What a sample may find: the job has stalled; it waits for what nobody is left to do; it is quiet, which is only told.
+STALL, VAIN, IDLE = "stall", "vain", "idle"
+
 # To have them when the job's time is up. Like a sample, it must not interrupt a rank.
 SOON = "soon"
 
 
+# Requests that say nothing of the next attempt.
+_OF_ATTEMPT = (SAMPLE, SOON, STALL, VAIN, IDLE)
+
+
 class _StackRequest(NamedTuple):
     why: str
+    watch: str = ""  # of a sample: what it may find
     asker: int = 0
     native: bool = False
     full: bool = False
@@ -57,14 +67,19 @@ class _StackRequest(NamedTuple):
 
 
 class StackRequests(Part):
-    """Posts a StacksTaken for each request, and a Stalled after the request that finds a stall."""
+    """Posts a StacksTaken for each request, and a Stalled after the request that finds that the job hangs."""
 
     takes = (StackDumps, Listening, Reached, TakeStacks)
     sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
 
-    def __init__(self, hub: Hub, stall_timeout: float | None) -> None:
+    def __init__(self, hub: Hub, stall_timeout: float | None, *, advises: bool = False) -> None:
+        """`advises`: the user is told once if nothing moves for long, unless the job ends then."""
         self._hub = hub
-        self._watch = None if stall_timeout is None else _watch_for_stalls(stall_timeout, hub.clock.now())
+        self._watches: dict[str, StallWatch | VainWatch] = {}
+        if stall_timeout is not None:
+            self._watches[STALL] = _watch_for_stalls(stall_timeout, hub.clock.now())
+        elif advises:
+            self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, hub.clock.now())
         self._waited = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
         self._quiet = 0.0  # how long the stalled job had been quiet
@@ -88,20 +103,24 @@ class StackRequests(Part):
             return self._until
         if self._waiting:
             return 0.0
-        return self._watch.deadline if self._watch else None
+        return min((watch.deadline for watch in self._watches.values()), default=None)
 
     def on(self, source: int, message: Any) -> None:
         """Take an event of the job, a request, or an answer."""
         match message:
-            case Output() | RankExited():
+            case Output():
                 self._look_afresh()
+            case RankExited(code=code):
+                self._look_afresh()
+                if code == 0:
+                    self._watch_store()
             case RankStarted(rank=rank):
                 self._started.add(rank)
                 self._look_afresh()
             case StackDumps(number=number) if self._current is not None and number == self._number:
                 self._answered(message)
             case StacksRequested(asker=asker, native=native, full=full, rank=rank):
-                self._waiting.append(_StackRequest("asked", asker, native, full, rank=rank))
+                self._waiting.append(_StackRequest("asked", "", asker, native, full, rank=rank))
             case TakeStacks(why=why):
                 self._ask(why)
             case StopRequested(signum=signal.SIGQUIT):
@@ -123,16 +142,26 @@ class StackRequests(Part):
         """Forget the last attempt: what was found about it says nothing of this one."""
         self._started.clear()
         self._pairs = None
-        if self._current is not None and self._current.why in (SAMPLE, SOON, "stall"):
+        self._watches.pop(VAIN, None)
+        if self._current is not None and self._current.why in _OF_ATTEMPT:
             self._current = None
-        self._waiting = deque(one for one in self._waiting if one.why not in (SAMPLE, SOON, "stall"))
+        self._waiting = deque(one for one in self._waiting if one.why not in _OF_ATTEMPT)
         self._look_afresh()
+
+    def _watch_store(self) -> None:
+        """A rank has returned: look whether the others wait for what only it could have set in our store."""
+        ranks = self._hub.plan.ranks
+        if VAIN not in self._watches and any(node.store for node in self._hub.plan.taking_part):
+            from launchpad.head.vain_waits import VainWatch
+
+            port = int(ranks[0].environ["MASTER_PORT"])
+            self._watches[VAIN] = VainWatch(port, self._hub.clock.now())
 
     def _look_afresh(self) -> None:
         """Whatever was seen until now says nothing about a stall, or about where the ranks are."""
         self._early = {}
-        if self._watch:
-            self._watch.moved(self._hub.clock.now())
+        for watch in self._watches.values():
+            watch.moved(self._hub.clock.now())
 
     def _ask(self, why: str) -> None:
         """Request the stacks for everybody. `why`: "soon", "timeout", "failure", "asked"."""
@@ -153,10 +182,11 @@ class StackRequests(Part):
         if request is not None and (now >= self._until or self._has_all(running)):
             self._current = None
             self._ended(request, now, running)
-        if self._current is None and self._watch and self._watch.deadline <= now and not self._waiting:
-            self._watch.asked(now)
-            if watching and self._pairs is None:
-                self._begin(_StackRequest(SAMPLE, insists=False), now, running)
+        for why, watch in self._watches.items():
+            if self._current is None and watch.deadline <= now and not self._waiting:
+                watch.asked(now)
+                if watching and self._pairs is None:
+                    self._begin(_StackRequest(SAMPLE, why, insists=False), now, running)
         if self._current is None and self._waiting:
             self._begin(self._waiting.popleft(), now, running)
 
@@ -182,13 +212,9 @@ class StackRequests(Part):
 
     def _ended(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
         if request.why == SAMPLE:
-            assert self._watch is not None
-            if not request.insists and any(one.why == SILENT for one in self._answers.values()):
-                self._waiting.appendleft(_StackRequest(SAMPLE))
-            elif self._watch.sampled(now, self._answers, running):
-                self._waiting.appendleft(_StackRequest("stall"))
+            self._sampled(request, now, running)
             return
-        if request.why == "stall" and set(running) != set(self._ranks):  # it went on at the last moment
+        if request.why in (STALL, VAIN, IDLE) and not self._is_confirmed(request.why, running):
             return
         if request.why == SOON:
             self._early = {rank: one for rank, one in self._answers.items() if one.threads}
@@ -199,14 +225,44 @@ class StackRequests(Part):
         at = time.monotonic_ns()
         starting = [rank for rank in ranks if rank not in self._started]
         self._hub.post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers, starting))
-        if request.why == "stall" and self._watch:
-            self._quiet = self._watch.quiet(now)
+        if request.why == IDLE:
+            del self._watches[IDLE]  # it is said once
+        elif request.why == VAIN:
+            self._hub.post(Stalled(at, self._watches[VAIN].quiet(now), vain=True))
+        elif request.why == STALL:
+            self._quiet = self._watches[STALL].quiet(now)
             from launchpad.head.pair_check import PairCheck
 
             open_nodes = self._hub.nodes.open
             here = {node.index: node.address for node in self._hub.plan.nodes if node.index in open_nodes}
             self._pairs = PairCheck(here, self._hub.nodes.send, now)
             self._check(self._pairs, now)
+
+    def _sampled(self, request: _StackRequest, now: float, running: Collection[int]) -> None:
+        """The stacks of all ranks are here, in brief: if they show what is looked for, all of them are wanted.
+
+        Only where the user has asked for it, ranks that don't answer are interrupted.
+        """
+        watch = self._watches.get(request.watch)
+        if watch is None:
+            return
+        insists = request.watch == STALL
+        if insists and not request.insists and any(one.why == SILENT for one in self._answers.values()):
+            self._waiting.appendleft(_StackRequest(SAMPLE, STALL))
+        elif watch.sampled(now, self._answers, running):
+            self._waiting.appendleft(_StackRequest(request.watch, insists=insists))
+
+    def _is_confirmed(self, why: str, running: Collection[int]) -> bool:
+        """Whether all stacks say the same."""
+        if why not in self._watches or set(running) != set(self._ranks):  # it went on at the last moment
+            return False
+        if why == VAIN:
+            from launchpad.head.vain_waits import in_vain
+
+            if not in_vain(self._answers.values()):  # nor is it while they wait there
+                del self._watches[VAIN]
+                return False
+        return True
 
     def _check(self, pairs: "PairCheck", now: float) -> None:
         """Report the stall, once it is known which nodes can't reach each other."""

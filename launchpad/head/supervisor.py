@@ -88,15 +88,16 @@ class Supervisor:
         stdin: Stdin | None = None,
         reopen: ReopenLink | None = None,
         door: Door | None = None,
+        advises: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         may_restart: Callable[[], str] = lambda: "",
     ) -> None:
         """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
         `reopen` makes a new link to a lost node; it is called in threads of its own. `door`: where machines join while
-        the job runs. `waited`: whether an exception says that its rank waited in vain. `may_restart` is asked before
-        each restart, when all sinks know everything about the last attempt: it returns why the ranks must not start
-        again, or "".
+        the job runs. `advises`: tell the user where the ranks are if nothing moves for long. `waited`: whether an
+        exception says that its rank waited in vain. `may_restart` is asked before each restart, when all sinks know
+        everything about the last attempt: it returns why the ranks must not start again, or "".
         """
         self.nodes = bringup.nodes
         self.clock = Clock()
@@ -132,7 +133,7 @@ class Supervisor:
             happened=self._happened,
             lose=self._lose,
         )
-        self._parts = parts_of(self._hub, planner, self._stdin, reopen=reopen, door=door)
+        self._parts = parts_of(self._hub, planner, self._stdin, reopen=reopen, door=door, advises=advises)
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
         self._takers = self._routes()
         self._seers = seers(self._parts)

@@ -4,6 +4,9 @@ from typing import Literal, NamedTuple
 
 from launchpad.job.duration import duration
 
+# Without a stall timeout nothing ends a job that hangs. After so many seconds, a person at a terminal is told of it.
+IDLE_SECONDS = 60.0
+
 Restarts = Literal["judged", "always"]
 
 

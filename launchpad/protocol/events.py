@@ -115,6 +115,10 @@ class Entered(TypedDict, total=False):
     entries: list[MpiCollectiveEntry]  # on request
     groups: dict[str, tuple[str, list[Members]]]  # likewise; by name: its description, its ranks
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
+    alone: bool  # likewise: no other thread runs Python, and the program would not survive an exception of the main one
+    # The port at the other end of the TCP connection whose data the main thread waits for, if neither the rank nor one
+    # that has ended there has a child
+    awaits: int
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
     # Its threads and those of its descendants that wait for data whose bytes nobody counts: [thread, descriptor, how
@@ -933,10 +937,10 @@ class ClocksSeen(Event, recorded=True):
 
 
 class RanksHeld(Event, recorded=True):
-    """Where the ranks were when the job stalled or timed out, or when a rank's wait for others failed."""
+    """Where the ranks were when the job stalled, timed out or was quiet, or when a rank's wait for others failed."""
 
     time: int
-    why: str  # "timeout", "stall", "failure"
+    why: str  # "timeout", "stall", "vain", "failure", "idle": like StacksTaken
     ranks: list[Rank]  # those that the others seem to wait for; none if all are at the same place
     lines: list[str]  # for the user: which rank is where, and what that means for their collectives
     raising: dict[str, Any] | None = None  # what the first of these ranks was handling, like ExceptionRaised.traceback
@@ -1028,7 +1032,8 @@ class StacksTaken(Event):
     """The stacks of all running ranks."""
 
     time: int
-    why: str  # "asked", "timeout", "stall"
+    # "asked", "timeout", "failure", "stall"; "vain": they wait for what nobody can do; "idle": the user should know
+    why: str
     asker: int
     full: bool
     ranks: list[int]  # those that were running
@@ -1048,6 +1053,7 @@ class Stalled(Event, recorded=True):
 
     time: int
     seconds: float
+    vain: bool = False  # and none can: they wait in torch's store, and a rank that might have set the key has returned
 
 
 class FaultInjected(Event, recorded=True):

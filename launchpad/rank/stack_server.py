@@ -254,8 +254,9 @@ def _answer(line: Any) -> None:
                 answer["threads"] = threads(everything)
                 answer["collectives"] = known = collectives(everything)
                 if everything:
-                    from . import exceptions
+                    from . import alone, exceptions
 
+                    known["alone"] = alone.is_alone(_main, _thread.get_ident())
                     known["raising"] = exceptions.under_way(_main)
                     answer["awaits"] = awaited()
             except Exception as error:

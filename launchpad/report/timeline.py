@@ -211,6 +211,8 @@ class _Builder:
                 self._mark(at, JOB, "restart", f"restart {attempt}")
             case Stalled(seconds=seconds):
                 self._mark(at, JOB, "hang", f"no output or progress for {seconds:.0f} s")
+            case RanksHeld(why="idle", lines=lines):
+                self._mark(at, JOB, "note", f"no output or progress; {'; '.join(lines[:1])}")
             case RanksHeld(why=why, ranks=ranks, lines=lines):
                 self._mark(at, JOB, "hang", "; ".join(lines[:1]) or why)
                 for rank in ranks:

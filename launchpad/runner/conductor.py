@@ -84,6 +84,7 @@ class Conductor:
         stdin: Stdin,
         reopen: Reopen | None = None,
         door: Door | None = None,
+        advises: bool = False,
     ) -> None:
         """Run the ranks to their end. The parameters are the supervisor's."""
         spec = self._planner.spec
@@ -95,6 +96,7 @@ class Conductor:
                 stdin=stdin,
                 reopen=reopen,
                 door=door,
+                advises=advises,
                 waited=waited,
                 may_restart=self.observers.restart_judge(spec),
             )

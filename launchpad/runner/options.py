@@ -65,7 +65,7 @@ class ReportOptions(NamedTuple):
     notify: str | None = None  # a shell command to run at the end
     fold: FoldChoice | None = None  # lines of several ranks that are equal; None: on a terminal, from four ranks on
     quiet: bool = False
-    no_advice: bool = False  # don't say at the end for which rank the others waited
+    no_advice: bool = False  # don't say for which rank the others waited, nor where the ranks of a quiet job are
     verbose: bool = False  # also say why a kept image was not used
 
 

@@ -81,7 +81,8 @@ def supervise(
         _leave(departure, conductor, record)
     reader = plan.node_of(spec.input_rank)
     here = not bringup.nodes[reader.index].link.remote
-    _run(conductor, spec, plan, console, reopen, door, sent=not (here or reader.shown_there))
+    advises = os.isatty(2) and departure is None and not (reports.quiet or reports.no_advice) and plan.world_size > 1
+    _run(conductor, spec, plan, console, reopen, door, sent=not (here or reader.shown_there), advises=advises)
     _advise(conductor, spec, reports, here=here)
     ended = conductor.conclude()
     tell(_told(conductor, ended), ended.code)
@@ -116,8 +117,12 @@ def _run(
     door: Door | None,
     *,
     sent: bool,
+    advises: bool,
 ) -> None:
-    """Run the ranks, one of which may have the terminal. `sent`: it is on another machine, and gets our stdin there."""
+    """Run the ranks, one of which may have the terminal. `sent`: it is on another machine, and gets our stdin there.
+
+    `advises`: tell the user where the ranks are if nothing moves for long.
+    """
     if spec.faults is not None and spec.faults.random is not None:
         conductor.note(f"ranks are killed at random (--inject {spec.faults.random})")
     stdin = Stdin(os.isatty(0), sent, terminal_size(os.environ, console.margin))
@@ -125,7 +130,7 @@ def _run(
         conductor.note(f"rank {spec.input_rank} has the terminal; while it is at a prompt, {STANDING_STILL}")
     modes = terminal_modes()
     try:
-        conductor.run(stdin=stdin, reopen=reopen, door=door)
+        conductor.run(stdin=stdin, reopen=reopen, door=door, advises=advises)
     finally:
         restore_terminal(modes)
 

@@ -43,6 +43,16 @@ def training(tensor: torch.Tensor) -> None:  # noqa: ARG001
         model(torch.ones(2, 3)).sum().backward()
 
 
+def left(tensor: torch.Tensor) -> None:  # noqa: ARG001
+    """Rank 0 returns, and the others wait for what only it could set, and clean up behind that."""
+    if dist.get_rank() == 0:
+        sys.exit()
+    try:
+        torch.distributed.distributed_c10d._get_default_store().wait(["ready"])
+    finally:
+        print("cleaned up")
+
+
 def healthy(tensor: torch.Tensor) -> None:
     """A long quiet time in which all ranks do nothing but all_reduce."""
     rounds = torch.zeros(1)

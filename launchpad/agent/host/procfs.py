@@ -160,7 +160,7 @@ def sleep(pid: int) -> str:
         return ""
 
 
-def use(pid: int, sockets: dict[str, int]) -> tuple[float, bool, int]:
+def use(pid: int, sockets: dict[str, traffic.Connection]) -> tuple[float, bool, int]:
     """What a process and its descendants use: CPU seconds, whether a thread is runnable, bytes read and written.
 
     Seconds and bytes are -1 if /proc doesn't show them for every process. `sockets`: see traffic.py.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from . import procfs
+from . import procfs, traffic
 
 _RECEIVES = ("recvfrom", "recvmsg", "recvmmsg")
 _POLLIN = 1
@@ -28,7 +28,7 @@ MAX_WAITS = 100
 Wait = tuple[int, int, int, float]
 
 
-def waits(pid: int, counted: dict[str, int], own: int) -> list[Wait]:
+def waits(pid: int, counted: Mapping[str, object], own: int) -> list[Wait]:
     """Those of a process and its descendants.
 
     `counted`: sockets whose bytes are known (traffic.py). `own`: a thread that waits for our requests.
@@ -47,7 +47,7 @@ def waits(pid: int, counted: dict[str, int], own: int) -> list[Wait]:
     return found[:MAX_WAITS]
 
 
-def _of(process: int, thread: int, counted: dict[str, int]) -> Iterator[Wait]:
+def _of(process: int, thread: int, counted: Mapping[str, object]) -> Iterator[Wait]:
     """The wait that a thread is in, if it is one for such a socket."""
     try:
         descriptor, patience = waits_for(process, thread)
@@ -78,6 +78,16 @@ def waits_for(process: int, thread: int) -> tuple[int, float]:
             seconds, nanoseconds = _TIME.unpack(os.pread(memory.fileno(), _TIME.size, values[2]))
             patience = seconds + nanoseconds / 1e9
     return (descriptor if events & _POLLIN else -1), patience
+
+
+def awaits(pid: int, sockets: Mapping[str, traffic.Connection]) -> int:
+    """The port at the other end of the TCP connection whose data the main thread waits for; 0 if it doesn't."""
+    try:
+        descriptor, _ = waits_for(pid, pid)
+        link = os.readlink(f"/proc/{pid}/fd/{descriptor}") if descriptor >= 0 else ""
+    except (OSError, ValueError):  # it is gone, or hidden
+        return 0
+    return sockets[link].port if link in sockets else 0
 
 
 def _wakes(task: str) -> int:

@@ -1,10 +1,11 @@
-"""Counts the bytes that TCP connections have carried, which /proc/PID/io leaves out, by the kernel's sock_diag(7)."""
+"""Knows the TCP connections, and the bytes that they have carried, which /proc/PID/io leaves out: by sock_diag(7)."""
 
 from __future__ import annotations
 
 import os
 import socket
 import struct
+from typing import NamedTuple
 
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -14,6 +15,7 @@ _CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # ESTABLISHED, FIN_WAIT1, FIN_WA
 
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
+_PORT_AT = 6  # in struct inet_diag_msg: that of the other end, in network byte order
 _MESSAGE_BYTES = 72  # struct inet_diag_msg; its last field is the inode
 _BYTES_AT = 120  # in struct tcp_info: tcpi_bytes_acked, tcpi_bytes_received (Linux 4.1)
 
@@ -21,12 +23,19 @@ _BYTES_AT = 120  # in struct tcp_info: tcpi_bytes_acked, tcpi_bytes_received (Li
 _SECONDS = 0.5
 
 
-def by_socket() -> dict[str, int]:
-    """The bytes sent and received by each connection of this network namespace, by the link of its descriptors.
+class Connection(NamedTuple):
+    """A TCP connection."""
+
+    carried: int  # bytes, sent and received
+    port: int  # of the other end
+
+
+def by_socket() -> dict[str, Connection]:
+    """The connections of this network namespace, by the link of their descriptors.
 
     Empty if the kernel doesn't tell.
     """
-    found: dict[str, int] = {}
+    found: dict[str, Connection] = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
             kernel.settimeout(_SECONDS)
@@ -41,25 +50,26 @@ def by_socket() -> dict[str, int]:
     return found
 
 
-def _take(data: bytes, found: dict[str, int]) -> bool:
+def _take(data: bytes, found: dict[str, Connection]) -> bool:
     """Read some messages of an answer. Returns whether there are more to come."""
     while len(data) >= _HEADER.size:
         size, kind, _, _, _ = _HEADER.unpack_from(data)
         if kind in (_ERROR, _DONE) or size < _HEADER.size:
             return False
         message, data = data[_HEADER.size : size], data[(size + 3) & ~3 :]
+        port = struct.unpack_from("!H", message, _PORT_AT)[0]
         inode = struct.unpack_from("=I", message, _MESSAGE_BYTES - 4)[0]
         attributes = message[_MESSAGE_BYTES:]
         while len(attributes) >= _ATTRIBUTE.size:
             length, attribute = _ATTRIBUTE.unpack_from(attributes)
             if attribute == _INFO and length >= _ATTRIBUTE.size + _BYTES_AT + 16:
                 sent, received = struct.unpack_from("=QQ", attributes, _ATTRIBUTE.size + _BYTES_AT)
-                found[f"socket:[{inode}]"] = sent + received
+                found[f"socket:[{inode}]"] = Connection(sent + received, port)
             attributes = attributes[max(4, (length + 3) & ~3) :]
     return True
 
 
-def of(pid: int, sockets: dict[str, int]) -> int:
+def of(pid: int, sockets: dict[str, Connection]) -> int:
     """The bytes of a process's connections; `sockets` comes from `by_socket`."""
     links = set()
     try:
@@ -70,4 +80,4 @@ def of(pid: int, sockets: dict[str, int]) -> int:
                 continue
     except OSError:  # the process is gone, or another user's
         pass
-    return sum(sockets.get(link, 0) for link in links)
+    return sum(sockets[link].carried for link in links & sockets.keys())

@@ -94,7 +94,7 @@ class Leftovers:
         found = {pid: processes.name_of(pid) for pid in processes.children() if pid not in self._own}
         return {pid: name for pid, name in found.items() if not processes.is_helper(name) and not procfs.is_dying(pid)}
 
-    def _is_idle(self, pid: int, sockets: dict[str, int], now: float) -> bool:
+    def _is_idle(self, pid: int, sockets: dict[str, traffic.Connection], now: float) -> bool:
         seconds, busy, moved = procfs.use(pid, sockets)
         before, since = self._worked.get(pid, (None, now))
         if busy or before != (seconds, moved):

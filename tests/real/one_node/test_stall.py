@@ -17,6 +17,7 @@ from launchpad.agent.host import procfs
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.needs import needs_mpich, needs_torch
 from tests.support.run_mpi import compiled
+from tests.support.terminal import Terminal
 
 
 @pytest.mark.parametrize("words", [("sleep", "600"), ("sh", "-c", "sleep 600; true")], ids=["itself", "its child"])
@@ -155,6 +156,42 @@ def test_ranks_that_do_not_meet_in_gloo(launchpad: Launchpad, kind: str) -> None
 
 @needs_torch
 @pytest.mark.usefixtures("from_image")
+def test_ranks_that_wait_in_the_store_for_one_that_has_returned(launchpad: Launchpad) -> None:
+    code, err = hang(launchpad, "--no-advice", "hangs_together.py", "left", "gloo")
+    assert code == 124
+    assert re.search(r"rank 1 is in left at .*hangs_together.py:\d+: .*\.wait\(\[\"ready\"\]\)", err), err
+    assert "the job was stopped: rank 1 waits in torch's store for a key that no rank can set\n" in err
+    assert "rank 0 had exited with code 0 before that\n" in err
+
+
+# The command, in a hurry to say what it says after a minute.
+HURRIED = """
+import launchpad.job.limits as limits
+limits.IDLE_SECONDS = 1.0
+from launchpad.cli.entry import main
+main()
+"""
+
+
+@needs_torch
+@pytest.mark.usefixtures("from_image")
+def test_a_person_is_told_where_the_ranks_of_a_quiet_job_are(launchpad: Launchpad) -> None:
+    argv = launchpad.argv("run", "-n", 2, "hangs_together.py", "missing", "gloo")
+    words = [sys.executable, "-c", HURRIED, *argv[argv.index("run") :]]
+    terminal = Terminal(words, launchpad, {}, columns=1000)
+    try:
+        terminal.expect(r"no output or progress for 1 s: rank 1 is in read_batch at ")
+        terminal.expect(
+            r"; rank 0 waits in all_reduce at .*; launchpad stacks shows more, and --stall-timeout SECONDS "
+        )
+        assert terminal.process.poll() is None
+    finally:
+        terminal.type("\x03")
+        terminal.end()
+
+
+@needs_torch
+@pytest.mark.usefixtures("from_image")
 @needs_mpich
 @pytest.mark.parametrize("kind", ["missing", "receive", "training"])
 def test_ranks_that_do_not_meet_in_mpi(launchpad: Launchpad, kind: str) -> None:
@@ -181,6 +218,15 @@ def test_mpi4py_alone(launchpad: Launchpad) -> None:
     code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "receive")
     assert code == 124
     assert re.search(r"ranks 0-1 wait in recv at .*hangs_in_mpi.py:13", err), err
+
+
+@needs_mpich
+def test_a_rank_that_waits_in_mpi_finalize_is_named(launchpad: Launchpad) -> None:
+    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "hangs_in_mpi.py", "leave")
+    assert code == 124
+    assert re.search(r"rank 1 is at the end of the program, in MPI_Finalize \(.*\n.* rank 0 waits in recv at ", err), (
+        err
+    )
 
 
 @needs_mpich

@@ -84,7 +84,9 @@ def test_who_has_failed_and_is_not_quite_gone_holds_up_nobody() -> None:
     assert (told.ranks, told.lines) == ([2], ["rank 2 is in read_batch at data.py:12: queue.get()"])
 
 
-@pytest.mark.parametrize(("why", "tells"), [("failure", True), ("stall", True), ("timeout", True), ("asked", False)])
+@pytest.mark.parametrize(
+    ("why", "tells"), [("failure", True), ("stall", True), ("timeout", True), ("idle", True), ("asked", False)]
+)
 def test_who_holds_up_the_others_is_told_unless_somebody_only_asked(why: Any, tells: bool) -> None:
     plan = Plan("id", tuple(NodePlan(node, f"h{node}", "/w", {}, (RankPlan(node, 0, (), {}),), {}) for node in (0, 1)))
     told: list[RanksHeld] = []
@@ -106,6 +108,15 @@ def test_nobody_is_held_up_where_nobody_waits() -> None:
     assert held(StacksTaken(0, "timeout", 0, False, [0, 1], found), "/w", {}).ranks == []
     found[1] = found[1]._replace(state="S")
     assert held(StacksTaken(0, "timeout", 0, False, [0, 1], found), "/w", {}).ranks == [0]
+
+
+def test_who_waits_in_mpi_finalize_holds_up_the_others() -> None:
+    found = [dumps(0, WAITS), dumps(1, [], NO_HANDLER, mpi=True)._replace(state="S", wchan="unix_stream_read_generic")]
+    told = held(StacksTaken(0, "stall", 0, False, [0, 1], found), "/w", {})
+    assert told.ranks == [1]
+    assert told.lines[0] == (
+        "rank 1 is at the end of the program, in MPI_Finalize (sleeping in unix_stream_read_generic)"
+    )
 
 
 def test_who_is_handling_an_exception_of_its_own_holds_up_the_others() -> None:

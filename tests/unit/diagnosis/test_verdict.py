@@ -196,6 +196,21 @@ def test_a_hang_names_the_ranks_that_had_left(why: str) -> None:
     ]
 
 
+def test_ranks_that_waited_in_the_store_for_one_that_had_returned() -> None:
+    lines = ['ranks 1-2 are in <module> at train.py:9: store.wait(["ready"])']
+    quiet = RanksHeld(at(15), "idle", [0], ["rank 0 is in main at train.py:3"])  # only told
+    events = [*job(3), quiet, exits(18, 0, 0), RanksHeld(at(20), "vain", [1, 2], lines), Stalled(at(20), 9.0, True)]
+    history = History([*events, stopping(25, [1, 2], "stall"), exits(30, 1, -15), exits(30, 2, -15), over(40, "stall")])
+    verdict = verdict_on(history)
+    assert verdict.exit_code == 124
+    assert describe(history, verdict) == [
+        "the job was stopped: ranks 1-2 wait in torch's store for a key that no rank can set",
+        "rank 0 had exited with code 0 before that",
+        f"    {lines[0]}",
+        "stopped because of it: ranks 1-2",
+    ]
+
+
 def test_a_rank_that_finished_is_not_blamed_for_another_ranks_own_failure() -> None:
     events = [*job(2), exits(5, 0, 0), *raises(10, 1, "ValueError", "own"), stopping(15, []), over(16)]
     verdict = judge(events)

@@ -17,6 +17,8 @@ from launchpad.head.machine import Phase, TakeStacks
 from launchpad.head.pair_check import LISTEN_SECONDS, REACH_SECONDS, PairCheck
 from launchpad.head.stack_requests import ANSWER_SECONDS, StackRequests
 from launchpad.head.stall import StallWatch, is_stuck, stalled
+from launchpad.head.vain_waits import MOST_SECONDS, SECONDS
+from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol.commands import Listen, Reach
 from launchpad.protocol.events import Listening, Output, RankExited, RankStarted, Reached, StackDump
 from launchpad.protocol.stacks import together
@@ -210,10 +212,10 @@ def test_what_a_process_receives_over_a_connection_counts(pair: tuple[socket.soc
 class Stacks:
     """A job's requests for stacks."""
 
-    def __init__(self, stall_timeout: float | None = None) -> None:
-        self.job = FakeJob(FakeNodes(0))
+    def __init__(self, stall_timeout: float | None = None, *, advises: bool = False, plan: Plan | None = None) -> None:
+        self.job = FakeJob(FakeNodes(0), plan)
         self.sent, self.posted = self.job.nodes.sent, self.job.posted
-        self.requests = StackRequests(self.job.hub, stall_timeout)
+        self.requests = StackRequests(self.job.hub, stall_timeout, advises=advises)
         for rank in (0, 1):
             self.requests.on(0, RankStarted(0, rank, 100 + rank))
 
@@ -246,6 +248,67 @@ def test_the_stacks_are_waited_for_as_long_as_an_agent_may_need() -> None:
     stacks.tick(10.0 + ANSWER_SECONDS, 1, 2)  # rank 0 has left meanwhile
     asked = stacks.posted[1]
     assert (asked.ranks, asked.dumps, asked.starting) == ([1, 2], [], [2])
+
+
+def test_a_person_is_told_once_that_nothing_moves() -> None:
+    stacks = Stacks(advises=True)
+    for now in (30.0, 60.0, 60.1, 120.0, 180.0):
+        stacks.tick(now, 0, 1, phase="running")
+        for rank in (0, 1):
+            stacks.answer(look(GLOO, rank=rank))
+        stacks.tick(now, 0, 1, phase="running")
+    (taken,) = stacks.posted
+    assert (taken.why, taken.ranks, stacks.requests.deadline) == ("idle", [0, 1], None)
+    assert [one.everything for one in stacks.sent] == [False, False, True]
+    assert not any(one.insists for one in stacks.sent)  # nobody is interrupted for it
+
+
+class Store(Stacks):
+    """A job whose store launchpad serves at port 29500. Rank 0 has returned."""
+
+    def __init__(self, *, serves: bool = True) -> None:
+        ranks = (RankPlan(0, 0, (), {"MASTER_PORT": "29500"}), RankPlan(1, 1, (), {}))
+        node = NodePlan(0, "h0", "/", {}, ranks, {}, store="serve" if serves else "")
+        super().__init__(plan=Plan("", (node,)))
+        self.requests.on(0, RankExited(0, 0, 0, 0, False))
+
+    def sampled(self, now: float, **collectives: Any) -> None:
+        self.tick(now, 1, phase="running")
+        self.answer(look(SLEEPS, rank=1, collectives=collectives))
+        self.tick(now, 1, phase="running")
+
+
+def test_a_wait_in_the_store_for_what_nobody_can_set_ends_the_job() -> None:
+    store = Store()
+    for _ in range(2):
+        assert store.posted == []
+        store.sampled(store.requests.deadline or 0.0, awaits=29500)
+    store.sampled(store.job.now, awaits=29500, alone=True)
+    taken, stalled = store.posted
+    assert (taken.why, taken.ranks) == ("vain", [1])
+    assert (stalled.vain, stalled.seconds) == (True, 2 * SECONDS)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"awaits": 29500}, {"awaits": 29501, "alone": True}, {"alone": True}], ids=["not alone", "port", "none"]
+)
+def test_a_wait_that_may_end_well_goes_on(facts: dict[str, Any]) -> None:
+    store = Store()
+    times = []
+    while store.requests.deadline is not None and len(times) < 10:
+        times.append(store.requests.deadline)
+        store.sampled(times[-1], **facts)
+        if store.sent[-1].everything:
+            store.sampled(times[-1], **facts)
+    assert store.posted == []
+    if "alone" in facts:  # they do something else: they are looked at less and less often
+        assert times[-1] - times[-2] == MOST_SECONDS
+    else:
+        assert len(times) == 2  # until another rank ends
+
+
+def test_a_store_that_is_not_ours_is_not_watched() -> None:
+    assert Store(serves=False).requests.deadline is None
 
 
 def test_after_a_restart_nobody_waits_for_ranks_that_have_no_process_yet() -> None:
