@@ -39,6 +39,7 @@ from ..protocol.events import (
     AgentReady,
     Crashed,
     Drained,
+    LeftBehind,
     OrphansKilled,
     Pong,
     PortHeld,
@@ -48,7 +49,7 @@ from ..protocol.events import (
     Suspended,
 )
 from ..protocol.printable import printable
-from .host import processes, resources, space
+from .host import processes, procfs, resources, space
 from .net import port
 from .outbox import Outbox
 from .part import AgentHub
@@ -120,7 +121,6 @@ class Agent:
             *(self._hub, self._parts, self._store, self._input, self._file_limit, self._on_started),
             *(kept, why_cold),
         )
-        self._hub.left_behind = self._has_left_behind
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._begun = time.time()
@@ -302,7 +302,7 @@ class Agent:
     def _has_left_behind(self) -> bool:
         """Whether a child is neither a rank nor ours."""
         others = set(processes.children()) - self._ranks.keys() - self._starter.own
-        return any(not processes.is_helper(processes.name_of(pid)) for pid in others)
+        return any(not processes.is_helper(processes.name_of(pid)) for pid in others if procfs.state(pid) not in "ZX")
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> dict[int, str]:
         """Kill all descendants. Where that takes seconds, tell the head that we are still here."""
@@ -357,6 +357,8 @@ class Agent:
             self._outbox.say(Crashed(now, started.rank, crash))
         for part in self._parts:
             part.exited(started, code)
+        if code == 0 and self._has_left_behind():
+            self._outbox.say(LeftBehind(now, started.rank))
         why = space.explain_exit(code)
         exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills), why)
         self._signals.exited(started.pid, exited)

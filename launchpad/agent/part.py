@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.events import RecordDropped
@@ -26,7 +26,6 @@ class AgentHub:
         self.outbox = outbox  # to say events
         self.folder = folder  # the job's private one
         self.ranks: dict[int, Rank] = {}  # those that run, by pid
-        self.left_behind: Callable[[], bool] = lambda: False  # whether ranks that have ended have left processes behind
         self.mpi: NodeWorlds | None = None  # the worlds that ranks are to join
         self._dropped: set[int] = set()  # pids of ranks of which an answer was dropped
 

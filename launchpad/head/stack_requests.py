@@ -16,6 +16,7 @@ from launchpad.job.limits import IDLE_SECONDS
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
+    LeftBehind,
     Listening,
     NodesApart,
     Output,
@@ -69,7 +70,7 @@ class _StackRequest(NamedTuple):
 class StackRequests(Part):
     """Posts a StacksTaken for each request, and a Stalled after the request that finds that the job hangs."""
 
-    takes = (StackDumps, Listening, Reached, TakeStacks)
+    takes = (StackDumps, Listening, Reached, TakeStacks, LeftBehind)
     sees = (RankStarted, Output, RankExited, StacksRequested, StopRequested)
 
     def __init__(self, hub: Hub, stall_timeout: float | None, *, advises: bool = False) -> None:
@@ -82,6 +83,7 @@ class StackRequests(Part):
             self._watches[IDLE] = _watch_for_stalls(IDLE_SECONDS, hub.clock.now())
         self._waited = False  # when last looked at: a job in which someone waits for a person has not stalled
         self._pairs: PairCheck | None = None  # while the nodes of a stalled job try to reach each other
+        self._left_behind = False  # ranks of this attempt have left processes behind
         self._quiet = 0.0  # how long the stalled job had been quiet
         self._waiting: deque[_StackRequest] = deque()
         self._current: _StackRequest | None = None
@@ -112,8 +114,11 @@ class StackRequests(Part):
                 self._look_afresh()
             case RankExited(code=code):
                 self._look_afresh()
-                if code == 0:
+                if code == 0 and not self._left_behind:
                     self._watch_store()
+            case LeftBehind():  # they may do what the others wait for
+                self._left_behind = True
+                self._watches.pop(VAIN, None)
             case RankStarted(rank=rank):
                 self._started.add(rank)
                 self._look_afresh()
@@ -142,6 +147,7 @@ class StackRequests(Part):
         """Forget the last attempt: what was found about it says nothing of this one."""
         self._started.clear()
         self._pairs = None
+        self._left_behind = False
         self._watches.pop(VAIN, None)
         if self._current is not None and self._current.why in _OF_ATTEMPT:
             self._current = None

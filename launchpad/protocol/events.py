@@ -116,9 +116,7 @@ class Entered(TypedDict, total=False):
     groups: dict[str, tuple[str, list[Members]]]  # likewise; by name: its description, its ranks
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
     alone: bool  # likewise: no other thread runs Python, and the program would not survive an exception of the main one
-    # The port at the other end of the TCP connection whose data the main thread waits for, if neither the rank nor one
-    # that has ended there has a child
-    awaits: int
+    awaits: int  # the other port of the TCP connection whose data the main thread waits for, if the rank has no child
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
     # Its threads and those of its descendants that wait for data whose bytes nobody counts: [thread, descriptor, how
@@ -449,6 +447,13 @@ class RankExited(Event, about=its_rank, recorded=True):
     memory_killed: bool | None
     oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
     why: str = ""  # what its node knows of the reason: of a bus error, that /dev/shm is full
+
+
+class LeftBehind(Event, about=its_rank):
+    """A rank that has exited with 0, of which its RankExited will tell, has left processes behind."""
+
+    time: int
+    rank: Rank
 
 
 class RankFailed(Event, about=its_rank, recorded=True):

@@ -81,10 +81,13 @@ def waits_for(process: int, thread: int) -> tuple[int, float]:
 
 
 def awaits(pid: int, sockets: Mapping[str, traffic.Connection]) -> int:
-    """The port at the other end of the TCP connection whose data the main thread waits for; 0 if it doesn't."""
+    """The port at the other end of the TCP connection whose data the main thread waits for; 0 if it doesn't.
+
+    Nor if it has children, which might do something meanwhile.
+    """
     try:
         descriptor, _ = waits_for(pid, pid)
-        link = os.readlink(f"/proc/{pid}/fd/{descriptor}") if descriptor >= 0 else ""
+        link = os.readlink(f"/proc/{pid}/fd/{descriptor}") if descriptor >= 0 and not procfs.children(pid) else ""
     except (OSError, ValueError):  # it is gone, or hidden
         return 0
     return sockets[link].port if link in sockets else 0

@@ -59,14 +59,10 @@ class _PendingRank:
 class StackDumper:
     """Handles one request at a time; a new one replaces the old."""
 
-    def __init__(
-        self, poll: Poll, outbox: Listener, channel: DebugChannel, left_behind: Callable[[], bool] = lambda: False
-    ) -> None:
-        """`left_behind`: whether ranks that have ended have left processes behind."""
+    def __init__(self, poll: Poll, outbox: Listener, channel: DebugChannel) -> None:
         self._poll = poll
         self._outbox = outbox
         self._channel = channel
-        self._left_behind = left_behind
         self._question = DumpStacks(0, False, False, False)
         self._pending: list[_PendingRank] = []
         self._begun = self._look = 0.0
@@ -177,7 +173,7 @@ class StackDumper:
             known["unanswered"] = unanswered
         if receives := receiving.waits(pid, self._sockets, said.get("thread", 0)):
             known["receives"] = receives
-        if (port := receiving.awaits(pid, self._sockets)) and not self._has_helpers(pid):
+        if port := receiving.awaits(pid, self._sockets):
             known["awaits"] = port
         if procfs.maps(pid, "/mpi4py/"):
             known["mpi"] = True
@@ -200,13 +196,6 @@ class StackDumper:
         if self._known:
             self._outbox.say(together(self._known))
             self._known = []
-
-    def _has_helpers(self, pid: int) -> bool:
-        """Whether a rank has children, or one that has ended here has left some behind."""
-        try:
-            return bool(procfs.children(pid)) or self._left_behind()
-        except OSError:
-            return True
 
     # Native frames: one rank at a time, because each takes a second of CPU time.
 

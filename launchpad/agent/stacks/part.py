@@ -14,7 +14,7 @@ class NodeStacks(AgentPart):
 
     def __init__(self, hub: AgentHub) -> None:
         super().__init__(hub)
-        self._dumper = StackDumper(hub.poll, hub.outbox, hub.channel, hub.left_behind)
+        self._dumper = StackDumper(hub.poll, hub.outbox, hub.channel)
 
     @property
     def deadline(self) -> float | None:

@@ -20,7 +20,7 @@ from launchpad.head.stall import StallWatch, is_stuck, stalled
 from launchpad.head.vain_waits import MOST_SECONDS, SECONDS
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.protocol.commands import Listen, Reach
-from launchpad.protocol.events import Listening, Output, RankExited, RankStarted, Reached, StackDump
+from launchpad.protocol.events import LeftBehind, Listening, Output, RankExited, RankStarted, Reached, StackDump
 from launchpad.protocol.stacks import together
 from tests.support.hubs import FakeJob, FakeNodes
 
@@ -305,6 +305,13 @@ def test_a_wait_that_may_end_well_goes_on(facts: dict[str, Any]) -> None:
         assert times[-1] - times[-2] == MOST_SECONDS
     else:
         assert len(times) == 2  # until another rank ends
+
+
+def test_what_a_rank_has_left_behind_may_set_the_key() -> None:
+    store = Store()
+    store.requests.on(0, LeftBehind(0, 0))
+    store.requests.on(0, RankExited(0, 0, 0, 0, False))
+    assert store.requests.deadline is None
 
 
 def test_a_store_that_is_not_ours_is_not_watched() -> None:
