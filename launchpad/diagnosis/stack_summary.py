@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from launchpad.diagnosis import awaited, tracebacks
 from launchpad.diagnosis.mismatch import Mismatch, mismatches, short_path
 from launchpad.diagnosis.secondary import secondary_kind
-from launchpad.job.outcome import ranks_in_words, several_in_words
+from launchpad.job.outcome import several_in_words
 from launchpad.protocol.events import NO_HANDLER, ChildStack, RanksHeld, StackDump, StacksTaken
 from launchpad.protocol.printable import printable
 from launchpad.protocol.stacks import Where, is_library, main_frames, where

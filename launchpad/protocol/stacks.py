@@ -84,7 +84,11 @@ def together(dumps: Sequence[StackDump]) -> StackDumps:
     waits: dict[str, int] = {}
     ranks = []
     for one in dumps:
-        places = _place(one.threads, threads), _place(one.collectives, collectives), _place([one.awaits, one.children], waits)
+        places = (
+            _place(one.threads, threads),
+            _place(one.collectives, collectives),
+            _place([one.awaits, one.children], waits),
+        )
         figures = one.state, one.wchan, one.cpu, one.busy, one.moved, one.beats
         ranks.append((one.rank, *places, one.pid, one.why, *figures, one.native))
     return StackDumps(dumps[-1].time, dumps[-1].number, list(threads), list(collectives), list(waits), ranks)

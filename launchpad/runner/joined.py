@@ -156,7 +156,9 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
     size = meeting.size if meeting.nnodes else ""
     end = spec.limits.ends_at if spec is not None else allocation_end(os.environ)
     key = os.urandom(8).hex()
-    return NodeOffer(name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end, key=key)
+    return NodeOffer(
+        name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end, key=key
+    )
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
