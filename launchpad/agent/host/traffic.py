@@ -1,7 +1,5 @@
 """Knows the TCP connections, and the bytes that they have carried, which /proc/PID/io leaves out: by sock_diag(7)."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct
