@@ -38,7 +38,7 @@ class _Alike(NamedTuple):
     ranks: list[int]
 
 
-class _Entered(NamedTuple):
+class _SameProgress(NamedTuple):
     """Members of a group that have entered the same of its collectives."""
 
     entries: Mapping[int, Entry]  # by number
@@ -61,7 +61,7 @@ def mismatches(dumps: Sequence[StackDump], cwd: str) -> list[Mismatch]:
         description, steps = groups[name]
         members = [range(first, last + 1, step) for first, last, step in steps]
         entered = [
-            _Entered(_entries(alike.collectives, name), ranks)
+            _SameProgress(_entries(alike.collectives, name), ranks)
             for alike in reported.values()
             if name in alike.collectives.get("groups", {})
             and (ranks := [rank for rank in alike.ranks if any(rank in some for some in members)])
@@ -81,12 +81,12 @@ def _entries(collectives: Mapping[str, Any], group: str) -> dict[int, Entry]:
     return {entry["number"]: entry for entry in entries if entry["group"] == group and not entry.get("p2p")}
 
 
-def _other_operation(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
+def _other_operation(entered: Sequence[_SameProgress], cwd: str) -> Mismatch | None:
     for number in sorted({number for one in entered for number in one.entries}):
         there = [one for one in entered if number in one.entries]
         if all(one.entries[number]["done"] for one in there):
             continue
-        kinds: dict[tuple[str, str, int], list[_Entered]] = {}
+        kinds: dict[tuple[str, str, int], list[_SameProgress]] = {}
         for one in there:
             kinds.setdefault(_kind(one.entries[number]), []).append(one)
         if len(kinds) < 2:
@@ -103,7 +103,7 @@ def _other_operation(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
     return None
 
 
-def _not_entered(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
+def _not_entered(entered: Sequence[_SameProgress], cwd: str) -> Mismatch | None:
     last = [max(one.entries, default=0) for one in entered]
     behind = [number for number in last if number < max(last)]
     if not behind:
@@ -123,7 +123,7 @@ def _not_entered(entered: Sequence[_Entered], cwd: str) -> Mismatch | None:
     )
 
 
-def _ranks(entered: Sequence[_Entered]) -> list[int]:
+def _ranks(entered: Sequence[_SameProgress]) -> list[int]:
     return sorted(rank for one in entered for rank in one.ranks)
 
 

@@ -35,6 +35,7 @@ class RosterKeeper(Part):
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
         self._restarts = before.restarts if before else 0
+        self._goes_on = False  # the job, when it loses a node
 
     def start(self) -> None:
         """Say who is here at the start of the job."""
@@ -86,7 +87,8 @@ class RosterKeeper(Part):
 
     def _give_way(self, node: int, reason: str) -> None:
         if self._hub.phase != "over":
-            self._door.give_way(without_own(self._own, self._rosters))
+            if self._goes_on:  # otherwise the others end as well
+                self._door.give_way(without_own(self._own, self._rosters))
             self._hub.happened(-1, MajorityLost(time.monotonic_ns(), node, reason))
 
     def _change(self) -> None:
@@ -100,7 +102,7 @@ class RosterKeeper(Part):
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()
-        survives = self._survives(len(peers) > len(seats))
+        self._goes_on = survives = self._survives(len(peers) > len(seats))
         for node in self._peers.keys() & self._hub.nodes.open - {0}:
             self._hub.nodes.send(node, RosterChanged(list(self._rosters), survives))
 

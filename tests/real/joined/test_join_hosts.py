@@ -131,7 +131,7 @@ def node_of(job: subprocess.Popen[bytes]) -> str:
 
 def test_a_head_that_is_cut_off_joins_the_one_that_leads_after_it(launchpad: OnHosts, network: Network) -> None:
     (launchpad.folder / "stays.py").write_text(STAYS)
-    conf = ("--rdzv-conf", "last_call_timeout=0.2", "--heartbeat-timeout", 2, "stays.py")
+    conf = ("--rdzv-conf", f"last_call_timeout={DEADLINE}", "--heartbeat-timeout", 2, "stays.py")
     jobs = launchpad.start_all(*line(network.hosts["h1"].address, *conf, nnodes="1:3"))
     before = {name: node_of(job) for name, job in jobs.items()}
     assert before["h1"] == "0"

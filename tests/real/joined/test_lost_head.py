@@ -26,9 +26,11 @@ while not os.path.exists("go"): time.sleep(0.01)
 """
 
 
-def begin(launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: float = DEADLINE) -> Job:
+def begin(
+    launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: float = DEADLINE, last_call: float = 0.2
+) -> Job:
     (launchpad.folder / "stays.py").write_text(STAYS)
-    conf = f"last_call_timeout=0.2,join_timeout={seconds:g}"
+    conf = f"last_call_timeout={last_call:g},join_timeout={seconds:g}"
     return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), *more, "stays.py")
 
 
@@ -81,14 +83,14 @@ def test_a_machine_that_is_only_offered_waits_too(launchpad: Launchpad) -> None:
 def test_another_node_leads_and_the_one_that_was_lost_joins_it(launchpad: Launchpad) -> None:
     """Three heads, one after the other; whoever stays keeps its place among the others."""
     port = free_port()
-    first = begin(launchpad, port, "2:3")
+    first = begin(launchpad, port, "2:3", last_call=DEADLINE)
     wait_until(lambda: leads(first, port), "the first one to listen")
-    jobs = [first, *(begin(launchpad, port, "2:3") for _ in range(2))]
+    jobs = [first, *(begin(launchpad, port, "2:3", last_call=DEADLINE) for _ in range(2))]
     started(launchpad, 3)
     first.kill()
     first.communicate(timeout=DEADLINE)
     started(launchpad, 3 + 2)
-    again = begin(launchpad, port, "2:3")
+    again = begin(launchpad, port, "2:3", last_call=DEADLINE)
     started(launchpad, 3 + 2 + 3)
     lines = {}
     for job in jobs[1:]:

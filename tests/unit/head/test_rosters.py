@@ -117,6 +117,16 @@ def test_a_head_that_loses_more_than_half_at_once_says_so() -> None:
     assert len(left.peers) == 3, "the smaller one was never in force, and will never be"
 
 
+def test_a_head_waits_for_no_other_if_the_job_ends_with_the_loss_of_a_node() -> None:
+    head = Head(0, 1, 2, planner=of(Membership(2, 2)))
+    head.keeper.on(-1, NodeJoined(0, 3, "h3", 1))
+    head.nodes.open.difference_update((1, 2, 3))
+    for node in (3, 1, 2):
+        head.keeper.on(-1, NodeLost(0, node, "silent", []))
+    assert MajorityLost in map(type, head.job.happened)
+    assert head.door.gave_way == ()
+
+
 def test_nodes_that_take_leave_go_on_nowhere() -> None:
     head = Head(0, 1, 2)
     for node in (1, 2):
