@@ -18,6 +18,9 @@ _WAITS_FOR_ANOTHER = ("do_wait", "wait", "pipe", "anon_pipe", "read", "do_select
 # Functions of libraries in which a child runs what it was given.
 _GIVES_WORK = ("worker", "_process_worker", "_worker_loop", "run")
 
+# Where one waits for something to do.
+_QUEUES = ("/queues.py", "/connection.py")
+
 # What kernel functions mean, by a part of their names.
 _KERNEL = {"nanosleep": "is asleep", "futex": "waits for a lock or a thread", "pipe_read": "waits for data from a pipe"}
 
@@ -32,12 +35,10 @@ def in_words(one: StackDump, cwd: str) -> str:
         path = short_path(awaits.get("path", "") or "a file", cwd)
         return f"{what}, which {holder} has" if what else f"{path}, which it has open and {holder} has locked"
     if chain := awaits.get("chain"):
-        return _of_tasks(chain, awaits.get("tasks", []), cwd)
+        return _of_tasks(chain, awaits.get("tasks", []), cwd) + _of_task(awaits.get("pids", []), one.children, cwd)
     if near := awaits.get("near"):
-        return f"{what}{_of_processes(near, '', one.children, cwd)}"
+        return f"{what}{_of_processes(near, awaits.get('lost', ''), one.children, cwd)}"
     if pids := awaits.get("pids"):
-        if len(pids) > 1:
-            return f"{what}{_of_processes(pids, awaits.get('lost', ''), one.children, cwd)}"
         child = next((child for child in one.children if child["pid"] == pids[0]), None)
         return f"{what} (pid {pids[0]}), which {process(child, one.children, cwd)}"
     if not what:
@@ -84,6 +85,14 @@ def _of_tasks(chain: Sequence[ThreadStack], others: Sequence[ThreadStack], cwd: 
     return "; ".join([f"its task {names}{last}", *more])
 
 
+def _of_task(pids: Sequence[int], children: Sequence[ChildStack], cwd: str) -> str:
+    """The child that the last task of the chain waits for."""
+    found = [child for child in children if child["pid"] in pids]
+    return "".join(
+        f"; its child `{child['command']}` (pid {child['pid']}) {process(child, children, cwd)}" for child in found
+    )
+
+
 def _of_processes(pids: Sequence[int], lost: str, children: Sequence[ChildStack], cwd: str) -> str:
     known = {child["pid"]: child for child in children}
     if lost:
@@ -105,7 +114,11 @@ def _of_processes(pids: Sequence[int], lost: str, children: Sequence[ChildStack]
 
 def _is_at_work(child: ChildStack) -> bool:
     """Whether it is in a function of the program, not in a pool's wait for tasks; one that can't be asked may be."""
-    return _is_own(_given(child["frames"])) if child["frames"] else child["state"] not in ("Z", "X")
+    frames = child["frames"]
+    if not frames:
+        return child["state"] not in ("Z", "X")
+    given = _given(frames)
+    return _is_own(given) if given is frames else not (given and given[-1][0].endswith(_QUEUES))
 
 
 def _given(frames: Sequence[Any]) -> Sequence[Any]:

@@ -66,8 +66,8 @@ class Awaited(TypedDict, total=False):
     """What a main thread waits for, as its variables say. The agent adds the source lines of tasks."""
 
     what: str  # in words: its child `make`, a threading.Lock
-    pids: list[int]  # of the child processes that it is
-    near: list[int]  # of those one of which may give it
+    pids: list[int]  # of the child process that it is
+    near: list[int]  # of child processes one of which may give it: a pool's, all
     thread: str  # the name of the thread that it is, or that has it
     pool: list[str]  # the names of a pool's threads
     held: bool  # it is a lock that somebody has

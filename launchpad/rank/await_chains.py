@@ -33,11 +33,13 @@ def waits(loop: Any, main: Any) -> dict[str, Any] | None:
         if not after:
             break
         chain.append(after[0])
+    command = _command(chain[-1])
     others = sorted((task for task in tasks if task not in chain), key=lambda task: str(task.get_name()))
     return {
         "what": f"its task {_name(chain[-1])}",
         "chain": [_stack(task) for task in chain],
         "tasks": [_stack(task) for task in others[:MOST_OTHERS]],
+        **({"pids": [command]} if command else {}),
     }
 
 
@@ -51,6 +53,16 @@ def _awaited(task: Any) -> list[Any]:
         found += _some(variables.get("fs")) + _some(variables.get("pending"))
         found += _some(getattr(variables.get("self"), "_tasks", None))
     return [one for one in found if hasattr(one, "get_coro")]
+
+
+def _command(task: Any) -> int:
+    """The pid of the subprocess that a task waits for, or 0."""
+    for frame in _frames(task)[:3]:
+        if frame.f_globals.get("__name__", "") in ("asyncio.base_subprocess", "asyncio.subprocess"):
+            of = frame.f_locals.get("self")
+            pid = getattr(of, "_pid", None) or getattr(of, "pid", None)
+            return pid if isinstance(pid, int) else 0
+    return 0
 
 
 def _some(value: Any) -> list[Any]:

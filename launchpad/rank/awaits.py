@@ -56,7 +56,7 @@ def _of_loader(variables: Mapping[str, Any]) -> dict[str, Any] | None:
     task = getattr(loader, "_task_info", {}).get(getattr(loader, "_rcvd_idx", None))
     if task is not None and len(task) == 1 and 0 <= task[0] < len(workers):
         return {"what": f"its DataLoader worker {task[0]}", "pids": _pids([workers[task[0]]])}
-    return {"what": "its DataLoader workers", "pids": _pids(workers)} if workers else None
+    return {"what": "its DataLoader workers", "near": _pids(workers)} if workers else None
 
 
 def _of_popen(variables: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -79,7 +79,7 @@ def _of_process(variables: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _of_spawned(variables: Mapping[str, Any]) -> dict[str, Any] | None:
     pids = _pids(getattr(variables.get("self"), "processes", ()))
-    return {"what": "the processes that it spawned", "pids": pids} if pids else None
+    return {"what": "the processes that it spawned", "near": pids} if pids else None
 
 
 def _of_pool(variables: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -90,7 +90,7 @@ def _of_pool(variables: Mapping[str, Any]) -> dict[str, Any] | None:
     threads = [worker.name for worker in workers if not hasattr(worker, "_popen")]
     if threads:
         return {"what": "its pool of threads", "pool": threads[:MOST]}
-    found: dict[str, Any] = {"what": "its pool", "pids": _pids(workers)}
+    found: dict[str, Any] = {"what": "its pool", "near": _pids(workers)}
     # A worker that dies takes its task with it; the pool starts another one, and waits for ever.
     from . import killed_child
 
@@ -112,7 +112,7 @@ def _of_executor(_: Mapping[str, Any]) -> dict[str, Any] | None:
         elif thread in workers:
             names.append(thread.name)
     if pids:
-        return {"what": "its process pool", "pids": pids[:MOST]}
+        return {"what": "its process pool", "near": pids[:MOST]}
     return {"what": "its pool of threads", "pool": names[:MOST]} if names else {"what": "a future"}
 
 

@@ -1,4 +1,4 @@
-"""Both fault galleries, launchpad beside torchrun: python tests/bench/gallery.py [--launchpad-only] [CASE …]
+"""All fault galleries, launchpad beside torchrun: python tests/bench/gallery.py [--launchpad-only] [CASE …]
 
 Each program of gallery.py runs under both, with 4 ranks. Scored is what the launcher itself says at the end:
 whether the right rank is named, and whether the cause is there. torchrun's last word is its block "Root Cause (first
@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.gallery import CASES, MORE, SIZE, Case, score  # noqa: E402
+from tests.support.gallery import CASES, MORE, SIZE, THIRD, Case, score  # noqa: E402
 
 PROGRAMS = ROOT / "tests" / "programs"
 LIMIT = 40.0
@@ -91,7 +91,7 @@ def main() -> None:
     print("| program | launchpad | torchrun |\n|---|---|---|", flush=True)
     scores: dict[str, list[Found]] = {"launchpad": [], "torchrun": []}
     alarms = healthy = 0
-    for case in [*CASES, *MORE]:
+    for case in [*CASES, *MORE, *THIRD]:
         if options.cases and case.name not in options.cases:
             continue
         if case.needs and not (shutil.which(case.needs) or importlib.util.find_spec(case.needs)):

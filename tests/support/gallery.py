@@ -1,8 +1,8 @@
-"""Two fault galleries: programs that go wrong, and the verdict an expert would give on each.
+"""Three fault galleries: programs that go wrong, and the verdict an expert would give on each.
 
-programs/gallery.py has faults of each kind, programs/gallery2.py what other people's programs showed. test_gallery.py
-checks launchpad's verdicts against the first and a few of the second; bench/gallery.py scores launchpad and torchrun
-side by side on both.
+programs/gallery.py has faults of each kind, programs/gallery2.py what other people's programs showed, and
+programs/gallery3.py waits for children, locks, files and tasks. test_gallery.py checks launchpad's verdicts against the
+first and a few of the others; bench/gallery.py scores launchpad and torchrun side by side on all.
 """
 
 from __future__ import annotations
@@ -148,6 +148,95 @@ MORE = [
     *(_more(name) for name in ("retries", "other_port", "leaves_with_0", "failing_child", "destroyed_late", "alarm")),
 ]
 
+STUCK = r"in stuck at [^:]*:\d+: time\.sleep\(1000\)"
+WAITS = r"(?s)rank 2 waits for "
+OTHER_THREAD = rf"; thread '\w+' is {STUCK}"
+VOCABULARY = r"returned non-zero exit status 4\.(?s:.*)vocab\.json: no such file"
+
+
+def _third(name: str, cause: str = "", needs: str = "") -> Case:
+    return Case(name, cause, options=STALL, program="gallery3.py", needs=needs)
+
+
+THIRD = [
+    # children
+    _third("command", WAITS + r"its child `sleep 1000` \(pid \d+\), which is asleep"),
+    _third("shell_tree", WAITS + r"its child `sh -c .*which waits for `sh -c .*which waits for `sleep 1000`"),
+    _third("output", WAITS + r"the output of its child `sleep 1000` \(pid \d+\), which is asleep"),
+    _third("waits_for_input", WAITS + r"its child `cat` \(pid \d+\), which waits for data from a pipe"),
+    _third("stopped", WAITS + r"its child `sleep 1000` \(pid \d+\), which is stopped by a signal"),
+    _third("forked", WAITS + rf"its child process \(pid \d+\), which is {STUCK}"),
+    *(
+        _third(f"process{how}", WAITS + rf"its child process 'encoder' \(pid \d+\), which is {STUCK}")
+        for how in ("", "_spawn", "_forkserver")
+    ),
+    _third("torch_spawn", WAITS + rf"the processes that it spawned; process \d+ is {STUCK}"),
+    *(_third(f"pool{how}", WAITS + rf"its pool; process \d+ is {STUCK}") for how in ("", "_spawn", "_imap")),
+    _third("pool_lost", WAITS + r"its pool; its worker \d+ was killed by SIGKILL"),
+    *(_third(f"executor{how}", WAITS + rf"its process pool; process \d+ is {STUCK}") for how in ("", "_spawn")),
+    _third("executor_broken", r"its child process \d+ was killed by SIGKILL: .*BrokenProcessPool"),
+    _third("thread_pool", WAITS + r"its pool of threads; thread 'ThreadPoolExecutor-0_\d' is " + STUCK),
+    _third("loky", WAITS + r"its process pool; process \d+ (is in|is asleep|sleeps)", needs="joblib"),
+    _third("joblib_threads", WAITS + rf"a future; thread '[^']*' is {STUCK}", needs="joblib"),
+    _third("queue_of_child", WAITS + rf"an item in a multiprocessing\.Queue; process \d+ is {STUCK}"),
+    _third("pipe_of_child", WAITS + rf"a message over a multiprocessing\.Connection; process \d+ is {STUCK}"),
+    _third("lock_of_child", WAITS + rf"a multiprocessing\.Lock; process \d+ is {STUCK}"),
+    # DataLoaders
+    *(
+        _third(f"loader{how}", WAITS + rf"its DataLoader worker 1 \(pid \d+\), which is {STUCK}")
+        for how in ("", "_spawn", "_forkserver")
+    ),
+    _third(
+        "loader_inherits_lock",
+        WAITS + r"its DataLoader worker 1 \(pid \d+\), which is in read_cache at [^:]*:\d+: with CACHE:",
+    ),
+    _third("loader_killed", r"was killed by SIGKILL|DataLoader worker .* is killed by signal: Killed"),
+    # locks
+    _third("lock", WAITS + rf"a threading\.Lock; thread 'writer' is {STUCK}"),
+    _third("rlock", WAITS + rf"a threading\.RLock that thread 'writer' has, which is {STUCK}"),
+    _third("semaphore", WAITS + rf"a threading\.Semaphore{OTHER_THREAD}"),
+    _third("lock_itself", WAITS + r"a threading\.Lock; no other thread .*it may have the lock itself"),
+    _third(
+        "crossed_locks", WAITS + r"a threading\.RLock that thread 'writer' has, which is in other at .*: with first:"
+    ),
+    _third("condition", WAITS + r"a threading\.Condition; no other thread is in the program's code"),
+    _third("event", WAITS + rf"a threading\.Event{OTHER_THREAD}"),
+    _third("queue_empty", WAITS + rf"an item in a queue\.Queue; thread 'producer' is {STUCK}"),
+    _third("queue_full", WAITS + rf"room in a queue\.Queue; thread 'consumer' is {STUCK}"),
+    _third("join_thread", WAITS + rf"its thread 'writer', which is {STUCK}"),
+    _third("checkpoint_writer", WAITS + r"its thread 'writer', which is in save at [^:]*:\d+ .*fifo\.write_bytes"),
+    # files
+    *(
+        _third(f"{how}_of_rank", WAITS + r"the lock on \S*shared\.lock, which rank 0 \(pid \d+\) has")
+        for how in ("flock", "lockf")
+    ),
+    _third("flock_of_other", WAITS + r"the lock on \S*other\.lock, which rank 2's process \d+ has"),
+    _third("package_filelock", WAITS + r"the file lock \S*hub\.lock, which rank 0 \(pid \d+\) has", needs="filelock"),
+    _third("sqlite", WAITS + r"\S*index\.db, which it has open and rank 0 \(pid \d+\) has locked"),
+    _third("stale_baton", WAITS + r"the lock file \S*/lock to be removed"),
+    _third("file_store", r"(?s)rank 2 (is|waits) in .*\.get\(.the key of rank 9.\)"),
+    _third("fifo", r"rank 2 is in fifo at .*read_bytes\(\)"),
+    _third("silent_server", r"rank 2 is in silent_server at .*line\.recv\(1\)"),
+    # tasks
+    _third("tasks", WAITS + r"its task .*gathers.* task fetch-3, which is in fetch at .*: await gate\.wait\(\)"),
+    _third(
+        "crossed_tasks", WAITS + r"its task .*which awaits task copy-\d, which is in takes at .*: async with other:"
+    ),
+    _third("queue_of_tasks", WAITS + r"its task Task-1 \(drains\), which is in drains at .*: await items\.join\(\)"),
+    _third("waited_tasks", WAITS + r"its task .*which awaits task upload, which is in fetch at .*: await gate\.wait"),
+    _third(
+        "command_of_task",
+        WAITS + r"its task Task-1 \(runs\), which is in runs at .*; its child `sleep 1000` \(pid \d+\) is asleep",
+    ),
+    # commands that fail
+    *(_third(f"command_failed{how}", VOCABULARY) for how in ("", "_inside", "_to_file")),
+    # nothing is wrong
+    *(_third(f"slow_{what}") for what in ("process", "spawned", "pool", "executor", "threads", "loader", "join")),
+    *(_third(f"slow_{what}") for what in ("lock", "queue", "tasks", "tree")),
+    *(_third(name) for name in ("turns", "database_turns", "ended_child", "unreaped_child", "caught_command")),
+    *(_third(name) for name in ("replaced_workers", "writer_thread")),
+]
+
 QUICK = (
     "wrapped_later",
     "overcome",
@@ -156,8 +245,11 @@ QUICK = (
     "launchpad_inside",
     "slow_socket",
     "sleeps_alone",
+    "loader_inherits_lock",
+    "crossed_tasks",
+    "slow_lock",
 )
-"""Those of MORE that the tests run: the others are tested by events and by numbers."""
+"""Those of MORE and THIRD that the tests run: the others are tested by events and by numbers."""
 
 
 def score(case: Case, verdict: dict[str, Any]) -> tuple[bool, bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import DEADLINE, Launchpad
-from tests.support.gallery import CASES, CULPRIT, MORE, OTHERS, QUICK, SIZE, Case, score
+from tests.support.gallery import CASES, CULPRIT, MORE, OTHERS, QUICK, SIZE, THIRD, Case, score
 from tests.support.needs import needs_torch
 
 pytestmark = [needs_torch, pytest.mark.usefixtures("from_image")]
@@ -27,7 +27,7 @@ EXACTLY = {
     "grouped": (1, "failure", "exception", "ExceptionGroup", "raise ExceptionGroup"),
 }
 
-TESTED = [*CASES, *(case for case in MORE if case.name in QUICK)]
+TESTED = [*CASES, *(case for case in [*MORE, *THIRD] if case.name in QUICK)]
 
 
 @pytest.mark.parametrize("case", TESTED, ids=lambda case: f"{case.name}-{case.backend}")

@@ -15,6 +15,7 @@ READ = ["/w/data.py", 10, "__getitem__", "time.sleep(1000)"]
 LOOP = ["/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 349, "_worker_loop", ""]
 FORKED = ["/w/train.py", 30, "<module>", "for batch in loader:"]
 IDLE = ["/v/lib/python3.11/selectors.py", 415, "select", ""]
+GET = ["/v/lib/python3.11/multiprocessing/queues.py", 113, "get", ""]
 MAIN = [["/v/lib/python3.11/selectors.py", 415, "select", ""], FORKED]
 
 
@@ -30,7 +31,7 @@ def waiting(awaits: dict[str, Any], *children: dict[str, Any], threads: dict[str
 
 AT = "in __getitem__ at data.py:10: time.sleep(1000)"
 WORKER = {"what": "its DataLoader worker 1", "pids": [4711]}
-POOL = {"what": "its pool", "pids": [4711, 4712, 4713, 4714]}
+POOL = {"what": "its pool", "near": [4711, 4712, 4713, 4714]}
 MAKE = {"what": "its child `make`", "pids": [4711]}
 SAVE = [["/w/ckpt.py", 8, "save", "os.fsync(fd)"]]
 
@@ -40,10 +41,10 @@ SAVE = [["/w/ckpt.py", 8, "save", "os.fsync(fd)"]]
     [
         (waiting({}), ""),
         (
-            waiting(WORKER, child(4711, READ, LOOP, FORKED), child(4712, IDLE, LOOP, FORKED)),
+            waiting(WORKER, child(4711, READ, LOOP, FORKED), child(4712, IDLE, GET, LOOP, FORKED)),
             f"its DataLoader worker 1 (pid 4711), which is {AT}",
         ),
-        (waiting(WORKER, child(4711, IDLE, LOOP, FORKED)), "its DataLoader worker 1 (pid 4711), which is idle"),
+        (waiting(WORKER, child(4711, IDLE, GET, LOOP, FORKED)), "its DataLoader worker 1 (pid 4711), which is idle"),
         (waiting(WORKER), "its DataLoader worker 1 (pid 4711), which is gone"),
         (waiting(MAKE, child(4711, state="Z")), "its child `make` (pid 4711), which has ended"),
         (waiting(MAKE, child(4711, state="T")), "its child `make` (pid 4711), which is stopped by a signal"),
@@ -58,16 +59,29 @@ SAVE = [["/w/ckpt.py", 8, "save", "os.fsync(fd)"]]
             "its child `make` (pid 4711), which waits for `cc x.c` (pid 4712), which is asleep",
         ),
         (
-            waiting(POOL, *[child(pid, READ, LOOP) for pid in (4711, 4712, 4713)], child(4714, IDLE, LOOP, FORKED)),
+            waiting(
+                POOL, *[child(pid, READ, LOOP) for pid in (4711, 4712, 4713)], child(4714, IDLE, GET, LOOP, FORKED)
+            ),
             f"its pool; process 4711 is {AT}; process 4712 is {AT}; 1 more are at work",
         ),
         (
-            waiting(POOL, child(4711, IDLE, LOOP, FORKED), child(4712, IDLE, LOOP, FORKED)),
+            waiting(POOL, child(4711, IDLE, GET, LOOP, FORKED), child(4712, IDLE, GET, LOOP, FORKED)),
             "its pool; its 2 processes are idle",
         ),
         (
-            waiting(POOL | {"lost": "its worker 9 was killed by SIGKILL"}, child(4711, IDLE, LOOP)),
+            waiting(POOL | {"lost": "its worker 9 was killed by SIGKILL"}, child(4711, IDLE, GET, LOOP)),
             "its pool; its worker 9 was killed by SIGKILL, and what it had to do is lost",
+        ),
+        (
+            waiting(
+                {
+                    "what": "its task runs",
+                    "chain": [{"name": "runs", "frames": SAVE}],
+                    "pids": [4711],
+                },
+                child(4711, command="make", sleeps_in="hrtimer_nanosleep"),
+            ),
+            "its task runs, which is in save at ckpt.py:8: os.fsync(fd); its child `make` (pid 4711) is asleep",
         ),
         (
             waiting({"what": "an item in a multiprocessing.Queue", "near": [4711]}, child(4711, READ)),
