@@ -128,7 +128,7 @@ def _of_children(what: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
 
 def _pids(processes: Iterable[Any]) -> list[int]:
-    popens = [getattr(one, "_popen", None) for one in list(processes)]
+    popens: list[Any] = [getattr(one, "_popen", None) for one in list(processes)]
     return sorted(one.pid for one in popens if getattr(one, "pid", 0))[:MOST]
 
 
