@@ -37,7 +37,15 @@ from launchpad.runner.nodes import bring_up, members_of
 from launchpad.runner.options import HostOptions, RunOptions
 from launchpad.runner.outlets import outlets_of
 from launchpad.runner.outlets.outlet import Ended
-from launchpad.runner.spec import collect_environ, faults_of, limits_of, make_world_spec, streams_of, supplies_for
+from launchpad.runner.spec import (
+    collect_environ,
+    faults_of,
+    limits_of,
+    make_world_spec,
+    streams_of,
+    supplies_for,
+    with_gpus,
+)
 from launchpad.transport import Link
 
 Group = Literal["auto", "gloo", "nccl", "mpi"]
@@ -97,6 +105,7 @@ def prepare(
     if options.nodes.nnodes != "1" and not nodes:
         raise UsageError(f"nnodes={options.nodes.nnodes!r} needs hosts; name them, or leave it out")
     make_world_spec(options, nodes)  # checks it
+    nproc = with_gpus(options._replace(nproc=nproc), nodes).nproc
     if options.mpi is not None and backend != "mpi":
         raise UsageError(f"mpi={options.mpi!r} says which MPI makes the ranks' world; add backend='mpi'")
     far = not all(host.here for host in nodes)
@@ -122,6 +131,7 @@ def prepare(
         sample=options.sample,
         faults=faults_of(options.inject),
         role=options.role,
+        gpus=options.gpus,
         virtual_local_rank=options.virtual_local_rank,
         tf_config=options.tf_config,
         timeline=options.reports.report is not None,

@@ -27,6 +27,7 @@ class SharedOptions(TypedDict, total=False):
     env_file: str | Sequence[str]
     role: str
     mpi: MpiLibrary
+    gpus: int | str | Sequence[int | str]
     virtual_local_rank: bool
     tf_config: bool
     sample: float
@@ -68,6 +69,14 @@ def _are_texts(value: Any) -> bool:
     return _is_text(value) or (isinstance(value, Sequence) and all(_is_text(one) for one in value))
 
 
+def _are_gpus(value: Any) -> bool:
+    if isinstance(value, int):
+        return is_count(value) and value > 0
+    if isinstance(value, str):
+        return value != ""
+    return isinstance(value, Sequence) and len(value) > 0 and all(_is_text(one) or is_count(one) for one in value)
+
+
 def _one_of(kind: Any) -> tuple[Callable[[Any], bool], str]:
     words = [word for word in get_args(kind) if word]
     return (lambda value: value in words), f"give one of {', '.join(map(repr, words))}"
@@ -84,6 +93,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sample": (lambda value: value == 0 or _is_time(value), "give a number of seconds, or 0 for none"),
     "spares": (is_count, "give a number of hosts"),
     "env_file": (_are_texts, "give a path, or a list of paths"),
+    "gpus": (_are_gpus, "give a number of GPUs, 'free', 'free:4', or a list of numbers or UUIDs"),
     "ssh": _one_of(WayIn),
     "mpi": _one_of(MpiLibrary),
     "stop_signal": (lambda value: isinstance(value, int | str), "give a signal's name or number"),
@@ -107,6 +117,9 @@ def run_options(
     values: dict[str, Any] = dict(given)
     if "stop_signal" in values:
         values["stop_signal"] = _signal(values["stop_signal"])
+    if "gpus" in values:
+        chosen = values["gpus"]
+        values["gpus"] = str(chosen) if isinstance(chosen, str | int) else "".join(f"{one}," for one in chosen)
     if isinstance(files := values.get("env_file"), str):
         values["env_file"] = (files,)
     of_hosts = {option: values.pop(option) for option in HostOptions._fields if option in values}

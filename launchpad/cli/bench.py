@@ -42,7 +42,7 @@ RANKS = 4
 
 # Options of `launchpad run`, which mean the same here.
 _SHARED = {
-    *("nproc", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
+    *("nproc", "gpus", "python", "wdir", "env", "env_file", "quiet", "grace", "timeout"),
     *("hosts", "hostfile", "include", "exclude", "enter", "ssh", "ssh_config", "accept_new_host_keys"),
     "heartbeat_timeout",
 }

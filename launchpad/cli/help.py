@@ -25,6 +25,7 @@ TOPICS = {
     "hangs": "where the ranks are, and which of them the others are waiting for",
     "debugging": "a prompt or a debugger in any rank, a profile of all",
     "hosts": "several machines: SSH, hostfiles, --sync, one launchpad per node",
+    "gpus": "which GPUs the ranks see, and who has leased which",
     "binding": "which CPUs and memory each rank uses, near its GPU",
     "doctor": "can these hosts run a job together, and if not, what to type",
     "restarts": "after a failure, and when nodes come and go; trying it with injected faults",

@@ -30,6 +30,7 @@ COMMANDS = {
     "bench": "launchpad.cli.bench",
     "warm": "launchpad.cli.warm",
     "clean": "launchpad.cli.clean",
+    "gpus": "launchpad.cli.gpus",
     "doctor": "launchpad.cli.doctor",
     "why": "launchpad.cli.why",
     "stacks": "launchpad.cli.stacks",

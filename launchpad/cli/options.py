@@ -136,6 +136,12 @@ def rank_count(text: str) -> int | str:
     return number
 
 
+def rank_count_or_gpus(text: str) -> int | str:
+    """The same, or gpu:1,3,5: the GPUs to have a rank each."""
+    kind, colon, gpus = text.partition(":")
+    return text if kind == "gpu" and gpus and colon else rank_count(text)
+
+
 def seconds(text: str) -> float:
     """A non-negative time in seconds; the number may be followed by s, m, h or d."""
     try:

@@ -137,6 +137,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 def typed(options: Mapping[str, Any]) -> RunOptions:
     """The parsed command line as RunOptions."""
     left = dict(options)
+    if isinstance(nproc := left.get("nproc"), str) and nproc.startswith("gpu:"):
+        if left["gpus"]:
+            raise UsageError(f"--nproc {nproc} and --gpus {left['gpus']} both choose GPUs; leave one of them out")
+        from launchpad.job.gpus import parse_gpus
+
+        gpus = nproc.removeprefix("gpu:")
+        parse_gpus(f"{gpus},", "--nproc gpu:")
+        left["nproc"], left["gpus"] = "gpu", f"{gpus},"
 
     def take(kind: type[Part]) -> Part:
         return kind(**{name: left.pop(name) for name in kind._fields if name in left})

@@ -14,7 +14,7 @@ from launchpad.cli.options import (
     local_ranks,
     positive_seconds,
     rank_and_port,
-    rank_count,
+    rank_count_or_gpus,
     restart_limit,
     seconds,
     signal_names,
@@ -56,11 +56,18 @@ _hosts = _group("Several hosts, started from here")
 _OPTIONS = (
     _many(
         *("-n", "-np", "--nproc", "--nproc-per-node", "nproc"),
-        type=rank_count,
+        type=rank_count_or_gpus,
         metavar="N|auto|cpu|gpu",
         pet=True,
-        help="Ranks on this machine, or on each host. auto: one per GPU, else per usable core. Default: 1; in a batch "
-        "allocation the node's slots.",
+        help="Ranks on this machine, or on each host. auto: one per GPU, else per usable core. gpu:1,3: one per GPU of "
+        "--gpus 1,3. Default: 1; with --gpus one per GPU; in a batch allocation the node's slots.",
+    ),
+    _many(
+        "--gpus",
+        default="",
+        metavar="G,G,…|N|free[:N]",
+        help="The NVIDIA GPUs that the ranks see, leased while the job runs: those with these numbers or UUIDs, N that "
+        "no job has leased, or those (N of those) that nobody uses. On each host. See launchpad gpus.",
     ),
     _what("-m", "--module", is_flag=True, pet=True, help="TARGET is a Python module, as with python -m."),
     _what("--no-python", is_flag=True, pet=True, help="TARGET is a program, whatever its name."),

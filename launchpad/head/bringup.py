@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import time
@@ -32,6 +33,7 @@ class BringUp(Requester):
         super().__init__()
         self.early: list[StopRequested] = []  # signals for ranks that have not started yet
         self.ready: list[AgentReady] = []  # by node
+        self.job = os.urandom(4).hex()  # the job's id
         self._stood_still = 0.0  # seconds
 
     def clock(self) -> float:

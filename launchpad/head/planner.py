@@ -8,7 +8,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.nodes import Node
 from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
-from launchpad.job.plan import Master, Member, NodePlacement, Plan, Stdin, make_plan, rank_count
+from launchpad.job.plan import Master, Member, NodePlacement, Plan, Stdin, leased_gpus, make_plan, rank_count
 from launchpad.job.spec import JobSpec
 from launchpad.protocol.commands import HoldPorts, Probe, ReadTopology
 from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareReady, TopologyRead
@@ -29,9 +29,15 @@ TOPOLOGY_SECONDS = 30.0
 PORTS_SECONDS = 30.0
 
 
-def read_topologies(requester: Requester, specs: Sequence[JobSpec]) -> list[TopologyRead | None]:
+def read_topologies(
+    requester: Requester, specs: Sequence[JobSpec], ready: Sequence[AgentReady]
+) -> list[TopologyRead | None]:
     """The topologies of the nodes whose ranks are to be bound. `specs`: of each node's ranks. Raises NodeError."""
-    asked = {node: ReadTopology(dict(spec.environ)) for node, spec in enumerate(specs) if spec.bind != "none"}
+    asked = {
+        node: ReadTopology({**spec.environ, **leased_gpus(spec, ready[node])})
+        for node, spec in enumerate(specs)
+        if spec.bind != "none"
+    }
     found = dict(zip(asked, requester.ask(asked, TopologyRead, TOPOLOGY_SECONDS), strict=True))
     return [found.get(node) for node in range(len(specs))]
 
@@ -91,15 +97,17 @@ class Planner:
         supplies: Supplies | None = None,
         silence: float = 0.0,
         topologies: Sequence[TopologyRead | None] = (),
+        job: str = "",
     ) -> None:
         """`places`, `facts`: of each node if the user named them; `master`: of several nodes; `ports`: see hold_ports.
 
         `supplies`: for nodes that come later; `silence`: the heartbeat timeout in seconds; `topologies`: as
-        `read_topologies` returns them. Raises UsageError if a node can't hold its ranks.
+        `read_topologies` returns them; `job`: its id. Raises UsageError if a node can't hold its ranks.
         """
         self.membership = membership
         self.spec = spec
         self._run_id = run_id
+        self._job = job
         columns = [part or [None] * len(ready) for part in (places, facts, topologies)]
         own_ports = ports or [()] * len(ready)
         self._nodes = [NodeRecord(*row) for row in zip(ready, *columns, own_ports, strict=True)]
@@ -214,6 +222,10 @@ class Planner:
         counts, wanted = place.nproc in ("auto", "gpu"), [(place.nproc, place.python)]
         port = self.spec.world.master_port if self._master is None else 0
         (ready,) = requester.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
+        if (place.own or self.spec).gpus:
+            from launchpad.head.gpu_leases import with_leases
+
+            (ready,) = with_leases(requester, [ready], [place.own or self.spec], self._job)
         facts = None
         if (first := self._nodes[0].place) is not None:
             from launchpad.head.node_facts import check_nodes, probe_nodes
@@ -227,7 +239,7 @@ class Planner:
             names = NodeNames([first.name])
             check_nodes([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
             place = place._replace(python=facts.python)
-        topologies = read_topologies(requester, [place.own or self.spec])
+        topologies = read_topologies(requester, [place.own or self.spec], [ready])
         places = [place] if first is not None else []
         plan = make_plan(self.spec, [ready], self._run_id, places, seats=(), topologies=topologies)
         ports = hold_ports(requester, [plan.nodes[0].slots]) if self.spec.tf_config else []

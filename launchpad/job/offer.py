@@ -8,6 +8,8 @@ import typing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from launchpad.errors import UsageError
+from launchpad.job.gpus import parse_gpus
 from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
@@ -17,7 +19,7 @@ from launchpad.protocol.printable import printable
 from launchpad.protocol.typed import typed
 
 # What each node's own command line says about its ranks, as with torchrun.
-_OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind")
+_OWN = ("python", "cwd", "environ", "role", "virtual_local_rank", "torch", "hooks", "bind", "gpus")
 
 # More on one node, or in one job, are a mistake.
 MOST_RANKS = 1 << 20
@@ -119,6 +121,11 @@ def _spec_from_json(found: dict[str, Any]) -> JobSpec:
     if made.target.kind not in ("script", "module", "program", "function"):
         raise ValueError(f"no kind of target: {made.target.kind!r}")
     _check_count("nproc", made.nproc)
+    if made.gpus:
+        try:
+            parse_gpus(made.gpus)
+        except UsageError:
+            raise ValueError("gpus: no choice of GPUs") from None
     return made
 
 

@@ -362,6 +362,8 @@ def _check_environ(spec: JobSpec) -> None:
     given = spec.environ.keys() | {name for program in spec.programs for name in program.environ}
     for name in sorted(CONTRACT & given):
         raise UsageError(f"--env {name}: launchpad sets {name} for each rank; leave it out")
+    if spec.gpus and "CUDA_VISIBLE_DEVICES" in given:
+        raise UsageError("--env CUDA_VISIBLE_DEVICES: --gpus sets it for each rank; leave one of them out")
     if spec.tf_config and "TF_CONFIG" in given:
         raise UsageError("--env TF_CONFIG: --tf-config sets it for each rank; leave one of them out")
 
@@ -424,6 +426,7 @@ def _all_ranks(
 def _rank_plan(node: NodeResources, rank: int, local_rank: int, shared: Mapping[str, str]) -> RankPlan:
     virtual = node.spec.virtual_local_rank
     own = {"RANK": str(rank), "LOCAL_RANK": "0" if virtual else str(local_rank), "ROLE_RANK": str(rank)}
+    own |= leased_gpus(node.spec, node.ready)
     if virtual:
         own["CUDA_VISIBLE_DEVICES"] = node.visible_gpu(local_rank)
     if node.spec.programs:
@@ -504,6 +507,11 @@ def _node_plan(node: NodeResources, ranks: tuple[RankPlan, ...], store: str) -> 
         most=node.most,
         ends_at=place.ends_at,
     )
+
+
+def leased_gpus(spec: JobSpec, ready: AgentReady) -> dict[str, str]:
+    """The variable by which ranks see the GPUs that their node has leased for them (--gpus), and no others."""
+    return {"CUDA_VISIBLE_DEVICES": ready.visible_devices or ""} if spec.gpus else {}
 
 
 def rank_count(requested: int | str, node: AgentReady, name: str) -> int:

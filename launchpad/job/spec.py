@@ -170,6 +170,7 @@ class JobSpec(NamedTuple):
     torch: bool = False  # whether the target imports torch, as far as its sources tell
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
+    gpus: str = ""  # which GPUs each node leases for its ranks; job/gpus.py; "": none
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
     bind: Bind = "none"  # which CPUs each rank is bound to; job/binding.py
     report_bindings: bool = False  # say it for each rank

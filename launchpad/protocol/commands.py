@@ -78,6 +78,19 @@ class MakeEnvironment(Command):
     texts: list[list[Any]]  # [path, permissions, text] of each further file; HERE and CACHE in a text are paths here
 
 
+class LeaseGpus(Command):
+    """Lease GPUs for this job's ranks (GpusLeased), until the agent exits."""
+
+    names: list[str]  # numbers as nvidia-smi's, or UUIDs; none: any
+    number: int  # of any; 0: all
+    free: bool  # only those that nobody uses
+    job: str  # what other users see of the job
+
+
+class ListGpus(Command):
+    """Report all GPUs, and who has leased them (GpusListed)."""
+
+
 class ListKept(Command):
     """Report what --sync and --sync-env have left here (KeptListed)."""
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
+from .gpus import SeenGpu
 from .message import Message
 from .printable import Printable
 
@@ -292,6 +293,22 @@ class EnvironmentMade(Event, about=the_node):
     time: int
     python: str  # its interpreter
     problem: str  # "" if it works
+
+
+class GpusLeased(Event, about=the_node):
+    """The answer to LeaseGpus."""
+
+    time: int
+    uuids: list[str]
+    problem: str  # why it is none; "" if they are leased
+
+
+class GpusListed(Event, about=the_node):
+    """The answer to ListGpus."""
+
+    time: int
+    gpus: list[SeenGpu]
+    problem: str
 
 
 class KeptListed(Event, about=the_node):

@@ -51,7 +51,7 @@ class Conductor:
 
             watched = bringup.nodes.remote if bringup.nodes.silence else []
             check_noticed(spec.faults, [plan.nodes[node].name for node in watched])
-        self.job = os.urandom(4).hex()
+        self.job = bringup.job
         self.cause: Cause | None = None
         self.leaving = False  # there is output that nobody takes
         self._bringup = bringup

@@ -16,7 +16,7 @@ from launchpad.job.world import parse_nnodes
 from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import open_links
 from launchpad.runner.options import RunOptions, with_absolute_paths
-from launchpad.runner.spec import make_spec, make_world_spec, supplies_for
+from launchpad.runner.spec import make_spec, make_world_spec, supplies_for, with_gpus
 from launchpad.runner.stoppable import stoppable
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def run_job(
         options = with_absolute_paths(options)
     layout = _layout(options)
     hosts = layout.hosts if layout else _hosts(options)
+    options = with_gpus(options, hosts)
     world = make_world_spec(options, hosts)
     membership = membership_of(options, hosts)
     if world.meeting is not None and departure is not None:

@@ -62,7 +62,12 @@ def bring_up(
         accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
         roster=roster,
     )
-    topologies = read_topologies(bringup, [member.own or spec for member in members] or [spec])
+    specs = [member.own or spec for member in members] or [spec]
+    if any(one.gpus for one in specs):
+        from launchpad.head.gpu_leases import with_leases
+
+        facts = bringup.ready = with_leases(bringup, facts, specs, bringup.job)
+    topologies = read_topologies(bringup, specs, facts)
     for topology, ready in zip(topologies, facts, strict=True):
         if topology is not None and not topology.complete and not quiet:
             say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
@@ -72,7 +77,7 @@ def bring_up(
         counts = [rank_count(nproc, node, name) for (nproc, name), node in zip(asked, facts, strict=True)]
         ports = hold_ports(bringup, counts)
     if not members:
-        return Planner(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports)
+        return Planner(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports, job=bringup.job)
     from launchpad.runner.connect import make_world
 
     apart = spec.world.meeting is None and not options.by_srun
@@ -89,4 +94,5 @@ def bring_up(
         supplies=supplies,
         silence=silence,
         topologies=topologies,
+        job=bringup.job,
     )

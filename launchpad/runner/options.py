@@ -104,6 +104,7 @@ class RunOptions(NamedTuple):
     env: tuple[str, ...] = ()
     env_file: tuple[str, ...] = ()
     role: str = "default"
+    gpus: str = ""  # which GPUs each node leases; job/gpus.py; "": not given
     virtual_local_rank: bool = False
     bind: Bind | None = None  # None: not given; means none
     numa_binding: NumaBinding | None = None  # torchrun's, instead of it

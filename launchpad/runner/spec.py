@@ -66,6 +66,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         hooks=not options.no_hooks,
         world=world,
         role=options.role,
+        gpus=options.gpus,
         virtual_local_rank=options.virtual_local_rank,
         bind=options.binds,
         report_bindings=options.report_bindings,
@@ -74,6 +75,17 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         backend=options.backend or "",
         mpi=options.mpi or "",
     )
+
+
+def with_gpus(options: RunOptions, hosts: Sequence[Host]) -> RunOptions:
+    """The options with a rank per GPU, if they choose GPUs (--gpus), and nothing says how many ranks there are."""
+    if not options.gpus:
+        return options
+    from launchpad.job.gpus import parse_gpus
+
+    parse_gpus(options.gpus)
+    counted = any(host.slots is not None or host.mentions > 1 for host in hosts)
+    return options if options.nproc is not None or counted else options._replace(nproc="gpu")
 
 
 def limits_of(options: RunOptions) -> Limits:

@@ -39,13 +39,14 @@ REASONS = {
     "looks at hosts: real/one_node, real/hosts": "doctor",
     "forks: real/images": "forkserver",
     "part of a running job: real/one_node, real/hosts": (
-        "head/requester head/debug_clients head/debuggers head/environment_sync head/hub head/master_search "
+        "head/requester head/gpu_leases head/debug_clients head/debuggers head/environment_sync head/hub "
+        "head/master_search "
         "head/meetings head/mpi_service head/own_signals head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
     "plain values, tested through those who read them": "job/duration job/state job/world",
     "files and pipes: real/one_node/test_run_output.py": "output",
-    "values that test_wire.py sends and reads": "protocol/defaults protocol/message",
+    "values that test_wire.py sends and reads": "protocol/defaults protocol/gpus protocol/message",
     "runs in the ranks: real": "rank",
     "files of jobs that ran: real/record": (
         "record/annotations record/ci record/circumstances record/liveness record/log_dir record/usage"
