@@ -29,7 +29,7 @@ TOPICS = {
     "binding": "which CPUs and memory each rank uses, near its GPU",
     "doctor": "can these hosts run a job together, and if not, what to type",
     "restarts": "after a failure, and when nodes come and go; trying it with injected faults",
-    "roles": "several programs in one job: server.py : -n 4 worker.py",
+    "roles": "several programs in one job: one world (a.py : b.py), or services and clients",
     "mpi": "MPI programs without mpirun",
     "collectives": "torch.distributed over gloo, NCCL and MPI, under any launcher",
     "functions": "functions as targets; launchpad.run and ranks that stay, from Python",

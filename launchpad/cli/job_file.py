@@ -33,8 +33,8 @@ from launchpad.job.outcome import INTERRUPTED
 from launchpad.protocol.events import STDERR
 from launchpad.runner.doors import NOT_IN_FILES
 
-# A job's settings, by option name: command-line values, or a bool for a flag.
-Settings = dict[str, str | bool | list[str]]
+# A job's settings, by option name: command-line values, or a bool for a flag. And "roles", which cli/roles.py reads.
+Settings = dict[str, Any]
 
 # No file that people write is larger, and some never end.
 MOST_CHARACTERS = 4 << 20
@@ -85,13 +85,19 @@ def parse_jobs(text: str, path: str, known: Collection[str]) -> dict[str, Settin
     if tables is None:
         jobs = {"": shared}
     elif isinstance(tables, dict) and tables and all(isinstance(table, dict) for table in tables.values()):
-        jobs = {name: shared | _settings(table, path, f"jobs.{name}, ", known) for name, table in tables.items()}
+        jobs = {name: shared | _job(table, path, f"jobs.{name}, ", known) for name, table in tables.items()}
     else:
         raise UsageError(f"{path}: jobs: write a table for each job, like [jobs.hello]")
     for name, settings in jobs.items():
-        if name and "target" not in settings:
+        if name and "target" not in settings and "roles" not in settings:
             raise UsageError(f'{path}: jobs.{name} has no target; add target = "script.py"')
     return jobs
+
+
+def _job(table: Mapping[str, Any], path: str, where: str, known: Collection[str]) -> Settings:
+    """A job's settings, and its roles as they are in the file."""
+    roles = {"roles": table["roles"]} if "roles" in table else {}
+    return _settings({key: value for key, value in table.items() if key != "roles"}, path, where, known) | roles
 
 
 def choose(jobs: Mapping[str, Settings], name: str, path: str) -> Settings:
@@ -111,13 +117,14 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
             raise UsageError(
                 f"{path}: {where}{key}: there is no such option{_suggestion(name, [*known, 'target', 'jobs'])}"
             )
-        found[name] = _words(value, f"{path}: {where}{key}")
+        found[name] = words_of(value, f"{path}: {where}{key}")
         if any("\0" in word for word in _each(found[name])):
             raise UsageError(f"{path}: {where}{key}: it contains a NUL byte, which no program can be given")
     return found
 
 
-def _words(value: Any, where: str) -> str | bool | list[str]:
+def words_of(value: Any, where: str) -> str | bool | list[str]:
+    """A setting as words of a command line. Raises UsageError."""
     try:
         return _as_words(value, where)
     except ValueError:  # tomllib reads hexadecimal ones of any length
@@ -161,7 +168,7 @@ def _apply(settings: Settings, path: str, ctx: click.Context) -> tuple[str, ...]
     options = _options(ctx.command)
     defaults: dict[str, Any] = {}
     for name, value in settings.items():
-        if name == "target":
+        if name in ("target", "roles"):
             continue
         option = options[name]
         if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):

@@ -141,14 +141,15 @@ class _Printer:
         self._streams: dict[tuple[int, int], LineStream] = {}
         self._template: PrefixTemplate | None = None
         self._programs: Sequence[Sequence[Any]] = ()
+        self._roles: Sequence[Sequence[Any]] = ()
         self._prefixes: dict[int, Prefix] = {}
 
     def show(self, events: Iterable[Any]) -> None:
         """Print the output events; ignore others."""
         for event in events:
             match event:
-                case JobPlanned(nodes=nodes, line_prefix=text, role=role, programs=programs):
-                    self._template, self._programs = template_of(text, role), programs
+                case JobPlanned(nodes=nodes, line_prefix=text, role=role, programs=programs, roles=roles):
+                    self._template, self._programs, self._roles = template_of(text, role), programs, roles
                     self._begin(nodes)
                 case Restarted(attempt=attempt):
                     self._end_lines()
@@ -174,7 +175,7 @@ class _Printer:
             self._write(self._device.feed(stream, data, self._now))
 
     def _begin(self, nodes: Sequence[Sequence[Any]]) -> None:
-        prefix = prefixes(nodes, self._template, programs=self._programs)
+        prefix = prefixes(nodes, self._template, programs=self._programs, roles=self._roles)
         self._prefixes = {
             rank: prefix(node, rank, local_rank)
             for node, (_, ranks) in enumerate(nodes)

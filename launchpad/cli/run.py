@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -75,6 +76,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     Each rank gets torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR …). If one fails, launchpad ends
     the others and says which one it was and why. Everything after TARGET is passed to TARGET.
     """
+    roles: Any = None
     if options["config"] is not None:
         from launchpad.cli import job_file
 
@@ -84,24 +86,14 @@ def command(ctx: click.Context, /, **options: Any) -> int:
                 raise UsageError(f"{ONE_JOB}; add --job NAME")
             ctx.obj.close()  # each job starts its own agent
             return job_file.run_all(options["config"], found, ctx.meta["args"])
-        options = job_file.with_job(ctx, found, options["job"] or "")
+        job = options["job"] or ""
+        options = job_file.with_job(ctx, found, job)
+        roles = found[job].get("roles")
     elif options["job"] is not None:
         raise UsageError(f"--job {options['job']} names a job in a file; add --config FILE")
     if not options["quiet"]:
-        for option in _NO_EFFECT:
-            if ctx.get_parameter_source(option.replace("-", "_")) is not ParameterSource.DEFAULT:
-                say_on_stderr(f"--{option} has no effect: plug-ins for torchrun are not loaded")
-        for name in prefix.unknown_macros(options["log_line_prefix_template"]):
-            say_on_stderr(
-                f"{prefix.OPTION}: there is no macro {name}, so it is shown as it is; there are "
-                + " ".join(f"${{{macro}}}" for macro in prefix.MACROS)
-            )
-    if options["as_json"] and not options["dry_run"]:
-        raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
-    for name in ("sync", "sync_env"):
-        if options["dry_run"] and options[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"--dry-run changes nothing, but {option} writes to the hosts; leave one of them out")
+        _say_what_has_no_effect(ctx, options)
+    _check_dry_run(options)
 
     def show(plan: Plan) -> None:
         from launchpad.cli.job_file import sources
@@ -115,12 +107,19 @@ def command(ctx: click.Context, /, **options: Any) -> int:
 
         first, others = read_programs(ctx.command, wanted.target)
         wanted = wanted._replace(target=first, programs=others)
+    run = run_job
+    if roles is not None:
+        from launchpad.cli.roles import read_roles
+        from launchpad.runner.roles import run_roles
+
+        where = f"{options['config']}: jobs.{options['job']}.roles"
+        run = partial(run_roles, read_roles(roles, wanted, ctx.command, where), where)
     # --nnodes 1 means this machine.
-    if ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT or ":" in options["nnodes"]:
+    elif ctx.get_parameter_source("nnodes") is ParameterSource.DEFAULT or ":" in options["nnodes"]:
         wanted = on_allocation(wanted)
     with ExitStack() as closing:
         if options["dry_run"] or not options["detach"]:
-            return run_job(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)
+            return run(wanted, ctx.obj, closing, show=show if options["dry_run"] else None)
         from launchpad.runner.departure import Departed, depart
 
         ctx.obj.close()
@@ -131,7 +130,28 @@ def command(ctx: click.Context, /, **options: Any) -> int:
             return departure.code
         local = LocalAgent(leaves=True)
         closing.callback(local.close)
-        return run_job(wanted, local, closing, departure=departure)
+        return run(wanted, local, closing, departure=departure)
+
+
+def _check_dry_run(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that don't go with --dry-run, or without it."""
+    if options["as_json"] and not options["dry_run"]:
+        raise UsageError("--json only works with --dry-run; add --dry-run, or leave --json out")
+    for name in ("sync", "sync_env"):
+        if options["dry_run"] and options[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--dry-run changes nothing, but {option} writes to the hosts; leave one of them out")
+
+
+def _say_what_has_no_effect(ctx: click.Context, options: Mapping[str, Any]) -> None:
+    for option in _NO_EFFECT:
+        if ctx.get_parameter_source(option.replace("-", "_")) is not ParameterSource.DEFAULT:
+            say_on_stderr(f"--{option} has no effect: plug-ins for torchrun are not loaded")
+    for name in prefix.unknown_macros(options["log_line_prefix_template"]):
+        say_on_stderr(
+            f"{prefix.OPTION}: there is no macro {name}, so it is shown as it is; there are "
+            + " ".join(f"${{{macro}}}" for macro in prefix.MACROS)
+        )
 
 
 def typed(options: Mapping[str, Any]) -> RunOptions:

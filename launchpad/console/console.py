@@ -82,7 +82,7 @@ class Console:
         self._shows = shows
         self._template = template_of(spec.line_prefix, spec.role)
         self._prefixes: dict[tuple[int, int], Prefix] = {}  # by rank and stream, if that is shown
-        self._programs = plan.programs
+        self._programs, self._roles = plan.programs, plan.roles
         self._begin(plan.by_node, [node.index for node in plan.nodes if node.shown_there])
         # The width of the widest prefix, in columns. Without a template they are equal.
         different = set(self._prefixes.values()) if self._template else ()
@@ -90,7 +90,7 @@ class Console:
 
     def _begin(self, nodes: Sequence[Sequence[Any]], shown_there: Collection[int]) -> None:
         """Show the ranks of these nodes, each [name, [rank, …]], except those that are shown elsewhere."""
-        self._prefix = prefixes(nodes, self._template, shown_there, self._programs)
+        self._prefix = prefixes(nodes, self._template, shown_there, self._programs, self._roles)
         for node, (_, ranks) in enumerate(nodes):
             for local_rank, rank in enumerate(() if node in shown_there else ranks):
                 self._open(node, rank, local_rank)

@@ -33,6 +33,7 @@ def in_words(plan: Plan) -> str:
     lines += [f"MPI: {plan.mpi_why}"] if plan.mpi else []
     if plan.programs:
         lines += _programs(plan)
+    lines += [f"role {name}: {ranks_in_words(list(ranks))} of the job" for name, ranks in plan.roles]
     for node in plan.nodes:
         if not node.ranks:
             lines.append(f"node {node.index}: {node.name}, a spare for {node.slots} ranks, in {node.cwd}")

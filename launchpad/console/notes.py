@@ -34,6 +34,7 @@ from launchpad.protocol.events import (
     RanksSpawned,
     RecordDropped,
     Restarted,
+    RoleAwaited,
     StdinUnused,
 )
 from launchpad.protocol.printable import printable
@@ -126,6 +127,8 @@ class Notes:
                     self._show("\n".join(map(printable, lines)))
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
+            case RoleAwaited():
+                self._role_awaited(event)
             case RecordDropped(rank=rank, what=what, why=why):
                 self._say(f"{self._history.name(rank)}: {what} can't be used: {why}")
             case LogFailed(path=path, reason=reason):
@@ -192,17 +195,21 @@ class Notes:
             remedy = "--tee 1 shows it" if option == "--redirects" else f"add {local_rank} to it"
             self._say(f"rank {rank} waits at a prompt that {option} hides; {remedy}")
 
+    def _role_awaited(self, event: RoleAwaited) -> None:
+        who = ", ".join(event.waiting) or "the job"
+        self._say(f"{who} waits for {event.role}, which is not ready after {event.seconds:.0f} s ({event.why})")
+
     def _phase(self, event: PhaseChanged) -> None:
         self._prompt, self.deadline = -1, None
         if event.phase != "stopping":
             return
         name = signal_name(event.signum)
         if self._stopping and event.ranks:
-            self._say(f"{ranks_in_words(event.ranks)} still running: sent {name}")
+            self._say(f"{self._history.in_words(event.ranks)} still running: sent {name}")
         elif event.cause in ("signal", "timeout") and event.ranks:
             again = event.cause == "signal" and self._history.signum == signal.SIGINT
             self._say(
-                f"sent {name} to {ranks_in_words(event.ranks)}; they have {event.seconds:g} s"
+                f"sent {name} to {self._history.in_words(event.ranks)}; they have {event.seconds:g} s"
                 + (" to exit; Ctrl-C kills them at once" if again else " to exit")
             )
         self._stopping = True

@@ -99,6 +99,7 @@ def prefixes(
     template: PrefixTemplate | None,
     unnamed: Collection[int] = (),
     programs: Sequence[Sequence[Any]] = (),
+    roles: Sequence[Sequence[Any]] = (),
 ) -> Callable[[int, int, int], Prefix]:
     """Makes the prefix of a rank from its node, rank and local rank; `nodes` are [name, [rank, …]] each.
 
@@ -108,6 +109,8 @@ def prefixes(
     names = ["" if node in unnamed else str(name) for node, (name, _) in enumerate(nodes)]
     if template is not None:
         return lambda node, rank, local_rank: template.of(rank, local_rank, names[node])
+    if roles:
+        return _by_role(roles)
     digits = len(str(sum(len(ranks) for _, ranks in nodes) - 1))
     longest = max(map(len, names))
     several = len([name for name in names if name]) > 1
@@ -120,6 +123,14 @@ def prefixes(
     width = max(map(len, called.values()), default=0)
     program = {rank: f"{name:<{width}} " for rank, name in called.items()}
     return lambda node, rank, _: Prefix(f"[{shown[node]}{program.get(rank, '')}{rank:>{digits}}] ")
+
+
+def _by_role(roles: Sequence[Sequence[Any]]) -> Callable[[int, int, int], Prefix]:
+    """[train 1]: each world has its own numbers."""
+    width = max(len(name) for name, _ in roles)
+    digits = max(len(str(len(ranks) - 1)) for _, ranks in roles)
+    shown = {rank: f"[{name:<{width}} {own:>{digits}}] " for name, ranks in roles for own, rank in enumerate(ranks)}
+    return lambda _, rank, __: Prefix(shown.get(rank, f"[{rank}] "))
 
 
 @lru_cache

@@ -27,6 +27,7 @@ class StackSink:
         self._answer = answer
         self._nodes: Sequence[Sequence[Any]] = plan.by_node
         self._cwd = plan.nodes[0].cwd
+        self._roles = plan.roles
         self._count = 0
 
     def on(self, event: Any) -> bool:
@@ -35,10 +36,7 @@ class StackSink:
             self._nodes = event.nodes
         if type(event) is not StacksTaken or event.why in ("failure", "idle"):  # those are in the report or a note
             return False
-        from launchpad.diagnosis.stack_summary import full, hosts_of, merged  # few jobs need it
-
-        text = merged(event, self._cwd, hosts_of(self._nodes))
-        whole = full(event, self._cwd, hosts_of(self._nodes))
+        text, whole = self._in_words(event)
         if event.asker:
             self._answer(event.asker, f"{text}\n\n{whole}" if event.full else text)
             return False
@@ -46,6 +44,17 @@ class StackSink:
         if self._folder:
             self._keep(whole)
         return False
+
+    def _in_words(self, taken: StacksTaken) -> tuple[str, str]:
+        """The summary, and all stacks."""
+        if self._roles:
+            from launchpad.diagnosis.role_stacks import full_by_role, merged_by_role
+
+            return merged_by_role(taken, self._cwd, self._roles), full_by_role(taken, self._cwd, self._roles)
+        from launchpad.diagnosis.stack_summary import full, hosts_of, merged  # few jobs need it
+
+        hosts = hosts_of(self._nodes)
+        return merged(taken, self._cwd, hosts), full(taken, self._cwd, hosts)
 
     def _keep(self, text: str) -> None:
         self._count += 1

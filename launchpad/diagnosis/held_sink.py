@@ -16,6 +16,7 @@ class HeldSink:
         self._tell = tell
         self._nodes: Sequence[Sequence[Any]] = plan.by_node
         self._cwd = plan.nodes[0].cwd
+        self._roles = plan.roles
 
     def on(self, event: Any) -> bool:
         """Look at stacks that were taken because the job failed, hung or timed out."""
@@ -24,6 +25,11 @@ class HeldSink:
         if type(event) is StacksTaken and event.why != "asked":
             from launchpad.diagnosis.stack_summary import held, hosts_of  # few jobs need it
 
+            if self._roles:
+                from launchpad.diagnosis.role_stacks import held_by_role
+
+                self._tell(held_by_role(event, self._cwd, self._roles))
+                return False
             self._tell(held(event, self._cwd, hosts_of(self._nodes)))
         return False
 

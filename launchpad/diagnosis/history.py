@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis import escapes
@@ -44,6 +44,7 @@ from launchpad.protocol.events import (
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.stragglers import Straggler, Tally
+    from launchpad.job.roles import RoleNames
 
 # Which comparisons of arrivals say what is the case now: so many latest ones, a minute's with the usual samples.
 _RECENT = 6
@@ -95,6 +96,7 @@ class History:
         self.ranks: dict[int, RankHistory] = {}
         self.names: dict[int, str] = {}
         self._programs: dict[int, str] = {}  # by rank, if they run several
+        self._roles: RoleNames | None = None
         self.attempt = 0
         self.begun = 0  # when this attempt did
         self.over: JobOver | None = None
@@ -125,6 +127,7 @@ class History:
         self.held: RanksHeld | None = None
         self.stalled = 0.0  # seconds
         self.in_vain = False  # the ranks waited for what nobody was left to do
+        self.never_started: list[int] = []  # ranks of roles that were waiting for others
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.apart: list[tuple[int, int]] = []  # pairs of nodes of which the first could not reach the second
         self._tally: Tally | None = None
@@ -136,7 +139,15 @@ class History:
     @property
     def several(self) -> bool:
         """Whether the job has more than one node."""
-        return len(self.planned.nodes) > 1
+        return len(self.planned.nodes) > 1 and self._roles is None  # a role has a node of its own, named after it
+
+    def role(self, rank: int) -> str:
+        """The rank's role, if the job has several."""
+        return self._roles.of.get(rank, ("", 0))[0] if self._roles else ""
+
+    def in_words(self, ranks: Sequence[int]) -> str:
+        """Ranks in words, by their roles if there are any."""
+        return self._roles.several(ranks) if self._roles else ranks_in_words(list(ranks))
 
     def node_name(self, node: int) -> str:
         """The node's name, as the user gave it."""
@@ -150,6 +161,8 @@ class History:
         """The rank in words, with its host if there are several nodes."""
         if rank in self.names:
             return self.names[rank]
+        if self._roles:
+            return self._roles.one(rank)
         program = f" ({self._programs[rank]})" if rank in self._programs else ""
         where = f" on {self.node_name(self.of(rank).node)}" if self.several else ""
         return f"rank {rank}{program}{where}"
@@ -174,7 +187,7 @@ class History:
             return ""
         hosts = {self.node_name(self.of(rank).node) for rank in slow.ranks}
         where = f" (host {hosts.pop()})" if self.several and len(hosts) == 1 else ""
-        return f"{ranks_in_words(slow.ranks)}{where} {slow.sentence}"
+        return f"{self.in_words(slow.ranks)}{where} {slow.sentence}"
 
     def fault(self, one: FaultInjected) -> str:
         """An injected fault in words."""
@@ -266,6 +279,10 @@ class History:
             from launchpad.job.programs import labels
 
             self._programs = labels(event.programs)
+        if event.roles:
+            from launchpad.job.roles import RoleNames
+
+            self._roles = RoleNames(event.roles)
         self._reset()
 
     def _ended(self, one: RankHistory, event: Any) -> None:
@@ -295,6 +312,9 @@ class History:
         if event.phase == "over":
             self.ended = True
         if event.cause and self.stop is None:
+            if self._roles:
+                self.never_started = [rank for rank in event.ranks if not self.of(rank).started]
+                event = event._replace(ranks=[rank for rank in event.ranks if self.of(rank).started])
             self.stop = event
         self.kind = event.cause or self.kind
         if event.signum:

@@ -67,7 +67,12 @@ _WEAK_TYPES = {
     "ConnectionRefusedError",
     "EOFError",
 }
-_WEAK = r"connection reset by peer|broken pipe|connection refused"
+_WEAK = (
+    r"connection reset by peer|broken pipe|connection refused"
+    # What clients say of a service that has gone, or is about to.
+    r"|remote end closed connection|server disconnected|http error 50[23]|50[23] (bad gateway|service unavailable)"
+    r"|statuscode\.unavailable|failed to connect to all addresses"
+)
 
 _BY_WEIGHT: tuple[Strength, ...] = ("peer", "late", "weak")
 

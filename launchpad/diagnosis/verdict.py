@@ -81,6 +81,9 @@ def verdict_on(history: History) -> Verdict:
 def _failure(history: History, found: Candidates) -> Verdict:
     """The verdict if ranks failed, or a node was lost: the cause, and into which lists the other ranks go."""
     evidence = gather(found, _holder(history))
+    if (victim := evidence.victim) is not None:  # who has ended well in another world has left nobody there
+        role = history.role(victim.rank)
+        evidence = evidence._replace(finished=[one for one in evidence.finished if history.role(one[1]) == role])
     blamed = blame(evidence)
     if blamed is None:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
@@ -125,7 +128,7 @@ def _holder(history: History) -> Candidate | None:
     if held is None or not held.ranks:
         return None
     rank = held.ranks[0]
-    waits = Candidate("hang", rank, history.of(rank).node, held.time, text=held.lines[0])
+    waits = Candidate("hang", rank, history.of(rank).node, held.time, text=held.lines[0] if held.lines else "")
     raising = tracebacks.from_event(held.raising) if held.raising else None
     if held.why != "failure" or raising is None:
         return waits

@@ -14,7 +14,7 @@ from launchpad.diagnosis.reasons import OOM_KILLER
 from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
-from launchpad.job.outcome import exit_in_words, ranks_in_words, signal_name
+from launchpad.job.outcome import exit_in_words, signal_name
 from launchpad.protocol.printable import printable, printable_line
 
 # The most lines of evidence; the whole report then fits on a screen.
@@ -39,14 +39,16 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
     if verdict.close:
         lines.append(_also_first(history, verdict))
     if verdict.alike:
-        lines.append(f"failed in the same way: {ranks_in_words(list(verdict.alike))}")
-    lines += _threads(verdict)
+        lines.append(f"failed in the same way: {history.in_words(list(verdict.alike))}")
+    lines += _threads(history, verdict)
     if verdict.victims:
-        lines.append(f"failed because of it: {_victims(verdict)}")
+        lines.append(f"failed because of it: {_victims(history, verdict)}")
     if verdict.stopped:
-        lines.append(f"stopped because of it: {ranks_in_words(list(verdict.stopped))}")
+        lines.append(f"stopped because of it: {history.in_words(list(verdict.stopped))}")
+    if history.never_started:
+        lines.append(f"never started: {history.in_words(history.never_started)}")
     if verdict.failed_too:
-        lines.append(f"failed too: {ranks_in_words(list(verdict.failed_too))}")
+        lines.append(f"failed too: {history.in_words(list(verdict.failed_too))}")
     if earlier:
         attempts = "attempt" if len(earlier) == 1 else "attempts"
         if len(earlier) > MOST_ATTEMPTS:
@@ -136,7 +138,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             return [*lines, f"where the {who} were then:", *held] if (held := _held(history)) else lines
         case "early":
             assert cause is not None
-            early = ranks_in_words(list(verdict.early))
+            early = history.in_words(list(verdict.early))
             it = "it" if len(verdict.early) == 1 else "them"
             first = f"{early} exited with code 0 while others still waited for {it}; "
             first += f"then {history.name(cause.rank)} failed: {_how(history, cause)}"
@@ -177,7 +179,7 @@ def _cause(history: History, verdict: Verdict) -> list[str]:
             where = f"process {history.planned.pid} on {history.planned.host or 'an unknown host'}"
             return [f"the job may still be running: its record has no end; look for launchpad, {where}"]
         case "running":
-            running = f": {ranks_in_words(list(verdict.running))}" if verdict.running else ""
+            running = f": {history.in_words(list(verdict.running))}" if verdict.running else ""
             lines = [f"the job is running{running}"]
         case "none":
             return ["every rank exited with code 0"]
@@ -200,7 +202,7 @@ def _hung(history: History, cause: Candidate) -> str:
 def _stalled(history: History, verdict: Verdict) -> str:
     if history.in_vain:
         wait = "waits" if len(verdict.stopped) == 1 else "wait"
-        return f"{ranks_in_words(list(verdict.stopped))} {wait} in torch's store for a key that no rank can set"
+        return f"{history.in_words(list(verdict.stopped))} {wait} in torch's store for a key that no rank can set"
     return f"it hung, with no output or progress for {history.stalled:.0f} s"
 
 
@@ -216,7 +218,7 @@ def _left(history: History) -> list[str]:
         for rank, one in sorted(history.ranks.items())
         if rank not in stopped and one.exited is not None and one.exited.code == 0
     ]
-    return [f"{ranks_in_words(left)} had exited with code 0 before that"] if left else []
+    return [f"{history.in_words(left)} had exited with code 0 before that"] if left else []
 
 
 def _apart(history: History) -> list[str]:
@@ -328,23 +330,23 @@ def _also_first(history: History, verdict: Verdict) -> str:
     nodes = {history.of(rank).node for rank in (verdict.cause.rank, *verdict.close)}
     what = "exits" if len(nodes) == 1 else "events on different nodes"
     return (
-        f"or {ranks_in_words(list(verdict.close))}: failed within {verdict.apart / 1e6:.2g} ms of it, and {what} "
+        f"or {history.in_words(list(verdict.close))}: failed within {verdict.apart / 1e6:.2g} ms of it, and {what} "
         f"less than {verdict.doubt / 1e6:.2g} ms apart can't be ordered"
     )
 
 
-def _threads(verdict: Verdict) -> list[str]:
+def _threads(history: History, verdict: Verdict) -> list[str]:
     by_reason: dict[str, list[int]] = {}
     for one in verdict.threads:
         by_reason.setdefault(f"thread {one.thread!r}: {one.short}{_at(one)}", []).append(one.rank)
-    return [f"{ranks_in_words(ranks)} had already lost {why}" for why, ranks in by_reason.items()]
+    return [f"{history.in_words(ranks)} had already lost {why}" for why, ranks in by_reason.items()]
 
 
-def _victims(verdict: Verdict) -> str:
+def _victims(history: History, verdict: Verdict) -> str:
     by_reason: dict[str, list[int]] = {}
     for one in verdict.victims:
         by_reason.setdefault(_common(one.why), []).append(one.rank)
-    return "; ".join(f"{ranks_in_words(ranks)} ({why})" for why, ranks in by_reason.items())
+    return "; ".join(f"{history.in_words(ranks)} ({why})" for why, ranks in by_reason.items())
 
 
 def _common(why: str) -> str:
@@ -359,4 +361,4 @@ def _loss(history: History, node: int) -> str:
     if not history.several:
         return f"the job's node was lost: {loss.reason}; its ranks were killed{trace}"
     ranks = history.planned.nodes[node][1]
-    return f"{history.node_name(node)} was lost: {loss.reason}; it was running {ranks_in_words(ranks)}{trace}"
+    return f"{history.node_name(node)} was lost: {loss.reason}; it was running {history.in_words(ranks)}{trace}"

@@ -1,6 +1,6 @@
 """What a part knows of its job, and what it may do: all that it has of the supervisor."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from launchpad.head.clock import Clock
@@ -8,7 +8,7 @@ from launchpad.head.machine import Machine, Phase
 from launchpad.head.nodes import Node, Nodes
 from launchpad.head.part import Take
 from launchpad.job.plan import Plan
-from launchpad.protocol.commands import Command
+from launchpad.protocol.commands import Command, Start
 from launchpad.protocol.message import Message
 
 
@@ -46,6 +46,8 @@ class Hub:
         self.happened = happened
         self.lose = lose
         self.lost: set[int] = set()  # nodes whose messages don't count any more
+        self.dismissed: set[int] = set()  # ranks that were stopped because they are needed no more
+        self._held: dict[int, Start | None] = {}  # by node whose ranks must not start yet: what would start them
         self._machine = machine
         self.place(plan)
 
@@ -54,6 +56,28 @@ class Hub:
         self.plan = plan
         self._ranks_of = {node.index: [rank.rank for rank in node.ranks] for node in plan.nodes}
         self.node_of = {rank: node for node, ranks in self._ranks_of.items() for rank in ranks}
+
+    def hold(self, nodes: Iterable[int]) -> None:
+        """The ranks of these nodes don't start before `release`."""
+        self._held = dict.fromkeys(nodes)
+
+    def begin(self, node: int, start: Start) -> None:
+        """Start the ranks of a node, unless it is held."""
+        if node in self._held:
+            self._held[node] = start
+        else:
+            self.nodes.send(node, start)
+
+    def release(self, node: int) -> None:
+        """Its ranks may start."""
+        start = self._held.pop(node, None)
+        if start is not None:
+            self.nodes.send(node, start)
+
+    def drop_held(self) -> list[int]:
+        """The nodes whose ranks have not started, and are not started any more."""
+        held, self._held = list(self._held), {}
+        return held
 
     def ranks_of(self, node: int) -> Sequence[int]:
         """The ranks that run on a node."""

@@ -42,6 +42,10 @@ def parts_of(
         from launchpad.head.rosters import RosterKeeper
 
         parts.append(RosterKeeper(hub, planner, door))
+    if spec.roles:
+        from launchpad.head.roles import Roles
+
+        parts.append(Roles(hub, spec.roles, spec.limits, {name: list(ranks) for name, ranks in planner.plan.roles}))
     if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 

@@ -26,7 +26,7 @@ from launchpad.head.planner import Planner
 from launchpad.head.sink import Sink
 from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
-from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, Cause
+from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, Cause, exit_in_words
 from launchpad.job.plan import Stdin
 from launchpad.protocol.commands import Credit, JobEnded
 from launchpad.protocol.commands import Finish as FinishCommand
@@ -296,6 +296,8 @@ class Supervisor:
         if event.rank in self._gone:
             raise InvalidMessage
         self._gone.add(event.rank)
+        if event.rank in self._hub.dismissed:
+            event = event._replace(code=0, why=f"it was stopped, as all others had ended: {exit_in_words(event.code)}")
         self._happened(source, event)
 
     def _with_doubt(self, source: int, event: ArrivalTimes) -> None:
@@ -410,7 +412,7 @@ class Supervisor:
             self._tell(RanksBound(time.monotonic_ns(), plan.bindings))
         for node in plan.nodes:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):
-                self.nodes.send(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
+                self._hub.begin(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
 
     def _lose(self, node: int, reason: str, at: int | None = None, trace: str = "") -> None:
         """Count a node as lost, with its ranks. `at`: since when, if not now."""

@@ -176,6 +176,7 @@ class Plan:
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
+    roles: tuple[NodeRanks, ...] = ()  # if there are several worlds: each one's name, and its ranks
 
     @property
     def world_size(self) -> int:

@@ -17,6 +17,10 @@ Backend = Literal["", "gloo", "nccl", "mpi"]
 Bind = Literal["none", "numa", "core", "socket", "exclusive", "core-complex"]
 MpiLibrary = Literal["", "mpich", "openmpi", "intel"]
 FoldChoice = Literal["equal", "numbers", "never"]
+ReadyCheck = Literal["started", "ended", "tcp", "http", "line", "command"]
+
+# How long a role may take to get ready, in seconds.
+READY_SECONDS = 60.0
 
 
 class Target(NamedTuple):
@@ -144,11 +148,39 @@ class Program:
         }
 
 
+class Ready(NamedTuple):
+    """When those that come after a role may start."""
+
+    check: ReadyCheck
+    port: str = ""  # for tcp and http: which one
+    text: str = ""  # the path of http, the text of a line, a shell's command
+    seconds: float = READY_SECONDS
+
+    @property
+    def words(self) -> str:
+        """As the user wrote it."""
+        if self.check in ("tcp", "http"):
+            return f"{self.check}:{self.port}{self.text}"
+        return f"{self.check}:{self.text}"
+
+
+class Role(NamedTuple):
+    """One world of the job."""
+
+    name: str
+    spec: "JobSpec"
+    service: bool = False  # it lives as long as the others
+    ports: tuple[str, ...] = ()  # names of ports; each of its ranks has one of each
+    ready: Ready = Ready("ended")
+    after: tuple[str, ...] = ()  # the roles that it waits for
+
+
 class JobSpec(NamedTuple):
     """One `launchpad run`."""
 
     target: Target
     programs: tuple[Program, ...] = ()  # if there are several; the target is then the first one's
+    roles: tuple[Role, ...] = ()  # if there are several worlds; the target is then the first one's
     nproc: Nproc = 1
     python: str = "python3"
     cwd: str = "."

@@ -914,6 +914,24 @@ class RanksSpawned(Event, recorded=True):
     argv: list[str]  # of the first spawned rank
 
 
+class RoleReady(Event, recorded=True):
+    """A role is ready: those that come after it may start."""
+
+    time: int
+    role: str
+    seconds: float  # since its ranks had started
+
+
+class RoleAwaited(Event, recorded=True):
+    """A role is not ready yet, and others wait for it."""
+
+    time: int
+    role: str
+    waiting: Sequence[str]  # the roles that wait
+    why: str  # what the last look at it said
+    seconds: float  # since its ranks had started
+
+
 class PhaseChanged(Event, recorded=True):
     """The job's state machine changed phase."""
 
@@ -947,6 +965,7 @@ class JobPlanned(Event, recorded=True):
     role: str = "default"  # what ${role_name} is in it
     input_rank: Rank = 0  # the one that has our standard input
     programs: Sequence[NodeRanks] = ()  # if there are several: each one's name, and its ranks
+    roles: Sequence[NodeRanks] = ()  # if there are several worlds: each one's name, and its ranks in their order
 
 
 class ClocksSeen(Event, recorded=True):

@@ -297,9 +297,8 @@ class _Builder:
             name = self._hosts[node] if 0 <= node < len(self._hosts) else f"node {node}"
             if several or (HOST, node) in keys:
                 rows.append(self._row(name, HOST, node))
-            rows += [
-                self._row(f"rank {rank}", rank, node) for rank, where in sorted(keys) if where == node and rank >= 0
-            ]
+            here = sorted(rank for rank, where in keys if where == node and rank >= 0)
+            rows += [self._row(self._history.in_words([rank]), rank, node) for rank in here]
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
         return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks, tuple(self._hosts))
 

@@ -61,6 +61,8 @@ class Observers:
         held = HeldSink(plan, self._tell_all)
         stragglers = StragglerSink(self.diagnosis.history, self._tell_all)
         self._own: list[Sink] = [notes, self.diagnosis, held, stragglers, self._control, stacks, debuggers, top]
+        if plan.roles:  # collectives of different worlds can't be compared
+            self._own.remove(stragglers)
         self.sinks: list[Sink] = []
         self._first = planned(job, spec, plan, self.journal.folder)
 
@@ -115,6 +117,10 @@ def _say_nothing(_: str) -> None:
 def _words(spec: JobSpec) -> list[str]:
     """The target and its arguments; with several programs, theirs, as they were typed."""
     found: list[str] = []
+    for role in spec.roles:
+        found += [*([":"] if found else []), f"{role.name}:", role.spec.target.name, *role.spec.target.args]
+    if found:
+        return found
     for target in [program.target for program in spec.programs] or [spec.target]:
         found += [*([":"] if found else []), *(["-m"] if target.kind == "module" else []), target.name, *target.args]
     return found
@@ -138,5 +144,6 @@ def planned(job: str, spec: JobSpec, plan: Plan, folder: str) -> JobPlanned:
         role=spec.role,
         input_rank=plan.input_rank,
         programs=plan.programs,
+        roles=plan.roles,
         **own_process()._asdict(),
     )

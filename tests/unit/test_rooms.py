@@ -40,8 +40,8 @@ REASONS = {
     "forks: real/images": "forkserver",
     "part of a running job: real/one_node, real/hosts": (
         "head/requester head/gpu_leases head/debug_clients head/debuggers head/environment_sync head/hub "
-        "head/master_search "
-        "head/meetings head/mpi_service head/own_signals head/session_calls head/sink head/stdin_forwarder"
+        "head/master_search head/meetings head/mpi_service head/own_signals head/readiness head/role_planner "
+        "head/roles head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
     "plain values, tested through those who read them": "job/duration job/state job/world",

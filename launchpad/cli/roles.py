@@ -1,0 +1,126 @@
+"""Roles in a job file: [jobs.NAME.roles.ROLE], a world each.
+
+[jobs.rl.roles.rollout]
+target = "serve.py"
+service = true            # ends when the other roles have ended
+ports = ["http"]          # held for it: LAUNCHPAD_PORT_HTTP, and LAUNCHPAD_ROLLOUT_HTTP for all
+ready = "http:http/health"
+
+[jobs.rl.roles.train]
+target = ["train.py", "--lr", "0.1"]
+nproc = 2
+after = "rollout"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from launchpad.errors import UsageError
+from launchpad.job.duration import parse_seconds
+from launchpad.job.roles import parse_ready
+from launchpad.job.spec import READY_SECONDS, Ready
+from launchpad.runner.options import RunOptions
+from launchpad.runner.roles import RoleOptions
+
+# The options that a role has of its own, by their names in a file.
+_OPTIONS = ("target", "nproc", "module", "no-python", "run-path", "python", "wdir", "env", "env-file", "preload")
+_ONLY_HERE = ("service", "ports", "ready", "ready-timeout", "after")
+
+Table = Mapping[str, Any]
+
+
+def read_roles(tables: Any, job: RunOptions, command: click.Command, where: str) -> list[RoleOptions]:
+    """The roles of a job; `job` has what they share. Raises UsageError that names the file and the key."""
+    if not (isinstance(tables, dict) and tables and all(isinstance(table, dict) for table in tables.values())):
+        raise UsageError(f"{where}: write a table for each role, like [{where.partition(': ')[2]}.train]")
+    if job.target:
+        raise UsageError(
+            f"{where}: each role has its own target; leave out the one beside the roles or on the command line"
+        )
+    return [_role(name, table, job, command, f"{where}.{name}") for name, table in tables.items()]
+
+
+def _role(name: str, table: Table, job: RunOptions, command: click.Command, where: str) -> RoleOptions:
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise UsageError(f"{where}: a role's name has letters, digits, '-' and '_' only")
+    settings = {key.replace("_", "-"): value for key, value in table.items()}
+    for key in settings:
+        if key not in (*_OPTIONS, *_ONLY_HERE):
+            known = ", ".join((*_OPTIONS, *_ONLY_HERE))
+            raise UsageError(f"{where}, {key}: it is no setting of a role, which are {known}; others are the job's")
+    if "target" not in settings:
+        raise UsageError(f'{where} has no target; add target = "script.py"')
+    service = _flag(settings, "service", where)
+    ports = _names(settings, "ports", where)
+    if wrong := next((one for one in ports if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", one)), ""):
+        raise UsageError(f"{where}, ports: {wrong!r} is not a port's name; launchpad chooses the number")
+    if len(set(ports)) < len(ports):
+        raise UsageError(f"{where}, ports: the same name twice; keep one")
+    seconds = _seconds(settings, where)
+    ready = Ready("started" if service else "ended", seconds=seconds)
+    if "ready" in settings:
+        ready = parse_ready(str(settings["ready"]), ports, seconds, f"{where}, ready")
+    own = _options(settings, job, command, where)
+    return RoleOptions(name, own, service, ports, ready, _names(settings, "after", where))
+
+
+def _options(settings: Table, job: RunOptions, command: click.Command, where: str) -> RunOptions:
+    """The job's options, with those that the role sets."""
+    from launchpad.cli.job_file import words_of
+
+    by_name = {name[2:]: param for param in command.params for name in param.opts if name.startswith("--")}
+    changed: dict[str, Any] = {}
+    with click.Context(command, info_name="run") as ctx:
+        for key in _OPTIONS:
+            if key not in settings:
+                continue
+            value = words_of(settings[key], f"{where}, {key}")
+            if key == "target":
+                if isinstance(value, bool):
+                    raise UsageError(f"{where}, target: write the script, or a list of the script and its arguments")
+                changed["target"] = (value,) if isinstance(value, str) else tuple(value)
+                continue
+            option = by_name[key]
+            assert isinstance(option, click.Option)
+            if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
+                raise UsageError(f"{where}, {key}: {'write true or false' if option.is_flag else 'write one value'}")
+            if option.multiple and isinstance(value, str):
+                value = [value]
+            try:
+                changed[str(option.name)] = option.type_cast_value(ctx, value)
+            except click.BadParameter as error:
+                raise UsageError(f"{where}, {key}: {error.message}") from None
+    for name in ("env", "env_file"):
+        changed[name] = (*getattr(job, name), *changed.get(name, ()))
+    return job._replace(**changed)
+
+
+def _flag(settings: Table, key: str, where: str) -> bool:
+    value = settings.get(key, False)
+    if not isinstance(value, bool):
+        raise UsageError(f"{where}, {key}: write true or false")
+    return value
+
+
+def _names(settings: Table, key: str, where: str) -> tuple[str, ...]:
+    value = settings.get(key, [])
+    names = [value] if isinstance(value, str) else value
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UsageError(f"{where}, {key}: write a name, or a list of names")
+    return tuple(names)
+
+
+def _seconds(settings: Table, where: str) -> float:
+    value = settings.get("ready-timeout", READY_SECONDS)
+    try:
+        seconds = parse_seconds(str(value))
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0 or isinstance(value, bool):
+        raise UsageError(f"{where}, ready-timeout: {value!r} is not a time above 0; write 30, 5m or 2h")
+    return seconds

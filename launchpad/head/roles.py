@@ -1,0 +1,223 @@
+"""Starts a job's roles in their order, looks whether they are ready, and stops its services at the end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launchpad.head.hub import Hub
+from launchpad.head.part import Part
+from launchpad.head.readiness import ReadinessCheck
+from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
+from launchpad.job.limits import Limits
+from launchpad.job.outcome import TIMED_OUT
+from launchpad.job.roles import variable_of
+from launchpad.job.spec import Role
+from launchpad.protocol.commands import Signal
+from launchpad.protocol.events import (
+    Output,
+    PhaseChanged,
+    RankExited,
+    RankFailed,
+    RankStarted,
+    RoleAwaited,
+    RoleReady,
+)
+from launchpad.protocol.message import Message
+
+# Services that are stopped have this long, unless --grace says otherwise, before they are killed.
+GRACE_SECONDS = 30.0
+
+# When to say that a role waits for another, and how often again.
+FIRST_WORD = 5.0
+
+# How much of a stream's end is kept, to find a text that comes in pieces.
+MOST_TAIL = 4096
+
+
+class RoleIsReady(Message):
+    """A check has succeeded."""
+
+    role: str
+    attempt: int
+
+
+class Roles(Part):
+    """The part above the worlds."""
+
+    takes = (RoleIsReady,)
+    sees = (RankStarted, RankExited, PhaseChanged, Output)
+
+    def __init__(self, hub: Hub, roles: Sequence[Role], limits: Limits, ranks: dict[str, list[int]]) -> None:
+        """`ranks`: of each role, in the job's numbering."""
+        self._hub = hub
+        self._roles = {role.name: role for role in roles}
+        self._limits = limits
+        self._ranks = ranks
+        self._nodes = {name: sorted({hub.node_of[rank] for rank in ones}) for name, ones in ranks.items()}
+        self._checks: dict[str, ReadinessCheck] = {}
+        self._looked_since: dict[str, float] = {}  # by role that is not ready: since when
+        self._told: dict[str, float] = {}  # by role: when to say next that it is waited for
+        self._lines: dict[int, str] = {}  # by rank of a role that is to print a line: the role
+        self._tails: dict[tuple[int, int], bytes] = {}
+        self._kill_at: float | None = None
+        self._services: list[int] = []
+        self._order = RoleOrder(roles, ranks)
+
+    def start(self) -> None:
+        """Hold all, and begin with those that wait for nobody."""
+        self._order = RoleOrder(list(self._roles.values()), self._ranks)
+        self._hub.hold(node for nodes in self._nodes.values() for node in nodes)
+        self._do(self._order.begin())
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        limits = [since + self._roles[name].ready.seconds for name, since in self._looked_since.items()]
+        times = [*limits, *self._told.values(), *([self._kill_at] if self._kill_at is not None else [])]
+        return min(times, default=None)
+
+    def on(self, source: int, message: Any) -> None:  # noqa: ARG002
+        """Hear of ranks, and of checks that succeeded."""
+        match message:
+            case Output() if self._lines:
+                self._read(message)
+            case RankStarted(rank=rank):
+                self._do(self._order.started(rank))
+            case RankExited(rank=rank, code=code):
+                self._exited(rank, code)
+            case RoleIsReady(role=role):
+                self._is_ready(role)
+            case PhaseChanged(phase=phase) if phase in ("stopping", "over"):
+                self._stopping()
+
+    def _exited(self, rank: int, code: int) -> None:
+        self._services = [one for one in self._services if one != rank]
+        if not self._services:
+            self._kill_at = None
+        if not self._hub.ends:
+            self._do(self._order.exited(rank, code))
+
+    def _is_ready(self, role: str) -> None:
+        since = self._looked_since.pop(role, None)
+        if since is None or self._hub.ends:
+            return
+        self._forget(role)
+        self._hub.tell(RoleReady(time.monotonic_ns(), role, max(0.0, self._hub.clock.now() - since)))
+        self._do(self._order.got_ready(role))
+
+    def _do(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case Begin(role=role):
+                    for node in self._nodes[role]:
+                        self._hub.release(node)
+                case Look(role=role):
+                    self._look(role)
+                case EndServices(ranks=ranks):
+                    self._end(ranks)
+                case FailRole(rank=rank, reason=reason):
+                    self._fail(rank, 1, reason)
+
+    def _fail(self, rank: int, code: int, reason: str) -> None:
+        self._hub.happened(self._hub.node_of[rank], RankFailed(time.monotonic_ns(), rank, code, reason))
+
+    # Readiness.
+
+    def _look(self, name: str) -> None:
+        role, now = self._roles[name], self._hub.clock.now()
+        self._looked_since[name] = now
+        self._told[name] = now + FIRST_WORD
+        if role.ready.check == "line":
+            self._lines.update(dict.fromkeys(self._ranks[name], name))
+            return
+        ranks = [rank for rank in self._hub.plan.ranks if rank.rank in self._ranks[name]]
+        variable = f"LAUNCHPAD_PORT_{variable_of(role.ready.port)}"
+        ports = [int(rank.environ[variable]) for rank in ranks] if role.ready.port else []
+        attempt = self._hub.attempt
+        self._checks[name] = ReadinessCheck(
+            role.ready, ports, ranks[0].environ, lambda: self._hub.post(RoleIsReady(name, attempt))
+        )
+
+    def _read(self, output: Output) -> None:
+        name = self._lines.get(output.rank)
+        if name is None:
+            return
+        place = output.rank, output.stream
+        text = self._tails.get(place, b"") + output.data
+        self._tails[place] = text[-MOST_TAIL:]
+        if self._roles[name].ready.text.encode() in text:
+            self._is_ready(name)
+
+    def tick(self, now: float) -> None:
+        """Say who is waited for, give up, kill services that don't end."""
+        for name, since in list(self._looked_since.items()):
+            if now >= since + self._roles[name].ready.seconds:
+                self._give_up(name)
+            elif name in self._told and now >= self._told[name]:
+                self._told[name] = now + 2 * (now - since)
+                waiting = [one for one in self._order.held() if name in self._order.awaited(one)]
+                why = self._why(name)
+                self._hub.tell(RoleAwaited(time.monotonic_ns(), name, waiting, why, now - since))
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._send(signal.SIGKILL)
+
+    def _why(self, name: str) -> str:
+        ready = self._roles[name].ready
+        check = self._checks.get(name)
+        return f"{ready.words}: {check.last}" if check else f"it has not printed {ready.text!r}"
+
+    def _give_up(self, name: str) -> None:
+        seconds, why = self._roles[name].ready.seconds, self._why(name)
+        self._forget(name)
+        self._looked_since.pop(name, None)
+        if not self._hub.ends:
+            self._fail(self._ranks[name][0], TIMED_OUT, f"was not ready within {seconds:g} s ({why})")
+
+    def _forget(self, name: str) -> None:
+        self._told.pop(name, None)
+        if name in self._checks:
+            self._checks.pop(name).close()
+        for rank in self._ranks[name]:
+            self._lines.pop(rank, None)
+
+    # The end.
+
+    def _end(self, ranks: list[int]) -> None:
+        """All else has ended well: the exit codes of the services don't count any more."""
+        self._hub.dismissed.update(ranks)
+        self._drop_held()
+        self._services = list(ranks)
+        for name in list(self._looked_since):
+            self._forget(name)
+        self._looked_since.clear()
+        self._kill_at = self._hub.clock.now() + (GRACE_SECONDS if self._limits.grace is None else self._limits.grace)
+        self._send(self._limits.stop_signal or signal.SIGTERM)
+
+    def _send(self, signum: int) -> None:
+        by_node: dict[int, list[int]] = {}
+        for rank in self._services:
+            by_node.setdefault(self._hub.node_of[rank], []).append(rank)
+        for node, ranks in by_node.items():
+            self._hub.nodes.send(node, Signal(signum, stops=True, ranks=ranks))
+
+    def _stopping(self) -> None:
+        """The ranks that have not started are not started any more."""
+        self._drop_held()
+        for name in list(self._looked_since):
+            self._forget(name)
+        self._looked_since.clear()
+
+    def _drop_held(self) -> None:
+        """What has not started is as good as gone: nobody will report its end."""
+        for node in self._hub.drop_held():
+            for rank in self._hub.ranks_of(node):
+                self._hub.post(RankExited(time.monotonic_ns(), rank, -signal.SIGTERM, 0, False))
+
+    def close(self) -> None:
+        """Look no more."""
+        for check in self._checks.values():
+            check.close()

@@ -1,0 +1,125 @@
+"""Roles: several worlds in one job, each with its own ranks, store and addresses, laid out in one plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from launchpad.errors import UsageError
+from launchpad.job.outcome import ranks_in_words
+from launchpad.job.plan import NodePlan, Plan, RankPlan
+from launchpad.job.spec import Ready, Role
+
+HOST = "127.0.0.1"
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def parse_ready(text: str, ports: Sequence[str], seconds: float, where: str) -> Ready:
+    """`tcp:PORT`, `http:PORT/PATH`, `line:TEXT` or `command:COMMAND`. Raises UsageError."""
+    check, colon, rest = text.partition(":")
+    if check in ("tcp", "http") and colon:
+        port, slash, path = rest.partition("/")
+        port = port or (ports[0] if len(ports) == 1 else "")
+        if port not in ports:
+            known = f"one of its ports ({', '.join(ports)})" if ports else 'a port; add ports = ["http"]'
+            raise UsageError(f"{where}: {text!r} needs {known}; write {check}:PORT{'/PATH' if check == 'http' else ''}")
+        return Ready("tcp" if check == "tcp" else "http", port, slash + path, seconds)
+    if check in ("line", "command") and rest.strip():
+        return Ready("line" if check == "line" else "command", text=rest, seconds=seconds)
+    raise UsageError(f"{where}: {text!r} says nothing; write tcp:PORT, http:PORT/PATH, line:TEXT or command:COMMAND")
+
+
+def check_roles(roles: Sequence[Role], where: str) -> None:
+    """Raise UsageError if a role can never start, or the job never end."""
+    names = [role.name for role in roles]
+    for role in roles:
+        for other in role.after:
+            if other not in names:
+                raise UsageError(f"{where}.{role.name}, after: there is no role {other!r}, only {', '.join(names)}")
+    left = {role.name: set(role.after) for role in roles}
+    while free := [name for name, waits in left.items() if not waits & left.keys()]:
+        for name in free:
+            del left[name]
+    if left:
+        circle = " → ".join(_circle(left))
+        raise UsageError(f"{where}: these roles wait for each other: {circle}; leave out one after")
+    if all(role.service for role in roles):
+        raise UsageError(f"{where}: all roles are services, so the job would never end; say which one is the work")
+
+
+def _circle(waits: Mapping[str, set[str]]) -> list[str]:
+    """A walk through the roles that ends where it has been."""
+    walk = [min(waits)]
+    while walk.count(walk[-1]) < 2:
+        walk.append(min(waits[walk[-1]] & waits.keys()))
+    return walk[walk.index(walk[-1]) :]
+
+
+def join_plans(
+    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]], cores: int
+) -> Plan:
+    """One plan of the roles' own: nodes and ranks are numbered through; what a rank is told stays its world's.
+
+    `ports`: of each role, those of each rank, in the order of its port names. `cores`: of this machine, which the ranks
+    of all roles share.
+    """
+    threads = str(max(1, cores // sum(len(plan.ranks) for plan in plans)))
+    addresses = {name: value for role in roles for name, value in _addresses(role, ports[role.name]).items()}
+    nodes: list[NodePlan] = []
+    names = []
+    first = 0
+    for role, plan in zip(roles, plans, strict=True):
+        for node in plan.nodes:
+            ranks = tuple(
+                _placed(rank, first, {**addresses, **_own(role, ports[role.name], rank.rank)}) for rank in node.ranks
+            )
+            defaults = {name: threads if name == THREADS else value for name, value in node.defaults.items()}
+            nodes.append(replace(node, index=len(nodes), name=role.name, ranks=ranks, defaults=defaults))
+        names.append((role.name, list(range(first, first + len(plan.ranks)))))
+        first += len(plan.ranks)
+    return replace(plans[0], nodes=tuple(nodes), roles=tuple(names))
+
+
+def _placed(rank: RankPlan, first: int, more: Mapping[str, str]) -> RankPlan:
+    return rank._replace(rank=first + rank.rank, environ={**rank.environ, **more})
+
+
+def variable_of(text: str) -> str:
+    """The name of a role or port, as a part of a variable's."""
+    return "".join(letter if letter.isalnum() else "_" for letter in text).upper()
+
+
+def _addresses(role: Role, ports: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Where all roles find this one's ports: LAUNCHPAD_ROLLOUT_HTTP=HOST:PORT, of each rank one."""
+    return {
+        f"LAUNCHPAD_{variable_of(role.name)}_{variable_of(port)}": ",".join(f"{HOST}:{of[place]}" for of in ports)
+        for place, port in enumerate(role.ports)
+    }
+
+
+def _own(role: Role, ports: Sequence[Sequence[int]], rank: int) -> dict[str, str]:
+    """What only its own ranks are told."""
+    held = {f"LAUNCHPAD_PORT_{variable_of(port)}": str(ports[rank][place]) for place, port in enumerate(role.ports)}
+    return {"ROLE_NAME": role.name, "LAUNCHPAD_ROLE": role.name, **held}
+
+
+class RoleNames:
+    """How ranks are called where roles have their own numbers: train rank 1."""
+
+    def __init__(self, roles: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """`roles`: each one's name, and its ranks in the job's numbering."""
+        self.of = {rank: (name, own) for name, ranks in roles for own, rank in enumerate(ranks)}
+
+    def one(self, rank: int) -> str:
+        """A rank in words."""
+        name, own = self.of.get(rank, ("", rank))
+        return f"{name} rank {own}".strip()
+
+    def several(self, ranks: Sequence[int]) -> str:
+        """Ranks in words: `rollout rank 0, train ranks 0-1`."""
+        found: dict[str, list[int]] = {}
+        for rank in ranks:
+            name, own = self.of.get(rank, ("", rank))
+            found.setdefault(name, []).append(own)
+        return ", ".join(f"{name} {ranks_in_words(own)}".strip() for name, own in found.items())

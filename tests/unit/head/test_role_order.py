@@ -1,0 +1,68 @@
+"""head/role_order: when each role starts, and when services end."""
+
+from __future__ import annotations
+
+from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
+from launchpad.job.spec import JobSpec, Ready, Role, Target
+
+SPEC = JobSpec(Target("script", "t.py"))
+SERVICE = Role("serve", SPEC, service=True, ready=Ready("tcp", "http"))
+TRAIN = Role("train", SPEC, after=("serve",))
+RANKS = {"serve": [0, 1], "train": [2, 3]}
+
+
+def begun(*roles: Role) -> RoleOrder:
+    order = RoleOrder(roles, RANKS)
+    order.begin()
+    return order
+
+
+def test_a_role_waits_until_all_ranks_of_a_service_run_and_it_is_ready() -> None:
+    order = RoleOrder([TRAIN, SERVICE], RANKS)
+    assert order.begin() == [Begin("serve")]
+    assert (order.held(), order.awaited("train")) == (["train"], ["serve"])
+    assert order.started(0) == []
+    assert order.started(1) == [Look("serve")]
+    assert order.got_ready("serve") == [Begin("train")]
+    assert order.held() == []
+
+
+def test_a_service_without_a_check_is_ready_when_it_runs() -> None:
+    order = begun(SERVICE._replace(ready=Ready("started")), TRAIN)
+    order.started(0)
+    assert order.started(1) == [Begin("train")]
+
+
+def test_a_role_that_is_no_service_is_waited_for_until_it_has_ended_well() -> None:
+    first, then = Role("serve", SPEC), Role("train", SPEC, after=("serve",))
+    order = begun(first, then)
+    assert [order.started(0), order.started(1), order.exited(1, 3), order.exited(0, 0)] == [[], [], [], []]
+    order = begun(first, then)
+    order.exited(0, 0)
+    assert order.exited(1, 0) == [Begin("train")]
+
+
+def test_services_end_when_all_others_have_ended_well() -> None:
+    order = begun(SERVICE, TRAIN)
+    order.got_ready("serve")
+    assert order.exited(2, 0) == []
+    assert order.exited(3, 0) == [EndServices([0, 1])]
+    assert order.exited(0, 0) == []
+
+
+def test_nothing_is_stopped_where_there_are_no_services() -> None:
+    order = begun(TRAIN._replace(after=()))
+    order.exited(2, 0)
+    assert order.exited(3, 0) == []
+
+
+def test_a_service_that_exits_with_0_before_that_has_failed() -> None:
+    order = begun(SERVICE, TRAIN)
+    assert order.exited(1, 0) == [FailRole(1, "is a service, and exited with code 0 while other roles still ran")]
+    assert order.exited(0, 3) == [], "a failure is the state machine's"
+
+
+def test_a_role_that_ends_before_it_was_ready_leaves_the_others_waiting_forever() -> None:
+    order = begun(Role("serve", SPEC, ready=Ready("line", text="up")), TRAIN)
+    order.exited(0, 0)
+    assert order.exited(1, 0) == [FailRole(1, "exited with code 0 before it was ready (line:up)")]
