@@ -1,7 +1,6 @@
 """What the user asked for, as frozen values. Creating one probes nothing and starts nothing."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from launchpad.errors import UsageError
@@ -105,8 +104,7 @@ class Share(NamedTuple):
     ranks: int
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """One of the programs, from left to right."""
 
     number: int  # MPI_APPNUM
@@ -114,8 +112,12 @@ class Program:
     shares: tuple[Share, ...]
     python: str = ""  # "": the node's
     cwd: str = ""  # "": the node's
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)  # its own variables; they may be secret
+    environ: Mapping[str, str] = {}  # its own variables; they may be secret
     forks: bool = False  # its ranks are forked from the node's forkserver
+
+    def __repr__(self) -> str:
+        """Without its variables."""
+        return f"Program({self.number}, {self.target})"
 
     @property
     def label(self) -> str:

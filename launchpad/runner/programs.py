@@ -206,8 +206,6 @@ def _made(
 
 def _with_fork(made: _Made, image: Program | None, options: RunOptions) -> Program:
     """The program, forked if a fork of the image can't be told from a process of its own."""
-    from dataclasses import replace
-
     one = made.program
     read_at_import = any(re.fullmatch(READ_AT_IMPORT, name) for name in one.environ)
     unsound = read_at_import or (bool(options.preload) and bool(one.environ))
@@ -218,7 +216,7 @@ def _with_fork(made: _Made, image: Program | None, options: RunOptions) -> Progr
         and (one.python, one.cwd) == (image.python, image.cwd)
         and _first_on_path(one.target) == _first_on_path(image.target)
     )
-    return replace(one, forks=forks)
+    return one._replace(forks=forks)
 
 
 def _first_on_path(target: Target) -> tuple[str, str]:
