@@ -118,13 +118,8 @@ class Notes:
                 self._say(_no_mpi(library, why, self._on(node)))
             case OwnWorld(rank=rank):
                 self._own_world(rank)
-            case RanksBound(ranks=ranks):
-                if self._reports_bindings and ranks != self._bound:
-                    from launchpad.job.binding import in_words
-
-                    self._bound = ranks
-                    lines = [f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in ranks]
-                    self._show("\n".join(map(printable, lines)))
+            case RanksBound():
+                self._ranks_bound(event)
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
             case RoleAwaited():
@@ -169,6 +164,14 @@ class Notes:
             case Restarted():
                 self._restarted(event)
         return False
+
+    def _ranks_bound(self, event: RanksBound) -> None:
+        if self._reports_bindings and event.ranks != self._bound:
+            from launchpad.job.binding import in_words
+
+            self._bound = event.ranks
+            lines = [f"rank {rank} on {node}: {in_words(*where)}" for rank, node, *where in event.ranks]
+            self._show("\n".join(map(printable, lines)))
 
     def _on(self, node: int) -> str:
         return f" on {self._history.node_name(node)}" if self._history.several else ""

@@ -28,7 +28,7 @@ def test_ranks_have_their_worlds_numbers() -> None:
         "      t.py:3 in <module>: accept()",
     ]
     assert "  train:\n    ranks 0-1 are in <module> at t.py:7: step()" in merged_by_role(TAKEN, "/work", ROLES)
-    assert "train:\nrank 0, pid 11" in full_by_role(TAKEN, "/work", ROLES)
+    assert "train:\nranks 0-1, pids 11, 12" in full_by_role(TAKEN, "/work", ROLES)
 
 
 def test_a_service_that_waits_for_requests_holds_up_nobody() -> None:
