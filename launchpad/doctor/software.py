@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +43,7 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
         ),
     )
     for place, python in seen.sought.items():
-        if place in found and (own := _python(seen, place)) != python:
+        if place in found and not _same(python, own := _python(seen, place)):
             remedy = "launchpad run --sync-env gives it this environment, --python names another interpreter"
             yield Finding("warn", (place,), "software", f"it has no {python}: ranks run in {own}", remedy)
     for name in _TALKING:
@@ -64,12 +65,19 @@ def other_interpreters(sought: Mapping[str, str], found: Mapping[str, NodeFacts]
     """A sentence for hosts that lack the interpreter `sought` there (by name), so that ranks run in another one."""
     without: dict[tuple[str, str, str], list[str]] = {}
     for name, python in sought.items():
-        if python != found[name].python:
+        if not _same(python, found[name].python):
             without.setdefault((python, found[name].python, found[name].version), []).append(name)
     for (python, other, version), names in without.items():
         has, whose, them = ("has", "its", "it") if len(names) == 1 else ("have", "their", "them")
         text = f"{listed(names)} {has} no {python}: {whose} ranks run in {other} (Python {version})"
         yield f"{text}; --sync-env gives {them} this environment, --python names another interpreter"
+
+
+def _same(sought: str, found: str) -> bool:
+    """Whether they are names of one interpreter: bin/python and bin/python3.11 of an environment are."""
+    return sought == found or (
+        os.path.dirname(sought) == os.path.dirname(found) and found.startswith(sought) and sought.endswith("python")
+    )
 
 
 def untested_torch(version: str) -> str:
