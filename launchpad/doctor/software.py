@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -74,10 +73,8 @@ def other_interpreters(sought: Mapping[str, str], found: Mapping[str, NodeFacts]
 
 
 def _same(sought: str, found: str) -> bool:
-    """Whether they are names of one interpreter: bin/python and bin/python3.11 of an environment are."""
-    return sought == found or (
-        os.path.dirname(sought) == os.path.dirname(found) and found.startswith(sought) and sought.endswith("python")
-    )
+    """Whether they are names of one interpreter, as bin/python and bin/python3.11 of an environment are."""
+    return found == sought or re.fullmatch(re.escape(sought) + r"\d*\.\d+", found) is not None
 
 
 def untested_torch(version: str) -> str:

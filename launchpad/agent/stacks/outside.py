@@ -81,7 +81,8 @@ def file_lock(pid: int, known: Awaited, ranks: Mapping[int, int]) -> Awaited:
             return {}
     files = {} if path or (known and not inode) else _open_files(pid)
     if not inode:
-        inode = next((one for one in files if holders.get(one, pid) != pid), 0)
+        shared = {pid, *_ancestors(pid)}  # who has the lock on a file that it inherited
+        inode = next((one for one in files if holders.get(one, pid) not in shared), 0)
     holder = holders.get(inode, 0)
     if not holder or holder == pid:
         return {}
@@ -119,17 +120,23 @@ def _open_files(pid: int) -> dict[int, str]:
     return found
 
 
-def _who(pid: int, ranks: Mapping[int, int]) -> str:
-    """The process in words: that of a rank of this job, of another one, or by its command."""
-    process, generations = pid, 0
-    while process > 1 and generations < _MOST_PARENTS:
-        if process in ranks:
-            return f"rank {ranks[process]}" + (f"'s process {pid}" if process != pid else f" (pid {pid})")
+def _ancestors(pid: int) -> list[int]:
+    """The parent of a process, the parent's, and so on."""
+    found: list[int] = []
+    while pid > 1 and len(found) < _MOST_PARENTS:
         try:
-            process = int(linux.stat(process)[1])
+            pid = int(linux.stat(pid)[1])
         except OSError:
             break
-        generations += 1
+        found.append(pid)
+    return found
+
+
+def _who(pid: int, ranks: Mapping[int, int]) -> str:
+    """The process in words: that of a rank of this job, of another one, or by its command."""
+    for process in (pid, *_ancestors(pid)):
+        if process in ranks:
+            return f"rank {ranks[process]}" + (f"'s process {pid}" if process != pid else f" (pid {pid})")
     variables = linux.text_of(f"/proc/{pid}/environ").split("\0")
     rank = next((one[5:] for one in variables if one.startswith("RANK=")), "")
     of_job = f"rank {rank} of another job, " if rank.isdecimal() else ""

@@ -181,7 +181,8 @@ def test_who_held_up_the_others_is_in_the_exception() -> None:
     with pytest.raises(lp.JobTimeout) as hung:
         lp.run(called.waits_for_rank_1, nproc=3, backend="gloo", timeout=8)  # torch may have to be imported
     said = str(hung.value)
-    assert "    rank 1 is in wait_for_ever at " in said
+    assert "    rank 1 waits for a threading.Event; " in said
+    assert "the rank is in wait_for_ever at " in said
     assert "    ranks 0, 2 wait in all_reduce at " in said
     assert said.endswith("the last output of rank 1:\n    reading shard 7")
     with pytest.raises(RuntimeError) as early:

@@ -22,7 +22,7 @@ MANUAL = ROOT / "manual" / "ranks.md"
 OURS = "ours"  # a module, a function, a file of launchpad's
 
 # torchrun's, where they are not set.
-DEFAULTS = {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+DEFAULTS = {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "LAUNCHPAD_STOP_BY"}
 
 IN_TORCH = ("torch.distributed.distributed_c10d", "torch.distributed.rendezvous")
 

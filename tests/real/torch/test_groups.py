@@ -21,4 +21,7 @@ def test_a_rank_that_is_in_no_later_group_still_tells_its_own(launchpad: Launchp
     (launchpad.folder / "show.py").write_text(SHOW)
     done = launchpad.run("run", "-n", 2, "show.py")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[0] {'0': [0, 1], '1': [0]} 2", "[1] {'0': [0, 1]} 2"]
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] {'0': [[0, 1, 1]], '1': [[0, 0, 1]]} 2",
+        "[1] {'0': [[0, 1, 1]]} 2",
+    ]
