@@ -161,11 +161,17 @@ def test_stacks_are_shown_by_role(launchpad: Launchpad) -> None:
     with seen.open("wb") as out:
         process = launchpad.start("run", "--config", "job.toml", "--job", "rl", stdout=out)
         wait_until(lambda: seen.read_bytes().count(b"runs") == 2, "the ranks to run")
-        shown = launchpad.run("stacks").stdout
+        shown = ""
+
+        def wait_in_pause() -> bool:
+            nonlocal shown
+            shown = launchpad.run("stacks").stdout
+            return "  train:\n    ranks 0-1 are in <module> at train.py:3: signal.pause()" in shown
+
+        wait_until(wait_in_pause, "both ranks to be in pause", lambda: shown)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE)
     assert "  serve:\n    rank 0 is in " in shown
-    assert "  train:\n    ranks 0-1 are in <module> at train.py:3: signal.pause()" in shown
 
 
 def test_a_dry_run_shows_who_is_who(launchpad: Launchpad) -> None:
