@@ -70,7 +70,7 @@ def declared(hint: Any, of_rank: int | None = None) -> st.SearchStrategy[Any]:
 def _annotated(kind: Any, allowed: Any, of_rank: int | None) -> st.SearchStrategy[Any]:
     if typing.get_origin(kind) is list:
         inner = declared(typing.get_args(kind)[0], of_rank)
-        return st.lists(inner, min_size=min(allowed), max_size=min(max(allowed), 4))
+        return st.lists(inner, min_size=allowed[0], max_size=min(allowed[-1], 4))
     if of_rank is not None and allowed == range(1 << 31):
         return st.just(of_rank)
     if isinstance(allowed, Between):
