@@ -66,6 +66,16 @@ def open_closed(*fds: int) -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
 
 
+def user_name(uid: int) -> str:
+    """The user's name; "" if the number has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
 def text_of(path: str) -> str:
     """The whole text of a file; "" if it can't be read."""
     try:

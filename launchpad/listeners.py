@@ -13,7 +13,7 @@ def holder(port: int) -> str:
     for pid in _pids() if sockets else []:
         if linux.descriptor(pid, sockets):
             return f"pid {pid}, {_command(pid)}"
-    users = {_name(uid) for uid in sockets.values()}
+    users = {linux.user_name(uid) or f"user {uid}" for uid in sockets.values()}
     return f"a process of {', '.join(sorted(users))}" if users else ""
 
 
@@ -45,12 +45,3 @@ def _command(pid: int) -> str:
             return file.read().rstrip("\n")
     except OSError:
         return "gone"
-
-
-def _name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

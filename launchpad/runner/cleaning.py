@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from launchpad.errors import NodeError, failed_hosts
-from launchpad.head.bringup import BringUp
 from launchpad.job.hosts import Host
 from launchpad.protocol.commands import ListKept, RemoveKept
 from launchpad.protocol.events import KeptListed, KeptRemoved
-from launchpad.runner.links import LocalAgent, open_links
 from launchpad.runner.options import HostOptions
+from launchpad.runner.reaching import reached
 
 # A folder of many files on a slow disk.
 _SECONDS = 600.0
@@ -41,14 +38,8 @@ class Cleaned(NamedTuple):
 
 def clean(options: HostOptions, hosts: Sequence[Host], patterns: Sequence[str]) -> Cleaned:
     """Remove what matches a pattern; without hosts, on this machine. Raises NodeError if a host can't be reached."""
-    with ExitStack() as closing:
-        local = LocalAgent()
-        closing.callback(local.close)
-        links, _ = open_links(hosts, local, closing, options, sys.executable, exact=False, quiet=False)
-        bringup = BringUp()
-        ready = bringup.connect(links, count_gpus=False)
-        names = [host.name for host in hosts] or [one.hostname for one in ready]
-        listed = bringup.ask(dict.fromkeys(range(len(links)), ListKept()), KeptListed, _SECONDS)
+    with reached(options, hosts) as (bringup, names):
+        listed = bringup.ask(dict.fromkeys(range(len(names)), ListKept()), KeptListed, _SECONDS)
         if problem := _problem(names, [one.problem for one in listed]):
             raise NodeError(problem)
         folders = [KeptFolder(name, *row) for name, one in zip(names, listed, strict=True) for row in one.folders]

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...protocol.health import GpuHealth, Gpus
+from ..host import nvidia_smi
+from ..host.nvidia_smi import Ask
 
 # For all its answers.
 ANSWER_SECONDS = 4.0
@@ -26,39 +28,21 @@ _FIELDS = (
 )
 _XID = re.compile(r"NVRM: Xid .*")
 
-Ask = Callable[[Sequence[str]], str]
-
 
 def look() -> Gpus:
     """The GPUs of this host; none without nvidia-smi."""
     xids, hidden = _xids()
     problem = unknown = ""
     try:
-        return read(_asker(time.monotonic() + ANSWER_SECONDS), xids, hidden)
+        end = time.monotonic() + ANSWER_SECONDS
+        return read(lambda words: nvidia_smi.ask(words, max(0.0, end - time.monotonic())), xids, hidden)
     except FileNotFoundError:
         return Gpus("", [], [], [], [], False, "", "")
     except subprocess.CalledProcessError as error:
-        said = f"{error.stdout}{error.stderr}".strip().partition("\n")[0]
-        problem = f"nvidia-smi: {said or f'exit code {error.returncode}'}"
-    except subprocess.TimeoutExpired:
-        unknown = f"nvidia-smi: no answer within {ANSWER_SECONDS:g} s"
-    except (OSError, ValueError) as error:
-        unknown = f"nvidia-smi: {error}"
+        problem = nvidia_smi.trouble(error)
+    except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+        unknown = nvidia_smi.trouble(error, ANSWER_SECONDS)
     return Gpus("", [], [], [], xids, hidden, problem, unknown)
-
-
-def _asker(end: float) -> Ask:
-    def ask(arguments: Sequence[str]) -> str:
-        return subprocess.run(
-            ["nvidia-smi", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=max(0.0, end - time.monotonic()),
-            check=True,
-        ).stdout
-
-    return ask
 
 
 def read(ask: Ask, xids: list[str], hidden: bool) -> Gpus:

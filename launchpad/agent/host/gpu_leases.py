@@ -51,13 +51,8 @@ class GpuLeases(AgentPart):
             found = nvidia_smi.devices()
         except FileNotFoundError:
             problem = "there is no nvidia-smi, which knows the GPUs"
-        except subprocess.CalledProcessError as error:
-            said = f"{error.stdout}{error.stderr}".strip().partition("\n")[0]
-            problem = f"nvidia-smi: {printable(said) or f'exit code {error.returncode}'}"
-        except subprocess.TimeoutExpired:
-            problem = f"nvidia-smi: no answer within {nvidia_smi.ANSWER_SECONDS:g} s"
-        except (OSError, ValueError) as error:
-            problem = f"nvidia-smi: {error}"
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            problem = printable(nvidia_smi.trouble(error))
         now = time.monotonic_ns()
         if isinstance(command, ListGpus):
             self._hub.outbox.say(GpusListed(now, listed(folder(), found), problem))

@@ -1,4 +1,4 @@
-"""The node's NVIDIA GPUs and MIG slices as nvidia-smi shows them: UUIDs, memory, who uses them, memory errors."""
+"""Asks nvidia-smi for the node's NVIDIA GPUs and MIG slices: UUIDs, memory, who uses them, memory errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from ... import linux
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -40,16 +42,26 @@ class GpuDevice(NamedTuple):
         return not self.pids and not self.faulty and self.used <= _USED_SHARE * self.total
 
 
-def ask(arguments: Sequence[str]) -> str:
+def ask(arguments: Sequence[str], seconds: float = ANSWER_SECONDS) -> str:
     """What nvidia-smi prints. Raises OSError and subprocess.SubprocessError."""
     return subprocess.run(
         ["nvidia-smi", *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=ANSWER_SECONDS,
+        timeout=seconds,
         check=True,
     ).stdout
+
+
+def trouble(error: Exception, seconds: float = ANSWER_SECONDS) -> str:
+    """Why there is no usable answer, after an exception of `ask`, which had so many seconds, or a ValueError."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = f"{error.stdout}{error.stderr}".strip().partition("\n")[0]
+        return f"nvidia-smi: {said or f'exit code {error.returncode}'}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"nvidia-smi: no answer within {seconds:g} s"
+    return f"nvidia-smi: {error}"
 
 
 def devices(ask: Ask = ask) -> list[GpuDevice]:
@@ -147,10 +159,5 @@ def user_of(pid: int) -> str:
 
 
 def name_of(uid: int) -> str:
-    """The user's name."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    """The user's name, or else the number."""
+    return linux.user_name(uid) or str(uid)
