@@ -59,8 +59,10 @@ class RoleOrder:
         return [other for other in self._roles[name].after if other not in self.ready]
 
     def begin(self) -> list[Action]:
-        """Start those that wait for nobody."""
-        return self._next()
+        """Start those that wait for nobody, or for nobody any more."""
+        free = [name for name in self.held() if not self.awaited(name)]
+        self._begun.update(free)
+        return [Begin(name) for name in free]
 
     def started(self, rank: int) -> list[Action]:
         """A rank has a process."""
@@ -80,7 +82,7 @@ class RoleOrder:
     def got_ready(self, name: str) -> list[Action]:
         """A role is ready."""
         self.ready.add(name)
-        return self._next()
+        return self.begin()
 
     def exited(self, rank: int, code: int) -> list[Action]:
         """A rank has exited. A failure is for the job's state machine to judge."""
@@ -88,31 +90,18 @@ class RoleOrder:
         if not name or code != 0:
             return []
         self._running[name].discard(rank)
-        role = self._roles[name]
+        roles, role = self._roles.values(), self._roles[name]
         if role.service:
             if self._ended:
                 return []
             return [FailRole(rank, "is a service, and exited with code 0 while other roles still ran")]
         if self._running[name]:
             return []
-        if role.ready.check != "ended" and name not in self.ready and any(name in one.after for one in self._others):
+        if role.ready.check != "ended" and name not in self.ready and any(name in one.after for one in roles):
             return [FailRole(rank, f"exited with code 0 before it was ready ({role.ready.words})")]
         actions = self.got_ready(name)
-        if any(self._running[one.name] for one in self._others if not one.service):
+        if any(self._running[one.name] for one in roles if not one.service):
             return actions
         self._ended = True
-        services = [left for one in self._others if one.service for left in self._left(one)]
+        services = [left for one in roles if one.service for left in sorted(self._running[one.name])]
         return [EndServices(services)] if services else []
-
-    @property
-    def _others(self) -> Sequence[Role]:
-        return list(self._roles.values())
-
-    def _left(self, role: Role) -> list[int]:
-        return sorted(self._running[role.name])
-
-    def _next(self) -> list[Action]:
-        """Start those that wait for nobody any more."""
-        free = [name for name in self.held() if not self.awaited(name)]
-        self._begun.update(free)
-        return [Begin(name) for name in free]

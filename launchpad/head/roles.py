@@ -41,7 +41,6 @@ class RoleIsReady(Message):
     """A check has succeeded."""
 
     role: str
-    attempt: int
 
 
 class Roles(Part):
@@ -91,7 +90,7 @@ class Roles(Part):
             case RoleIsReady(role=role):
                 self._is_ready(role)
             case PhaseChanged(phase=phase) if phase in ("stopping", "over"):
-                self._stopping()
+                self._drop_held()
 
     def _exited(self, rank: int, code: int) -> None:
         self._services = [one for one in self._services if one != rank]
@@ -101,10 +100,9 @@ class Roles(Part):
             self._do(self._order.exited(rank, code))
 
     def _is_ready(self, role: str) -> None:
-        since = self._looked_since.pop(role, None)
+        since = self._forget(role)
         if since is None or self._hub.ends:
             return
-        self._forget(role)
         self._hub.tell(RoleReady(time.monotonic_ns(), role, max(0.0, self._hub.clock.now() - since)))
         self._do(self._order.got_ready(role))
 
@@ -136,9 +134,8 @@ class Roles(Part):
         ranks = [rank for rank in self._hub.plan.ranks if rank.rank in self._ranks[name]]
         variable = f"LAUNCHPAD_PORT_{variable_of(role.ready.port)}"
         ports = [int(rank.environ[variable]) for rank in ranks] if role.ready.port else []
-        attempt = self._hub.attempt
         self._checks[name] = ReadinessCheck(
-            role.ready, ports, ranks[0].environ, lambda: self._hub.post(RoleIsReady(name, attempt))
+            role.ready, ports, ranks[0].environ, lambda: self._hub.post(RoleIsReady(name))
         )
 
     def _read(self, output: Output) -> None:
@@ -173,16 +170,17 @@ class Roles(Part):
     def _give_up(self, name: str) -> None:
         seconds, why = self._roles[name].ready.seconds, self._why(name)
         self._forget(name)
-        self._looked_since.pop(name, None)
         if not self._hub.ends:
             self._fail(self._ranks[name][0], TIMED_OUT, f"was not ready within {seconds:g} s ({why})")
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str) -> float | None:
+        """Look no more whether it is ready. Returns since when that was done, None if it was not."""
         self._told.pop(name, None)
         if name in self._checks:
             self._checks.pop(name).close()
         for rank in self._ranks[name]:
             self._lines.pop(rank, None)
+        return self._looked_since.pop(name, None)
 
     # The end.
 
@@ -191,9 +189,6 @@ class Roles(Part):
         self._hub.dismissed.update(ranks)
         self._drop_held()
         self._services = list(ranks)
-        for name in list(self._looked_since):
-            self._forget(name)
-        self._looked_since.clear()
         self._kill_at = self._hub.clock.now() + (GRACE_SECONDS if self._limits.grace is None else self._limits.grace)
         self._send(self._limits.stop_signal or signal.SIGTERM)
 
@@ -204,15 +199,10 @@ class Roles(Part):
         for node, ranks in by_node.items():
             self._hub.nodes.send(node, Signal(signum, stops=True, ranks=ranks))
 
-    def _stopping(self) -> None:
-        """The ranks that have not started are not started any more."""
-        self._drop_held()
+    def _drop_held(self) -> None:
+        """No role starts any more: what has not started is as good as gone, and nobody will report its end."""
         for name in list(self._looked_since):
             self._forget(name)
-        self._looked_since.clear()
-
-    def _drop_held(self) -> None:
-        """What has not started is as good as gone: nobody will report its end."""
         for node in self._hub.drop_held():
             for rank in self._hub.ranks_of(node):
                 self._hub.post(RankExited(time.monotonic_ns(), rank, -signal.SIGTERM, 0, False))
