@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from launchpad.diagnosis import nested, reasons, secondary, tracebacks
@@ -77,7 +78,8 @@ class Candidate(NamedTuple):
 class Candidates:
     """The candidates of an attempt, by category."""
 
-    def __init__(self) -> None:
+    def __init__(self, history: History) -> None:
+        self.words = _Words(history)
         self.own: list[Candidate] = []
         self.secondary_failures: list[Candidate] = []
         self.threads: list[Candidate] = []  # in order of time
@@ -88,7 +90,7 @@ class Candidates:
 
 def candidates_in(history: History) -> Candidates:
     """All candidates of the current attempt."""
-    found = Candidates()
+    found = Candidates(history)
     for node, loss in history.lost.items():
         found.own.append(Candidate("lost", node=node, time=loss.time, text=loss.reason))
     for one in history.ranks.values():
@@ -127,7 +129,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if one.exited is None:
         if main is not None and main.traceback is not None and main.traceback.kind != "SystemExit":
-            found.stuck.append(_explained(main, one, history))
+            found.stuck.append(_explained(main, one, found))
         return
     if code == 0:
         if stopping is None or one.exited.time <= stopping:
@@ -139,11 +141,11 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
         return
     if main is not None and code < 0 and _sent(history, -code):  # it was exiting when we stopped it
         if not _stopped_for_failure(history):
-            found.stuck.append(_explained(main, one, history))
+            found.stuck.append(_explained(main, one, found))
             return
         main = main._replace(code=meant_code(main))
     if main is not None:
-        _add(_explained(main, one, history), found)
+        _add(_explained(main, one, found), found)
         return
     _add_exit(one, history, stopping, found, finished)
 
@@ -185,7 +187,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         secondary=secondary.secondary_in(symptom) if symptom else "",
         symptom=symptom,
     )
-    _add(_explained(candidate, one, history), found)
+    _add(_explained(candidate, one, found), found)
 
 
 def _crash(one: RankHistory, code: int) -> str:
@@ -193,7 +195,7 @@ def _crash(one: RankHistory, code: int) -> str:
     return one.crash if -code in _CRASHES or code - 128 in _CRASHES else ""
 
 
-def _explained(candidate: Candidate, one: RankHistory, history: History) -> Candidate:
+def _explained(candidate: Candidate, one: RankHistory, found: Candidates) -> Candidate:
     """The candidate with what the rank's last output adds to it: what failed inside it, and what it lost before."""
     traceback = candidate.traceback
     if candidate.kind not in ("exception", "exit"):
@@ -204,7 +206,7 @@ def _explained(candidate: Candidate, one: RankHistory, history: History) -> Cand
         return candidate._replace(kind="exception", traceback=inside, secondary="", symptom="")
     if traceback is None:
         return candidate
-    traceback = _with_last_words(traceback, one, history)
+    traceback = _with_last_words(traceback, one, found.words)
     candidate = candidate._replace(traceback=traceback)
     if child := _killed_for_memory(traceback, one):
         return candidate._replace(text=child)
@@ -220,18 +222,39 @@ def _explained(candidate: Candidate, one: RankHistory, history: History) -> Cand
     return candidate._replace(text=reasons.plain_reason(traceback, one))
 
 
-def _with_last_words(traceback: Traceback, one: RankHistory, history: History) -> Traceback:
-    """The exception that a command failed, with what stood last in the stream of the rank that the command wrote to.
+# In place of a rank.
+_SEVERAL = -1
 
-    What a rank has written where no command failed is no command's, as ranks run the same program.
-    """
+
+class _Words:
+    """The lines that ranks have written where no command failed: they are no command's, as ranks run one program."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._writers: dict[str, dict[str, int]] = {}  # by exception, then by line: its rank, or _SEVERAL
+
+    def of_others(self, kind: str, rank: int) -> Callable[[str], bool]:
+        """Whether a line is one of those, written by another rank, in whose stderr there is no such exception."""
+        if kind not in self._writers:
+            writers = self._writers[kind] = {}
+            for one in self._history.ranks.values():
+                for line in _lines(one) if kind not in one.errors else ():
+                    writers[line] = _SEVERAL if line in writers else one.rank
+        known = self._writers[kind]
+        return lambda line: known.get(line, rank) != rank
+
+
+def _lines(one: RankHistory) -> set[str]:
+    return {line.strip() for line in (one.errors + one.output).splitlines()}
+
+
+def _with_last_words(traceback: Traceback, one: RankHistory, words: _Words) -> Traceback:
+    """The exception that a command failed, with what stood last in the stream of the rank that the command wrote to."""
     root = traceback.roots[0]
     if not root.shared:
         return traceback
     said = one.errors if root.shared == "stderr" else one.output
-    others = [other for other in history.ranks.values() if other.rank != one.rank and root.kind not in other.errors]
-    known = {line.strip() for other in others for line in (other.errors + other.output).splitlines()}
-    lines = tuple(tracebacks.last_lines_before(said, root, known))
+    lines = tuple(tracebacks.last_lines_before(said, root, words.of_others(root.kind, one.rank)))
     return traceback.with_root(root._replace(shared_lines=lines))
 
 

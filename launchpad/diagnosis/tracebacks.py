@@ -7,7 +7,7 @@ packages and of launchers are left out, unless there are no others.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.diagnosis import escapes
@@ -176,10 +176,10 @@ class Traceback(NamedTuple):
         return root if self.before is None else self._replace(before=self.before.with_root(root))
 
 
-def _last_lines(text: str, known: Collection[str] = ()) -> list[str]:
-    """As many as are shown, without those that a progress bar has overwritten, and without `known` ones."""
+def _last_lines(text: str, is_known: Callable[[str], bool] = lambda _: False) -> list[str]:
+    """As many as are shown, without those that a progress bar has overwritten, and without known ones."""
     lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
-    return [_cut(line) for line in lines if line.strip() and line.strip() not in known][-SHOWN_MESSAGE:]
+    return [_cut(line) for line in lines if line.strip() and not is_known(line.strip())][-SHOWN_MESSAGE:]
 
 
 def before_report(text: str, error: Traceback) -> str:
@@ -189,9 +189,9 @@ def before_report(text: str, error: Traceback) -> str:
     return text[: text.rfind("\n", 0, start) + 1] if start >= 0 else text
 
 
-def last_lines_before(text: str, error: Traceback, known: Collection[str]) -> list[str]:
-    """The last lines of a stream before the report of an exception; without `known` lines."""
-    return _last_lines(before_report(text, error), known)
+def last_lines_before(text: str, error: Traceback, is_known: Callable[[str], bool]) -> list[str]:
+    """The last lines of a stream before the report of an exception, without known lines."""
+    return _last_lines(before_report(text, error), is_known)
 
 
 def lines_of(text: str) -> list[str]:

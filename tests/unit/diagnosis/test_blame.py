@@ -10,6 +10,7 @@ import pytest
 from launchpad.diagnosis import blame, tracebacks
 from launchpad.diagnosis.blame import LATE_NS, Blame, Evidence
 from launchpad.diagnosis.candidates import Candidate, Candidates
+from launchpad.diagnosis.history import History
 
 SECOND = 10**9
 
@@ -134,7 +135,7 @@ def test_only_waited() -> None:
 
 
 def test_what_counts_as_a_ranks_own_failure_is_blamed_and_no_victim() -> None:
-    found = Candidates()
+    found = Candidates(History())
     found.secondary_failures = [lost_a_peer(1, 2.0), lost_a_peer(0, 3.0, "weak")]
     evidence = blame.gather(found, None)
     assert (ranks(evidence.own), ranks(evidence.secondary)) == ([0], [1])
