@@ -49,7 +49,7 @@ from ..protocol.events import (
     Suspended,
 )
 from ..protocol.printable import printable
-from .host import processes, procfs, resources, space
+from .host import processes, resources, space
 from .net import port
 from .outbox import Outbox
 from .part import AgentHub
@@ -301,8 +301,7 @@ class Agent:
 
     def _has_left_behind(self) -> bool:
         """Whether a child is neither a rank nor ours."""
-        others = set(processes.children()) - self._ranks.keys() - self._starter.own
-        return any(not processes.is_helper(processes.name_of(pid)) for pid in others if procfs.state(pid) not in "ZX")
+        return bool(processes.left_behind(self._ranks.keys() | self._starter.own))
 
     def _sweep(self, own: Collection[int] = (), spared: Collection[int] = ()) -> dict[int, str]:
         """Kill all descendants. Where that takes seconds, tell the head that we are still here."""

@@ -60,7 +60,9 @@ class VainWatch:
 
 def waits_in_store(sample: Mapping[int, StackDump], running: Collection[int], port: int) -> bool:
     """Whether each of these ranks waits for an answer of the store at this port."""
-    return bool(running) and all(rank in sample and sample[rank].collectives.get("awaits") == port for rank in running)
+    return bool(running) and all(
+        rank in sample and sample[rank].collectives.get("reads_port") == port for rank in running
+    )
 
 
 def in_vain(sample: Collection[StackDump]) -> bool:

@@ -117,7 +117,7 @@ class Entered(TypedDict, total=False):
     groups: dict[str, tuple[str, list[Members]]]  # likewise; by name: its description, its ranks
     raising: dict[str, Any]  # likewise: the exception that the main thread is handling, like ExceptionRaised.traceback
     alone: bool  # likewise: no other thread runs Python, and the program would not survive an exception of the main one
-    awaits: int  # the other port of the TCP connection whose data the main thread waits for, if the rank has no child
+    reads_port: int  # the other port of the TCP connection whose data the main thread waits for; not if it has a child
     unanswered: int  # the first request that the rank has not answered, if its answering thread is blocked
     mpi: bool  # it has loaded mpi4py
     # Its threads and those of its descendants that wait for data whose bytes nobody counts: [thread, descriptor, how

@@ -162,6 +162,12 @@ def is_helper(name: str) -> bool:
     return _is_one_of(_HELPERS, name)
 
 
+def left_behind(own: Collection[int]) -> dict[int, str]:
+    """Our live children that are none of our `own`, with their command lines. Helpers exit by themselves."""
+    found = {pid: name_of(pid) for pid in children() if pid not in own}
+    return {pid: name for pid, name in found.items() if not is_helper(name) and not procfs.is_dying(pid)}
+
+
 def is_zombie(pid: int) -> bool:
     """Whether a child is a zombie; False if /proc hides it."""
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from collections import deque
+from collections.abc import Iterator
 
 from ... import linux
 from . import traffic
@@ -88,6 +90,19 @@ def has_signal(fields: dict[str, str], field: str, signum: int) -> bool:
     return bool(int(fields.get(field, "0"), 16) >> (signum - 1) & 1)
 
 
+def descendants(pid: int) -> Iterator[tuple[int, int]]:
+    """The processes that descend from one, nearest first, each with its parent; what is gone is left out."""
+    todo = deque([pid])
+    while todo:
+        parent = todo.popleft()
+        try:
+            found = children(parent)
+        except OSError:
+            continue
+        todo += found
+        yield from ((child, parent) for child in found)
+
+
 def wchan(pid: int) -> str:
     """The kernel function that the main thread sleeps in; "" if it doesn't sleep or the kernel hides it."""
     try:
@@ -107,7 +122,7 @@ def call(process: int | str) -> tuple[str, list[int]]:
     """The system call that a thread sleeps in, as `system_call`, and what it was given."""
     fields = linux.text_of(f"/proc/{process}/syscall").split()
     name = _names_of_calls().get(fields[0], "") if fields else ""
-    return name, [int(field, 16) for field in fields[1:]] if name else []
+    return name, [int(field, 16) for field in fields[1:]]
 
 
 @functools.cache

@@ -6,6 +6,7 @@ one whose data never comes is not: its count of voluntary context switches tells
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -34,16 +35,15 @@ def waits(pid: int, counted: Mapping[str, object], own: int) -> list[Wait]:
     `counted`: sockets whose bytes are known (traffic.py). `own`: a thread that waits for our requests.
     """
     found: list[Wait] = []
-    todo, looked = [pid], 0
-    while todo and looked < _MAX_PROCESSES and len(found) < MAX_WAITS:
-        process = todo.pop()
-        looked += 1
+    family = itertools.chain([pid], (child for child, _ in procfs.descendants(pid)))
+    for process in itertools.islice(family, _MAX_PROCESSES):
         try:
-            todo += procfs.children(process)
             threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
         except OSError:  # it is gone
             continue
         found += (wait for thread in threads[:_MAX_THREADS] if thread != own for wait in _of(process, thread, counted))
+        if len(found) >= MAX_WAITS:
+            break
     return found[:MAX_WAITS]
 
 
@@ -80,7 +80,7 @@ def waits_for(process: int, thread: int) -> tuple[int, float]:
     return (descriptor if events & _POLLIN else -1), patience
 
 
-def awaits(pid: int, sockets: Mapping[str, traffic.Connection]) -> int:
+def reads_port(pid: int, sockets: Mapping[str, traffic.Connection]) -> int:
     """The port at the other end of the TCP connection whose data the main thread waits for; 0 if it doesn't.
 
     Nor if it has children, which might do something meanwhile.

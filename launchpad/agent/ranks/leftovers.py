@@ -66,7 +66,7 @@ class Leftovers:
         """Look at those that are left."""
         if self._then is None or (self.deadline is not None and now < self.deadline):
             return
-        left = self._left() if now < self._until else {}
+        left = processes.left_behind(self._own) if now < self._until else {}
         if not left:
             then, self._then, self.deadline = self._then, None, None
             then(self._killed)
@@ -88,11 +88,6 @@ class Leftovers:
             seconds = round(self._until - self._begun, 3)
             self._say(LeftoversAwaited(time.monotonic_ns(), processes.shown(left), seconds))
         self.deadline = min(now + LOOK_SECONDS, self._until)
-
-    def _left(self) -> dict[int, str]:
-        """The live ones that are our children by now, with their command lines. Helpers exit by themselves."""
-        found = {pid: processes.name_of(pid) for pid in processes.children() if pid not in self._own}
-        return {pid: name for pid, name in found.items() if not processes.is_helper(name) and not procfs.is_dying(pid)}
 
     def _is_idle(self, pid: int, sockets: dict[str, traffic.Connection], now: float) -> bool:
         seconds, busy, moved = procfs.use(pid, sockets)

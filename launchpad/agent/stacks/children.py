@@ -6,6 +6,7 @@ says what they wait in.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Collection
@@ -119,17 +120,9 @@ class ChildStacks:
 
 def _descendants(pid: int, awaited: Collection[int]) -> list[tuple[int, int]]:
     """Each with its parent; without the helpers of Python and torch. Those that the rank waits for come first."""
-    found: list[tuple[int, int]] = []
-    todo = [pid]
     deadline = time.monotonic() + ANSWER_SECONDS
-    while todo and len(found) < 10 * MOST_CHILDREN and time.monotonic() < deadline:
-        parent = todo.pop(0)
-        try:
-            children = procfs.children(parent)
-        except OSError:
-            continue
-        todo += children
-        found += [(child, parent) for child in children]
+    within = itertools.takewhile(lambda _: time.monotonic() < deadline, procfs.descendants(pid))
+    found = list(itertools.islice(within, 10 * MOST_CHILDREN))
     names = {child: processes.name_of(child) for child, _ in found}
     # What a forkserver has forked has the forkserver's name.
     helpers = [child for child, parent in found if processes.is_helper(names[child]) and parent == pid]

@@ -173,8 +173,8 @@ class StackDumper:
             known["unanswered"] = unanswered
         if receives := receiving.waits(pid, self._sockets, said.get("thread", 0)):
             known["receives"] = receives
-        if port := receiving.awaits(pid, self._sockets):
-            known["awaits"] = port
+        if port := receiving.reads_port(pid, self._sockets):
+            known["reads_port"] = port
         if procfs.maps(pid, "/mpi4py/"):
             known["mpi"] = True
         if asleep := procfs.sleep(pid):

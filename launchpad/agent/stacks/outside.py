@@ -22,15 +22,15 @@ _MOST_COMMAND = 60
 def awaited(pid: int) -> Awaited:
     """The child that the main thread of a process waits for; {} if it waits for none."""
     name = procfs.wchan(pid)
-    fields = linux.text_of(f"/proc/{pid}/syscall").split()
+    call, values = procfs.call(pid)
     try:
         children = procfs.children(pid)
         if name.startswith("do_wait"):
-            wanted = int(fields[2 if procfs.system_call(pid) == "waitid" else 1], 16) if len(fields) > 2 else 0
+            wanted = values[1 if call == "waitid" else 0] if len(values) > 1 else 0
             found = [wanted] if wanted in children else children
             what = _child(pid, found[0]) if len(found) == 1 else "one of its children"
-        elif name.startswith(("pipe_read", "anon_pipe_read")) and len(fields) > 1:
-            pipe = os.readlink(f"/proc/{pid}/fd/{int(fields[1], 16)}")
+        elif name.startswith(("pipe_read", "anon_pipe_read")) and values:
+            pipe = os.readlink(f"/proc/{pid}/fd/{values[0]}")
             found = [child for child in _family(pid) if _has_open(child, pipe)]
             what = f"the output of {_child(pid, found[0])}" if found else ""
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,24 @@ def test_who_sleeps_for_a_given_time_is_known(words: tuple[str, ...]) -> None:
         assert procfs.sleep(waits.pid) == ""
 
 
+@contextlib.contextmanager
+def serving(scratch: Path, source: str) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A process that begins to serve stacks as a rank does, and its connection to the agent, which we are."""
+    path = str(scratch / "answers")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
+        agent.bind(path)
+        agent.listen()
+        agent.settimeout(DEADLINE)
+        rank = subprocess.Popen([sys.executable, "-c", source, path])
+        try:
+            with agent.accept()[0] as line:
+                line.settimeout(DEADLINE)
+                yield rank, line
+        finally:
+            rank.kill()
+            rank.wait()
+
+
 KEEPS_THE_LOCK = """
 import ctypes, sys
 from launchpad.rank import stack_server
@@ -45,17 +65,8 @@ pause()
 
 
 def test_a_rank_that_never_lets_go_of_the_interpreters_lock_can_be_asked(scratch: Path) -> None:
-    path = str(scratch / "answers")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
-        agent.bind(path)
-        agent.listen()
-        agent.settimeout(DEADLINE)
-        rank = subprocess.Popen([sys.executable, "-c", KEEPS_THE_LOCK, path])
-        try:
-            agent.accept()[0].close()
-        finally:
-            rank.kill()
-            rank.wait()
+    with serving(scratch, KEEPS_THE_LOCK):
+        pass  # it has connected
 
 
 OUTLIVES_ITS_INTERPRETER = """
@@ -67,21 +78,10 @@ stack_server.prepare(sys.argv[1], True)
 
 
 def test_no_thread_of_ours_outlives_the_interpreter(scratch: Path) -> None:
-    path = str(scratch / "answers")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent:
-        agent.bind(path)
-        agent.listen()
-        agent.settimeout(DEADLINE)
-        rank = subprocess.Popen([sys.executable, "-c", OUTLIVES_ITS_INTERPRETER, path])
-        try:
-            with agent.accept()[0] as line:
-                line.settimeout(DEADLINE)
-                assert line.recv(1) == b""
-            wait_until(lambda: procfs.system_call(rank.pid) in ("pause", ""), "the interpreter to be gone")
-            wait_until(lambda: len(os.listdir(f"/proc/{rank.pid}/task")) == 1, "the thread to be gone")
-        finally:
-            rank.kill()
-            rank.wait()
+    with serving(scratch, OUTLIVES_ITS_INTERPRETER) as (rank, line):
+        assert line.recv(1) == b""
+        wait_until(lambda: procfs.system_call(rank.pid) in ("pause", ""), "the interpreter to be gone")
+        wait_until(lambda: len(os.listdir(f"/proc/{rank.pid}/task")) == 1, "the thread to be gone")
 
 
 # Real programs. The time-outs are short; a job that would end by itself has --timeout to end it otherwise.

@@ -282,15 +282,17 @@ def test_a_wait_in_the_store_for_what_nobody_can_set_ends_the_job() -> None:
     store = Store()
     for _ in range(2):
         assert store.posted == []
-        store.sampled(store.requests.deadline or 0.0, awaits=29500)
-    store.sampled(store.job.now, awaits=29500, alone=True)
+        store.sampled(store.requests.deadline or 0.0, reads_port=29500)
+    store.sampled(store.job.now, reads_port=29500, alone=True)
     taken, stalled = store.posted
     assert (taken.why, taken.ranks) == ("vain", [1])
     assert (stalled.vain, stalled.seconds) == (True, 2 * SECONDS)
 
 
 @pytest.mark.parametrize(
-    "facts", [{"awaits": 29500}, {"awaits": 29501, "alone": True}, {"alone": True}], ids=["not alone", "port", "none"]
+    "facts",
+    [{"reads_port": 29500}, {"reads_port": 29501, "alone": True}, {"alone": True}],
+    ids=["not alone", "port", "none"],
 )
 def test_a_wait_that_may_end_well_goes_on(facts: dict[str, Any]) -> None:
     store = Store()
