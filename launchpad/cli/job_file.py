@@ -171,21 +171,29 @@ def _apply(settings: Settings, path: str, ctx: click.Context) -> tuple[str, ...]
         if name in ("target", "roles"):
             continue
         option = options[name]
-        if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
-            raise UsageError(f"{path}: {name}: {'write true or false' if option.is_flag else 'write a single value'}")
-        if option.multiple and isinstance(value, str):
-            value = [value]
-        try:
-            option.type_cast_value(ctx, value)
-        except click.BadParameter as error:
-            raise UsageError(f"{path}: {name}: {error.message}") from None
+        given, _ = value_of(option, value, f"{path}: {name}", ctx)
         if option.name is not None and option.expose_value:
-            defaults[option.name] = value
+            defaults[option.name] = given
     ctx.default_map = defaults
-    target = settings.get("target", [])
-    if isinstance(target, bool):
-        raise UsageError(f"{path}: target: write the script, or a list of the script and its arguments")
-    return (target,) if isinstance(target, str) else tuple(target)
+    return target_of(settings.get("target", []), f"{path}: target")
+
+
+def value_of(option: click.Option, value: str | bool | list[str], where: str, ctx: click.Context) -> tuple[Any, Any]:
+    """A setting as the option's default, and as its value. Raises UsageError."""
+    if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
+        raise UsageError(f"{where}: {'write true or false' if option.is_flag else 'write a single value'}")
+    given = [value] if option.multiple and isinstance(value, str) else value
+    try:
+        return given, option.type_cast_value(ctx, given)
+    except click.BadParameter as error:
+        raise UsageError(f"{where}: {error.message}") from None
+
+
+def target_of(words: str | bool | list[str], where: str) -> tuple[str, ...]:
+    """The words of a target. Raises UsageError."""
+    if isinstance(words, bool):
+        raise UsageError(f"{where}: write the script, or a list of the script and its arguments")
+    return (words,) if isinstance(words, str) else tuple(words)
 
 
 def sources(ctx: click.Context, path: str | None) -> dict[str, tuple[str, str]]:

@@ -71,7 +71,7 @@ def _role(name: str, table: Table, job: RunOptions, command: click.Command, wher
 
 def _options(settings: Table, job: RunOptions, command: click.Command, where: str) -> RunOptions:
     """The job's options, with those that the role sets."""
-    from launchpad.cli.job_file import words_of
+    from launchpad.cli.job_file import target_of, value_of, words_of
 
     by_name = {name[2:]: param for param in command.params for name in param.opts if name.startswith("--")}
     changed: dict[str, Any] = {}
@@ -79,22 +79,14 @@ def _options(settings: Table, job: RunOptions, command: click.Command, where: st
         for key in _OPTIONS:
             if key not in settings:
                 continue
-            value = words_of(settings[key], f"{where}, {key}")
+            place = f"{where}, {key}"
+            value = words_of(settings[key], place)
             if key == "target":
-                if isinstance(value, bool):
-                    raise UsageError(f"{where}, target: write the script, or a list of the script and its arguments")
-                changed["target"] = (value,) if isinstance(value, str) else tuple(value)
+                changed["target"] = target_of(value, place)
                 continue
             option = by_name[key]
             assert isinstance(option, click.Option)
-            if option.is_flag is not isinstance(value, bool) or (isinstance(value, list) and not option.multiple):
-                raise UsageError(f"{where}, {key}: {'write true or false' if option.is_flag else 'write one value'}")
-            if option.multiple and isinstance(value, str):
-                value = [value]
-            try:
-                changed[str(option.name)] = option.type_cast_value(ctx, value)
-            except click.BadParameter as error:
-                raise UsageError(f"{where}, {key}: {error.message}") from None
+            _, changed[str(option.name)] = value_of(option, value, place, ctx)
     for name in ("env", "env_file"):
         changed[name] = (*getattr(job, name), *changed.get(name, ()))
     return job._replace(**changed)

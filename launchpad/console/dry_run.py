@@ -60,4 +60,4 @@ def _programs(plan: Plan) -> Iterator[str]:
     for (_, ranks), one in zip(plan.programs, ones.values(), strict=True):
         where = f", in {one.cwd}" if one.cwd else ""
         python = f", with {one.python}" if one.python else ""
-        yield f"program {one.number}: {shlex.join(one.words)} ({ranks_in_words(ranks)}{where}{python})"
+        yield f"program {one.number}: {shlex.join(one.target.words)} ({ranks_in_words(ranks)}{where}{python})"

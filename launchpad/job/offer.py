@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.spec import JobSpec
 from launchpad.job.succession import Rosters
-from launchpad.protocol.events import Shown
+from launchpad.protocol.events import Date, Shown
 from launchpad.protocol.printable import printable
 from launchpad.protocol.typed import typed
 
@@ -58,7 +57,7 @@ class NodeOffer:
     slots: Nproc | None = None  # how many ranks it takes (`launchpad join`)
     spec: JobSpec | None = None  # what its ranks run; None: what the head's run
     failed: str = ""  # why it can't take part
-    ends_at: float | None = None  # when its batch allocation ends, in seconds since 1970
+    ends_at: Date | None = None  # when its batch allocation ends, in seconds since 1970
     key: str = ""  # its own on the rosters
     rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
 
@@ -78,8 +77,6 @@ class NodeOffer:
         _check_count("slots", values["slots"])
         if not all(roster.peers and 0 <= roster.restarts < MOST_RESTARTS for roster in values["rosters"]):
             raise ValueError("rosters: one is of nobody, or of a job that has used up too many restarts")
-        if values["ends_at"] is not None and not math.isfinite(values["ends_at"]):
-            raise ValueError("ends_at: not a time")
         values["failed"] = printable(values["failed"])
         return cls(spec=spec, **values)
 

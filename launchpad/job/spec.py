@@ -46,6 +46,11 @@ class Target(NamedTuple):
                 return (self.name, *args)
 
     @property
+    def words(self) -> list[str]:
+        """Its command line, as the user gave it."""
+        return [*(["-m"] if self.kind == "module" else []), self.name, *self.args]
+
+    @property
     def needs(self) -> tuple[Literal["file", "module", "program", ""], str]:
         """What every node must have to run it, by its name; "" for what the head sends."""
         match self.kind:
@@ -123,11 +128,6 @@ class Program(NamedTuple):
     def label(self) -> str:
         """What it is called before a line, and in the verdict."""
         return self.target.name.rstrip("/").rpartition("/")[2] or self.target.name
-
-    @property
-    def words(self) -> list[str]:
-        """Its command line, as the user gave it."""
-        return [*(["-m"] if self.target.kind == "module" else []), self.target.name, *self.target.args]
 
     def argv(self, python: str, local_rank: int) -> tuple[str, ...]:
         """A rank's command line on a node with this interpreter."""

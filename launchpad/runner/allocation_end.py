@@ -14,6 +14,7 @@ from launchpad.time_left import stop_by
 ASK_SECONDS = 5.0
 
 # With one of these, the process may be in an allocation.
+_NONE = "this machine is in no allocation of Slurm, PBS, LSF or Flux"
 _MARKS = ("SLURM_JOB_ID", "SLURM_JOB_END_TIME", "FLUX_JOB_ID", "FLUX_URI", "PBS_JOBID", "LSB_JOBID")
 
 
@@ -40,12 +41,12 @@ def stop_time(before: float, environ: Mapping[str, str]) -> float:
 def _asked(marks: tuple[str, ...]) -> tuple[float | None, str]:
     """When the allocation ends, or why that isn't known. `marks` only tells one allocation from another."""
     if not any(marks):
-        return None, "this machine is in no allocation of Slurm, PBS, LSF or Flux"
+        return None, _NONE
     from launchpad.job.allocation_end import find_end, parse_end
 
     source = find_end(os.environ)
     if source is None:
-        return None, "this machine is in no allocation of Slurm, PBS, LSF or Flux"
+        return None, _NONE
     if source.variable:
         text = os.environ.get(source.variable, "")
         why = f"{source.variable}, which Slurm 23.02 and newer set, doesn't say so; set it to seconds since 1970"

@@ -122,7 +122,7 @@ def _words(spec: JobSpec) -> list[str]:
     if found:
         return found
     for target in [program.target for program in spec.programs] or [spec.target]:
-        found += [*([":"] if found else []), *(["-m"] if target.kind == "module" else []), target.name, *target.args]
+        found += [*([":"] if found else []), *target.words]
     return found
 
 

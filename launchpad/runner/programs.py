@@ -16,7 +16,7 @@ from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.imports import READ_AT_IMPORT, look_through, what_to_preload
 from launchpad.runner.options import ProgramOptions, RunOptions
-from launchpad.runner.spec import check_together, collect_environ, find_python, find_target, make_spec
+from launchpad.runner.spec import check_together, collect_environ, find_python, make_spec, target_of
 
 
 class Layout(NamedTuple):
@@ -189,13 +189,7 @@ def _made(
         if here:
             raise UsageError(f"--wdir {part.wdir}: {error.strerror}; give a folder that can be entered") from None
     environ = collect_environ(part.env, part.env_file, os.environ)
-    target = find_target(
-        part.target,
-        module=part.module,
-        no_python=part.no_python and not part.run_path,
-        script=part.run_path,
-        here=here,
-    )
+    target = target_of(part, here=here)
     python = find_python(part.python, os.environ, sys.executable, here=here) if part.python else ""
     found = look_through(target, cwd, {**os.environ, **environ})
     silent = options._replace(target=part.target, reports=options.reports._replace(quiet=True))

@@ -19,7 +19,7 @@ from launchpad.protocol.events import STDERR, STDOUT
 from launchpad.runner import function_target
 from launchpad.runner.allocation_end import allocation_end, stop_time
 from launchpad.runner.imports import TORCH, look_through, what_to_preload
-from launchpad.runner.options import HostOptions, RunOptions
+from launchpad.runner.options import HostOptions, ProgramOptions, RunOptions
 
 if TYPE_CHECKING:
     from launchpad.head.planner import Supplies
@@ -115,13 +115,7 @@ def streams_of(options: RunOptions) -> tuple[str | None, StreamMap, StreamMap]:
 
 def _target(options: RunOptions, cwd: str, *, here: bool) -> Target:
     """The program or function that the ranks run."""
-    target = find_target(
-        options.target,
-        module=options.module,
-        no_python=options.no_python and not options.run_path,
-        script=options.run_path,
-        here=here,
-    )
+    target = target_of(options, here=here)
     if options.hosts.sync and target.kind in ("script", "function") and target.name.startswith(cwd + "/"):
         target = target._replace(name=os.path.relpath(target.name, cwd))  # the hosts' folder differs
     if options.debug is not None and target.kind == "program":
@@ -211,6 +205,17 @@ def supplies_for(options: HostOptions, spec: JobSpec) -> Supplies:
 
         supplies = supplies._replace(environment=describe(ask_interpreter(spec.python, spec.cwd, os.environ)))
     return supplies
+
+
+def target_of(options: RunOptions | ProgramOptions, *, here: bool) -> Target:
+    """The target as the options name it; see find_target."""
+    return find_target(
+        options.target,
+        module=options.module,
+        no_python=options.no_python and not options.run_path,
+        script=options.run_path,
+        here=here,
+    )
 
 
 def find_target(
