@@ -207,28 +207,26 @@ def test_a_launchpad_that_is_killed_ends_the_others(launchpad: Launchpad, killed
     jobs[killed].communicate(timeout=DEADLINE)
 
 
-@pytest.mark.parametrize("asked", [0, 1], ids=["head", "node"])
-def test_ctrl_c_on_any_node_ends_the_job(launchpad: Launchpad, asked: int) -> None:
+def _ends_of_both(launchpad: Launchpad, asked: int, signum: int) -> list[tuple[int, str, str]]:
+    """How two launchpads of a job end of which one gets a signal."""
     port = free_port()
     jobs = [launchpad.start("run", *static(rank, port), "exits.py", "wait", "wait") for rank in range(2)]
     for job in jobs:
         _ready(job)
-    jobs[asked].send_signal(signal.SIGINT)
-    for job in jobs:
-        code, _, err = ends(job)
+    jobs[asked].send_signal(signum)
+    return [ends(job) for job in jobs]
+
+
+@pytest.mark.parametrize("asked", [0, 1], ids=["head", "node"])
+def test_ctrl_c_on_any_node_ends_the_job(launchpad: Launchpad, asked: int) -> None:
+    for code, _, err in _ends_of_both(launchpad, asked, signal.SIGINT):
         assert code == 130
         assert "the job was stopped by SIGINT" in err
 
 
 @pytest.mark.parametrize("asked", [0, 1], ids=["head", "node"])
 def test_a_signal_that_a_launchpad_passed_on_is_told_to_be_its_own(launchpad: Launchpad, asked: int) -> None:
-    port = free_port()
-    jobs = [launchpad.start("run", *static(rank, port), "exits.py", "wait", "wait") for rank in range(2)]
-    for job in jobs:
-        _ready(job)
-    jobs[asked].send_signal(signal.SIGUSR1)
-    for job in jobs:
-        code, _, err = ends(job)
+    for code, _, err in _ends_of_both(launchpad, asked, signal.SIGUSR1):
         assert code == 138
         assert "killed by SIGUSR1 (User defined signal 1), which launchpad was sent and passed on; the program" in err
 

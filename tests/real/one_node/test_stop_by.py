@@ -70,7 +70,8 @@ def test_other_schedulers_are_asked(launchpad: Launchpad, variable: str, command
 
 
 def test_a_job_in_a_rank_ends_with_the_rank(launchpad: Launchpad) -> None:
-    done = launchpad.run("run", "--timeout", 1000, "--no-python", "launchpad", "run", "asks_time.py")
+    inner = launchpad.argv("run", "asks_time.py")
+    done = launchpad.run("run", "--timeout", 1000, "--no-python", *inner)
     assert "left: 1000\n" in done.stdout
 
 
