@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import launchpad
 
@@ -93,8 +97,22 @@ HOMES = {
 }
 
 
+@functools.cache
 def modules() -> list[Path]:
     return sorted(ROOT.rglob("*.py"))
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of its syntax tree; the first one is the module. Made once, as that takes most of the time here."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _let_go() -> Iterator[None]:
+    """The trees take more memory than all other tests of a worker."""
+    yield
+    nodes.cache_clear()
 
 
 def room_of(path: Path) -> str:
@@ -102,11 +120,12 @@ def room_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Absolute names of what a file imports, also inside functions."""
     package = ["launchpad", *path.relative_to(ROOT).parts[:-1]]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -168,7 +187,7 @@ def test_modules_known_by_name_stand_in_the_table() -> None:
     wrong = []
     for path in modules():
         known = tuple(BY_NAME.get(room_of(path), ()))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and re.fullmatch(r"(_?launchpad)?(\.[a-z_0-9]+)+", str(node.value)):
                 ours = str(node.value).removeprefix("_").removeprefix("launchpad").split(".")[1]
                 if ours in STAIRCASE and not ours.startswith("__") and not str(node.value).startswith(known or "-"):
@@ -197,16 +216,11 @@ def test_a_node_needs_the_standard_library_only() -> None:
 
 
 def test_a_module_says_what_it_does() -> None:
-    assert [path for path in modules() if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [path for path in modules() if not ast.get_docstring(nodes(path)[0])] == []
 
 
 def test_no_class_name_stands_for_two_things() -> None:
-    names = [
-        node.name.lstrip("_")
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    ]
+    names = [node.name.lstrip("_") for path in modules() for node in nodes(path) if isinstance(node, ast.ClassDef)]
     assert [name for name, count in Counter(names).items() if count > 1] == []
 
 
@@ -215,7 +229,7 @@ def test_patterns_name_the_fields_that_they_use() -> None:
     wrong = [
         f"{path}:{node.lineno}: {ast.unparse(node)}"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.MatchClass) and node.patterns and not hasattr(builtins, ast.unparse(node.cls))
     ]
     assert wrong == []
@@ -232,7 +246,7 @@ def test_functions_are_short() -> None:
     wrong = [
         f"{path}:{node.lineno}: {node.name} has {lines_of(node)} lines"
         for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.FunctionDef) and lines_of(node) > 60
     ]
     assert wrong == []

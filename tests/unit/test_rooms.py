@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(PACKAGE).with_suffix(""))
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Those that have code: an empty `__init__` is none."""
     return {
