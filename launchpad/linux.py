@@ -5,8 +5,10 @@ It is sent to the nodes with the agent. Head and agent import it at startup, so 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+from stat import S_ISBLK, S_ISCHR, S_ISFIFO
 
 TYPE_CHECKING = False  # typing would take as long as all the rest
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ STARTED = 19
 
 # The limits of open files that this process was started with, where it has raised its own.
 _files_at_start: tuple[int, int] | None = None
+
+# No text that people write is longer, and some files never end.
+MOST_TEXT = 4 << 20
 
 # With the default of 64 KiB, a writer blocks whenever its reader is briefly busy.
 PIPE_BYTES = 1 << 20
@@ -83,6 +88,33 @@ def text_of(path: str) -> str:
             return file.read()
     except OSError:
         return ""
+
+
+def whole(path: str, most: int = MOST_TEXT) -> bytes:
+    """All of a file, or of a pipe, as in `<(…)`, that the user names. Raises OSError, also if it is longer."""
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"longer than {most >> 20} MiB", path)
+    return data
+
+
+def whole_text(path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The same as text, its lines ended by newlines. Raises OSError and UnicodeDecodeError."""
+    text = whole(path).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def never_ends(path: str) -> str:
+    """ "a pipe" or "a device" for what may have no end to read to; "" for everything else, /dev/null included."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ""
+    if S_ISFIFO(found.st_mode):
+        return "a pipe"
+    odd = S_ISCHR(found.st_mode) or S_ISBLK(found.st_mode)
+    return "a device" if odd and found.st_rdev != os.stat(os.devnull).st_rdev else ""
 
 
 def contents(path: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from launchpad import linux
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.job.allocation import INSTEAD, Source, find_source, parse_nodes
@@ -68,8 +69,7 @@ def _with_slurm(options: RunOptions, environ: Mapping[str, str]) -> RunOptions:
 def _read(source: Source) -> str:
     if source.file:
         try:
-            with open(source.file, encoding="utf-8", errors="replace") as file:
-                return file.read()
+            return linux.whole_text(source.file, errors="replace")
         except OSError as error:
             raise UsageError(f"{source.variable} names {source.file}: {error.strerror}; {INSTEAD}") from None
     return run_command(source.command, COMMAND_SECONDS) if source.command else source.text

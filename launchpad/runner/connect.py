@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+from launchpad import linux
 from launchpad.console.message import say_on_stderr
 from launchpad.console.terminal import HowFar, status_line, waiting
 from launchpad.doctor.interfaces import misleading
@@ -51,8 +52,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
     elif options.hostfile is not None:
         path = options.hostfile
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                hosts = parse_hostfile(file.read(), path)
+            hosts = parse_hostfile(linux.whole_text(path, errors="replace"), path)
         except OSError as error:
             raise UsageError(f"--hostfile {path}: {error.strerror}; give a file with one host per line") from None
     elif options.allocation:

@@ -45,8 +45,7 @@ def job_secret(nodes: NodeOptions, environ: Mapping[str, str]) -> bytes:
             raise UsageError("--rdzv-id is empty, and with it the job's secret; give an id, the same on each node")
         return secret
     try:
-        with open(nodes.rdzv_secret_file, "rb") as file:
-            secret = file.read().strip()
+        secret = linux.whole(nodes.rdzv_secret_file).strip()
     except OSError as error:
         raise UsageError(f"--rdzv-secret-file {nodes.rdzv_secret_file}: {error.strerror}") from None
     if not secret:

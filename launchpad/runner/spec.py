@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launchpad import linux
 from launchpad.console.prefix import chosen_template
 from launchpad.errors import UsageError
 from launchpad.job.hosts import Host
@@ -323,8 +324,7 @@ def collect_environ(
     found: dict[str, str] = forwarded(environ) if far else {}
     for path in files:
         try:
-            with open(path, encoding="utf-8-sig") as file:  # Windows editors begin a file with a mark
-                text = file.read()
+            text = linux.whole_text(path, "utf-8-sig")  # Windows editors begin a file with a mark
         except OSError as error:
             raise UsageError(f"--env-file {path}: {error.strerror}; give a file of VAR=VALUE lines") from None
         except UnicodeDecodeError as error:

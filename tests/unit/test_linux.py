@@ -100,3 +100,18 @@ def test_where_we_are() -> None:
     assert linux.shows_our_pids()
     assert linux.namespace("pid").startswith("pid:[")
     assert len(linux.boot_id()) == 36
+
+
+def test_a_file_that_a_user_names_is_read_to_an_end(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfa\r\nb\n")
+    assert linux.whole_text(str(tmp_path / "text"), "utf-8-sig") == "a\nb\n"
+    with pytest.raises(OSError, match="longer than 4 MiB"):
+        linux.whole("/dev/zero")
+
+
+def test_what_can_be_read_to_an_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    kinds = [
+        linux.never_ends(str(path)) for path in (tmp_path / "pipe", "/dev/zero", os.devnull, tmp_path, "gone", "\0")
+    ]
+    assert kinds == ["a pipe", "a device", "", "", "", ""]

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import re
 import shlex
 import sys
 import zipfile
@@ -47,6 +48,12 @@ _RUN = (
     "import io,os;stdin=io.FileIO(0,closefd=False);line=stdin.readline();"
     f"len(line)=={{}} or os._exit({CUT});exec(eval(line));main(stdin)"
 )
+
+# What means something to csh (!, a newline) or fish (a backslash) even within single quotes.
+_QUOTED_OTHERWISE = re.compile(r"[!\n\\]")
+
+# What is written as octal numbers, so that neither that shell nor sh makes anything of it.
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9 =;:,./_()\[\]{}<>|&*?~#-]")
 
 # What the shell in a container says: from then on --enter has done its part.
 ENTERED = b"launchpad-entered\n"
@@ -124,4 +131,8 @@ class Startup(NamedTuple):
     @property
     def command(self) -> str:
         """The same as what sshd is to hand to the user's login shell, whichever that is."""
-        return f"exec {shlex.join(self.words)}"
+        line = f"exec {shlex.join(self.words)}"
+        if not _QUOTED_OTHERWISE.search(line):
+            return line
+        plain = _NOT_PLAIN.sub(lambda found: "".join(f"\\0{byte:03o}" for byte in os.fsencode(found[0])), line)
+        return f"""exec /bin/sh -c 'eval "$(printf %b "{plain}")"'"""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from launchpad import linux
 from launchpad.errors import ConnectError, UsageError
 from launchpad.transport.ssh.query import Query
 
@@ -235,13 +236,19 @@ class _Reader:
                 names[-1] += f" {word}"
             else:
                 names.append(word)
-        return tuple(_at_home(name) for name in names if name.lower() != "none")
+        return tuple(self._ends(_at_home(name)) for name in names if name.lower() != "none")
+
+    def _ends(self, path: str) -> str:
+        """The path, unless whoever reads it, ssh included, waits or reads for ever."""
+        if kind := linux.never_ends(path):
+            raise self._fail(path, f"it is {kind}; name a file")
+        return path
 
     def _identity_files(self) -> tuple[str, ...] | None:
         names = self._values.get("identityfile", [])
         if not names or set(names) >= _DEFAULT_IDENTITIES:
             return None
-        return tuple(dict.fromkeys(self._path(name) for name in names if name.lower() != "none"))
+        return tuple(dict.fromkeys(self._ends(self._path(name)) for name in names if name.lower() != "none"))
 
     def _agent(self) -> str:
         value = self._first("identityagent") or "SSH_AUTH_SOCK"

@@ -33,6 +33,8 @@ _CLASSES: dict[str, type[paramiko.PKey]] = {
     "ssh-ed25519": paramiko.Ed25519Key,
     "ecdsa": paramiko.ECDSAKey,
 }
+# As ssh's MAX_KEY_FILE_SIZE.
+_MOST_CHARACTERS = 1 << 20
 _MAGIC = b"openssh-key-v1\0"
 _SIGN_REQUEST = b"\r"
 _SIGN_RESPONSE = 14
@@ -211,7 +213,7 @@ def _read(path: str) -> _KeyFile:
     name = shown(path)
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
-            file.text = stream.read()
+            file.text = stream.read(_MOST_CHARACTERS)
             status = os.fstat(stream.fileno())
     except OSError as error:
         file.blob = _public(f"{path}.pub")  # the agent may have the private key

@@ -239,6 +239,9 @@ def test_a_match_exec_that_talks_and_leaves_something_running(look: Look, tmp_pa
         ("Include {file}\n", "Too many recursive configuration includes; correct it and try ssh -G -F /"),
         ("IdentityFile ~/%Q\n", "^ssh's configuration of n1: ~/%Q: launchpad doesn't know the token %Q"),
         ("IdentityFile ${NOT_SET_AT_ALL}/x\n", "NOT_SET_AT_ALL is not set"),
+        ("IdentityFile /dev/zero\n", "^ssh's configuration of n1: /dev/zero: it is a device; name a file$"),
+        ("UserKnownHostsFile /dev/zero\n", "^ssh's configuration of n1: /dev/zero: it is a device; name a file$"),
+        ("GlobalKnownHostsFile /dev/null /dev/zero\n", "/dev/zero: it is a device; name a file$"),
     ],
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, look: Look, text: str, message: str) -> None:
