@@ -332,6 +332,8 @@ class Agent:
             started = self._ranks.pop(pid, None)
             if started is None:
                 self._starter.exited(pid)
+                for part in self._parts:
+                    part.reaped(pid, os.waitstatus_to_exitcode(status))
             else:
                 self._on_exit(started, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
         self._signals.recheck()

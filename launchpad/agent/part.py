@@ -71,6 +71,9 @@ class AgentPart:
     def exited(self, rank: Rank, code: int) -> None:
         """A rank's process has ended, which the head is about to hear."""
 
+    def reaped(self, pid: int, code: int) -> None:
+        """A child that is not a rank has exited, with this code, or -n for signal n."""
+
     def end(self) -> Collection[int]:
         """All ranks have ended: ask them no more. Returns the part's own processes, which no rank has left behind."""
         return ()

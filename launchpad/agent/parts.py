@@ -25,6 +25,7 @@ FEATURES = (
     Feature(".host.synced_folder", "FolderSync", (commands.Sync, commands.FileChunk)),
     Feature(".host.environments", "Environments", (commands.FindEnvironment, commands.MakeEnvironment)),
     Feature(".host.gpu_leases", "GpuLeases", (commands.LeaseGpus, commands.ListGpus)),
+    Feature(".host.health", "HealthChecker", (commands.CheckHealth,)),
     Feature(".host.kept", "Cleaner", (commands.ListKept, commands.RemoveKept)),
     Feature(".net.reachability", "Reachability", (commands.Listen, commands.Reach)),
     Feature(".ranks.calls", "Calls", (commands.Call, commands.NextCall, commands.EndCall, commands.EndSession)),

@@ -40,6 +40,7 @@ from launchpad.runner.outlets.outlet import Ended
 from launchpad.runner.spec import (
     collect_environ,
     faults_of,
+    health_of,
     limits_of,
     make_world_spec,
     streams_of,
@@ -131,6 +132,7 @@ def prepare(
         sample=options.sample,
         faults=faults_of(options.inject),
         role=options.role,
+        health=health_of(options),
         gpus=options.gpus,
         virtual_local_rank=options.virtual_local_rank,
         tf_config=options.tf_config,

@@ -28,6 +28,8 @@ class SharedOptions(TypedDict, total=False):
     role: str
     mpi: MpiLibrary
     gpus: int | str | Sequence[int | str]
+    health: str
+    health_timeout: float
     virtual_local_rank: bool
     tf_config: bool
     sample: float
@@ -86,9 +88,9 @@ _TIME = (_is_time, "give a positive number of seconds")
 _TEXT = (_is_text, "give a text")
 _FLAG = (_is_flag, "give True or False")
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("heartbeat_timeout", "grace", "stall_timeout"), _TIME),
+    **dict.fromkeys(("heartbeat_timeout", "grace", "stall_timeout", "health_timeout"), _TIME),
     **dict.fromkeys(("hostfile", "include", "exclude", "role", "log_dir", "report", "junit", "notify"), _TEXT),
-    **dict.fromkeys(("nnodes", "inject"), _TEXT),
+    **dict.fromkeys(("nnodes", "inject", "health"), _TEXT),
     **dict.fromkeys(("accept_new_host_keys", "sync_env", "virtual_local_rank", "tf_config"), _FLAG),
     "sample": (lambda value: value == 0 or _is_time(value), "give a number of seconds, or 0 for none"),
     "spares": (is_count, "give a number of hosts"),

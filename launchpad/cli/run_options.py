@@ -290,6 +290,19 @@ _OPTIONS = (
         help="Check the hosts first, and start nothing if a job can't run there. See launchpad doctor.",
     ),
     _before(
+        "--health",
+        default="",
+        metavar="'COMMAND'",
+        help="Run this on each node before every attempt, without a shell; doctor: what launchpad doctor sees of it "
+        "quickly. A node where it doesn't exit with 0 is left out, and without enough others nothing is started (3).",
+    ),
+    _before(
+        "--health-timeout",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="How long that may take; then the node is not healthy. Default: 60.",
+    ),
+    _before(
         "--print-completion",
         type=click.Choice(SHELLS),
         metavar="|".join(SHELLS),

@@ -31,10 +31,14 @@ def in_words(plan: Plan) -> str:
     preload = ", ".join(plan.nodes[0].preload)
     lines = [f"imported once per node, then forked into the ranks: {preload}"] if preload else []
     lines += [f"MPI: {plan.mpi_why}"] if plan.mpi else []
+    lines += [f"health check on each node before each attempt: {plan.health}"] if plan.health else []
     if plan.programs:
         lines += _programs(plan)
     lines += [f"role {name}: {ranks_in_words(list(ranks))} of the job" for name, ranks in plan.roles]
     for node in plan.nodes:
+        if why := plan.left_out.get(node.index):
+            lines.append(f"node {node.index}: {node.name}, left out: {why}")
+            continue
         if not node.ranks:
             lines.append(f"node {node.index}: {node.name}, a spare for {node.slots} ranks, in {node.cwd}")
             continue

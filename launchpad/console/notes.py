@@ -24,6 +24,7 @@ from launchpad.protocol.events import (
     NodeLost,
     NodeRefused,
     NodesAwaited,
+    NodeUnwell,
     NoMpi,
     NotForked,
     OrphansKilled,
@@ -89,6 +90,7 @@ class Notes:
         self._diagnosis = diagnosis
         self._history = diagnosis.history
         self._own_worlds: set[int] = set()  # ranks
+        self._unwell: set[int] = set()  # nodes that are about to be lost for that
         self._stopping = False
         self._prompt = -1  # the rank that is at a prompt
         self.deadline: float | None = None
@@ -138,14 +140,17 @@ class Notes:
                 self._say(f"{name} is back" if known else f"{name} has joined")
             case NodeLeaving(node=node, signum=signum):
                 self._say(f"{self._history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
-            case NodesAwaited(nodes=nodes, seconds=seconds):
-                names = [self._history.node_name(node) for node in nodes]
-                reasons = {loss.reason for loss in self._history.lost.values()}
-                why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
-                was = "was" if len(names) == 1 else "were"
-                self._say(f"{some_of(names)} {was} lost{why}; waiting up to {seconds:.0f} s for a replacement")
-            case NodeLost(node=node, reason=reason) if not self._history.takes_part(node):
-                self._say(f"{self._history.node_name(node)}, which runs no ranks, was lost ({reason})")
+            case NodesAwaited():
+                self._nodes_awaited(event)
+            case NodeUnwell(node=node, reason=reason, lines=lines):
+                self._unwell.add(node)
+                self._say(
+                    f"{self._history.node_name(node)} is left out: its health check {reason}{':' if lines else ''}"
+                )
+                for line in lines:
+                    self._say(f"  {line}")
+            case NodeLost():
+                self._lost(event)
             case NodeRefused(name=name, reason=reason):
                 self._say(f"{name} can't join: {reason}")
             case FaultInjected():
@@ -164,6 +169,26 @@ class Notes:
             case Restarted():
                 self._restarted(event)
         return False
+
+    def _left_out(self, event: NodeUnwell) -> None:
+        self._unwell.add(event.node)
+        name = self._history.node_name(event.node)
+        self._say(f"{name} is left out: its health check {event.reason}{':' if event.lines else ''}")
+        for line in event.lines:
+            self._say(f"  {line}")
+
+    def _lost(self, event: NodeLost) -> None:
+        if event.node in self._unwell:
+            self._unwell.discard(event.node)
+        elif not self._history.takes_part(event.node):
+            self._say(f"{self._history.node_name(event.node)}, which runs no ranks, was lost ({event.reason})")
+
+    def _nodes_awaited(self, event: NodesAwaited) -> None:
+        names = [self._history.node_name(node) for node in event.nodes]
+        reasons = {loss.reason for loss in self._history.lost.values()}
+        why = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+        was = "was" if len(names) == 1 else "were"
+        self._say(f"{some_of(names)} {was} lost{why}; waiting up to {event.seconds:.0f} s for a replacement")
 
     def _ranks_bound(self, event: RanksBound) -> None:
         if self._reports_bindings and event.ranks != self._bound:

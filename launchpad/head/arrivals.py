@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from launchpad.errors import LaunchpadError, NodeError, UsageError
@@ -10,7 +10,7 @@ from launchpad.head.hub import Hub
 from launchpad.head.machine import FinishAttempt
 from launchpad.head.machine import Reopen as SeekNodes
 from launchpad.head.part import Part
-from launchpad.head.planner import Newcomer, Planner
+from launchpad.head.planner import Newcomer, Planner, Unhealthy
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
 from launchpad.protocol.commands import JobEnded
@@ -19,6 +19,9 @@ from launchpad.transport import Link
 
 # How long to pause between two tries to reach a host.
 PAUSE_SECONDS = 2.0
+
+# The same for one that was not healthy: its check may be at work for long.
+UNWELL_SECONDS = 30.0
 
 Reopen = Callable[[int], Link | None]  # None: the node will come by itself. Raises LaunchpadError.
 
@@ -61,14 +64,24 @@ class Arrivals(Part):
     sees = (FinishAttempt,)
 
     def __init__(
-        self, hub: Hub, planner: Planner, reopen: Reopen | None, door: Door | None, apart: Collection[int]
+        self,
+        hub: Hub,
+        planner: Planner,
+        reopen: Reopen | None,
+        door: Door | None,
+        apart: Collection[int],
+        unwell: Mapping[int, str],
     ) -> None:
-        """`apart`: nodes that the others can't reach, so that it is no use to reconnect to them."""
+        """`apart`: nodes that the others can't reach, so that it is no use to reconnect to them.
+
+        `unwell`: nodes that were lost because they are not healthy, and why.
+        """
         self._hub = hub
         self._planner = planner
         self._reopen = reopen
         self._door = door
         self._apart = apart
+        self._unwell = unwell
         self._is_open = False  # the door
         self._over = threading.Event()
         self._names: list[str] = []  # of the machines that are being brought up
@@ -118,7 +131,9 @@ class Arrivals(Part):
 
     def _seek(self, node: int, name: str) -> None:
         assert self._reopen is not None
-        told = ""
+        told = self._unwell.get(node, "")
+        if told:
+            self._over.wait(UNWELL_SECONDS)
         while not self._over.is_set():
             link = None
             try:
@@ -134,7 +149,7 @@ class Arrivals(Part):
                 if link is not None and isinstance(error, LaunchpadError) and reason != told:
                     told = reason
                     self._hub.post(JoinFailed(name, f"{reason}; launchpad goes on trying"))
-                self._over.wait(PAUSE_SECONDS)
+                self._over.wait(UNWELL_SECONDS if isinstance(error, Unhealthy) else PAUSE_SECONDS)
 
     def names(self) -> list[str]:
         """The machines that have joined, and are being brought up."""

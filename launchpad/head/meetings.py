@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from launchpad.head.hub import Hub
 from launchpad.head.machine import Meet, Release
@@ -18,8 +18,8 @@ from launchpad.protocol.events import Listening, NodeLost, PortHeld, Reached, Se
 class Meetings(Part):
     """One search at a time: the agents answer whoever asks."""
 
-    takes = (Meet, Met, Listening, Reached, PortHeld)
-    sees = (NodeLost, Release)
+    takes: ClassVar[tuple[type, ...]] = (Meet, Met, Listening, Reached, PortHeld)
+    sees: ClassVar[tuple[type, ...]] = (NodeLost, Release)
 
     def __init__(self, hub: Hub, planner: Planner) -> None:
         self._hub = hub

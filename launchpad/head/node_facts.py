@@ -31,35 +31,36 @@ BETTER_SECONDS = 0.2
 
 def probe_nodes(
     bringup: BringUp,
-    probes: Sequence[Probe],
+    probes: Mapping[int, Probe],
     say: Callable[[str], None],
     *,
     apart: bool,
-    more: Sequence[Sequence[Probe]] = (),
-) -> list[NodeFacts]:
+    more: Sequence[Mapping[int, Probe]] = (),
+) -> dict[int, NodeFacts]:
     """Probe the nodes. Raises NodeError with a line for each that can't take part.
 
     `apart`: the nodes must be different machines. `more`: for further programs of the nodes.
     """
-    count = len(probes)
-    found: list[NodeFacts] = bringup.ask(dict(enumerate(probes)), NodeFacts, PROBE_SECONDS)
+    nodes = sorted(probes)
+    found: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
     for others in more:
-        again = bringup.ask(dict(enumerate(others)), NodeFacts, PROBE_SECONDS)
+        again = bringup.ask(others, NodeFacts, PROBE_SECONDS)
         problems = [list(dict.fromkeys([*a.problems, *b.problems])) for a, b in zip(found, again, strict=True)]
         found = [one._replace(problems=both) for one, both in zip(found, problems, strict=True)]
-    names = [bringup.nodes.name(node) for node in range(count)]
+    names = [bringup.nodes.name(node) for node in nodes]
     for _ in range(2):  # the first answer may be late: it waits for the probe, or for an import
         bringup.measure_clocks()
-    for node, ready in enumerate(bringup.ready):
-        if note := clock_note(names[node], bringup.nodes.in_our_time(node, ready), time.time(), time.monotonic_ns()):
+    for node, name in zip(nodes, names, strict=True):
+        ready = bringup.nodes.in_our_time(node, bringup.ready[node])
+        if note := clock_note(name, ready, time.time(), time.monotonic_ns()):
             say(note)
     if apart:
         check_machines(names, found)
-    check_nodes(names, found, torch=any(probe.torch for probe in probes))
+    check_nodes(names, found, torch=any(probe.torch for probe in probes.values()))
     installed = {name: one.launchpad for name, one in zip(names, found, strict=True) if one.launchpad}
     if other := [f"{name} ({version})" for name, version in installed.items() if version != __version__]:
         say(f"ranks import the launchpad installed on {', '.join(other)}, not this one ({__version__})")
-    return found
+    return dict(zip(nodes, found, strict=True))
 
 
 def clock_note(name: str, ready: AgentReady, wall: float, now: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.debuggers import RankDebuggers
 from launchpad.head.hub import Hub
@@ -25,8 +27,8 @@ def parts_of(
     The parameters are the supervisor's.
     """
     spec = planner.spec
-    meetings = Meetings(hub, planner)
-    arrivals = Arrivals(hub, planner, reopen, door, meetings.apart)
+    meetings, unwell = _meetings(hub, planner)
+    arrivals = Arrivals(hub, planner, reopen, door, meetings.apart, unwell)
     parts = [
         StackRequests(hub, spec.limits.stall_timeout, advises=advises),
         Samples(hub, spec.sample, arrivals.names),
@@ -59,3 +61,13 @@ def parts_of(
 
         parts.append(StopBefore(hub, spec.limits.stop_at))
     return parts
+
+
+def _meetings(hub: Hub, planner: Planner) -> tuple[Meetings, Mapping[int, str]]:
+    """What has the nodes meet, and where it keeps why it has left some out."""
+    if planner.spec.health is None:
+        return Meetings(hub, planner), {}
+    from launchpad.head.healthy_meetings import HealthyMeetings
+
+    healthy = HealthyMeetings(hub, planner)
+    return healthy, healthy.unwell

@@ -1,6 +1,6 @@
 """Plans each attempt: keeps what is known of the job's nodes and where they meet. Brings up those that come later."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.errors import NodeError, UsageError
@@ -10,12 +10,13 @@ from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
 from launchpad.job.plan import Master, Member, NodePlacement, Plan, Stdin, leased_gpus, make_plan, rank_count
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.commands import HoldPorts, Probe, ReadTopology
+from launchpad.protocol.commands import CheckHealth, HoldPorts, Probe, ReadTopology
 from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareReady, TopologyRead
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.environment import Environment
+    from launchpad.head.health import Unwell
     from launchpad.head.sync import SyncedFile
     from launchpad.job.succession import Roster
 
@@ -47,6 +48,10 @@ class Supplies(NamedTuple):
 
     files: "Sequence[SyncedFile] | None" = None  # those of the working folder, with --sync
     environment: "Environment | None" = None  # the one that the ranks run in, with --sync-env
+
+
+class Unhealthy(NodeError):
+    """A node that comes while the job runs has failed its health check."""
 
 
 class Newcomer(NamedTuple):
@@ -89,7 +94,7 @@ class Planner:
         run_id: str,
         ready: Sequence[AgentReady],
         places: Sequence[NodePlacement] = (),
-        facts: Sequence[NodeFacts] = (),
+        facts: Sequence[NodeFacts | None] = (),
         master: Master | None = None,
         *,
         ports: Sequence[Sequence[int]] = (),
@@ -98,11 +103,13 @@ class Planner:
         silence: float = 0.0,
         topologies: Sequence[TopologyRead | None] = (),
         job: str = "",
+        left_out: "Mapping[int, Unwell] | None" = None,
     ) -> None:
         """`places`, `facts`: of each node if the user named them; `master`: of several nodes; `ports`: see hold_ports.
 
         `supplies`: for nodes that come later; `silence`: the heartbeat timeout in seconds; `topologies`: as
-        `read_topologies` returns them; `job`: its id. Raises UsageError if a node can't hold its ranks.
+        `read_topologies` returns them; `job`: its id; `left_out`: nodes that are not healthy, of which neither facts
+        nor topologies are known. Raises UsageError if a node can't hold its ranks.
         """
         self.membership = membership
         self.spec = spec
@@ -114,8 +121,10 @@ class Planner:
         self._master = master
         self._supplies = supplies or Supplies()
         self._silence = silence
-        self._first = 0  # the node that the master's address belongs to
-        self._reach = set(range(len(ready)))  # the nodes that reach it
+        self._left_out = dict(left_out or {})  # from the first attempt
+        self._out = set(self._left_out)  # the nodes that have not been healthy yet
+        self._reach = set(range(len(ready))) - self._out  # the nodes that reach the master's address
+        self._first = min(self._reach)  # the node that it belongs to
         self._changed = False  # the last plan knows less than we do
         self._names = NodeNames(place.name for place in places)
         self.before: Roster | None = None  # the last one of the head before us, whose nodes have come to us
@@ -138,7 +147,11 @@ class Planner:
 
     def _lay_out(self, seats: Sequence[Seat] | None) -> Plan:
         ready = [node.ready for node in self._nodes]
-        places = [node.place for node in self._nodes if node.place is not None]
+        places = [
+            node.place._replace(nproc=1) if number in self._out else node.place
+            for number, node in enumerate(self._nodes)
+            if node.place is not None
+        ]
         topologies = [node.topology for node in self._nodes]
         ports = [node.ports for node in self._nodes]
         return make_plan(self.spec, ready, self._run_id, places, self._master, seats, topologies, ports)
@@ -149,7 +162,7 @@ class Planner:
         counts = {
             number: rank_count(node.place.nproc, node.ready, node.place.name)
             for number, node in enumerate(self._nodes)
-            if node.place is not None
+            if node.place is not None and number not in self._out
         }
         seats = seated(self.membership, (), counts)
         largest = max(seats, key=lambda seat: seat.ranks)
@@ -170,6 +183,33 @@ class Planner:
     def _name(self, node: int) -> str:
         place = self._nodes[node].place
         return place.name if place is not None else ""
+
+    # Health (--health).
+
+    def take_left_out(self) -> "dict[int, Unwell]":
+        """The nodes that the first attempt leaves out, and why; once."""
+        left_out, self._left_out = self._left_out, {}
+        return left_out
+
+    def check_request(self, node: int) -> CheckHealth:
+        """What has this node check itself."""
+        place = self._nodes[node].place
+        return self._request_to(place)
+
+    def _request_to(self, place: NodePlacement | None) -> CheckHealth:
+        from launchpad.head.health import check_request
+
+        assert self.spec.health is not None
+        spec = place.own if place is not None and place.own is not None else self.spec
+        return check_request(self.spec.health, self.spec.cwd if place is None else place.cwd, spec.environ)
+
+    def _examine(self, requester: Requester, place: NodePlacement) -> None:
+        """Raise NodeError if a newcomer is not healthy."""
+        from launchpad.head.health import examine
+
+        unwell, _ = examine(requester, {0: self._request_to(place)})
+        if unwell:
+            raise Unhealthy(requester.of(0, unwell[0].short))
 
     # From one attempt to the next.
 
@@ -222,19 +262,22 @@ class Planner:
         counts, wanted = place.nproc in ("auto", "gpu"), [(place.nproc, place.python)]
         port = self.spec.world.master_port if self._master is None else 0
         (ready,) = requester.connect([link], count_gpus=counts, port=port, silence=self._silence, accelerators=wanted)
+        first = self._nodes[0].place
+        if first is not None and link.remote and place.own is None:
+            place = self._supplied(requester, place, comes_back=node is not None)
+        if self.spec.health is not None:
+            self._examine(requester, place)
         if (place.own or self.spec).gpus:
             from launchpad.head.gpu_leases import with_leases
 
             (ready,) = with_leases(requester, [ready], [place.own or self.spec], self._job)
         facts = None
-        if (first := self._nodes[0].place) is not None:
+        if first is not None:
             from launchpad.head.node_facts import check_nodes, probe_nodes
 
-            if link.remote and place.own is None:
-                place = self._supplied(requester, place, comes_back=node is not None)
             own = place.own or self.spec
             probe = Probe(place.cwd, self.spec.torch, place.python, dict(own.environ), list(own.target.needs))
-            (facts,) = probe_nodes(requester, [probe], lambda _: None, apart=False)
+            facts = probe_nodes(requester, {0: probe}, lambda _: None, apart=False)[0]
             known = next(node.facts for node in self._nodes if node.facts is not None)
             names = NodeNames([first.name])
             check_nodes([first.name, names.take(place.name)], [known, facts], torch=self.spec.torch)
@@ -272,6 +315,7 @@ class Planner:
 
     def add(self, number: int, newcomer: Newcomer) -> None:
         """Take the node into the plans to come, as this number. Its link gets the name that it has there."""
+        self._out.discard(number)
         known = self._nodes[number].place if number < len(self._nodes) else None
         name = known.name if known is not None else self._names.take(newcomer.place.name)
         newcomer.node.link.name = name

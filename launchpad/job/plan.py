@@ -176,6 +176,8 @@ class Plan:
     watched: bool = False  # they are asked for their stacks regularly (--stall-timeout)
     input_rank: int = 0  # the one that has our standard input
     debug_rank: int = -1  # the one that waits for a debugger before it begins; -1 for none
+    health: str = ""  # the check before each attempt (--health), for --dry-run
+    left_out: Mapping[int, str] = field(default_factory=dict)  # the nodes that have failed it, and why; likewise
     roles: tuple[NodeRanks, ...] = ()  # if there are several worlds: each one's name, and its ranks
 
     @property
@@ -274,12 +276,14 @@ class Plan:
             "preload": list(self.nodes[0].preload),
             "forwarded": sorted(self.nodes[0].environ),
             **({"mpi": self.mpi_why} if self.mpi else {}),
+            **({"health": self.health} if self.health else {}),
             "nodes": [
                 {
                     "node": node.index,
                     "name": node.name,
                     "cwd": node.cwd,
                     "store": node.store,
+                    **({"left_out": self.left_out[node.index]} if node.index in self.left_out else {}),
                     "environ_where_unset": {**node.defaults, **_interfaces(node.interface)},
                     "ranks": [
                         {

@@ -10,6 +10,7 @@ from launchpad.job.world import WorldSpec
 
 if TYPE_CHECKING:
     from launchpad.job.faults import Faults
+    from launchpad.job.health import HealthCheck
 
 Kind = Literal["script", "module", "program", "function", "pickled", "session"]
 Backend = Literal["", "gloo", "nccl", "mpi"]
@@ -204,6 +205,7 @@ class JobSpec(NamedTuple):
     torch: bool = False  # whether the target imports torch, as far as its sources tell
     preload: tuple[str, ...] = ()  # modules imported once per node before the ranks are forked; empty: ranks are exec'd
     hooks: bool = True  # whether Python ranks run code of ours, which reports their failures and stacks
+    health: "HealthCheck | None" = None  # what tells whether a node may take part in the next attempt
     gpus: str = ""  # which GPUs each node leases for its ranks; job/gpus.py; "": none
     virtual_local_rank: bool = False  # every rank sees only its own GPU, and has LOCAL_RANK 0
     bind: Bind = "none"  # which CPUs each rank is bound to; job/binding.py

@@ -91,6 +91,15 @@ class ListGpus(Command):
     """Report all GPUs, and who has leased them (GpusListed)."""
 
 
+class CheckHealth(Command):
+    """Find out whether the node is healthy (--health); report a HealthChecked."""
+
+    words: list[str]  # the command; none: the quick part of launchpad doctor
+    cwd: str  # where the ranks will run
+    environ: dict[str, str]  # for the ranks, on top of the agent's own environment
+    seconds: float  # how long it may take
+
+
 class ListKept(Command):
     """Report what --sync and --sync-env have left here (KeptListed)."""
 

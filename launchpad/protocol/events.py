@@ -311,6 +311,16 @@ class GpusListed(Event, about=the_node):
     problem: str
 
 
+class HealthChecked(Event, about=the_node, needs_part=True):
+    """The answer to CheckHealth."""
+
+    time: int
+    problem: Shown  # what became of the command if the node is not healthy: "ended with exit code 3"
+    missing: bool  # there is no such command here
+    lines: list[Shown]  # the last that it said, if the node is not healthy
+    answers: list[tuple[str, list[Any], Shown]]  # of doctor: subject, facts (health.py), why there are none
+
+
 class KeptListed(Event, about=the_node):
     """The answer to ListKept."""
 
@@ -778,6 +788,15 @@ class NodeLost(Event, recorded=True):
     reason: str
     ranks: list[Rank]  # those assigned to it
     trace: str = ""  # the traceback, if a bug in its agent is to blame
+
+
+class NodeUnwell(Event, recorded=True):
+    """A node's health check has failed (--health), so it is left out, and lost to the job until it is healthy."""
+
+    time: int
+    node: int
+    reason: str  # what became of the check
+    lines: list[str]  # the last that it said
 
 
 class NodeJoined(Event, recorded=True):

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad import linux
 from launchpad.console.message import say_on_stderr
@@ -226,63 +226,78 @@ def _exit_on_signal(abandon: Callable[[], None], line: StatusLine, *, quiet: boo
         os._exit(int(str(request.code)))  # don't wait for threads that are still connecting
 
 
+class Supplied(NamedTuple):
+    """Where each node's ranks run, and in which interpreter ("": the agent's)."""
+
+    folders: dict[int, str]
+    pythons: dict[int, str]
+
+
 def make_world(
     bringup: BringUp,
     spec: JobSpec,
     members: Sequence[Member],
     links: Sequence[Link],
-    supplies: Supplies,
+    supplied: Supplied,
+    nodes: Sequence[int],
     *,
     apart: bool,
+    synced: bool,
     quiet: bool,
-) -> tuple[list[NodePlacement], list[NodeFacts], Master | None]:
-    """Give the nodes the `supplies`, probe them, and if there are several, choose the rendezvous address.
+) -> tuple[list[NodePlacement], list[NodeFacts | None], Master | None]:
+    """Probe these `nodes`, and if there are several in all, choose the rendezvous address. All others have no facts.
 
-    `apart`: the nodes must be different machines. Raises NodeError.
+    `apart`: the nodes must be different machines. `synced`: they have got the ranks' interpreter from here. Raises
+    NodeError.
     """
-    folders, pythons = _supply(bringup, spec, members, links, supplies, quiet=quiet)
+    folders, pythons = supplied
     say = (lambda _: None) if quiet else say_on_stderr
     master = None
     interfaces: dict[int, str] = {}
 
     def look() -> HowFar:
         left = [members[node].name for node in bringup.awaited]
-        return HowFar(waiting(f"probing {_hosts(len(members))}", left), len(members) - len(left), len(members))
+        return HowFar(waiting(f"probing {_hosts(len(nodes))}", left), len(nodes) - len(left), len(nodes))
 
     probes = [
         Probe(folders[node], spec.torch, pythons[node], dict(own.environ), list(own.target.needs))
         for node, own in enumerate(member.own or spec for member in members)
     ]
-    more: list[list[Probe]] = []
+    rounds = [probes]
     if spec.programs:
         from launchpad.job.programs import probes_for
 
-        probes, *more = probes_for(spec.programs, probes)
+        rounds = probes_for(spec.programs, probes)
     with status_line(look, quiet=quiet):
-        found = probe_nodes(bringup, probes, say, apart=apart, more=more)
+        first, *more = ({node: one[node] for node in nodes} for one in rounds)
+        found = probe_nodes(bringup, first, say, apart=apart, more=more)
         if len(members) > 1 or spec.world.meeting is not None:  # others may join a node that is alone
             addresses = (getattr(link, "own_address", "") for link in links if link.remote)
             seen = next(filter(None, addresses), "")
             wanted = "" if spec.world.master_addr == "127.0.0.1" else spec.world.master_addr
             master, interfaces = find_master(
                 bringup,
-                range(len(members)),
-                found[0].addresses,
+                nodes,
+                found[nodes[0]].addresses,
                 wanted,
                 spec.world.master_port,
-                prefer="" if links[0].remote else seen,
+                prefer="" if links[nodes[0]].remote else seen,
             )
-    for sentence in _to_tell(spec, members, links, found, synced=supplies.environment is not None):
+    for sentence in _to_tell(
+        *(spec, [members[node] for node in nodes], [links[node] for node in nodes], list(found.values())),
+        synced=synced,
+    ):
         say(sentence)
     places = [
         NodePlacement(
-            *(member.name, member.nproc, found[node].python, folders[node], interfaces.get(node, ""), member.own),
-            address=address_at(interfaces[node], found[node], master) if master else "",
+            *(member.name, member.nproc, found[node].python if node in found else pythons[node], folders[node]),
+            *(interfaces.get(node, ""), member.own),
+            address=address_at(interfaces[node], found[node], master) if master and node in found else "",
             ends_at=member.ends_at,
         )
         for node, member in enumerate(members)
     ]
-    return places, found, master
+    return places, [found.get(node) for node in range(len(members))], master
 
 
 def _to_tell(
@@ -305,7 +320,7 @@ def _to_tell(
         yield from misleading(spec.environ, outward)
 
 
-def _supply(
+def supply(
     bringup: BringUp,
     spec: JobSpec,
     members: Sequence[Member],
@@ -313,8 +328,8 @@ def _supply(
     supplies: Supplies,
     *,
     quiet: bool,
-) -> tuple[dict[int, str], dict[int, str]]:
-    """Give the nodes what they are to have. Returns the folder and the interpreter of each one's ranks."""
+) -> Supplied:
+    """Give the nodes what they are to have. Raises NodeError."""
     folders = {node: (member.own or spec).cwd for node, member in enumerate(members)}
     pythons = {node: member.python for node, member in enumerate(members)}
     remote = [node for node, link in enumerate(links) if link.remote and members[node].own is None]
@@ -329,7 +344,7 @@ def _supply(
         with _progress(remote, quiet=quiet) as note:
             tell = (lambda _: None) if quiet else say_on_stderr
             pythons |= sync_environment(bringup, remote, supplies.environment, note, tell)
-    return folders, pythons
+    return Supplied(folders, pythons)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ NOT_ON_JOINED_NODES: Mapping[str, str] = {
     **dict.fromkeys(("backend", "mpi", "tf_config", "input_rank", "debug", "report_bindings"), _JOB),
     **dict.fromkeys(("shutdown_timeout", "stop_signal", "timeout", "stop_before"), _JOB),
     **dict.fromkeys(("max_restarts", "restart", "progress", "stall_timeout", "inject"), _WATCH),
-    **dict.fromkeys(("sample", "heartbeat_timeout", "no_advice"), _WATCH),
+    **dict.fromkeys(("sample", "heartbeat_timeout", "no_advice", "health", "health_timeout"), _WATCH),
     **dict.fromkeys(("junit", "report", "events", "notify", "add_to_reports"), _REPORT),
     **dict.fromkeys(("hosts", "machinefile", "include", "exclude", "spares", "sync", "sync_env", "enter"), _SETS_UP),
     **dict.fromkeys(("ssh", "ssh_config", "accept_new_host_keys"), _SETS_UP),

@@ -22,6 +22,7 @@ from launchpad.runner.stoppable import stoppable
 if TYPE_CHECKING:
     from launchpad.head.arrivals import Reopen
     from launchpad.head.bringup import BringUp
+    from launchpad.head.planner import Planner
     from launchpad.job.hosts import Host
     from launchpad.job.plan import Plan
     from launchpad.job.spec import JobSpec
@@ -86,7 +87,7 @@ def run_job(
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
     planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet)
     if show is not None:
-        show(_explained(planner.plan))
+        show(_explained(planner))
         if world.meeting is not None:
             say_on_stderr("RANK and WORLD_SIZE don't count the ranks of other nodes, whose number is not known here")
         return 0
@@ -117,10 +118,14 @@ def _spec(
     return spec_of(options, layout, world), options._replace(nproc=None, python=None)
 
 
-def _explained(plan: Plan) -> Plan:
+def _explained(planner: Planner) -> Plan:
     """The plan, for a dry run."""
     from dataclasses import replace
 
+    plan = planner.plan
+    if planner.spec.health is not None:
+        left_out = {node: why.short for node, why in planner.take_left_out().items()}
+        plan = replace(plan, health=planner.spec.health.text, left_out=left_out)
     return replace(plan, mpi_why=_why_mpi(plan)) if plan.mpi else plan
 
 

@@ -83,8 +83,9 @@ def run_joined(
     ):
         if value is not None:
             say(f"{option} has no effect on this node, only on the first one")
-    if options.inject:
-        say("--inject has no effect on this node; give it to the first one")
+    for option, given in (("--inject", options.inject), ("--health", options.health)):
+        if given:
+            say(f"{option} has no effect on this node; give it to the first one")
     reports = options.reports
     relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=reports.quiet, fold=reports.fold)
     return relay.run(local, options.signals_to_handle)

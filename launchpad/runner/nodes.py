@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from launchpad.console.message import say_on_stderr
@@ -18,7 +18,9 @@ from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.health import Unwell
     from launchpad.job.hosts import Host
+    from launchpad.runner.connect import Supplied
 
 
 def members_of(
@@ -60,6 +62,14 @@ def bring_up(
         accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
     )
     specs = [member.own or spec for member in members] or [spec]
+    supplied = _supplied(bringup, spec, members, links, supplies, quiet=quiet)
+    left_out: dict[int, Unwell] = {}
+    if spec.health is not None:
+        from launchpad.runner.health import leave_out
+
+        folders = [spec.cwd] if supplied is None else [supplied.folders[node] for node in range(len(members))]
+        left_out = leave_out(bringup, spec.health, specs, folders, membership, quiet=quiet)
+        specs = [one._replace(gpus="", bind="none") if node in left_out else one for node, one in enumerate(specs)]
     if any(one.gpus for one in specs):
         from launchpad.head.gpu_leases import with_leases
 
@@ -68,28 +78,54 @@ def bring_up(
     for topology, ready in zip(topologies, facts, strict=True):
         if topology is not None and not topology.complete and not quiet:
             say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
-    ports: list[list[int]] = []
-    if spec.tf_config:
-        asked = [(member.nproc, member.name) for member in members] or [(spec.nproc, facts[0].hostname)]
-        counts = [rank_count(nproc, node, name) for (nproc, name), node in zip(asked, facts, strict=True)]
-        ports = hold_ports(bringup, counts)
-    if not members:
+    ports = _ports(bringup, spec, members, left_out) if spec.tf_config else []
+    if supplied is None:
         return Planner(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports, job=bringup.job)
     from launchpad.runner.connect import make_world
 
-    apart = spec.world.meeting is None and not options.by_srun
-    places, found, master = make_world(bringup, spec, members, links, supplies, apart=apart, quiet=quiet)
+    places, found, master = make_world(
+        *(bringup, spec, members, links, supplied),
+        [node for node in range(len(members)) if node not in left_out],
+        apart=spec.world.meeting is None and not options.by_srun,
+        synced=supplies.environment is not None,
+        quiet=quiet,
+    )
     return Planner(
-        spec,
-        run_id,
-        facts,
-        places,
-        found,
-        master,
+        *(spec, run_id, facts, places, found, master),
         ports=ports,
         membership=membership,
         supplies=supplies,
         silence=silence,
         topologies=topologies,
         job=bringup.job,
+        left_out=left_out,
     )
+
+
+def _supplied(
+    bringup: BringUp,
+    spec: JobSpec,
+    members: Sequence[Member],
+    links: Sequence[Link],
+    supplies: Supplies,
+    *,
+    quiet: bool,
+) -> Supplied | None:
+    """Give the nodes the `supplies`; None without hosts."""
+    if not members:
+        return None
+    from launchpad.runner.connect import supply
+
+    return supply(bringup, spec, members, links, supplies, quiet=quiet)
+
+
+def _ports(
+    bringup: BringUp, spec: JobSpec, members: Sequence[Member], left_out: Collection[int]
+) -> Sequence[Sequence[int]]:
+    """For --tf-config: those that each node holds for its ranks."""
+    ready = bringup.ready
+    asked = [(member.nproc, member.name) for member in members] or [(spec.nproc, ready[0].hostname)]
+    counts = [
+        0 if node in left_out else rank_count(nproc, ready[node], name) for node, (nproc, name) in enumerate(asked)
+    ]
+    return hold_ports(bringup, counts)

@@ -126,6 +126,8 @@ class RunOptions(NamedTuple):
     stall_timeout: float | None = None
     sample: float = 10.0
     inject: str = ""
+    health: str = ""  # a command, or doctor; "": not given
+    health_timeout: float | None = None  # seconds; None: not given
     max_restarts: RestartLimit = RestartLimit()
     restart: Restarts = "judged"
     progress: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from launchpad.runner.options import HostOptions, ProgramOptions, RunOptions
 if TYPE_CHECKING:
     from launchpad.head.planner import Supplies
     from launchpad.job.faults import Faults
+    from launchpad.job.health import HealthCheck
 
 _PYTHON_SUFFIXES = (".py", ".pyz", ".pyc")
 
@@ -67,6 +68,7 @@ def make_spec(options: RunOptions, hosts: Sequence[Host], world: WorldSpec) -> J
         hooks=not options.no_hooks,
         world=world,
         role=options.role,
+        health=health_of(options),
         gpus=options.gpus,
         virtual_local_rank=options.virtual_local_rank,
         bind=options.binds,
@@ -155,6 +157,17 @@ def faults_of(text: str) -> Faults | None:
     from launchpad.job.faults import parse_faults
 
     return parse_faults(text, seed=int.from_bytes(os.urandom(2), "big"))
+
+
+def health_of(options: RunOptions) -> HealthCheck | None:
+    """The check of --health, if any. Raises UsageError."""
+    if not options.health:
+        if options.health_timeout is not None:
+            raise UsageError("--health-timeout says how long --health may take; give that, too, or leave it out")
+        return None
+    from launchpad.job.health import HEALTH_SECONDS, parse_health
+
+    return parse_health(options.health, HEALTH_SECONDS if options.health_timeout is None else options.health_timeout)
 
 
 def make_world_spec(options: RunOptions, hosts: Sequence[Host]) -> WorldSpec:

@@ -34,7 +34,7 @@ STAIRCASE: dict[str, set[str]] = {
     "output": {"caller", "protocol"},
     "diagnosis": {"job", "protocol"},
     "doctor": {"protocol"},
-    "head": {"_version", "caller", "errors", "job", "linux", "protocol", "transport"},
+    "head": {"_version", "caller", "doctor", "errors", "job", "linux", "protocol", "transport"},
     "console": {"caller", "diagnosis", "doctor", "errors", "job", "output", "protocol"},
     "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol"},
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},

@@ -1,0 +1,128 @@
+"""Checks whether this node is healthy (--health): by the user's command, or by the quick part of launchpad doctor."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ... import linux
+from ...protocol.commands import CheckHealth
+from ...protocol.events import HealthChecked
+from ...protocol.printable import printable
+from ..part import AgentHub, AgentPart
+from .child import NOT_FOUND, Child, ChildEnded, execute
+
+# Of what the command has written.
+_LINES, _LINE = 5, 200
+
+# What the quick part of doctor has to say, as JSON.
+_MOST_ANSWERS = 1 << 20
+
+
+class HealthChecker(AgentPart):
+    """One check at a time."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._child: Child | None = None
+        self._pids: set[int] = set()  # all that there have been
+
+    def on(self, command: CheckHealth) -> None:
+        """Begin the check."""
+        environ = {**os.environ, **command.environ}
+        judge: Callable[[ChildEnded, float], HealthChecked]
+        if command.words:
+            work = functools.partial(execute, command.words, command.cwd, environ)
+            judge, keep = by_command, _LINES * _LINE * 4
+        else:
+            work, judge, keep = functools.partial(_look, environ), by_doctor, _MOST_ANSWERS
+        if self._child is not None:
+            self._child.end()
+        try:
+            self._child = Child(
+                self._hub.poll,
+                work,
+                command.seconds,
+                lambda ended: self._hub.outbox.say(judge(ended, command.seconds)),
+                keep=keep,
+                errors=bool(command.words),
+            )
+            self._pids.add(self._child.pid)
+        except OSError as error:
+            self._hub.outbox.say(_checked(f"could not be started: {error.strerror}"))
+
+    @property
+    def deadline(self) -> float | None:
+        """When the check has to be over."""
+        return self._child.deadline if self._child is not None and not self._child.over else None
+
+    def tick(self, now: float) -> None:
+        """End it if it takes too long."""
+        if self._child is not None:
+            self._child.tick(now)
+
+    def reaped(self, pid: int, code: int) -> None:
+        """It may have been the check."""
+        if self._child is not None and pid == self._child.pid:
+            self._child.reaped(code)
+
+    def end(self) -> Collection[int]:
+        """Nobody waits for it any more."""
+        if self._child is not None:
+            self._child.end()
+        return self._pids
+
+
+def _look(environ: dict[str, str]) -> None:
+    """In a child: write what the quick part of doctor sees of this host."""
+    from ..checkup import gpus, host
+
+    request = {"environ": environ}
+    looks: dict[str, Callable[[], Any]] = {
+        "limits": host.limits,
+        "tmp": lambda: host.folder(host.expanded("tmp", request)),
+        "shm": lambda: host.folder("/dev/shm"),
+        "memory": host.memory,
+        "gpus": gpus.look,
+    }
+    answers = []
+    for subject, look in looks.items():
+        try:
+            answers.append([subject, list(look()), ""])
+        except Exception as error:  # the other subjects are not concerned
+            answers.append([subject, [], printable(f"{type(error).__name__}: {error}")])
+    linux.write_all(1, json.dumps(answers).encode())
+
+
+def by_doctor(ended: ChildEnded, seconds: float) -> HealthChecked:
+    """What it has seen, for the head to judge."""
+    try:
+        answers = json.loads(ended.output) if ended.code == 0 else []
+    except ValueError:
+        answers = []
+    return _checked("" if answers else _how(ended, seconds) or "saw nothing", answers=[tuple(one) for one in answers])
+
+
+def by_command(ended: ChildEnded, seconds: float) -> HealthChecked:
+    """Healthy if it has exited with 0, or isn't there."""
+    if ended.code in (0, NOT_FOUND):
+        return _checked("", missing=ended.code == NOT_FOUND)
+    lines = [printable(line.rstrip())[:_LINE] for line in ended.output.decode(errors="replace").splitlines()]
+    return _checked(_how(ended, seconds), lines=[line for line in lines if line.strip()][-_LINES:])
+
+
+def _how(ended: ChildEnded, seconds: float) -> str:
+    if ended.code is None:
+        return f"did not end within {seconds:g} s, and was killed"
+    if ended.code < 0:
+        return f"was killed by {signal.Signals(-ended.code).name}"
+    return f"ended with exit code {ended.code}" if ended.code else ""
+
+
+def _checked(problem: str, *, missing: bool = False, lines: Collection[str] = (), answers: Any = ()) -> HealthChecked:
+    return HealthChecked(time.monotonic_ns(), problem, missing, list(lines), list(answers))
