@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from hypothesis import strategies as st
 
 from launchpad.protocol.events import Between
-from launchpad.protocol.printable import Printable
+from launchpad.protocol.printable import Printable, printable
 
 # What a process reads, what a terminal or a CI system would obey, and halves of characters.
 TEXT = (
@@ -76,7 +76,7 @@ def _annotated(kind: Any, allowed: Any, of_rank: int | None) -> st.SearchStrateg
     if isinstance(allowed, Between):
         return st.sampled_from([allowed.low]) | st.floats(allowed.low, allowed.high, exclude_max=True)
     if isinstance(allowed, Printable):
-        return TEXT.filter(allowed.__contains__)
+        return TEXT.map(printable)
     if isinstance(allowed, range):
         return st.sampled_from([allowed[0], allowed[-1]]) | st.integers(allowed[0], allowed[-1])
     return st.sampled_from(allowed)
