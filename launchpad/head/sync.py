@@ -148,9 +148,9 @@ def mirror(
     answers: dict[int, Wanted] = dict(
         zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, STUCK_SECONDS), strict=True)
     )
-    problems = {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in answers.items() if one.problem}
+    problems = {bringup.nodes.name(node): one.problem for node, one in answers.items() if one.problem}
     if problems:
-        raise _no_room(problems, bringup, option)
+        raise _not_stored(problems, bringup, option)
     places = {node: one.files for node, one in answers.items()}
     wanted = {node: sum(sources[place].size for place in places[node]) for node in places}
     sent = dict.fromkeys(places, 0)
@@ -164,14 +164,15 @@ def mirror(
         taken(node, 0)
     pieces = {node: reader.chunks(node) for node in places}
     ended: dict[int, Synced] = send(bringup, pieces, "the folder", until=Synced, taken=taken)
-    if problems := {bringup.nodes.name(node): f"no room: {one.problem}" for node, one in ended.items() if one.problem}:
-        raise _no_room(problems, bringup, option)
+    if problems := {bringup.nodes.name(node): one.problem for node, one in ended.items() if one.problem}:
+        raise _not_stored(problems, bringup, option)
     return {node: one.folder for node, one in answers.items()}
 
 
-def _no_room(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:
-    remedy = f"free some space there, or sync less: see {option}"
-    return NodeError(failed_hosts(problems, len(bringup.nodes), remedy))
+def _not_stored(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:
+    told = {name: f"the copy can't be stored: {problem}" for name, problem in problems.items()}
+    remedy = f"free some space there, let yourself write there, or sync less: see {option}"
+    return NodeError(failed_hosts(told, len(bringup.nodes), remedy))
 
 
 def _read(source: SourceFile, option: str) -> Iterator[bytes]:

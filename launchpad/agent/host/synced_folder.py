@@ -70,11 +70,13 @@ class SyncedFolder:
     def begin(self) -> list[Event]:
         """Remove deleted files, and find out which ones are missing or have changed."""
         try:
-            self._folder = os.path.join(base_folder(), self._name)
-            self._record = self._folder + ".json"  # the paths of the last sync
-            # Hosts that share a home may receive the same folder at once; in containers even the pid may match.
-            self._unfinished = f"{self._folder}.{os.getpid()}-{os.urandom(6).hex()}.unfinished"
-            os.makedirs(self._folder, 0o700, exist_ok=True)
+            self._base = base_folder()
+            self._record = os.path.join(self._base, f"{self._name}.json")  # the paths of the last sync
+            self._folder = _own_folder(os.path.join(self._base, self._name))
+            # In the folder, which may be on another disk. Hosts that share a home may receive the same folder at once;
+            # in containers even the pid may match.
+            name = f".launchpad-{os.getpid()}-{os.urandom(6).hex()}.unfinished"
+            self._unfinished = os.path.join(self._folder, name)
             self._remove_deleted()
             missing = [index for index, file in enumerate(self._files) if not self._is_same(*file)]
             self._wanted = [index for index in missing if not self._link(index)] if self._digests else missing
@@ -229,7 +231,7 @@ class SyncedFolder:
     def _equals(self) -> dict[tuple[str, int], str]:
         """The files of other environments, by digest and permissions."""
         found = {}
-        base = os.path.dirname(self._folder)
+        base = self._base
         for name in os.listdir(base):
             if name.startswith("env-") and name.endswith(".json") and name != os.path.basename(self._record):
                 folder = os.path.join(base, name.removesuffix(".json"))
@@ -273,10 +275,10 @@ class SyncedFolder:
                 continue
             try:
                 os.unlink(path)
-                os.removedirs(os.path.dirname(path))
+                while (path := os.path.dirname(path)) != self._folder:
+                    os.rmdir(path)
             except OSError:  # it is gone already, or the folder is not empty
                 pass
-        os.makedirs(self._folder, 0o700, exist_ok=True)
 
 
 def hold(folder: str) -> int:
@@ -305,10 +307,23 @@ def base_folder() -> str:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = os.path.join(cache, "launchpad")
     os.makedirs(folder, 0o700, exist_ok=True)
-    facts = os.lstat(folder)
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o170077 != 0o040000:
+    facts = os.stat(folder)
+    if {facts.st_uid, os.lstat(folder).st_uid} != {os.getuid()} or facts.st_mode & 0o170077 != 0o040000:
         raise ValueError(f"{folder} is not a directory that only you can enter")
     return os.path.realpath(folder)
+
+
+def _own_folder(path: str) -> str:
+    """Make the folder, in one that is private to the user. A link that is there is the user's, and leads to the folder.
+
+    That one must be the user's, too, and nobody else's to write to. Raises OSError or ValueError.
+    """
+    os.makedirs(path, 0o700, exist_ok=True)
+    folder = os.path.realpath(path)
+    facts = os.stat(folder)
+    if folder != path and (facts.st_uid != os.getuid() or facts.st_mode & 0o022):
+        raise ValueError(f"{path} leads to {folder}, which others can write to")
+    return folder
 
 
 def describe(error: Exception) -> str:

@@ -123,11 +123,13 @@ def _make_private(folder: str) -> None:
 
 
 def _is_private(folder: str) -> bool:
+    """Whether only the user can enter it. It may be a link of the user's own, to another disk."""
     try:
-        facts = os.lstat(folder)
+        facts = os.stat(folder)
+        owners = {facts.st_uid, os.lstat(folder).st_uid}
     except OSError:
         return False
-    return facts.st_uid == os.getuid() and facts.st_mode & 0o170077 == 0o040000
+    return owners == {os.getuid()} and facts.st_mode & 0o170077 == 0o040000
 
 
 def _keep(folder: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -197,7 +199,30 @@ def test_a_folder_of_the_ranks_is_not_removed_for_a_file(base: Path) -> None:
     assert (base / "copy-x" / "a" / "result").exists()
     assert one.take(FileChunk(0, b"a")) == []
     one.close()
-    assert not list(base.glob("*.unfinished"))
+    assert not list(base.rglob("*.unfinished"))
+
+
+def test_a_copy_may_be_on_another_disk(base: Path) -> None:
+    disk = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        (base / "copy-x").symlink_to(disk)
+        files = [SyncedFile("d/file", 0o600, 2, 10**18, "")]
+        assert receive(files, {"d/file": b"ab"}) == ["d/file"]
+        assert (disk / "d" / "file").read_bytes() == b"ab"
+        assert receive(files, {}) == [], "it is there already"
+        receive([], {})
+        assert list(disk.iterdir()) == []
+    finally:
+        shutil.rmtree(disk)
+
+
+def test_a_link_to_a_folder_that_others_can_write_to_is_refused(base: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o770)
+    (base / "copy-x").symlink_to(shared)
+    said = SyncedFolder(Sync("copy-x", [["a", 0o600, 1, 1, ""]], [])).begin()
+    assert said[0].problem == f"{base}/copy-x leads to {shared}, which others can write to"
 
 
 # An environment's files.
