@@ -44,6 +44,12 @@ LONGEST_LINE = 1 << 20  # of a node that knows the secret; TLS connections stop 
 # How many refusals are told at most: they cost a stranger nothing.
 MOST_TURNED_AWAY = 100
 
+# What a node hears whose proof is wrong: it was made with another secret, or for another certificate.
+_UNPROVEN = (
+    "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file (if it is the same, somebody is "
+    "intercepting the connection)"
+)
+
 # How long telling the nodes how the job ended may delay us.
 TELL_SECONDS = 1.0
 
@@ -287,7 +293,7 @@ class _Greeting:
         if not self._proven:
             wanted = proof(server.secret, "node", self._nonces, server.certificate)
             if not hmac.compare_digest(str(message["proof"]).encode("utf-8", "replace"), wanted.encode()):
-                return {"error": "the job's secret differs; pass the same --rdzv-id, or the same --rdzv-secret-file"}
+                return {"error": _UNPROVEN}
             self._proven = True
             self.connection.trust()
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}

@@ -50,6 +50,7 @@ _UNRESOLVABLE = re.compile(r"Could not resolve hostname (\S+): (.*)")
 _REFUSED = re.compile(r"^(\S+)@(\S+): Permission denied \(([^)]*)\)", re.MULTILINE)
 _TOO_MANY = "Too many authentication failures"
 _OFFERED = re.compile(r"^debug1: Offering public key: (\S+) (?:\S+ SHA256:\S+)", re.MULTILINE)
+_ACCEPTED = re.compile(r"^debug1: Server accepts key: (\S+)", re.MULTILINE)
 _PRESENTED = re.compile(r"^debug1: Server host key: (\S+) (SHA256:\S+)", re.MULTILINE)
 _OFFENDING = re.compile(r"^Offending .*key in (.*)", re.MULTILINE)
 _LOGGED_IN = re.compile(r"^Authenticated to |^debug1: mux_client_request_session: master session", re.MULTILINE)
@@ -259,6 +260,9 @@ def _refused(destination: Destination, said: str, user: str, address: str, metho
     here = address in (destination.address, destination.name)
     place = destination.place if here else f"the jump host {address}"
     tried = _tried(said)
+    locked = [path for path in _ACCEPTED.findall(said) if path in tried]
+    if locked and "partial success" not in said:
+        return f"{place} takes the key {locked[-1]}, which can't be used here: does it need a passphrase? run ssh-add"
     keys = f"tried {', '.join(tried)}" if tried else "found no key to try"
     refused = f"{place} refused user {user!r} (it accepts {methods.replace(',', ', ')}); {keys}"
     if "publickey" not in methods:

@@ -236,6 +236,18 @@ DESTINATION = Destination("n1", "10.0.0.1", "bob", 22)
             "launchpad on a terminal to be asked",
         ),
         (
+            "debug1: Offering public key: /a ED25519 SHA256:x\ndebug1: Server accepts key: /a ED25519 SHA256:x\n"
+            "bob@10.0.0.1: Permission denied (publickey).",
+            "authentication",
+            "10.0.0.1:22 takes the key /a, which can't be used here: does it need a passphrase? run ssh-add",
+        ),
+        (
+            "debug1: Offering public key: /a ED25519 SHA256:x\ndebug1: Server accepts key: /a ED25519 SHA256:x\n"
+            'Authenticated using "publickey" with partial success.\nbob@10.0.0.1: Permission denied (password).',
+            "authentication",
+            "10.0.0.1:22 refused user 'bob' (it accepts password); tried /a; start launchpad on a terminal",
+        ),
+        (
             "kex_exchange_identification: read: Connection reset by peer",
             "protocol",
             "10.0.0.1:22 closed the connection (kex_exchange_identification: read: Connection reset by peer); see",
