@@ -13,6 +13,7 @@ from launchpad.job.hosts import some_of
 from launchpad.job.limits import IDLE_SECONDS
 from launchpad.job.outcome import ranks_in_words, signal_name
 from launchpad.protocol.events import (
+    SILENT,
     AtPrompt,
     FaultInjected,
     FaultMissed,
@@ -260,7 +261,9 @@ class Notes:
 
 def _idle(lines: Sequence[str]) -> str:
     """`no output or progress for 60 s: rank 3 is in …; ranks 0-2 wait in …; …`."""
-    where = "; ".join([*lines[:IDLE_PLACES], *(["…"] if len(lines) > IDLE_PLACES else [])])
+    # Nobody has asked for this: a rank that would have to be interrupted for its stacks was not asked for them either.
+    places = [line.replace(f" ({SILENT})", "") for line in lines[:IDLE_PLACES]]
+    where = "; ".join([*places, *(["…"] if len(lines) > IDLE_PLACES else [])])
     remedy = "launchpad stacks shows more, and --stall-timeout SECONDS would end a job that hangs"
     return f"no output or progress for {IDLE_SECONDS:.0f} s: {where}; {remedy} (--no-advice: don't say this)"
 

@@ -38,6 +38,7 @@ from launchpad.protocol.events import (
     RankExited,
     RankFailed,
     RankRaised,
+    RanksHeld,
     RanksSpawned,
     RankStarted,
     Restarted,
@@ -414,3 +415,12 @@ def test_the_report_has_no_control_characters_and_forges_no_line(events: list[An
     lines = [*job.fails(2, 1), job.diagnosis.summary()]
     assert all(line.isprintable() for line in lines)
     assert not any(line.startswith(("::", "launchpad:")) for line in lines)
+
+
+def test_ranks_that_are_quiet_are_not_said_to_have_been_asked_in_vain() -> None:
+    job = Job(2)
+    job.on(RanksHeld(170 * SECOND, "idle", [0, 1], ["ranks 0-1 are sleeping in pipe_read (it did not answer)"]))
+    (said,) = job.notes
+    assert said.startswith(
+        "no output or progress for 60 s: ranks 0-1 are sleeping in pipe_read; launchpad stacks shows"
+    )
