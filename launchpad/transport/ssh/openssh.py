@@ -97,7 +97,7 @@ class OpenSsh:
         prompts = Prompts(self._askpass) if self._askpass else None
         seconds = destination.connect_timeout + (PROMPT_SECONDS if self._asks else LOGIN_SECONDS)
         try:
-            environ = prompts.environ if prompts else None
+            environ = prompts.environ if prompts else None if self._asks else _asking_nobody()
             make = functools.partial(OpenSshLink, destination, argv, startup, environ)
             link = self._openings.begin(destination.name, make, startup, seconds)
         except (FileNotFoundError, PermissionError) as error:
@@ -109,6 +109,12 @@ class OpenSsh:
             if prompts:
                 prompts.end()
         return link
+
+
+def _asking_nobody() -> dict[str, str]:
+    """The environment of an ssh that must not ask: the ssh that it starts for a jump host doesn't know its options."""
+    environ = {name: value for name, value in os.environ.items() if name != "SSH_ASKPASS"}
+    return {**environ, "SSH_ASKPASS_REQUIRE": "never"}
 
 
 class OpenSshLink(ProcessLink):
@@ -253,6 +259,8 @@ def _about_host_key(destination: Destination, said: str) -> str:
         text = f"{shown}, but {known}; someone may be intercepting the connection. If the key was changed on"
         return f"{text} purpose, remove the old one with ssh-keygen -R and accept the new one"
     text = f"{shown}, which is in no known_hosts file; compare it with the host's own, then run ssh {destination.name}"
+    if destination.proxy_jump:  # whose own ssh is not told what to accept
+        return f"{text} once"
     return f"{text} once, or pass --accept-new-host-keys"
 
 

@@ -131,6 +131,21 @@ def forget(hosts: Hosts) -> None:
     hosts.known_hosts.write_text("")
 
 
+def test_nobody_is_asked_about_a_jump_host_without_a_terminal(launchpad: Launchpad, hosts: Hosts) -> None:
+    """Its ssh is started by ssh, which passes on no options."""
+    hosts.configure("Host n1\n  ProxyJump n2\nHost *\n  BatchMode no\n")
+    hosts.known_hosts.write_text(hosts.hosts[0].known_hosts())
+    helper = launchpad.folder / "helper"
+    helper.write_text("#!/bin/sh\ntouch asked\n")
+    helper.chmod(0o755)
+    for required in ({}, {"SSH_ASKPASS_REQUIRE": "force"}):
+        environ = launchpad.environ | {"DISPLAY": ":0", "SSH_ASKPASS": str(helper)} | required
+        line = refusal(hosts.run(launchpad, *SSH, "-H", "n1", "true", env=environ, start_new_session=True))
+        assert line.startswith("n1  host key: 127.0.0.2:"), line
+        assert line.endswith("then run ssh n1 once"), line
+    assert not (launchpad.folder / "asked").exists()
+
+
 def change_key(hosts: Hosts) -> None:
     other = keygen(hosts.folder / "other")
     hosts.known_hosts.write_text(f"{hosts.hosts[0].known_as} {public(other)}\n")
