@@ -77,6 +77,9 @@ FLUSH_SECONDS = 2.0
 # How many signs of life the head gets within its heartbeat timeout while we end processes.
 SIGNS_OF_LIFE = 4
 
+# How a rank may end that could not read what a broken disk or memory has.
+_CRASHES = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT)
+
 # System errors that point to a bug in the caller, not to a full disk or a missing permission.
 _CALLER_ERRORS = (errno.EBADF, errno.EINVAL, errno.EFAULT, errno.ENOTSOCK)
 
@@ -124,6 +127,8 @@ class Agent:
         self._heartbeat_timeout = HELLO_SECONDS  # a head that is silent this long is taken for gone; 0: no limit
         self._last_heard = time.monotonic()
         self._begun = time.time()
+        self._attempt_began = time.monotonic()
+        self._broken: str | None = None  # an error of this node's hardware in this attempt, once it was looked for
         self._reaped: set[int] = set()  # ranks, and what they have left
         self._suspended = False  # the head is stopped, and silent until it is continued
 
@@ -216,6 +221,7 @@ class Agent:
             case Ping(time=at):
                 self._outbox.say(Pong(time.monotonic_ns(), at))
             case Start():
+                self._attempt_began, self._broken = time.monotonic(), None
                 self._starter.start(command, self._reap)
             case StartMore(ranks=ranks):
                 self._starter.start_more(ranks)
@@ -361,8 +367,17 @@ class Agent:
         if code == 0 and self._has_left_behind():
             self._outbox.say(LeftBehind(now, started.rank))
         why = space.explain_exit(code)
-        exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills), why)
+        broken = self._broken_hardware() if code > 0 or -code in _CRASHES else ""
+        exited = RankExited(now, started.rank, code, peak_memory, memory_killed, max(0, kills), why, broken)
         self._signals.exited(started.pid, exited)
+
+    def _broken_hardware(self) -> str:
+        """What the kernel's log says of it since the attempt began, at its first failure."""
+        if self._broken is None:
+            from .host.kernel_log import hardware_errors
+
+            self._broken = "".join(hardware_errors(self._attempt_began)[-1:])
+        return self._broken
 
     def _on_status(self, fd: int, started: rank.Rank) -> None:
         reason = os.read(fd, 4096)

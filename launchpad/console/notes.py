@@ -20,6 +20,7 @@ from launchpad.protocol.events import (
     ImageUnused,
     LeftoversAwaited,
     LogFailed,
+    NodeDoubted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -143,13 +144,10 @@ class Notes:
                 self._say(f"{self._history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
             case NodesAwaited():
                 self._nodes_awaited(event)
-            case NodeUnwell(node=node, reason=reason, lines=lines):
-                self._unwell.add(node)
-                self._say(
-                    f"{self._history.node_name(node)} is left out: its health check {reason}{':' if lines else ''}"
-                )
-                for line in lines:
-                    self._say(f"  {line}")
+            case NodeUnwell():
+                self._left_out(event)
+            case NodeDoubted():
+                self._doubted(event)
             case NodeLost():
                 self._lost(event)
             case NodeRefused(name=name, reason=reason):
@@ -177,6 +175,13 @@ class Notes:
         self._say(f"{name} is left out: its health check {event.reason}{':' if event.lines else ''}")
         for line in event.lines:
             self._say(f"  {line}")
+
+    def _doubted(self, event: NodeDoubted) -> None:
+        where = self._history.node_name(event.node)
+        self._say(
+            f"{where} has failed {event.times} times because of its own hardware ({event.reason}): "
+            "from now on it comes last, after all spares"
+        )
 
     def _lost(self, event: NodeLost) -> None:
         if event.node in self._unwell:

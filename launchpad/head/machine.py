@@ -12,7 +12,7 @@ While stopping, the ladder lists the signals that the ranks get next, and how lo
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from launchpad.job.duration import duration
 from launchpad.job.limits import Limits
@@ -26,6 +26,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     LeftoversAwaited,
     MajorityLost,
+    NodeDoubted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -86,6 +87,13 @@ _NEXT: dict[Phase, tuple[Phase, ...]] = {
     "clearing": ("running", "over"),
     "over": (),
 }
+
+
+class Judgement(NamedTuple):
+    """What the last attempt means for the next one."""
+
+    refusal: str = ""  # why the ranks must not start again
+    doubted: Mapping[int, tuple[int, str]] = {}  # nodes whose own hardware has failed: how often, and how the last time
 
 
 class FinishAttempt(Message):
@@ -151,6 +159,7 @@ Action = (
     SendSignal
     | PhaseChanged
     | NotRestarted
+    | NodeDoubted
     | NodesAwaited
     | FinishAttempt
     | Meet
@@ -176,7 +185,7 @@ class Machine:
         spares: Mapping[int, int] | None = None,
         membership: Membership | None = None,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
-        may_restart: Callable[[], str] = lambda: "",
+        judge: Callable[[], Judgement] = Judgement,
         silence: float = 0.0,
         restarts: int = 0,
     ) -> None:
@@ -184,9 +193,9 @@ class Machine:
 
         `seats`: the nodes that they run on. `spares`: how many ranks each other node takes. `membership`: None if the
         job needs the nodes that it has. `waited`: whether an exception says that a rank waited for others in vain.
-        `may_restart` is asked before each restart, when everything that the last attempt had to say is known: it
-        returns why the ranks must not start again, or "". `silence`: after so many seconds a silent node is lost; 0:
-        none can be silent. `restarts`: how many were used up under another head.
+        `judge` is asked before each restart, when everything that the last attempt had to say is known. `silence`:
+        after so many seconds a silent node is lost; 0: none can be silent. `restarts`: how many were used up under
+        another head.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
@@ -203,7 +212,8 @@ class Machine:
         self._membership = membership or Membership(len(seats), len(seats))
         self._limits = limits
         self._restarted = [now] * restarts  # when; only those that are counted
-        self._may_restart = may_restart
+        self._judge = judge
+        self._doubted: set[int] = set()  # nodes whose own hardware has failed repeatedly
         self._judged = False  # it has been asked about the last attempt
         self._awaited_until: float | None = None  # when to give up waiting for nodes
         self._counted = False  # the coming attempt is a restart that the user must have allowed
@@ -494,7 +504,7 @@ class Machine:
         return [NotRestarted(int(now * 1e9), reason), *self._over(now)]
 
     def _next_seats(self) -> tuple[Seat, ...]:
-        return seated(self._membership, self._seats, self._staying)
+        return seated(self._membership, self._seats, self._staying, self._doubted)
 
     def _cleared(self, now: float) -> list[Action]:
         """Go on once nothing of the last attempt is left, and enough nodes are connected and have met."""
@@ -502,8 +512,13 @@ class Machine:
             return []
         if not self._judged:
             self._judged = True
-            if refusal := self._may_restart():
-                return self._refuse(refusal, now)
+            judgement = self._judge()
+            if judgement.refusal:
+                return self._refuse(judgement.refusal, now)
+            if new := judgement.doubted.keys() - self._doubted:
+                self._doubted |= new
+                told = [NodeDoubted(int(now * 1e9), node, *judgement.doubted[node]) for node in sorted(new)]
+                return [*told, *self._cleared(now)]
         seats = self._next_seats()
         if not seats:
             self._meeting = ()

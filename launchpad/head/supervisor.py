@@ -19,7 +19,7 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.clock import Clock
 from launchpad.head.flow import Flow
 from launchpad.head.hub import GoesOn, Hub, StandsStill
-from launchpad.head.machine import FinishAttempt, GiveUp, Leave, Machine, Release, Restart, Suspend
+from launchpad.head.machine import FinishAttempt, GiveUp, Judgement, Leave, Machine, Release, Restart, Suspend
 from launchpad.head.part import InvalidMessage, Part, Take, seers, takers
 from launchpad.head.parts import parts_of
 from launchpad.head.planner import Planner
@@ -41,6 +41,7 @@ from launchpad.protocol.events import (
     LeftoversAwaited,
     LinkClosed,
     ModulesImported,
+    NodeDoubted,
     NodeFacts,
     NodeLeaving,
     NodeLost,
@@ -90,14 +91,14 @@ class Supervisor:
         door: Door | None = None,
         advises: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
-        may_restart: Callable[[], str] = lambda: "",
+        judge: Callable[[], Judgement] = Judgement,
     ) -> None:
         """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
         `reopen` makes a new link to a lost node; it is called in threads of its own. `door`: where machines join while
         the job runs. `advises`: tell the user where the ranks are if nothing moves for long. `waited`: whether an
-        exception says that its rank waited in vain. `may_restart` is asked before each restart, when all sinks know
-        everything about the last attempt: it returns why the ranks must not start again, or "".
+        exception says that its rank waited in vain. `judge` is asked before each restart, when all sinks know
+        everything about the last attempt.
         """
         self.nodes = bringup.nodes
         self.clock = Clock()
@@ -118,7 +119,7 @@ class Supervisor:
             spares={node.index: node.slots for node in plan.nodes if not node.ranks},
             membership=planner.membership or Membership(size, size, returns=reopen is not None),
             waited=waited,
-            may_restart=may_restart,
+            judge=judge,
             silence=self.nodes.silence if self.nodes.remote else 0.0,
             restarts=self._restarts,
         )
@@ -164,6 +165,7 @@ class Supervisor:
             SendSignal: self._signal,
             PhaseChanged: self._phase_changed,
             NotRestarted: self._dated,
+            NodeDoubted: self._dated,
             NodesAwaited: self._dated,
             FinishAttempt: self._finish,
             Restart: self._restart,
@@ -345,7 +347,7 @@ class Supervisor:
             self._tell(ClocksSeen(now, [(node, self.nodes.doubt(node)) for node in self.nodes.remote]))
         self._tell(action._replace(time=now))
 
-    def _dated(self, _: int, action: NotRestarted | NodesAwaited) -> None:
+    def _dated(self, _: int, action: NotRestarted | NodeDoubted | NodesAwaited) -> None:
         self._tell(action._replace(time=time.monotonic_ns()))
 
     def _finish(self, _: int, action: FinishAttempt) -> None:

@@ -474,6 +474,7 @@ class RankExited(Event, about=its_rank, recorded=True):
     memory_killed: bool | None
     oom_kills: int = 0  # by how much that count has risen since the start of the attempt, if the rank failed
     why: str = ""  # what its node knows of the reason: of a bus error, that /dev/shm is full
+    hardware: str = ""  # if the rank failed, the last error of its node's hardware in the kernel's log since it started
 
 
 class LeftBehind(Event, about=its_rank):
@@ -797,6 +798,15 @@ class NodeUnwell(Event, recorded=True):
     node: int
     reason: str  # what became of the check
     lines: list[str]  # the last that it said
+
+
+class NodeDoubted(Event, recorded=True):
+    """Attempts have failed repeatedly because of this node's own hardware: it comes last among the spares."""
+
+    time: int
+    node: int
+    times: int
+    reason: str  # what it was the last time
 
 
 class NodeJoined(Event, recorded=True):

@@ -98,7 +98,7 @@ class Conductor:
                 door=door,
                 advises=advises,
                 waited=waited,
-                may_restart=self.observers.restart_judge(spec),
+                judge=self.observers.restart_judge(spec),
             )
             self._code, self.cause = supervisor.run()
             self.leaving = supervisor.leaving

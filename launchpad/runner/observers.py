@@ -15,6 +15,7 @@ from launchpad.control.server import ControlServer
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.held_sink import HeldSink
 from launchpad.diagnosis.straggler_sink import StragglerSink
+from launchpad.head.machine import Judgement
 from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
@@ -84,16 +85,16 @@ class Observers:
         """The ranks are gone: take no more questions about where they are."""
         self._control.close()
 
-    def restart_judge(self, spec: JobSpec) -> Callable[[], str]:
-        """A function that says why the ranks must not start again after the attempt that has failed, or "".
+    def restart_judge(self, spec: JobSpec) -> Callable[[], Judgement]:
+        """What says what the attempt that has failed means for the next one.
 
-        Called before they start for the first time: it looks for the files of --progress.
+        Called before the ranks start for the first time: it looks for the files of --progress.
         """
-        if not spec.limits.max_restarts.most or spec.limits.restart == "always":
-            return lambda: ""
+        if not spec.limits.max_restarts.most:
+            return Judgement
         from launchpad.runner.restart_judge import RestartJudge
 
-        return RestartJudge(self.diagnosis, spec.cwd, spec.limits.progress).refusal
+        return RestartJudge(self.diagnosis, spec.cwd, spec.limits).judge
 
     def conclude(self) -> tuple[Verdict, list[str]]:
         """Record the verdict on a failed job. Returns it, and its text."""

@@ -4,34 +4,56 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.head.machine import Judgement
+from launchpad.job.limits import Limits
 
 if TYPE_CHECKING:
+    from launchpad.diagnosis.history import History
     from launchpad.diagnosis.restarts import Signature
+    from launchpad.diagnosis.verdict import Verdict
 
 # A file server that is down would hold up the head for ever; nodes that are not heard for longer would be lost.
 LOOK_SECONDS = 2.0
+
+# So often a node may fail because of its own hardware before it comes last.
+DOUBTED_TIMES = 2
 
 
 class RestartJudge:
     """Remembers how the attempt before failed, and the newest file of `--progress` at that time."""
 
-    def __init__(self, diagnosis: Diagnosis, folder: str, progress: Sequence[str]) -> None:
-        """Created before the ranks start. `progress`: patterns of files, relative to `folder`."""
+    def __init__(self, diagnosis: Diagnosis, folder: str, limits: Limits) -> None:
+        """Created before the ranks start. The patterns of `limits.progress` are relative to `folder`."""
         self._diagnosis = diagnosis
         self._folder = folder
-        self._progress = progress
+        self._progress = limits.progress
+        self._refuses = limits.restart != "always"
         self._before: Signature | None = None
+        self._faults: Counter[int] = Counter()  # by node: how often its own hardware made an attempt fail
         self._newest = self._look()
 
-    def refusal(self) -> str:
-        """Why the ranks must not start again, as a sentence; "" if they may. Asked once after each attempt."""
-        from launchpad.diagnosis import restarts
+    def judge(self) -> Judgement:
+        """Whether the ranks may start again, and on which nodes rather not. Asked once after each attempt."""
+        from launchpad.diagnosis.hardware import hardware_fault
 
         history, verdict = self._diagnosis.history, self._diagnosis.verdict()
+        fault = hardware_fault(history, verdict)
+        if fault is None:
+            return Judgement(self._refusal(history, verdict) if self._refuses else "")
+        self._before = None  # it came from outside the program
+        self._faults[fault.node] += 1
+        times = self._faults[fault.node]
+        return Judgement(doubted={fault.node: (times, fault.reason)} if times >= DOUBTED_TIMES else {})
+
+    def _refusal(self, history: History, verdict: Verdict) -> str:
+        """Why the ranks must not start again, as a sentence; "" if they may."""
+        from launchpad.diagnosis import restarts
+
         newest = self._look()
         # Files that could not be looked up in time may be new.
         new = newest is None or self._newest is None or newest > self._newest

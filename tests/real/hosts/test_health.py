@@ -174,6 +174,22 @@ def test_a_host_without_the_command_is_healthy(launchpad: Launchpad, hosts: Host
     )
 
 
+@needs_sshd
+def test_a_host_whose_disk_fails_twice_gives_way_to_a_spare(launchpad: Launchpad, hosts: Hosts) -> None:
+    (launchpad.folder / "reads.py").write_text(
+        "import os\nwho = os.environ['WHO']\nif who == 'n2': raise OSError(5, 'Input/output error', '/data')\n"
+        "open('there', 'a').close() if who == 'n3' else None\n"
+        "import time\nwhile not os.path.exists('there'): time.sleep(0.01)\nprint(who)\n"
+    )
+    done = hosts.run(launchpad, "-H", "n1,n2,n3", "--spares", 1, "--max-restarts", 3, "reads.py")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "launchpad: n2 has failed 2 times because of its own hardware (I/O errors): "
+        "from now on it comes last, after all spares\n"
+    ) in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[n1 0] n1", "[n3 1] n3"]
+
+
 # On nodes that join, and on one.
 
 

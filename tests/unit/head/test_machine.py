@@ -24,6 +24,7 @@ from launchpad.head.machine import (
     TIMEOUT_DRAIN_SECONDS,
     FinishAttempt,
     GiveUp,
+    Judgement,
     Leave,
     Machine,
     Meet,
@@ -44,6 +45,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     LeftoversAwaited,
     MajorityLost,
+    NodeDoubted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -676,7 +678,7 @@ def test_when_restarts_are_used_up_a_failure_ends_the_job() -> None:
 def test_a_restart_that_can_not_help_ends_the_job() -> None:
     """It is asked for when all output has arrived, and once."""
     answers = ["", "no"]
-    machine = machine_of(1, restarts=9, may_restart=lambda: answers.pop(0))
+    machine = machine_of(1, restarts=9, judge=lambda: Judgement(answers.pop(0)))
     machine.on(exited(0, 7), START)
     assert len(answers) == 2
     assert started(machine, machine.on(Drained(0), START)) == (1, Cause("failure", rank=0, code=7))
@@ -686,8 +688,23 @@ def test_a_restart_that_can_not_help_ends_the_job() -> None:
     assert (machine.exit_code, answers) == (8, [])
 
 
+def test_a_node_whose_hardware_failed_gives_way_to_a_spare() -> None:
+    doubted = [Judgement(), Judgement(doubted={1: (2, "ECC errors")}), Judgement(doubted={1: (3, "ECC errors")})]
+    machine = machine_of(2, 2, restarts=9, spares={2: 1}, membership=SPARE, judge=lambda: doubted.pop(0))
+    for seats in ((Seat(0, 1), Seat(1, 1)), (Seat(0, 1), Seat(2, 1)), (Seat(0, 1), Seat(2, 1))):
+        machine.on(exited(1, 7), START)
+        assert machine.on(exited(0, -TERM), START)[-1] == FinishAttempt(leave=False)
+        actions = [*machine.on(Drained(0), START, 0)]
+        for node in (1, 2):
+            actions += machine.on(Drained(0), START, node)
+        told = [action for action in actions if isinstance(action, NodeDoubted)]
+        assert [(one.node, one.times) for one in told] == ([(1, 2)] if len(doubted) == 1 else [])
+        assert actions[-1] == Meet(seats)
+        machine.on(SeatsReady(0, seats), START)
+
+
 def test_a_job_that_restarts_no_more_is_not_judged() -> None:
-    machine = machine_of(1, may_restart=lambda: pytest.fail("asked"))
+    machine = machine_of(1, judge=lambda: pytest.fail("asked"))
     assert ends(machine.on(exited(0, 7), START))
 
 

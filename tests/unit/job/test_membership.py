@@ -75,3 +75,23 @@ def test_whoever_comes_and_goes(least: int, more: int, before: set[int], nodes: 
     if after and not membership.elastic and seats:
         assert [seat for seat in after if seat in seats] == [seat for seat in seats if seat.node in nodes]
         assert all(after[place] == seat for place, seat in enumerate(seats) if seat.node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("membership", "before", "nodes", "doubted", "after"),
+    [
+        (FIXED, on(0, 1, 2), here(0, 1, 2, 3), {1}, on(0, 3, 2)),
+        (FIXED, on(0, 1, 2), here(0, 1, 2), {1}, on(0, 1, 2)),
+        (FIXED, on(0, 1, 2), here(0, 1, 2, 3), {1, 3}, on(0, 1, 2)),
+        (FIXED, on(0, 1, 2), here(0, 2, 3, 4), {3}, on(0, 4, 2)),
+        (FIXED, on(0, 1, 2), here(0, 1, 2, 3), {1, 2}, on(0, 3, 2)),
+        (FIXED, on(0, 1, 2), here(0, 1, 3), {1}, on(0, 3, 1)),
+        (FIXED, on(0, 1, 2), {0: 2, 1: 2, 2: 2, 3: 1}, {1}, on(0, 1, 2)),
+        (ELASTIC, on(0, 1, 2, 3), here(0, 1, 2, 3, 4), {1}, on(0, 4, 2, 3)),
+        (ELASTIC, on(0, 1), here(0, 1, 2), {1}, on(0, 2, 1)),
+    ],
+)
+def test_doubted_nodes_come_last(
+    membership: Membership, before: tuple[Seat, ...], nodes: dict[int, int], doubted: set[int], after: tuple[Seat, ...]
+) -> None:
+    assert seated(membership, before, nodes, doubted) == after
