@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ... import linux
-from ..poll import Poll
+from ..part import AgentHub, AgentPart
+from ..poll import Poll, earliest
 from . import processes
 
 # As a shell has it.
@@ -108,6 +109,51 @@ class Child:
                     pass
             if not found:
                 return
+
+
+class PartWithChildren(AgentPart):
+    """A part that has children at work."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        super().__init__(hub)
+        self._at_work: list[Child] = []
+        self._pids: set[int] = set()  # of all that there have been
+
+    def begin(
+        self,
+        work: Callable[[], object],
+        seconds: float,
+        report: Callable[[ChildEnded], None],
+        *,
+        keep: int,
+        errors: bool = True,
+    ) -> None:
+        """Start one; the parameters are Child's. Raises OSError."""
+        child = Child(self._hub.poll, work, seconds, report, keep=keep, errors=errors)
+        self._at_work = [*(one for one in self._at_work if not one.over), child]
+        self._pids.add(child.pid)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the first one's time is up."""
+        return earliest(child.deadline for child in self._at_work if not child.over)
+
+    def tick(self, now: float) -> None:
+        """End those that take too long."""
+        for child in self._at_work:
+            child.tick(now)
+
+    def reaped(self, pid: int, code: int) -> None:
+        """It may have been one of them."""
+        for child in self._at_work:
+            if child.pid == pid:
+                child.reaped(code)
+
+    def end(self) -> Collection[int]:
+        """Nobody waits for them any more."""
+        for child in self._at_work:
+            child.end()
+        return self._pids
 
 
 def _become(work: Callable[[], object], writer: int, mask: set[int], *, errors: bool) -> None:

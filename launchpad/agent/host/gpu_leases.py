@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -16,13 +17,20 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
+from ... import linux
 from ...protocol.commands import LeaseGpus, ListGpus
 from ...protocol.events import GpusLeased, GpusListed
 from ...protocol.gpus import GpuLease, SeenGpu
 from ...protocol.printable import printable
-from ..part import AgentHub, AgentPart
+from ...protocol.typed import typed
+from ..part import AgentHub
+from ..poll import earliest
 from . import nvidia_smi
+from .child import ChildEnded, PartWithChildren
 from .nvidia_smi import GpuDevice
+
+# What nvidia-smi has told, as JSON.
+_MOST_SEEN = 1 << 20
 
 # Of a file about a lease; more is not ours.
 _MOST_BYTES = 4096
@@ -35,7 +43,7 @@ _TRY_SECONDS = 0.01
 _TOUCH_SECONDS = 6 * 3600.0
 
 
-class GpuLeases(AgentPart):
+class GpuLeases(PartWithChildren):
     """Carries out LeaseGpus and ListGpus, and holds the leases until the agent exits."""
 
     def __init__(self, hub: AgentHub) -> None:
@@ -44,15 +52,23 @@ class GpuLeases(AgentPart):
         self._touch_at: float | None = None
 
     def on(self, command: LeaseGpus | ListGpus) -> None:
-        """Answer with the UUIDs of the leased GPUs, or with all GPUs."""
-        problem = ""
-        found: list[GpuDevice] = []
+        """Answer with the UUIDs of the leased GPUs, or with all GPUs, once nvidia-smi has answered."""
         try:
-            found = nvidia_smi.devices()
-        except FileNotFoundError:
-            problem = "there is no nvidia-smi, which knows the GPUs"
-        except (subprocess.SubprocessError, OSError, ValueError) as error:
-            problem = printable(nvidia_smi.trouble(error))
+            report = functools.partial(self._seen, command)
+            self.begin(_look, nvidia_smi.ANSWER_SECONDS, report, keep=_MOST_SEEN, errors=False)
+        except OSError as error:
+            self._answer(command, [], f"nvidia-smi can't be started: {error.strerror}")
+
+    def _seen(self, command: LeaseGpus | ListGpus, ended: ChildEnded) -> None:
+        if ended.code is None:
+            self._answer(command, [], f"nvidia-smi: no answer within {nvidia_smi.ANSWER_SECONDS:g} s")
+            return
+        try:
+            self._answer(command, *typed(tuple[list[GpuDevice], str], json.loads(ended.output)))
+        except (ValueError, TypeError):
+            self._answer(command, [], "nvidia-smi: its answer was lost")
+
+    def _answer(self, command: LeaseGpus | ListGpus, found: Sequence[GpuDevice], problem: str) -> None:
         now = time.monotonic_ns()
         if isinstance(command, ListGpus):
             self._hub.outbox.say(GpusListed(now, listed(folder(), found), problem))
@@ -65,11 +81,14 @@ class GpuLeases(AgentPart):
 
     @property
     def deadline(self) -> float | None:
-        """When the files must be touched."""
-        return self._touch_at if self._held else None
+        """When the files must be touched, or nvidia-smi's time is up."""
+        return earliest((super().deadline, self._touch_at if self._held else None))
 
     def tick(self, now: float) -> None:
         """Keep the files from being removed as old ones."""
+        super().tick(now)
+        if self._touch_at is None or now < self._touch_at:
+            return
         self._touch_at = now + _TOUCH_SECONDS
         for held in self._held:
             with contextlib.suppress(OSError):
@@ -80,6 +99,19 @@ class GpuLeases(AgentPart):
         for held in self._held:
             os.close(held)
         self._held = []
+
+
+def _look() -> None:
+    """In a child: write the node's GPUs, and why they can't be told."""
+    found: list[GpuDevice] = []
+    problem = ""
+    try:
+        found = nvidia_smi.devices()
+    except FileNotFoundError:
+        problem = "there is no nvidia-smi, which knows the GPUs"
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        problem = printable(nvidia_smi.trouble(error))
+    linux.write_all(1, json.dumps([found, problem]).encode())
 
 
 def folder() -> str:

@@ -14,8 +14,7 @@ from ... import linux
 from ...protocol.commands import CheckHealth
 from ...protocol.events import HealthChecked
 from ...protocol.printable import printable
-from ..part import AgentHub, AgentPart
-from .child import NOT_FOUND, Child, ChildEnded, execute
+from .child import NOT_FOUND, ChildEnded, PartWithChildren, execute
 
 # Of what the command has written.
 _LINES, _LINE = 5, 200
@@ -24,13 +23,8 @@ _LINES, _LINE = 5, 200
 _MOST_ANSWERS = 1 << 20
 
 
-class HealthChecker(AgentPart):
-    """One check at a time."""
-
-    def __init__(self, hub: AgentHub) -> None:
-        super().__init__(hub)
-        self._child: Child | None = None
-        self._pids: set[int] = set()  # all that there have been
+class HealthChecker(PartWithChildren):
+    """Carries out CheckHealth."""
 
     def on(self, command: CheckHealth) -> None:
         """Begin the check."""
@@ -41,41 +35,14 @@ class HealthChecker(AgentPart):
             judge, keep = by_command, _LINES * _LINE * 4
         else:
             work, judge, keep = functools.partial(_look, environ), by_doctor, _MOST_ANSWERS
-        if self._child is not None:
-            self._child.end()
+
+        def report(ended: ChildEnded) -> None:
+            self._hub.outbox.say(judge(ended, command.seconds))
+
         try:
-            self._child = Child(
-                self._hub.poll,
-                work,
-                command.seconds,
-                lambda ended: self._hub.outbox.say(judge(ended, command.seconds)),
-                keep=keep,
-                errors=bool(command.words),
-            )
-            self._pids.add(self._child.pid)
+            self.begin(work, command.seconds, report, keep=keep, errors=bool(command.words))
         except OSError as error:
             self._hub.outbox.say(_checked(f"could not be started: {error.strerror}"))
-
-    @property
-    def deadline(self) -> float | None:
-        """When the check has to be over."""
-        return self._child.deadline if self._child is not None and not self._child.over else None
-
-    def tick(self, now: float) -> None:
-        """End it if it takes too long."""
-        if self._child is not None:
-            self._child.tick(now)
-
-    def reaped(self, pid: int, code: int) -> None:
-        """It may have been the check."""
-        if self._child is not None and pid == self._child.pid:
-            self._child.reaped(code)
-
-    def end(self) -> Collection[int]:
-        """Nobody waits for it any more."""
-        if self._child is not None:
-            self._child.end()
-        return self._pids
 
 
 def _look(environ: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.gpu_leases import clashes
-from tests.support.command import DEADLINE, Launchpad
+from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.gpus import FakeGpus
 
 SHOW = ("sh", "-c", 'echo "$LOCAL_RANK $CUDA_VISIBLE_DEVICES"')
@@ -155,3 +155,15 @@ def test_from_python_and_a_job_file(launchpad: Launchpad, gpus: FakeGpus) -> Non
         'gpus = "free:2"\ntarget = ["sh", "-c", "echo . $CUDA_VISIBLE_DEVICES"]\n'
     )
     assert seen(launchpad.run("run", "--config", "job.toml")) == [",".join(gpus.uuids[:2])] * 2
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_job_that_waits_for_nvidia_smi_can_be_stopped(launchpad: Launchpad) -> None:
+    """One that hangs, as with a GPU that has fallen off the bus, is killed with the job."""
+    asked = launchpad.folder / "asked"
+    (launchpad.folder / "smi" / "nvidia-smi").write_text(f"#!/bin/sh\ntouch {asked}\nsleep 1000\n")
+    job = launchpad.start("run", "--gpus", "1", *SHOW)
+    wait_until(asked.exists, "nvidia-smi to be asked")
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=DEADLINE)
+    assert job.returncode == 130
