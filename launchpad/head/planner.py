@@ -184,6 +184,11 @@ class Planner:
         place = self._nodes[node].place
         return place.name if place is not None else ""
 
+    @property
+    def brings_environment(self) -> bool:
+        """Whether nodes on other machines get this machine's environment (--sync-env)."""
+        return self._supplies.environment is not None
+
     # Health (--health).
 
     def take_left_out(self) -> "dict[int, Unwell]":

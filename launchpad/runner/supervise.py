@@ -35,6 +35,7 @@ from launchpad.runner.stale_store import StaleStores
 from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
+    from launchpad.diagnosis.verdict import Verdict
     from launchpad.record.console_record import ConsoleRecord
     from launchpad.runner.departure import Departure
 
@@ -93,6 +94,8 @@ def supervise(
     console.flush()
     if ended.lines:
         console.say("\n".join(conductor.diagnosis.besides_stacks(ended.lines)), bad=True)
+    if ended.verdict is not None:
+        _advise_sync_env(conductor, bringup, planner, ended.verdict)
     conductor.over()
     # Only a slow reader, --report or --notify can hold us up from here on: Ctrl-C ends the wait.
     for signum in (*STOPPING, signal.SIGTSTP):
@@ -144,6 +147,17 @@ def _advise(conductor: Conductor, spec: JobSpec, reports: ReportOptions, *, here
             conductor.note(text)
     if not reports.no_advice and (slow := history.slow()):
         conductor.note(slow)
+
+
+def _advise_sync_env(conductor: Conductor, bringup: BringUp, planner: Planner, verdict: Verdict) -> None:
+    """Say if a rank on another host would have found its module with --sync-env."""
+    if verdict.cause is None or planner.brings_environment or not bringup.nodes[verdict.cause.node].link.remote:
+        return
+    from launchpad.runner.missing_module import advice, missing_module  # few jobs fail so
+
+    package = missing_module(verdict)
+    if package and (text := advice(package, planner.spec.python, bringup.nodes.name(verdict.cause.node))):
+        conductor.note(text)
 
 
 def _told(conductor: Conductor, ended: Ended) -> list[str]:

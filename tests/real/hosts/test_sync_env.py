@@ -97,6 +97,18 @@ def test_its_programs_are_found_there(launchpad: Launchpad, hosts: Hosts, made: 
     assert shown.startswith(f"[0] own first {hosts.cache}/launchpad/env-venv-")
 
 
+def test_a_missing_module_says_if_sync_env_would_help(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    """The hosts share this machine's files, so the program forgets where the packages are."""
+    forgets = "import sys; sys.path[:] = [path for path in sys.path if 'site-packages' not in path]"
+    for package, helps in (("own", True), ("nowhere_at_all", False)):
+        (launchpad.folder / "lacks.py").write_text(f"{forgets}\nimport {package}.part\n")
+        done = hosts.run(launchpad, "--python", made.python, "-H", "n1", "lacks.py")
+        assert done.returncode == 1
+        said = f"launchpad: {made.python} has own on this machine: --sync-env gives n1 this environment\n"
+        assert (said in done.stderr) == helps, done.stderr
+        assert f"It was looked for by {made.python}" in done.stderr
+
+
 def test_a_python_that_no_host_has_is_one_line(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
     wrapper = launchpad.folder / "other"
     newer = """s/"3[.][0-9]*"/"3.99"/; s/[.]cpython-3[0-9]*/.cpython-399/"""
