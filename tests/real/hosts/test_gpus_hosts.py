@@ -74,7 +74,7 @@ def test_hosts_with_too_few_are_named_and_nothing_stays_leased(launchpad: Launch
         "launchpad: error: 2 of 3 hosts can't take part, so nothing was started:",
         f"  n2  {why}",
         f"  n3  {why}",
-        "launchpad gpus -H shows who uses and who has leased them",
+        "launchpad: who has what: launchpad gpus -H HOST,…",
     ]
     done = hosts.run(launchpad, "-H", "n1", "--gpus", "free:4", "shows.py")
     assert sorted(done.stdout.splitlines()) == lines("n1", 0, one.uuids, 4)
