@@ -24,6 +24,7 @@ Examples:
   launchpad doctor                   this machine
   launchpad doctor -H a,b,c          these hosts, and every path between them
   launchpad doctor --hostfile hosts --json
+  launchpad doctor -H a,b --sync-env  whether they can be given this environment
 
 \b
 Exit code: 0 if a job can run there, whatever else there is to say; 3 if
@@ -47,7 +48,7 @@ def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: A
     """
     ctx.obj.close()
     options = HostOptions(**named)
-    seen = check_up(read_hosts(options, None), options, python)
+    seen = check_up(read_hosts(options, None), options, python, torch=not options.sync_env)
     findings = judge(seen)
     if as_json:
         click.echo(json.dumps(checkup_json.as_json(seen, findings), indent=1))
@@ -62,4 +63,4 @@ def command(ctx: click.Context, /, as_json: bool, python: str | None, **named: A
     return 3 if level_of(findings) == "bad" else 0
 
 
-take_host_options(command, run.command, "Check these hosts, over SSH unless it is localhost.", "python")
+take_host_options(command, run.command, "Check these hosts, over SSH unless it is localhost.", "python", "sync_env")

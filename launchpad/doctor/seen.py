@@ -49,6 +49,7 @@ class Examination(NamedTuple):
     cwd: str = ""
     torch: bool = True  # whether ranks need it
     sought: Mapping[int, str] = {}  # by host, the interpreter that was looked for before python3
+    unfit: Mapping[int, tuple[str, str]] = {}  # by host, why it can't have this environment (--sync-env); what to do
     seconds: float = 0.0
 
     @property

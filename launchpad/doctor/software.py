@@ -45,6 +45,8 @@ def judge_software(seen: Examination) -> Iterator[Finding]:
         if place in found and not _same(python, own := _python(seen, place)):
             remedy = "launchpad run --sync-env gives it this environment, --python names another interpreter"
             yield Finding("warn", (place,), "software", f"it has no {python}: ranks run in {own}", remedy)
+    for place, (why, remedy) in seen.unfit.items():
+        yield Finding("bad", (place,), "software", f"--sync-env can't give it this environment: {why}", remedy)
     for name in _TALKING:
         yield from _odd(
             {place: one.packages.get(name, "") for place, one in found.items()},

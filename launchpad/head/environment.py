@@ -163,8 +163,14 @@ def describe(interpreter: Interpreter) -> Environment:
         files=kept,
         texts=texts,
         outside=outside,
-        installed=[*([interpreter.packages] if own else []), *system],
+        installed=installed_folders(interpreter),
     )
+
+
+def installed_folders(interpreter: Interpreter) -> list[str]:
+    """The folders here that have the environment's packages."""
+    own = interpreter.prefix != interpreter.base_prefix or interpreter.relocatable
+    return [*([interpreter.packages] if own else []), *_elsewhere(interpreter)[0]]
 
 
 def _elsewhere(interpreter: Interpreter) -> tuple[list[str], list[str]]:
@@ -301,10 +307,10 @@ def digests(environment: Environment) -> list[str]:
     return found
 
 
-def installed_wheels(environment: Environment) -> list[Wheel]:
-    """The wheels in it, with their tags."""
+def installed_wheels(folders: Sequence[str]) -> list[Wheel]:
+    """The wheels in these folders, with their tags."""
     found = []
-    for folder in environment.installed:
+    for folder in folders:
         for name in os.listdir(folder):
             if name.endswith(".dist-info"):
                 try:

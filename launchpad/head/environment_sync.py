@@ -88,7 +88,7 @@ def _names(bringup: BringUp, nodes: Sequence[int]) -> str:
 
 def _refuse(bringup: BringUp, environment: Environment, found: Mapping[int, EnvironmentFound]) -> None:
     """Raise NodeError if some of these nodes can't have it."""
-    installed = installed_wheels(environment)
+    installed = installed_wheels(environment.installed)
     here = os.uname().machine
     problems = {}
     for node, one in found.items():

@@ -10,6 +10,14 @@ from .events import Shown
 from .typed import typed
 
 
+class PlatformSeen(NamedTuple):
+    """What an environment of another machine (--sync-env) would find here."""
+
+    machine: Shown  # like "x86_64"
+    glibc: Shown  # its version, like "2.36"; "" with another C library
+    python: bool  # whether there is a Python that it could be made with
+
+
 class Identity(NamedTuple):
     """Who the host is, and when."""
 
@@ -205,6 +213,7 @@ SUBJECTS: dict[str, Any] = {
     "memory": MemoryLeft,
     "load": Load,
     "software": Software,
+    "platform": PlatformSeen,
     "code": CodeFiles,
     "sshd": SshServer,
     "kept": KeptImages,

@@ -31,7 +31,7 @@ from launchpad.job.user_environment import forwarded
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Check
 from launchpad.protocol.events import BarrierIn, Checked, PmixFetched, PmixRequest
-from launchpad.protocol.health import Probed, facts_of
+from launchpad.protocol.health import PlatformSeen, Probed, facts_of
 from launchpad.runner.connect import enter_words, reach
 from launchpad.runner.connector import Connector
 from launchpad.runner.options import HostOptions, RunOptions
@@ -203,6 +203,7 @@ def check_up(
         with status_line(look, quiet=quiet):
             subjects = [one for one in _SUBJECTS if (code or one != "code") and (mpi or one != "mpi")]
             paths, rates, reduced, failed = _examine(answers, folder, variables, subjects, quick=quick)
+            unfit = _unfit(answers, named, found, folder) if options.sync_env else {}
     failures |= answers.ended
     there = range(0) if options.sync_env else range(len(named))
     sought = {place: startup.sought for place in there if startup.sought and (startup.enter or not named[place].here)}
@@ -227,8 +228,30 @@ def check_up(
         cwd=folder,
         torch=torch,
         sought=sought,
+        unfit=unfit,
         seconds=time.monotonic() - began,
     )
+
+
+def _unfit(answers: HostAnswers, hosts: Sequence[Host], python: str, cwd: str) -> dict[int, tuple[str, str]]:
+    """The other hosts that can't have this machine's environment, with the reason and the remedy. Raises UsageError."""
+    from launchpad.head.environment import ask_interpreter, installed_folders, installed_wheels
+    from launchpad.job.wheels import Platform, remedy, why_not
+
+    interpreter = ask_interpreter(python, cwd, os.environ)
+    far = [place for place in answers.present if not hosts[place].here]
+    for place in far:
+        answers.ask(place, "platform", version=interpreter.version, abi=interpreter.abi)
+    answers.wait("platform")
+    wheels = installed_wheels(installed_folders(interpreter))
+    found = {}
+    for place in far:
+        seen: PlatformSeen | None = answers.facts[place].get("platform")
+        if seen is not None:
+            there = Platform(seen.machine, seen.glibc, seen.python or interpreter.relocatable)
+            if why := why_not(wheels, interpreter.version, os.uname().machine, there):
+                found[place] = why, remedy(interpreter.version)
+    return found
 
 
 def refuse_unfit(

@@ -48,6 +48,7 @@ class Checkup:
             "memory": lambda _: host.memory(),
             "load": lambda _: host.load(),
             "software": software.versions,
+            "platform": software.platform,
             "code": software.code_files,
             "sshd": lambda _: host.ssh_server(),
             "kept": lambda _: _kept(keeper),

@@ -10,7 +10,8 @@ import sys
 import time
 from typing import Any
 
-from ...protocol.health import CodeFiles, Software
+from ...protocol.health import CodeFiles, PlatformSeen, Software
+from ..host import environments
 
 # How long to look for files, among how many, and how many to read at most.
 CODE_SECONDS = 2.0
@@ -65,6 +66,12 @@ def versions(request: dict[str, Any]) -> Software:
     if done.returncode:
         raise OSError((done.stderr.strip().splitlines() or ["it says nothing"])[-1])
     return Software(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def platform(request: dict[str, Any]) -> PlatformSeen:
+    """What an environment finds here that is made for this Python: {"version", "abi"}."""
+    there = any(environments.pythons(request["version"], request["abi"]))
+    return PlatformSeen(os.uname().machine, environments.glibc(), there)
 
 
 def code_files(request: dict[str, Any]) -> CodeFiles:

@@ -71,10 +71,10 @@ def find(command: FindEnvironment) -> EnvironmentFound:
             os.utime(os.path.join(folder, MARK))  # it is used
             hold(folder)  # for as long as this process lives
         elif not command.python:
-            base = next(_pythons(command.version, command.abi), "")
+            base = next(pythons(command.version, command.abi), "")
     except (OSError, ValueError) as error:
         problem = describe(error)
-    return EnvironmentFound(time.monotonic_ns(), python, base, os.uname().machine, _glibc(), problem)
+    return EnvironmentFound(time.monotonic_ns(), python, base, os.uname().machine, glibc(), problem)
 
 
 def make(command: MakeEnvironment) -> EnvironmentMade:
@@ -135,7 +135,7 @@ def _try(python: str, folder: str) -> str:
     return f"{python} doesn't work: {said[0] if said else f'exit code {done.returncode}'}"
 
 
-def _pythons(version: str, abi: str) -> Iterator[str]:
+def pythons(version: str, abi: str) -> Iterator[str]:
     """The interpreters of this version here whose extension modules are named so."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}" == version
     if own and importlib.machinery.EXTENSION_SUFFIXES[0] == abi:
@@ -157,7 +157,8 @@ def _candidates(name: str) -> Sequence[str]:
     return list(dict.fromkeys(path for path in found if path and os.access(path, os.X_OK)))
 
 
-def _glibc() -> str:
+def glibc() -> str:
+    """The C library's version; "" with another one."""
     try:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
     except (ValueError, OSError):  # another C library

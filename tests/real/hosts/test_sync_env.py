@@ -109,6 +109,17 @@ def test_a_missing_module_says_if_sync_env_would_help(launchpad: Launchpad, host
         assert f"It was looked for by {made.python}" in done.stderr
 
 
+def test_doctor_says_which_wheel_would_not_run_there(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    facts = made.packages / "own-1.0.dist-info"
+    facts.mkdir()
+    (facts / "WHEEL").write_text("Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_9_99_x86_64\n")
+    words = ("doctor", "--ssh-config", hosts.ssh_config, "--python", made.python, "-H", "n1")
+    said = "--sync-env can't give it this environment: old glibc: own's wheel needs glibc 9.99, and it has "
+    done = launchpad.run(*words, "--sync-env")
+    assert (done.returncode, said in done.stdout) == (3, True), done.stdout
+    assert "glibc" not in launchpad.run(*words).stdout
+
+
 def test_a_python_that_no_host_has_is_one_line(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
     wrapper = launchpad.folder / "other"
     newer = """s/"3[.][0-9]*"/"3.99"/; s/[.]cpython-3[0-9]*/.cpython-399/"""

@@ -143,4 +143,4 @@ def test_hashes_are_taken_from_the_wheels_records_unless_a_file_was_changed(venv
     assert by_path[f"{PACKAGES}/same.py"] == hashlib.sha256(b"AS IT WAS").hexdigest(), "it was not read"
     assert by_path[f"{PACKAGES}/changed.py"] == hashlib.sha256(b"new\n").hexdigest()
     assert by_path["lib64"] == ""
-    assert [(one.name, len(one.tags)) for one in installed_wheels(found)] == [("own", 2)]
+    assert [(one.name, len(one.tags)) for one in installed_wheels(found.installed)] == [("own", 2)]
