@@ -32,6 +32,11 @@ from .nvidia_smi import GpuDevice
 # What nvidia-smi has told, as JSON.
 _MOST_SEEN = 1 << 20
 
+_NO_NVIDIA_SMI = "there is no nvidia-smi, which knows the GPUs"
+
+# The device of AMD's driver for computing.
+AMD = "/dev/kfd"
+
 # Of a file about a lease; more is not ours.
 _MOST_BYTES = 4096
 
@@ -55,7 +60,7 @@ class GpuLeases(PartWithChildren):
         """Answer with the UUIDs of the leased GPUs, or with all GPUs, once nvidia-smi has answered."""
         try:
             report = functools.partial(self._seen, command)
-            self.begin(_look, nvidia_smi.ANSWER_SECONDS, report, keep=_MOST_SEEN, errors=False)
+            self.begin(look, nvidia_smi.ANSWER_SECONDS, report, keep=_MOST_SEEN, errors=False)
         except OSError as error:
             self._answer(command, [], f"nvidia-smi can't be started: {error.strerror}")
 
@@ -101,14 +106,16 @@ class GpuLeases(PartWithChildren):
         self._held = []
 
 
-def _look() -> None:
+def look() -> None:
     """In a child: write the node's GPUs, and why they can't be told."""
     found: list[GpuDevice] = []
     problem = ""
     try:
         found = nvidia_smi.devices()
     except FileNotFoundError:
-        problem = "there is no nvidia-smi, which knows the GPUs"
+        problem = _NO_NVIDIA_SMI
+        if os.path.exists(AMD):
+            problem = f"{_NO_NVIDIA_SMI}; AMD's can't be chosen so: set ROCR_VISIBLE_DEVICES with --env"
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         problem = printable(nvidia_smi.trouble(error))
     linux.write_all(1, json.dumps([found, problem]).encode())

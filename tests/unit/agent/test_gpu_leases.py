@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Sequence
@@ -112,3 +113,16 @@ def test_what_a_file_says_decides_nothing(tmp_path: Path) -> None:
 def test_the_folder_is_one_from_which_only_owners_can_remove_files() -> None:
     place = gpu_leases.folder()
     assert os.stat(place).st_mode & stat.S_ISVTX
+
+
+@pytest.mark.parametrize("amd", [True, False])
+def test_gpus_of_amd_are_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], amd: bool
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(gpu_leases, "AMD", str(tmp_path if amd else tmp_path / "none"))
+    gpu_leases.look()
+    found, problem = json.loads(capfd.readouterr().out)
+    assert found == []
+    assert problem.startswith("there is no nvidia-smi, which knows the GPUs")
+    assert ("ROCR_VISIBLE_DEVICES" in problem) == amd
