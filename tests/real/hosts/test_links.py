@@ -224,7 +224,7 @@ def test_a_killed_agent_is_reported_and_ends_the_link(start: Open) -> None:
 
 
 @every_real
-def test_an_agent_that_stands_still_can_be_abandoned(start: Open) -> None:
+def test_an_agent_that_stands_still_can_be_abandoned(start: Open, launchpad: Launchpad) -> None:
     """It is killed by its guard, once it has noticed; the head waits for neither."""
     link = start()
     heard, ready = greet(link)
@@ -234,3 +234,4 @@ def test_an_agent_that_stands_still_can_be_abandoned(start: Open) -> None:
     link.abandon()
     assert not [event for event in heard.rest() if not isinstance(event, AgentFailed)]
     wait_until(lambda: not os.path.exists(f"/proc/{ready.pid}"), "the guard to kill the agent")
+    wait_until(lambda: not [*launchpad.scratch.glob("launchpad-*")], "the guard to remove the agent's folder")

@@ -242,8 +242,9 @@ def test_a_job_outlives_its_images(launchpad: Launchpad, hosts: WarmHosts) -> No
     assert starts(hosts.run(launchpad, "-v", "-H", "n1,n2", "w.py")) == [["False", "False"]] * 2
 
 
-@both_ways
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("with_torch", "how"), [("paramiko", "stopped"), ("openssh", "killed")], indirect=["with_torch"]
+)
 def test_nothing_of_a_job_is_left_but_the_images(launchpad: Launchpad, hosts: WarmHosts, how: str) -> None:
     hosts.warm()
     before = len(launchpad.survivors())

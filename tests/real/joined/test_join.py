@@ -120,11 +120,10 @@ def test_each_node_says_how_its_own_ranks_are_bound(launchpad: Launchpad) -> Non
 
 @needs_torch
 @pytest.mark.usefixtures("from_image")
-@pytest.mark.parametrize("how", [(), ("--start-method", "exec")], ids=["forked", "executed"])
-def test_torch_comes_up_across_nodes(launchpad: Launchpad, how: tuple[str, ...]) -> None:
+def test_torch_comes_up_across_nodes(launchpad: Launchpad) -> None:
     example = Path(__file__).parents[3] / "examples" / "all_reduce.py"
     port = free_port()
-    jobs = [launchpad.start("run", *c10d(port), *how, "-n", count, example) for count in (2, 1)]
+    jobs = [launchpad.start("run", *c10d(port), "-n", count, example) for count in (2, 1)]
     for job in jobs:
         code, out, err = ends(job)
         assert code == 0, err

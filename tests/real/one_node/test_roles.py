@@ -31,6 +31,7 @@ def end(*_):
 
 signal.signal(signal.SIGTERM, end)
 server = HTTPServer(("127.0.0.1", int(os.environ["LAUNCHPAD_PORT_HTTP"])), Handler)
+open("listens", "w").close()
 print("up", flush=True)
 server.serve_forever()
 """
@@ -70,7 +71,7 @@ def run(launchpad: Launchpad, *args: object) -> subprocess.CompletedProcess[str]
     return launchpad.run("run", "--config", "job.toml", "--job", "rl", *args)
 
 
-@pytest.mark.parametrize("ready", ["http:/", "tcp:http", "line:up", "command:exit 0"])
+@pytest.mark.parametrize("ready", ["http:/", "tcp:http", "line:up", "command:test -e listens"])
 def test_a_trainer_starts_when_its_service_is_ready_which_ends_after_it(launchpad: Launchpad, ready: str) -> None:
     write(launchpad, ready=ready)
     done = run(launchpad)

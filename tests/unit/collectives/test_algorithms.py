@@ -56,7 +56,7 @@ def check_groups_of(count: int, rank: int, world_size: int, *, watched: bool) ->
     if rank not in ranks:
         algorithms.chunked_ring_all_reduce(torch.ones(1), group)  # returns at once
         return
-    parts = 6 if watched or count > 4 else 3 if count > 1 else 1
+    parts = 12 if watched or count > 4 else 6 if count > 1 else 3
     algorithm_cases.check_all(ranks, group, rank, count + watched, parts)
     if not watched:
         algorithm_cases.check_same_bits(ranks, group)

@@ -45,7 +45,7 @@ PLACES = st.lists(st.integers(0, 1 << 16), max_size=12)
 
 
 @pytest.mark.parametrize("cls", wire.MESSAGES, ids=lambda cls: cls.__name__)
-@settings(UNHURRIED, max_examples=40)  # of each
+@settings(UNHURRIED, max_examples=20)  # of each
 @given(data=st.data())
 def test_every_message_survives_the_round_trip(cls: Any, data: st.DataObject) -> None:
     message = data.draw(declared(cls))
