@@ -157,19 +157,20 @@ def test_worlds_have_stores_of_their_own(launchpad: Launchpad) -> None:
 
 def test_stacks_are_shown_by_role(launchpad: Launchpad) -> None:
     write(launchpad)
-    (launchpad.folder / "train.py").write_text("import signal\nprint('runs', flush=True)\nsignal.pause()\n")
+    (launchpad.folder / "train.py").write_text("import time\nprint('runs', flush=True)\ntime.sleep(1000)\n")
     seen = launchpad.folder / "out"
     with seen.open("wb") as out:
         process = launchpad.start("run", "--config", "job.toml", "--job", "rl", stdout=out)
         wait_until(lambda: seen.read_bytes().count(b"runs") == 2, "the ranks to run")
         shown = ""
 
-        def wait_in_pause() -> bool:
+        def both_sleep() -> bool:
             nonlocal shown
-            shown = launchpad.run("stacks").stdout
-            return "  train:\n    ranks 0-1 are in <module> at train.py:3: signal.pause()" in shown
+            done = launchpad.run("stacks")
+            shown = done.stdout + done.stderr
+            return "  train:\n    ranks 0-1 are in <module> at train.py:3: time.sleep(1000)" in shown
 
-        wait_until(wait_in_pause, "both ranks to be in pause", lambda: shown)
+        wait_until(both_sleep, "both ranks to sleep", lambda: shown)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE)
     assert "  serve:\n    rank 0 is in " in shown
