@@ -86,7 +86,7 @@ def test_who_loses_a_service_that_died_is_its_victim(launchpad: Launchpad) -> No
     done = run(launchpad)
     assert done.returncode == 7
     assert "launchpad: serve rank 0 failed first: exit code 7" in done.stderr
-    assert "failed because of it: train rank" in done.stderr
+    assert "failed because of it: train rank" in done.stderr, done.stderr
     assert json.loads(launchpad.run("why", "--json").stdout)["exit_code"] == 7
 
 
