@@ -406,6 +406,19 @@ def test_a_job_goes_on_with_the_nodes_that_are_left_and_with_a_spare(slurm: Slur
     assert code == 0, out
 
 
+@needs_slurm
+def test_a_sick_node_of_the_allocation_is_left_out(launchpad: Launchpad, slurm: Slurm) -> None:
+    (launchpad.folder / "check.sh").write_text('test "$SLURMD_NODENAME" != c2 || { echo no GPU; exit 3; }')
+    line = "launchpad run -n 1 {} --health 'sh check.sh' echo here"
+    code, out = slurm.sbatch(launchpad, ["-N2"], line.format("--spares 1")).end()
+    assert code == 0, out
+    assert "launchpad: c2 is left out: its health check ended with exit code 3:\nlaunchpad:   no GPU\n" in out
+    assert "[c1 0] here\n" in out
+    code, out = slurm.sbatch(launchpad, ["-N2"], line.format("")).end()
+    assert code == 3, out
+    assert "launchpad: error: 1 of 2 hosts can't take part, so nothing was started:\n  c2  its health check" in out
+
+
 # Machines of their own.
 
 
