@@ -9,13 +9,16 @@ from launchpad.diagnosis.history import History
 from launchpad.diagnosis.time_spent import time_spent
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.diagnosis.verdict_text import CUT_OFF, describe
-from launchpad.record import job_store, replay
+from launchpad.record import attempts, job_store, replay
 
 
 def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
     """The history of a recorded job, the verdict on it, and a summary of each earlier attempt."""
     diagnosis = Diagnosis()
-    for event in replay.read_events(folder):
+    passed = attempts.passed(folder)
+    for event in passed.events:
+        diagnosis.history.on(event)
+    for event in replay.read_events(folder, passed):
         diagnosis.on(event)
     history, verdict = diagnosis.history, diagnosis.verdict()
     if history.over is None and verdict.kind in ("running", "none"):
@@ -24,7 +27,7 @@ def look_at(folder: str) -> tuple[History, Verdict, list[str]]:
                 verdict = verdict._replace(kind="cut off")
             case "unknown":
                 verdict = verdict._replace(kind="unknown")
-    return history, verdict, diagnosis.earlier
+    return history, verdict, [*passed.earlier, *diagnosis.earlier]
 
 
 def in_words(folder: str, history: History, verdict: Verdict, earlier: Sequence[str]) -> list[str]:

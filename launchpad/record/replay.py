@@ -13,9 +13,13 @@ from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import files, job_store
+from launchpad.record.attempts import NONE, Passed, layout
 from launchpad.record.event_lines import OutputPlace, event_of
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+# What an OutputReader reads of events.jsonl.
+_READ = tuple(f'{{"event": "{name}"'.encode() for name in ("Output", "JobPlanned", "Restarted", "RanksSpawned"))
 
 # How much of a file is read at a time.
 _BLOCK_BYTES = 1 << 20
@@ -37,14 +41,19 @@ def find_job(name: str | None, environ: Mapping[str, str]) -> str:
     return os.path.join(place, found[0])
 
 
-def read_events(folder: str) -> Iterator[Any]:
+def read_events(folder: str, passed: Passed = NONE) -> Iterator[Any]:
     """The events. Before each restart, and at the end, come the last words of every rank, as one Output each.
 
-    Raises UsageError if the record can't be read, as all here do.
+    `passed`: the attempts to leave out. Raises UsageError if the record can't be read, as all here do.
     """
     folders: dict[int, str] = {}
     attempt = 0
-    for line in _lines(folder):
+    for event in passed.events:
+        if isinstance(event, JobPlanned | Restarted | RanksSpawned):
+            add_ranks(folders, event)
+        if isinstance(event, Restarted):
+            attempt = event.attempt
+    for line in _lines(folder, passed.offset):
         event = event_of(line)
         if event is None or isinstance(event, OutputPlace):
             continue
@@ -72,13 +81,14 @@ def extent(folder: str) -> tuple[set[int], int]:
     """All ranks that the job has had so far, and its last attempt."""
     found: dict[int, str] = {}
     attempt = 0
-    for line in _lines(folder):
-        if any(name in line for name in (b'"JobPlanned"', b'"Restarted"', b'"RanksSpawned"')):
-            event = event_of(line)
+    try:
+        for _, event in layout(folder):
             if isinstance(event, JobPlanned | Restarted | RanksSpawned):
                 add_ranks(found, event)
             if isinstance(event, Restarted):
                 attempt = event.attempt
+    except OSError as error:
+        raise _cannot_read(folder, error) from None
     return set(found), attempt
 
 
@@ -92,17 +102,25 @@ def first_event(folder: str) -> JobPlanned | None:
     return event if isinstance(event, JobPlanned) else None
 
 
-def _lines(folder: str) -> Iterator[bytes]:
+def _cannot_read(folder: str, error: OSError) -> UsageError:
+    return UsageError(f"{folder}: the record can't be read: {error.strerror}")
+
+
+def _lines(folder: str, offset: int = 0) -> Iterator[bytes]:
+    """The lines; from an offset on, but for the first, whose event is checked."""
     try:
         with files.open_file(folder, job_store.EVENTS) as file:
             lines = _lines_of(folder, file)
             first = next(lines, b"")
             if first.endswith(b"\n") and not isinstance(event_of(first), JobPlanned):
                 raise files.Unreadable(folder, f"{job_store.EVENTS} does not begin with a job")
-            yield first
+            if offset:
+                file.seek(offset)
+            else:
+                yield first
             yield from lines
     except OSError as error:
-        raise UsageError(f"{folder}: the record can't be read: {error.strerror}") from None
+        raise _cannot_read(folder, error) from None
 
 
 def _lines_of(folder: str, file: BinaryIO) -> Iterator[bytes]:
@@ -196,7 +214,7 @@ class OutputReader:
             self._line += line
             if not self._line.endswith(b"\n"):  # the line is still being written
                 break
-            event = event_of(self._line)
+            event = event_of(self._line) if self._line.startswith(_READ) else None
             self._line = b""
             if isinstance(event, OutputPlace):
                 yield from self._placed(event)

@@ -1,0 +1,82 @@
+"""Finds the attempts of a long record without reading all of its events: only the last ones are judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from launchpad.job.outcome import exit_in_words
+from launchpad.protocol.events import JobPlanned, Restarted
+from launchpad.record import files, job_store
+from launchpad.record.event_lines import event_of
+
+# A record with fewer bytes of events is read as a whole.
+WHOLE_BYTES = 8 << 20
+
+# So many of the last attempts are read of a longer one; the verdict lists five before the current one.
+LAST = 8
+
+# How much of the file is looked at at a time.
+_BLOCK_BYTES = 4 << 20
+
+# What says who takes part in an attempt. JSON has no newline within a line.
+_LAYOUT = re.compile(rb'\n\{"event": "(?:JobPlanned|Restarted|RanksSpawned|NodeJoined)"')
+
+
+class Passed(NamedTuple):
+    """The attempts at the beginning of a record that are counted, but not judged."""
+
+    offset: int = 0  # where reading goes on, in bytes
+    events: tuple[Any, ...] = ()  # what is to be known of them; the last one is the Restarted before the offset
+    earlier: tuple[str, ...] = ()  # a few words about each that failed
+
+
+NONE = Passed()
+
+
+def layout(folder: str) -> Iterator[tuple[int, Any]]:
+    """The events that say which ranks and nodes there are, each with the offset of the line after it. Raises OSError.
+
+    It takes about a second per GiB, and the memory of a block.
+    """
+    with files.open_file(folder, job_store.EVENTS) as file:
+        rest, begin = b"\n", -1  # the offset of `rest`, as if a newline stood before the file
+        while block := file.read(_BLOCK_BYTES):
+            data = rest + block
+            end = data.rfind(b"\n")
+            for match in _LAYOUT.finditer(data, 0, end):
+                close = data.find(b"\n", match.end())
+                event = event_of(data[match.start() + 1 : close])
+                if event is not None:
+                    yield begin + close + 1, event
+            rest, begin = data[end:], begin + end
+            if len(rest) > files.MOST_BYTES:  # reading all of it says so
+                return
+
+
+def passed(folder: str) -> Passed:
+    """What to pass over in this record; nothing of one that is short, or can't be read."""
+    found = files.status(folder, job_store.EVENTS)
+    if found is None or found.st_size < WHOLE_BYTES:
+        return NONE
+    try:
+        known = list(layout(folder))
+    except (OSError, files.Unreadable):
+        return NONE
+    begins = [at for at, (_, event) in enumerate(known) if isinstance(event, Restarted)]
+    if len(begins) <= LAST or not isinstance(known[0][1], JobPlanned):
+        return NONE
+    last = begins[-LAST]
+    before = [event for _, event in known[: last + 1]]
+    # A Restarted that changes nothing is of no further use.
+    kept = [event for event in before[:-1] if not isinstance(event, Restarted) or event.nodes]
+    restarts = [event for event in before if isinstance(event, Restarted) and event.counted]
+    return Passed(known[last][0], (*kept, before[-1]), tuple(map(_in_few_words, restarts)))
+
+
+def _in_few_words(event: Restarted) -> str:
+    """How the attempt before ended."""
+    if event.rank >= 0:
+        return f"rank {event.rank}, {exit_in_words(event.code)}"
+    return f"node {event.node} was lost" if event.node >= 0 else "failed"
