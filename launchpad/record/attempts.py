@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from launchpad.job.outcome import exit_in_words
 from launchpad.protocol.events import JobPlanned, Restarted
 from launchpad.record import files, job_store
 from launchpad.record.event_lines import event_of
+from launchpad.record.scanner import Scanner
 
 # A record with fewer bytes of events is read as a whole.
 WHOLE_BYTES = 8 << 20
@@ -17,11 +17,8 @@ WHOLE_BYTES = 8 << 20
 # So many of the last attempts are read of a longer one; the verdict lists five before the current one.
 LAST = 8
 
-# How much of the file is looked at at a time.
-_BLOCK_BYTES = 4 << 20
-
-# What says who takes part in an attempt. JSON has no newline within a line.
-_LAYOUT = re.compile(rb'\n\{"event": "(?:JobPlanned|Restarted|RanksSpawned|NodeJoined)"')
+# What says who takes part in an attempt.
+_LAYOUT = ("JobPlanned", "Restarted", "RanksSpawned", "NodeJoined")
 
 
 class Passed(NamedTuple):
@@ -36,23 +33,14 @@ NONE = Passed()
 
 
 def layout(folder: str) -> Iterator[tuple[int, Any]]:
-    """The events that say which ranks and nodes there are, each with the offset of the line after it. Raises OSError.
+    """The events that say which ranks and nodes there are, each with the offset of the line after it.
 
-    It takes about a second per GiB, and the memory of a block.
+    Raises OSError and Unreadable.
     """
     with files.open_file(folder, job_store.EVENTS) as file:
-        rest, begin = b"\n", -1  # the offset of `rest`, as if a newline stood before the file
-        while block := file.read(_BLOCK_BYTES):
-            data = rest + block
-            end = data.rfind(b"\n")
-            for match in _LAYOUT.finditer(data, 0, end):
-                close = data.find(b"\n", match.end())
-                event = event_of(data[match.start() + 1 : close])
-                if event is not None:
-                    yield begin + close + 1, event
-            rest, begin = data[end:], begin + end
-            if len(rest) > files.MOST_BYTES:  # reading all of it says so
-                return
+        for after, line in Scanner(folder, file, *_LAYOUT).more():
+            if (event := event_of(line)) is not None:
+                yield after, event
 
 
 def passed(folder: str) -> Passed:

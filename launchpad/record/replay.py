@@ -15,11 +15,12 @@ from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksS
 from launchpad.record import files, job_store
 from launchpad.record.attempts import NONE, Passed, layout
 from launchpad.record.event_lines import OutputPlace, event_of
+from launchpad.record.scanner import Scanner
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 
 # What an OutputReader reads of events.jsonl.
-_READ = tuple(f'{{"event": "{name}"'.encode() for name in ("Output", "JobPlanned", "Restarted", "RanksSpawned"))
+_READ = ("Output", "JobPlanned", "Restarted", "RanksSpawned")
 
 # How much of a file is read at a time.
 _BLOCK_BYTES = 1 << 20
@@ -199,7 +200,7 @@ class OutputReader:
         self._since = since
         self._began = 0.0  # launchpad's clock, as seconds since 1970
         self._file = files.open_file(folder, job_store.EVENTS)
-        self._line = b""
+        self._scanner = Scanner(folder, self._file, *_READ)
         self._attempt = 0
         self._numbers: dict[int, str] = {}  # the ranks' folders
         self._read: dict[str, int] = {}  # how many bytes of each file
@@ -210,12 +211,8 @@ class OutputReader:
 
     def more(self) -> Iterator[Any]:
         """What is new since the last call: Outputs, and a JobPlanned or Restarted in between."""
-        for line in _lines_of(self._folder, self._file):
-            self._line += line
-            if not self._line.endswith(b"\n"):  # the line is still being written
-                break
-            event = event_of(self._line) if self._line.startswith(_READ) else None
-            self._line = b""
+        for _, line in self._scanner.more():
+            event = event_of(line)
             if isinstance(event, OutputPlace):
                 yield from self._placed(event)
             elif isinstance(event, JobPlanned):

@@ -46,15 +46,23 @@ def finish(argv: list[str], environ: dict[str, str], limit: float) -> tuple[int,
     """Exit code, standard error, seconds, and whether it ended by itself."""
     begin = time.monotonic()
     environ = {**environ, "COLUMNS": "200"}  # pytest cuts its lines to the width
-    process = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        _, text = process.communicate(timeout=limit)
-        ended = True
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        _, text = process.communicate()
-        ended = False
-    return process.returncode, text, time.monotonic() - begin, ended
+    # Not a pipe: ranks that outlive their launcher would keep it open.
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            process.wait(limit)
+            ended = True
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            ended = False
+            try:
+                process.wait(limit)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        seconds = time.monotonic() - begin
+        said.seek(0)
+        return process.returncode, said.read(), seconds, ended
 
 
 def by_launchpad(case: Case, folder: str) -> Found:

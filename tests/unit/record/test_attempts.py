@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launchpad.protocol.events import JobOver, JobPlanned, RankExited, RanksSpawned, RankStarted, Restarted
-from launchpad.record import attempts, replay
+from launchpad.record import attempts, replay, scanner
 from launchpad.record.event_lines import line_of
 from launchpad.record.recorded_verdict import in_words, look_at
 
@@ -29,7 +29,7 @@ def record(folder: Path, restarts: int, *, counted: bool = True) -> None:
 @pytest.mark.parametrize("block", [7, 300, 1 << 20])
 def test_the_layout_is_found_whatever_a_block_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     record(tmp_path, 3)
-    monkeypatch.setattr(attempts, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(scanner, "_BLOCK_BYTES", block)
     found = list(attempts.layout(str(tmp_path)))
     assert [type(event).__name__ for _, event in found] == [
         *("JobPlanned", "Restarted", "RanksSpawned", "Restarted", "Restarted")
