@@ -82,6 +82,7 @@ def extent(folder: str) -> tuple[set[int], int]:
     """All ranks that the job has had so far, and its last attempt."""
     found: dict[int, str] = {}
     attempt = 0
+    next(_lines(folder), b"")  # raises Unreadable unless it begins with a job
     try:
         for _, event in layout(folder):
             if isinstance(event, JobPlanned | Restarted | RanksSpawned):
