@@ -100,7 +100,8 @@ PLAIN = [
 
 
 def hang(launchpad: Launchpad, *words: object) -> tuple[int, str]:
-    done = launchpad.run("run", "-n", 2, *words)
+    # Each look takes longer on a busy machine, and of ranks that spin several are needed.
+    done = launchpad.run("run", "-n", 2, *words, timeout=3 * DEADLINE)
     print(done.stderr)  # shown if the test fails: where the ranks were
     assert done.stdout.count("ready") == 2, done.stderr
     return done.returncode, done.stderr
@@ -286,7 +287,7 @@ def _may_trace() -> bool:
 @needs_mpich
 @pytest.mark.skipif(not _may_trace(), reason="ptrace is not permitted here")
 def test_ranks_in_c_that_spin_in_mpi(launchpad: Launchpad, in_c: str) -> None:
-    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, "--timeout", DEADLINE, in_c)
+    code, err = hang(launchpad, "--backend", "mpi", "--stall-timeout", 1, in_c)
     assert code == 124
     assert "ranks 0-1 are spinning in libmpi.so.12 (no stacks: " in err, err
     assert re.search(r"the job was stopped: it hung, with no output or progress for \d+ s", err)
