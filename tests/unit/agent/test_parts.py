@@ -30,9 +30,7 @@ OF_THE_LOOP = (
     *(commands.SignalAgent, commands.Finish),
 )
 # What is sent to others than an agent.
-NOT_FOR_AGENTS = (
-    *(commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged, commands.HeadMoved),
-)
+NOT_FOR_AGENTS = (commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged)
 
 
 class Recorder(AgentPart):
