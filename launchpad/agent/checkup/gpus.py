@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import time
 from collections.abc import Sequence
 
 from ...protocol.health import GpuHealth, Gpus
-from ..host import nvidia_smi
+from ..host import kernel_log, nvidia_smi
 from ..host.nvidia_smi import Ask
 
 # For all its answers.
@@ -93,18 +92,10 @@ def _xids() -> tuple[list[str], bool]:
     """The driver's error messages in the kernel's log, and whether only root may read that."""
     found: list[str] = []
     try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        for record in kernel_log.records():
+            found += _XID.findall(record)
     except PermissionError:
         return found, True
     except OSError:
-        return found, False
-    try:
-        while True:
-            try:
-                found += _XID.findall(os.read(log, 8192).decode(errors="replace"))
-            except BrokenPipeError:  # a message was overwritten meanwhile
-                continue
-    except OSError:  # EAGAIN: the end of it
-        return found, False
-    finally:
-        os.close(log)
+        pass
+    return found, False
