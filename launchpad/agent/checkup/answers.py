@@ -18,8 +18,9 @@ from ...protocol.events import Checked, Event
 from ...protocol.health import Identity, KeptImages, LookUp
 from ...protocol.printable import printable
 from ..host.probe import machine
-from . import gpus, host, mpi, software
+from . import host, mpi, software
 from .network import EchoServer, probe, stream
+from .quick import LOOKS, seen
 from .trial_rank import TrialRank
 
 _Request = dict[str, Any]
@@ -41,18 +42,14 @@ class Checkup:
             "probes": probe,
             "heard": lambda _: self._listener.heard(),
             "stream": stream,
-            "limits": lambda _: host.limits(),
-            "tmp": lambda request: host.folder(host.expanded("tmp", request)),
+            **LOOKS,
             "cache": lambda request: host.folder(host.expanded("cache", request)),
-            "shm": lambda _: host.folder("/dev/shm"),
-            "memory": lambda _: host.memory(),
             "load": lambda _: host.load(),
             "software": software.versions,
             "platform": software.platform,
             "code": software.code_files,
             "sshd": lambda _: host.ssh_server(),
             "kept": lambda _: _kept(keeper),
-            "gpus": lambda _: gpus.look(),
             "import": self._rank.begin,
             "all_reduce": self._rank.finish,
             "mpi": mpi.look,
@@ -73,11 +70,7 @@ class Checkup:
         os._exit(0)  # whatever still hangs
 
     def _answer(self, command: Check) -> None:
-        facts, problem = [], ""
-        try:
-            facts = list(self._answers[command.subject](command.request))
-        except Exception as error:  # the other subjects are not concerned
-            problem = f"{type(error).__name__}: {error}"
+        facts, problem = seen(lambda request: self._answers[command.subject](request), command.request)
         self._say(Checked(time.monotonic_ns(), command.subject, facts, problem))
 
     def _say(self, event: Event) -> None:

@@ -27,26 +27,23 @@ class ChildEnded(NamedTuple):
     output: bytes  # the last of what it wrote
 
 
+class Task(NamedTuple):
+    """What a child is for."""
+
+    run: Callable[[], object]  # in the child
+    seconds: float  # how long it may take
+    keep: int  # so many bytes of its output
+    errors: bool = True  # what it writes to stderr, too
+
+
 class Child:
     """One child, in a session of its own. What it starts ends with it. `report` is called once, unless `end` is."""
 
-    def __init__(
-        self,
-        poll: Poll,
-        work: Callable[[], object],
-        seconds: float,
-        report: Callable[[ChildEnded], None],
-        *,
-        keep: int,
-        errors: bool = True,
-    ) -> None:
-        """`work` runs in the child. `keep`: so many bytes of its output. `errors`: what it writes to stderr, too.
-
-        Raises OSError if there can be no child.
-        """
+    def __init__(self, poll: Poll, task: Task, report: Callable[[ChildEnded], None]) -> None:
+        """Start it. Raises OSError if there can be no child."""
         self._poll = poll
         self._report = report
-        self._keep = keep
+        self._keep = task.keep
         self._read = b""
         self._output, writer = os.pipe()
         mask = processes.hold_signals()  # one that comes before the child heeds it would be lost
@@ -58,11 +55,11 @@ class Child:
             os.close(writer)
             raise
         if self.pid == 0:
-            _become(work, writer, mask, errors=errors)
+            _become(task, writer, mask)
         processes.release_signals(mask)
         os.close(writer)
         os.set_blocking(self._output, False)
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + task.seconds
         self.over = False
         poll.watch(self._output, self._on_output)
 
@@ -119,17 +116,9 @@ class PartWithChildren(AgentPart):
         self._at_work: list[Child] = []
         self._pids: set[int] = set()  # of all that there have been
 
-    def begin(
-        self,
-        work: Callable[[], object],
-        seconds: float,
-        report: Callable[[ChildEnded], None],
-        *,
-        keep: int,
-        errors: bool = True,
-    ) -> None:
-        """Start one; the parameters are Child's. Raises OSError."""
-        child = Child(self._hub.poll, work, seconds, report, keep=keep, errors=errors)
+    def begin(self, task: Task, report: Callable[[ChildEnded], None]) -> None:
+        """Start one. Raises OSError."""
+        child = Child(self._hub.poll, task, report)
         self._at_work = [*(one for one in self._at_work if not one.over), child]
         self._pids.add(child.pid)
 
@@ -156,7 +145,7 @@ class PartWithChildren(AgentPart):
         return self._pids
 
 
-def _become(work: Callable[[], object], writer: int, mask: set[int], *, errors: bool) -> None:
+def _become(task: Task, writer: int, mask: set[int]) -> None:
     """Be the child: never returns."""
     code = 1
     try:
@@ -169,9 +158,9 @@ def _become(work: Callable[[], object], writer: int, mask: set[int], *, errors: 
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(writer, 1)
-        os.dup2(writer if errors else nothing, 2)
+        os.dup2(writer if task.errors else nothing, 2)
         processes.close_inherited(())
-        work()
+        task.run()
         code = 0
     finally:
         os._exit(code)

@@ -26,7 +26,7 @@ from ...protocol.typed import typed
 from ..part import AgentHub
 from ..poll import earliest
 from . import nvidia_smi
-from .child import ChildEnded, PartWithChildren
+from .child import ChildEnded, PartWithChildren, Task
 from .nvidia_smi import GpuDevice
 
 # What nvidia-smi has told, as JSON.
@@ -59,8 +59,8 @@ class GpuLeases(PartWithChildren):
     def on(self, command: LeaseGpus | ListGpus) -> None:
         """Answer with the UUIDs of the leased GPUs, or with all GPUs, once nvidia-smi has answered."""
         try:
-            report = functools.partial(self._seen, command)
-            self.begin(look, nvidia_smi.ANSWER_SECONDS, report, keep=_MOST_SEEN, errors=False)
+            task = Task(look, nvidia_smi.ANSWER_SECONDS, _MOST_SEEN, errors=False)
+            self.begin(task, functools.partial(self._seen, command))
         except OSError as error:
             self._answer(command, [], f"nvidia-smi can't be started: {error.strerror}")
 

@@ -14,7 +14,7 @@ from ... import linux
 from ...protocol.commands import CheckHealth
 from ...protocol.events import HealthChecked
 from ...protocol.printable import printable
-from .child import NOT_FOUND, ChildEnded, PartWithChildren, execute
+from .child import NOT_FOUND, ChildEnded, PartWithChildren, Task, execute
 
 # Of what the command has written.
 _LINES, _LINE = 5, 200
@@ -32,37 +32,28 @@ class HealthChecker(PartWithChildren):
         judge: Callable[[ChildEnded, float], HealthChecked]
         if command.words:
             work = functools.partial(execute, command.words, command.cwd, environ)
-            judge, keep = by_command, _LINES * _LINE * 4
+            judge, task = by_command, Task(work, command.seconds, _LINES * _LINE * 4)
         else:
-            work, judge, keep = functools.partial(_look, environ), by_doctor, _MOST_ANSWERS
+            work = functools.partial(_look, environ)
+            judge, task = by_doctor, Task(work, command.seconds, _MOST_ANSWERS, errors=False)
 
         def report(ended: ChildEnded) -> None:
             self._hub.outbox.say(judge(ended, command.seconds))
 
         try:
-            self.begin(work, command.seconds, report, keep=keep, errors=bool(command.words))
+            self.begin(task, report)
         except OSError as error:
             self._hub.outbox.say(_checked(f"could not be started: {error.strerror}"))
 
 
 def _look(environ: dict[str, str]) -> None:
     """In a child: write what the quick part of doctor sees of this host."""
-    from ..checkup import gpus, host
+    from ..checkup.quick import LOOKS, seen
 
-    request = {"environ": environ}
-    looks: dict[str, Callable[[], Any]] = {
-        "limits": host.limits,
-        "tmp": lambda: host.folder(host.expanded("tmp", request)),
-        "shm": lambda: host.folder("/dev/shm"),
-        "memory": host.memory,
-        "gpus": gpus.look,
-    }
     answers = []
-    for subject, look in looks.items():
-        try:
-            answers.append([subject, list(look()), ""])
-        except Exception as error:  # the other subjects are not concerned
-            answers.append([subject, [], printable(f"{type(error).__name__}: {error}")])
+    for subject, look in LOOKS.items():
+        facts, problem = seen(look, {"environ": environ})
+        answers.append([subject, facts, printable(problem)])
     linux.write_all(1, json.dumps(answers).encode())
 
 
