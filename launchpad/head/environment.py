@@ -80,6 +80,11 @@ class Interpreter(NamedTuple):
     packages: str  # its own site-packages
     library: list[str]  # the standard library
 
+    @property
+    def own(self) -> bool:
+        """Whether its packages are sent as its own: those of a system's Python are sent from where they are."""
+        return self.prefix != self.base_prefix or self.relocatable
+
 
 class EnvironmentFile(NamedTuple):
     """A file or link to send; the fields but the last are as in commands.Sync."""
@@ -144,8 +149,9 @@ def describe(interpreter: Interpreter) -> Environment:
     outside = _topmost([*others, *interpreter.editable])
     for number, folder in enumerate(system):
         files += _walk(folder, f"lib/site-{number}", None)
-    own = is_venv or interpreter.relocatable
-    packages = os.path.relpath(interpreter.packages, prefix) if own else f"lib/python{version}/site-packages"
+    packages = f"lib/python{version}/site-packages"
+    if interpreter.own:
+        packages = os.path.relpath(interpreter.packages, prefix)
     texts, kept = _texts(files, interpreter, packages, outside)
     lines = [_in_copy(folder, outside) for folder in others]
     lines += [f"import site; site.addsitedir('{HERE}/lib/site-{number}')" for number in range(len(system))]
@@ -163,14 +169,17 @@ def describe(interpreter: Interpreter) -> Environment:
         files=kept,
         texts=texts,
         outside=outside,
-        installed=installed_folders(interpreter),
+        installed=_installed(interpreter, system),
     )
 
 
 def installed_folders(interpreter: Interpreter) -> list[str]:
     """The folders here that have the environment's packages."""
-    own = interpreter.prefix != interpreter.base_prefix or interpreter.relocatable
-    return [*([interpreter.packages] if own else []), *_elsewhere(interpreter)[0]]
+    return _installed(interpreter, _elsewhere(interpreter)[0])
+
+
+def _installed(interpreter: Interpreter, system: Sequence[str]) -> list[str]:
+    return [*([interpreter.packages] if interpreter.own else []), *system]
 
 
 def _elsewhere(interpreter: Interpreter) -> tuple[list[str], list[str]]:
