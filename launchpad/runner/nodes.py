@@ -20,6 +20,7 @@ from launchpad.transport import Link
 if TYPE_CHECKING:
     from launchpad.head.health import Unwell
     from launchpad.job.hosts import Host
+    from launchpad.protocol.events import AgentReady, TopologyRead
     from launchpad.runner.connect import Supplied
 
 
@@ -62,7 +63,11 @@ def bring_up(
         accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
     )
     specs = [member.own or spec for member in members] or [spec]
-    supplied = _supplied(bringup, spec, members, links, supplies, quiet=quiet)
+    supplied: Supplied | None = None
+    if members:
+        from launchpad.runner.connect import supply
+
+        supplied = supply(bringup, spec, members, links, supplies, quiet=quiet)
     left_out: dict[int, Unwell] = {}
     if spec.health is not None:
         from launchpad.runner.health import leave_out
@@ -74,10 +79,7 @@ def bring_up(
         from launchpad.head.gpu_leases import with_leases
 
         facts = bringup.ready = with_leases(bringup, facts, specs, bringup.job)
-    topologies = read_topologies(bringup, specs, facts)
-    for topology, ready in zip(topologies, facts, strict=True):
-        if topology is not None and not topology.complete and not quiet:
-            say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
+    topologies = _topologies(bringup, specs, facts, quiet=quiet)
     ports = _ports(bringup, spec, members, left_out) if spec.tf_config else []
     if supplied is None:
         return Planner(spec, run_id, facts, silence=silence, topologies=topologies, ports=ports, job=bringup.job)
@@ -102,21 +104,15 @@ def bring_up(
     )
 
 
-def _supplied(
-    bringup: BringUp,
-    spec: JobSpec,
-    members: Sequence[Member],
-    links: Sequence[Link],
-    supplies: Supplies,
-    *,
-    quiet: bool,
-) -> Supplied | None:
-    """Give the nodes the `supplies`; None without hosts."""
-    if not members:
-        return None
-    from launchpad.runner.connect import supply
-
-    return supply(bringup, spec, members, links, supplies, quiet=quiet)
+def _topologies(
+    bringup: BringUp, specs: Sequence[JobSpec], facts: Sequence[AgentReady], *, quiet: bool
+) -> list[TopologyRead | None]:
+    """What is near what on the nodes, where that matters; a line about those that don't show all of it."""
+    topologies = read_topologies(bringup, specs, facts)
+    for topology, ready in zip(topologies, facts, strict=True):
+        if topology is not None and not topology.complete and not quiet:
+            say_on_stderr(f"{ready.hostname} doesn't show which of its CPUs are one core; each counts as a core")
+    return topologies
 
 
 def _ports(
