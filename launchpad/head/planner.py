@@ -198,8 +198,7 @@ class Planner:
 
     def check_request(self, node: int) -> CheckHealth:
         """What has this node check itself."""
-        place = self._nodes[node].place
-        return self._request_to(place)
+        return self._request_to(self._nodes[node].place)
 
     def _request_to(self, place: NodePlacement | None) -> CheckHealth:
         from launchpad.head.health import check_request

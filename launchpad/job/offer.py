@@ -107,10 +107,8 @@ def _spec_as_json(spec: JobSpec) -> dict[str, Any]:
 def _spec_from_json(found: dict[str, Any]) -> JobSpec:
     if type(found) is not dict:
         raise TypeError("spec: not an object")
-    spec, limits = (
-        typing.get_type_hints(JobSpec, localns={"Faults": object, "HealthCheck": object}),
-        typing.get_type_hints(Limits),
-    )
+    spec = typing.get_type_hints(JobSpec, localns={"Faults": object, "HealthCheck": object})
+    limits = typing.get_type_hints(Limits)
     names = ("target", "nproc", "preload", *_OWN, *_OF_THE_JOB.values())
     values = {name: _declared(name, found[name], spec.get(name) or limits[name]) for name in names}
     made = JobSpec(

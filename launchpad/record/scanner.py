@@ -22,10 +22,8 @@ class Scanner:
         self._file = file
         # JSON has no newline within a line.
         self._pattern = re.compile(rb'\n\{"event": "(?:%s)"' % "|".join(names).encode())
-        self._rest, self._begin = (
-            b"\n",
-            -1,
-        )  # what has no end yet, and its offset: as if a newline stood before the file
+        # What has no end yet, and its offset: as if a newline stood before the file.
+        self._rest, self._begin = b"\n", -1
         self._found: deque[tuple[int, bytes]] = deque()
 
     def more(self) -> Iterator[tuple[int, bytes]]:
