@@ -8,11 +8,9 @@ import os
 import click
 
 from launchpad.errors import UsageError
-from launchpad.record import bundle, replay
-from launchpad.report.output import lines_per_second, pack
-from launchpad.report.timeline import timeline_of
+from launchpad.record import bundle
+from launchpad.report import recorded
 from launchpad.report.trace import trace_of
-from launchpad.report.used import used
 
 
 @click.command(
@@ -28,7 +26,7 @@ def command(job: str | None, output: str) -> int:
     JOB is an id that `launchpad jobs` lists, a prefix of one, or a bundle; the default is the latest job.
     """
     with bundle.opened(job, os.environ) as folder:
-        timeline = timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(pack(folder))])
+        timeline = recorded.read(folder).timeline
         name = f"job {os.path.basename(folder)}"
     try:
         with open(output, "w", encoding="utf-8") as file:

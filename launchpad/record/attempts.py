@@ -14,11 +14,17 @@ from launchpad.record.scanner import Scanner
 # A record with fewer bytes of events is read as a whole.
 WHOLE_BYTES = 8 << 20
 
-# So many of the last attempts are read of a longer one; the verdict lists five before the current one.
-LAST = 8
-
 # What says who takes part in an attempt.
 _LAYOUT = ("JobPlanned", "Restarted", "RanksSpawned", "NodeJoined")
+
+
+class PassedAttempt(NamedTuple):
+    """An attempt that is not judged. Times are in ns of the head's clock."""
+
+    began: int
+    ended: int
+    failed: bool
+    how: str  # it ended, in a few words
 
 
 class Passed(NamedTuple):
@@ -26,7 +32,12 @@ class Passed(NamedTuple):
 
     offset: int = 0  # where reading goes on, in bytes
     events: tuple[Any, ...] = ()  # what is to be known of them; the last one is the Restarted before the offset
-    earlier: tuple[str, ...] = ()  # a few words about each that failed
+    attempts: tuple[PassedAttempt, ...] = ()
+
+    @property
+    def earlier(self) -> list[str]:
+        """A few words about each that failed."""
+        return [one.how for one in self.attempts if one.failed]
 
 
 NONE = Passed()
@@ -53,18 +64,25 @@ def passed(folder: str) -> Passed:
     except (OSError, files.Unreadable):
         return NONE
     begins = [at for at, (_, event) in enumerate(known) if isinstance(event, Restarted)]
-    if len(begins) <= LAST or not isinstance(known[0][1], JobPlanned):
+    if len(begins) <= job_store.LAST_ATTEMPTS or not isinstance(known[0][1], JobPlanned):
         return NONE
-    last = begins[-LAST]
+    last = begins[-job_store.LAST_ATTEMPTS]
     before = [event for _, event in known[: last + 1]]
     # A Restarted that changes nothing is of no further use.
     kept = [event for event in before[:-1] if not isinstance(event, Restarted) or event.nodes]
-    restarts = [event for event in before if isinstance(event, Restarted) and event.counted]
-    return Passed(known[last][0], (*kept, before[-1]), tuple(map(_in_few_words, restarts)))
+    restarts = [event for event in before if isinstance(event, Restarted)]
+    times = [before[0].time, *(event.time for event in restarts)]
+    ended = [
+        PassedAttempt(began, event.time, event.counted, _in_few_words(event))
+        for began, event in zip(times, restarts, strict=False)
+    ]
+    return Passed(known[last][0], (*kept, before[-1]), tuple(ended))
 
 
 def _in_few_words(event: Restarted) -> str:
     """How the attempt before ended."""
+    if not event.counted:
+        return "the hosts changed"
     if event.rank >= 0:
         return f"rank {event.rank}, {exit_in_words(event.code)}"
     return f"node {event.node} was lost" if event.node >= 0 else "failed"

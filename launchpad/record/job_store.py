@@ -21,6 +21,10 @@ CIRCUMSTANCES = "job.json"  # what it was run with
 SAMPLES = "samples.jsonl"
 CONSOLE = "console"  # the files of a detached job's console begin with this
 
+# So many of the last attempts of a long record are judged, and their output is kept besides that of the first one. The
+# verdict lists five before the current one.
+LAST_ATTEMPTS = 8
+
 # How many finished jobs are kept, and how many bytes of them; the slack avoids pruning at every start.
 MOST_JOBS = 50
 SLACK = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, BinaryIO
@@ -18,6 +19,7 @@ from launchpad.record.event_lines import OutputPlace, event_of
 from launchpad.record.scanner import Scanner
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_PART = re.compile(r"(stdout|stderr)(?:\.([0-9]{1,9}))?\.log")
 
 # What an OutputReader reads of events.jsonl.
 _READ = ("Output", "JobPlanned", "Restarted", "RanksSpawned")
@@ -151,10 +153,11 @@ def by_time(events: Iterable[Any]) -> list[Any]:
 
 
 def _last_words(folder: str, folders: Mapping[int, str], attempt: int) -> Iterator[Output]:
-    for rank, number in folders.items():
-        for name, stream, size in (("stdout", STDOUT, STDOUT_BYTES), ("stderr", STDERR, TAIL_BYTES)):
+    for rank, number in _with_output(folder, folders, attempt):
+        parts = _parts(folder, f"attempt_{attempt}/{number}")
+        for stream, size in ((STDOUT, STDOUT_BYTES), (STDERR, TAIL_BYTES)):
             data = b""
-            for path in reversed(_parts(folder, f"attempt_{attempt}/{number}/{name}")):
+            for path in reversed(parts[stream]):
                 data = _end_of(folder, path, size - len(data)) + data
                 if len(data) >= size:
                     break
@@ -162,19 +165,39 @@ def _last_words(folder: str, folders: Mapping[int, str], attempt: int) -> Iterat
                 yield Output(0, rank, stream, data)
 
 
-def _parts(folder: str, stream: str) -> list[str]:
-    """The file with the beginning of a stream, and the segments with its end (record/journal.py), in order."""
-    return [f"{stream}.log", *(path for _, path in files.numbered(folder, f"{stream}.*.log"))]
+def _with_output(folder: str, folders: Mapping[int, str], attempt: int) -> Iterator[tuple[int, str]]:
+    """The ranks that have left any output in this attempt, with their folders."""
+    there = set(_names(folder, f"attempt_{attempt}"))
+    yield from ((rank, number) for rank, number in folders.items() if number in there)
+
+
+def _parts(folder: str, place: str) -> dict[int, list[str]]:
+    """By stream: the file with its beginning, and the segments with its end (record/journal.py), in order."""
+    found: list[tuple[str, int, str]] = []
+    for name in _names(folder, place):
+        if match := _PART.fullmatch(name):
+            found.append((match[1], int(match[2] or 0), name))
+    return {
+        stream: [f"{place}/{name}" for kind, _, name in sorted(found) if kind == stream_name]
+        for stream, stream_name in _NAMES.items()
+    }
+
+
+def _names(folder: str, place: str) -> list[str]:
+    """What is in a folder of the record; nothing if that isn't there, or isn't kept any more."""
+    try:
+        return os.listdir(os.path.join(folder, place))
+    except OSError:
+        return []
 
 
 def _end_of(folder: str, path: str, most: int) -> bytes:
-    found = files.status(folder, path)
-    return files.read(folder, path, max(0, found.st_size - most), most) if found else b""
-
-
-def _changed(folder: str, path: str) -> float:
-    found = files.status(folder, path)
-    return found.st_mtime if found else -math.inf  # it was removed: the oldest of its kind
+    try:
+        with files.open_file(folder, path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most)
+    except (OSError, files.Unreadable):
+        return b""
 
 
 class OutputReader:
@@ -190,10 +213,11 @@ class OutputReader:
         *,
         attempt: int | None = None,
         since: float = -math.inf,
+        passed: Passed = NONE,
     ) -> None:
         """`ranks`: read only their output; None for all. `attempt`: only of this one. `since`: in seconds since 1970.
 
-        If its time is unknown, that of the last change of its file counts.
+        If its time is unknown, that of the last change of its file counts. `passed`: the attempts to leave out.
         """
         self._folder = folder
         self._ranks = ranks
@@ -205,6 +229,9 @@ class OutputReader:
         self._attempt = 0
         self._numbers: dict[int, str] = {}  # the ranks' folders
         self._read: dict[str, int] = {}  # how many bytes of each file
+        for event in passed.events:
+            self._learn(event)
+        self._file.seek(passed.offset)
 
     def close(self) -> None:
         """Close the record."""
@@ -216,17 +243,21 @@ class OutputReader:
             event = event_of(line)
             if isinstance(event, OutputPlace):
                 yield from self._placed(event)
-            elif isinstance(event, JobPlanned):
-                add_ranks(self._numbers, event)
-                self._began = event.wall - event.time / 1e9
-                yield event
-            elif isinstance(event, RanksSpawned):
-                add_ranks(self._numbers, event)
-            elif isinstance(event, Restarted):
+                continue
+            if isinstance(event, Restarted):
                 yield from self.rest()
-                add_ranks(self._numbers, event)
-                self._attempt = event.attempt
+            self._learn(event)
+            if isinstance(event, JobPlanned | Restarted):
                 yield event
+
+    def _learn(self, event: Any) -> None:
+        """Who takes part, and when."""
+        if isinstance(event, JobPlanned | Restarted | RanksSpawned):
+            add_ranks(self._numbers, event)
+        if isinstance(event, JobPlanned):
+            self._began = event.wall - event.time / 1e9
+        elif isinstance(event, Restarted):
+            self._attempt = event.attempt
 
     def _placed(self, said: OutputPlace) -> Iterator[Output]:
         if self._ranks is not None and said.rank not in self._ranks:
@@ -249,14 +280,23 @@ class OutputReader:
     def _is_wanted(self, when: float) -> bool:
         return when >= self._since and self._only in (None, self._attempt)
 
+    def _changed(self, path: str) -> float:
+        if self._since == -math.inf:
+            return 0.0
+        found = files.status(self._folder, path)
+        return found.st_mtime if found else -math.inf  # it was removed: the oldest of its kind
+
     def rest(self) -> Iterator[Output]:
         """The output whose order among the ranks, and time, is unknown."""
-        for rank, number in self._numbers.items():
+        for rank, number in _with_output(self._folder, self._numbers, self._attempt):
             if self._ranks is not None and rank not in self._ranks:
                 continue
-            for stream, name in _NAMES.items():
-                for path in _parts(self._folder, f"attempt_{self._attempt}/{number}/{name}"):
-                    wanted = self._is_wanted(_changed(self._folder, path))
-                    while data := self._more_of(path, _BLOCK_BYTES):
-                        if wanted:
+            for stream, paths in _parts(self._folder, f"attempt_{self._attempt}/{number}").items():
+                for path in paths:
+                    wanted = self._is_wanted(self._changed(path))
+                    size = _BLOCK_BYTES
+                    while size == _BLOCK_BYTES:
+                        data = self._more_of(path, _BLOCK_BYTES)
+                        size = len(data)
+                        if data and wanted:
                             yield Output(0, rank, stream, data)

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from launchpad.record import files, job_store
 
-# How much of the file is looked at at a time.
-_BLOCK_BYTES = 4 << 20
+# How much of the file is looked at at a time. Much more than this would be new memory for each block.
+_BLOCK_BYTES = 1 << 18
 
 
 class Scanner:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from launchpad.diagnosis import escapes
 from launchpad.protocol.events import JobPlanned, Output, Restarted
 from launchpad.record import replay
+from launchpad.record.attempts import NONE, Passed
 from launchpad.report.timeline import JOB, Curve
 
 # A chunk's size before compression: what the browser reads at a time.
@@ -40,10 +41,13 @@ class PackedOutput:
     ticks: Counter[int] = field(default_factory=Counter)  # lines, by time in ticks
 
 
-def pack(folder: str) -> PackedOutput:
-    """Pack what is recorded in this folder."""
+def pack(folder: str, passed: Passed = NONE) -> PackedOutput:
+    """Pack what is recorded in this folder, but for the attempts that are passed over."""
     packer = _Packer()
-    reader = replay.OutputReader(folder, None)
+    for event in passed.events:
+        if isinstance(event, JobPlanned | Restarted):
+            packer.on(event)
+    reader = replay.OutputReader(folder, None, passed=passed)
     try:
         for events in (reader.more(), reader.rest()):
             for event in events:

@@ -7,33 +7,25 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any
 
 from launchpad._version import __version__
 from launchpad.diagnosis import tracebacks
-from launchpad.diagnosis.history import History
-from launchpad.diagnosis.verdict import Verdict
 from launchpad.errors import UsageError
 from launchpad.job.masking import masked_words
 from launchpad.job.outcome import ranks_in_words
-from launchpad.record import circumstances, files, replay
-from launchpad.record.recorded_verdict import in_words, look_at
-from launchpad.report.output import PackedOutput, lines_per_second, pack
-from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow, timeline_of
-from launchpad.report.used import used
+from launchpad.report.recorded import Recorded, read
+from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow
 
 # How many lines of its output stand below the verdict.
 TAIL_LINES = 30
 
-# More events than this are left to the timeline and to events.jsonl.
+# Of more events than this the first and the last ones are shown; the others are left to the timeline and events.jsonl.
 MOST_EVENTS = 2000
 
 # Of so many collectives in all rows the last ones are shown.
@@ -70,20 +62,6 @@ _SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """All that the page shows."""
-
-    place: str  # of the record
-    history: History
-    verdict: Verdict
-    lines: Sequence[str]  # the verdict in words
-    timeline: Timeline
-    output: PackedOutput
-    stacks: Mapping[str, str]  # by the name of their file
-    run_with: Mapping[str, Any]
-
-
 def check(path: str) -> None:
     """Raise UsageError before anything runs if the report can't be written. Truncates an old one."""
     try:
@@ -107,27 +85,6 @@ def write(path: str, folder: str, shown: str = "") -> str:
     except UsageError as error:
         return f"{path}: the report was not written: {error}"
     return ""
-
-
-def read(folder: str, shown: str = "") -> Recorded:
-    """Read a job's record. Raises UsageError if that can't be done."""
-    history, verdict, earlier = look_at(folder)
-    output = pack(folder)
-    return Recorded(
-        shown or os.path.realpath(folder),
-        history,
-        verdict,
-        in_words(folder, history, verdict, earlier),
-        timeline_of(replay.read_events(folder), [*used(folder), *lines_per_second(output)]),
-        output,
-        _stack_files(folder),
-        circumstances.read(folder),
-    )
-
-
-def _stack_files(folder: str) -> dict[str, str]:
-    names = [name for _, name in files.numbered(folder, "stacks_*.txt")]
-    return {name: files.read(folder, name).decode(errors="replace") for name in names}
 
 
 def page(job: Recorded) -> str:
@@ -168,6 +125,7 @@ def page(job: Recorded) -> str:
         end=f"{_axis(timeline) / 1e9:.6f}",
         rows="\n".join(_rows(timeline)),
         legend=_legend(timeline),
+        left_out="".join(f'<p class="hint">{escape(line)}</p>' for line in _left_out(job)),
         tail=_tail(job),
         stacks=stacks,
         ranks=_ranks(timeline),
@@ -234,6 +192,18 @@ def _rows(timeline: Timeline) -> Iterable[str]:
         yield f'<div class="row {kind}">{label}{track}</div>'
     for curve in timeline.curves:
         yield _curve(curve, end)
+
+
+def _left_out(job: Recorded) -> Iterable[str]:
+    """What of a long record is not on the page."""
+    if job.passed:
+        of = "Attempt 0 is" if job.passed == 1 else f"Attempts 0 to {job.passed - 1} are"
+        yield (
+            f"{of} in the first row only, and not in what follows. `launchpad logs --attempt N` prints the output "
+            "that is kept of one."
+        )
+    if job.apart:
+        yield f"The ranks were sampled more often than the curves show, which have a value every {job.apart:.0f} s."
 
 
 def _told(row: TimelineRow) -> str:
@@ -352,13 +322,15 @@ def _dot(outcome: Outcome) -> str:
 
 def _events(timeline: Timeline) -> str:
     marks = sorted(((one.time, row.name, one) for row in timeline.rows for one in row.marks), key=lambda one: one[0])
+    more = len(marks) - MOST_EVENTS
+    half = MOST_EVENTS // 2
     rows = [
         f'<td class="n">{_seconds(at)}</td><td>{escape(name)}</td><td>{one.kind}</td>'
         f'<td class="text">{escape(one.text)}</td>'
-        for at, name, one in marks[:MOST_EVENTS]
+        for at, name, one in (marks if more <= 0 else [*marks[:half], *marks[-half:]])
     ]
-    if len(marks) > MOST_EVENTS:
-        rows.append(f"<td></td><td></td><td></td><td>and {len(marks) - MOST_EVENTS} more</td>")
+    if more > 0:
+        rows.insert(half, f"<td></td><td></td><td></td><td>… {more} more …</td>")
     return _table(("time", "where", "kind", "what"), rows, {"time"}, open=len(rows) <= 64)
 
 

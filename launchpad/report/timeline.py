@@ -5,8 +5,8 @@ Times are in ns since the job was planned, by the one clock to which the head co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from launchpad.diagnosis import tracebacks
@@ -41,6 +41,7 @@ from launchpad.protocol.events import (
     StartFailed,
     StopRequested,
 )
+from launchpad.record.attempts import NONE, Passed
 
 Outcome = Literal["", "well", "failed", "victim", "stopped", "lost", "running"]
 
@@ -115,42 +116,37 @@ class Timeline:
     curves: tuple[Curve, ...] = ()
 
 
-def timeline_of(events: Iterable[Any], curves: Iterable[Curve] = ()) -> Timeline:
-    """The timeline of a recorded job. `curves` are drawn below it."""
-    builder = _Builder()
-    for event in events:
-        builder.on(event)
-    drawn = tuple(curves)
-    builder.reach(max((at for curve in drawn for points in curve.by_rank.values() for at, _ in points), default=0))
-    return replace(builder.done(), curves=drawn)
+class TimelineBuilder:
+    """Takes the events of a recorded job one by one."""
 
-
-class _Builder:
-    def __init__(self) -> None:
-        self._history = History()
-        self._begin = 0  # of the attempt
-        self._last = 0
+    def __init__(self, passed: Passed = NONE) -> None:
+        """`passed`: attempts of which only the job's row tells."""
+        self._history = History(passed.events)
+        self._begin = self._since(self._history.begun)  # of the attempt
+        self._last = self._begin
         self._spans: dict[tuple[int, int], list[Span]] = {}  # by rank and node
         self._marks: dict[tuple[int, int], list[Mark]] = {}
         self._prompts: dict[int, int] = {}
         self._collectives: dict[str, list[tuple[int, int, int, str]]] = {}  # by flow: (time, ns, rank, text) each
         self._ranks: dict[int, RankOutcome] = {}
-        self._hosts: list[str] = []
+        self._hosts = [name for name, _ in self._history.planned.nodes]
+        self.begins = [one.ended for one in passed.attempts]  # when each attempt but the first began, as in the events
+        for number, one in enumerate(passed.attempts):
+            outcome: Outcome = "failed" if one.failed else "stopped"
+            text = f"attempt {number}: {one.how}"
+            self._span(Span(self._since(one.began), self._since(one.ended), "attempt", text, outcome), JOB)
 
     def on(self, event: Any) -> None:
+        """Add an event."""
         at = self._at(event)
         if isinstance(event, Restarted):
             self._end_attempt(at)
             self._begin = at
+            self.begins.append(event.time)
         self._history.on(event)
         self._hosts[len(self._hosts) :] = [name for name, _ in self._history.planned.nodes[len(self._hosts) :]]
         self._note(at, event)
         self._last = max(self._last, self._at(event))
-
-    def reach(self, at: int) -> None:
-        """The job still ran then, if its end is not recorded."""
-        if self._history.over is None:
-            self._last = max(self._last, at)
 
     def _at(self, event: Any) -> int:
         """When it was; an Output that read_events makes up has no time."""
@@ -287,7 +283,11 @@ class _Builder:
     def _since(self, time: int) -> int:
         return max(0, time - self._history.planned.time)
 
-    def done(self) -> Timeline:
+    def done(self, curves: Sequence[Curve] = ()) -> Timeline:
+        """The timeline. `curves` are drawn below it; if the job's end is not recorded, it still ran at theirs."""
+        if self._history.over is None:
+            points = (points for curve in curves for points in curve.by_rank.values())
+            self._last = max(self._last, max((at for one in points for at, _ in one), default=0))
         self._end_attempt(self._last)
         several = len(self._hosts) > 1
         keys = {*self._spans, *self._marks}
@@ -300,7 +300,8 @@ class _Builder:
             here = sorted(rank for rank, where in keys if where == node and rank >= 0)
             rows += [self._row(self._history.in_words([rank]), rank, node) for rank in here]
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
-        return Timeline(self._history.planned.wall, max(1, self._last), tuple(rows), ranks, tuple(self._hosts))
+        wall, end = self._history.planned.wall, max(1, self._last)
+        return Timeline(wall, end, tuple(rows), ranks, tuple(self._hosts), tuple(curves))
 
     def _row(self, name: str, rank: int, node: int) -> TimelineRow:
         key = (rank, node)

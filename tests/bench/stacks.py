@@ -188,7 +188,7 @@ def main() -> int:
     print(f"{len(taken.dumps)} ranks on {nodes} nodes, {PATHS} call paths")
     print(f"until the last answer: {used:.2f} s")
     names = [(f"node{node}", list(range(node * per_node, (node + 1) * per_node))) for node in range(nodes)]
-    plan: Any = SimpleNamespace(by_node=names, nodes=[SimpleNamespace(cwd="/work")])
+    plan: Any = SimpleNamespace(by_node=names, nodes=[SimpleNamespace(cwd="/work")], roles=())
     with tempfile.TemporaryDirectory() as folder:
         said: list[str] = []
         told: list[RanksHeld] = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from launchpad.protocol.events import (
     ExceptionRaised,
     JobOver,
@@ -12,10 +15,18 @@ from launchpad.protocol.events import (
     RankStarted,
     Restarted,
 )
+from launchpad.report.timeline import Curve, Timeline, TimelineBuilder
 
 
 def second(number: float) -> int:
     return int((100 + number) * 1e9)
+
+
+def timeline_of(events: Iterable[Any], curves: Sequence[Curve] = ()) -> Timeline:
+    building = TimelineBuilder()
+    for event in events:
+        building.on(event)
+    return building.done(curves)
 
 
 def raised(at: float, rank: int, pid: int) -> ExceptionRaised:

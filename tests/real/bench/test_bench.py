@@ -34,5 +34,10 @@ def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")
 
 
+def test_stacks_and_records_are_made_and_read() -> None:
+    assert "the odd one" not in run("stacks.py", "--nodes", "20")
+    assert "launchpad report" in run("records.py", "--ranks", "8", "--restarts", "3")
+
+
 def test_strangers_at_the_door_end_no_member() -> None:
     assert run("strangers.py", "--seconds", "1").endswith("members lost: 0 of 8\n")

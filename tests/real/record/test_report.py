@@ -25,12 +25,11 @@ from launchpad.record import job_store
 from launchpad.record.event_lines import line_of
 from launchpad.report import page
 from launchpad.report.output import pack
-from launchpad.report.timeline import timeline_of
 from launchpad.report.trace import trace_of
 from tests.support.chromium import Chromium, needs_chromium
 from tests.support.command import Launchpad
 from tests.support.needs import needs_torch
-from tests.support.report import EVENTS, second
+from tests.support.report import EVENTS, second, timeline_of
 
 # Rank 1 fails when all have printed; what it prints tries to get out of wherever it stands.
 HOSTILE = """\

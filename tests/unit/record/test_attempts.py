@@ -64,4 +64,4 @@ def test_of_a_long_record_the_last_attempts_are_judged_and_the_others_counted(
 def test_attempts_that_only_changed_the_nodes_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path, 20, counted=False)
     monkeypatch.setattr(attempts, "WHOLE_BYTES", 1)
-    assert attempts.passed(str(tmp_path)).earlier == ()
+    assert attempts.passed(str(tmp_path)).earlier == []

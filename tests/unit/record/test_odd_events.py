@@ -18,11 +18,8 @@ from launchpad.record import job_store, replay
 from launchpad.record.event_lines import RECORDED, OutputPlace, event_of, line_of
 from launchpad.record.files import Unreadable
 from launchpad.record.recorded_verdict import in_words, look_at
-from launchpad.report import page
-from launchpad.report.output import lines_per_second, pack
-from launchpad.report.timeline import timeline_of
+from launchpad.report import page, recorded
 from launchpad.report.trace import trace_of
-from launchpad.report.used import used
 from tests.support.declared import declared
 from tests.support.unhurried import UNHURRIED
 
@@ -33,9 +30,9 @@ def show(folder: str) -> None:
     """All that is made of a record."""
     history, verdict, earlier = look_at(folder)
     json.dumps(as_json(history, verdict, in_words(folder, history, verdict, earlier), earlier))
-    page.page(page.read(folder))
-    curves = [*used(folder), *lines_per_second(pack(folder))]
-    json.dumps(trace_of(timeline_of(replay.read_events(folder), curves), "job"))
+    said = recorded.read(folder)
+    page.page(said)
+    json.dumps(trace_of(said.timeline, "job"))
     replay.extent(folder)
 
 

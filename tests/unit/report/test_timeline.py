@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from launchpad.job.masking import masked_environ, masked_words
 from launchpad.protocol.events import (
     JobOver,
 )
+from launchpad.record.event_lines import line_of
 from launchpad.report.output import cleaned
-from launchpad.report.timeline import HOST, JOB, Curve, timeline_of
+from launchpad.report.timeline import HOST, JOB, Curve
 from launchpad.report.trace import trace_of
-from launchpad.report.used import curves
-from tests.support.report import EVENTS, second
+from launchpad.report.used import curves, used
+from tests.support.report import EVENTS, second, timeline_of
 
 
 def test_a_timeline_has_a_row_for_the_job_each_host_and_each_rank() -> None:
@@ -79,6 +83,31 @@ def test_what_ranks_use_is_a_curve_for_each() -> None:
     assert [value for _, value in gpus.by_rank[JOB]] == [1.0, 1.0, 1.0, 2.0, 2.0]
     assert list(memory.by_rank) == [0]
     assert curves([], 0) == []
+
+
+def test_of_many_samples_those_of_some_moments_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hosts with a rank each; the job is started again every 100 s, and each rank uses one core from then on."""
+    folder = str(tmp_path)
+    (tmp_path / "events.jsonl").write_text(f"{line_of(EVENTS[0])}\n")
+    lines = [
+        json.dumps(
+            {"time": second(at) + rank, "ranks": [[rank, "R", at % 100, 1 << 30, 1, 0, 0]], "gpus": []},
+            separators=(",", ":"),
+        )
+        for at in range(5, 1000, 5)
+        for rank in (0, 1)
+    ]
+    (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "{cut o"]))
+    begins = [second(at) for at in range(100, 1000, 100)]
+    (cores, memory), apart = used(folder, begins)
+    assert (len(memory.by_rank[1]), apart) == (199, 0.0)
+    monkeypatch.setattr("launchpad.report.used.WHOLE_BYTES", len(lines[0]) * 20)
+    monkeypatch.setattr("launchpad.report.used.MOMENTS", 25)
+    (cores, memory), apart = used(folder, begins)
+    assert 37 < apart < 40
+    assert [len(points) for points in memory.by_rank.values()] == [25, 25]
+    assert all(0.9 < value < 1.1 for _, value in cores.by_rank[0])  # also where it was started again in between
+    assert len(cores.by_rank[0]) == 24
 
 
 def test_lines_are_as_a_terminal_would_leave_them() -> None:
