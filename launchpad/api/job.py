@@ -285,7 +285,7 @@ class FunctionJob:
 
     def _supervise(self) -> None:
         spec, bringup = self._spec, self._bringup
-        supplies = supplies_for(self._options.hosts, spec)
+        supplies = supplies_for(self._options.hosts, spec, self._closing)
         links = self._links()
         members = members_of(self._hosts, links, spec, self._nproc)
         membership = membership_of(self._options, self._hosts)

@@ -98,7 +98,7 @@ class EnvironmentFile(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """An environment that hosts can be given."""
+    """An environment that hosts can be given; its files are listed apart."""
 
     name: str  # of its folder there; it is another one if anything in it is different
     prefix: str  # here
@@ -106,15 +106,20 @@ class Environment(NamedTuple):
     abi: str
     python: str  # the interpreter that comes with it, relative to its folder; "" if a host has to have one
     venv: bool  # whether it is to be a venv there, of that interpreter
-    files: list[EnvironmentFile]
     texts: list[list[Any]]  # as in commands.MakeEnvironment
     outside: list[str]  # folders elsewhere that it imports from; hosts get copies of them
     installed: list[str]  # the folders here that have the packages
 
-    @property
-    def size(self) -> int:
-        """Its files' bytes."""
-        return sum(file.size for file in self.files)
+
+class Listing(NamedTuple):
+    """The files of an environment, sorted, but for the compiled ones, which come and go as modules are imported."""
+
+    files: list[EnvironmentFile]
+    compiled: list[tuple[str, str]]  # the folders of those: where they are here, and their paths in the environment
+
+    def all(self) -> list[EnvironmentFile]:
+        """The compiled files, too."""
+        return sorted([*self.files, *(file for top, to in self.compiled for file in _walk(top, to, None, []))])
 
 
 def ask_interpreter(python: str, cwd: str, environ: Mapping[str, str]) -> Interpreter:
@@ -134,21 +139,22 @@ def ask_interpreter(python: str, cwd: str, environ: Mapping[str, str]) -> Interp
         raise UsageError(f"--sync-env: {python} doesn't say what it imports; does it start?") from None
 
 
-def describe(interpreter: Interpreter) -> Environment:
-    """What the interpreter's environment consists of."""
+def describe(interpreter: Interpreter) -> tuple[Environment, Listing]:
+    """What the interpreter's environment consists of. Raises OSError for a folder that can't be read."""
     prefix, base, version = interpreter.prefix, interpreter.base_prefix, interpreter.version
     is_venv = prefix != base
     files: list[EnvironmentFile] = []
+    compiled: list[tuple[str, str]] = []
     if is_venv:
-        files += _walk(prefix, "", _OWN)
+        files += _walk(prefix, "", _OWN, compiled)
         if interpreter.relocatable:
-            files += _walk(base, "python", _NOT_IMPORTED)
+            files += _walk(base, "python", _NOT_IMPORTED, compiled)
     elif interpreter.relocatable:
-        files += _walk(prefix, "", _NOT_IMPORTED)
+        files += _walk(prefix, "", _NOT_IMPORTED, compiled)
     system, others = _elsewhere(interpreter)
     outside = _topmost([*others, *interpreter.editable])
     for number, folder in enumerate(system):
-        files += _walk(folder, f"lib/site-{number}", None)
+        files += _walk(folder, f"lib/site-{number}", None, compiled)
     packages = f"lib/python{version}/site-packages"
     if interpreter.own:
         packages = os.path.relpath(interpreter.packages, prefix)
@@ -159,18 +165,18 @@ def describe(interpreter: Interpreter) -> Environment:
     kept.sort()
     name = os.path.basename(prefix.rstrip("/")) or "root"
     python = f"{'python/' if is_venv else ''}bin/python{version}" if interpreter.relocatable else ""
-    return Environment(
+    environment = Environment(
         name=f"env-{name}-{_digest(interpreter, kept, texts)}",
         prefix=prefix,
         version=version,
         abi=interpreter.abi,
         python=python,
         venv=is_venv or not interpreter.relocatable,
-        files=kept,
         texts=texts,
         outside=outside,
         installed=_installed(interpreter, system),
     )
+    return environment, Listing(kept, compiled)
 
 
 def installed_folders(interpreter: Interpreter) -> list[str]:
@@ -213,34 +219,40 @@ def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(os.path.join(folder, ""))
 
 
-def _walk(top: str, to: str, but: re.Pattern[str] | None) -> Iterator[EnvironmentFile]:
-    """The files below a folder, whose path in the environment is `to`; without those whose path below it matches."""
-    left = [(top, "")]
+def _walk(top: str, to: str, but: re.Pattern[str] | None, compiled: list[tuple[str, str]]) -> Iterator[EnvironmentFile]:
+    """The files below a folder, whose path in the environment is `to`; without those whose path below it matches.
+
+    Folders of compiled files are only noted in `compiled`.
+    """
+    left = [(top, "", f"{to}/" if to else "")]
     seen = set()
     while left:
-        folder, relative = left.pop()
+        folder, relative, inside = left.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
-                path = f"{relative}{entry.name}"
-                if but is not None and but.fullmatch(path):
+                name = entry.name
+                if but is not None and but.fullmatch(f"{relative}{name}"):
                     continue
-                link = _link_within(entry.path, top) if entry.is_symlink() else ""
                 try:
-                    facts = entry.stat(follow_symlinks=not link)
+                    linked = entry.is_symlink()
+                    if linked and (link := _link_within(entry.path, top)):
+                        yield EnvironmentFile(inside + name, 0o777, 0, 0, link, entry.path)
+                    elif not entry.is_dir():
+                        facts = entry.stat()
+                        if stat.S_ISREG(facts.st_mode):
+                            mode, size, modified = facts.st_mode & 0o777, facts.st_size, facts.st_mtime_ns
+                            yield EnvironmentFile(inside + name, mode, size, modified, "", entry.path)
+                    elif name == "__pycache__":
+                        compiled.append((entry.path, inside + name))
+                    else:
+                        if linked:  # it leads out, maybe to a folder that we are in
+                            facts = entry.stat()
+                            if (facts.st_dev, facts.st_ino) in seen:
+                                continue
+                            seen.add((facts.st_dev, facts.st_ino))
+                        left.append((entry.path, f"{relative}{name}/", f"{inside}{name}/"))
                 except OSError:  # a link that leads nowhere
                     continue
-                at = f"{to}/{path}" if to else path
-                if link:
-                    yield EnvironmentFile(at, 0o777, 0, 0, link, entry.path)
-                elif stat.S_ISREG(facts.st_mode):
-                    mode = facts.st_mode & 0o777
-                    yield EnvironmentFile(at, mode, facts.st_size, facts.st_mtime_ns, "", entry.path)
-                elif stat.S_ISDIR(facts.st_mode):
-                    if entry.is_symlink():  # it leads out, maybe to a folder that we are in
-                        if (facts.st_dev, facts.st_ino) in seen:
-                            continue
-                        seen.add((facts.st_dev, facts.st_ino))
-                    left.append((entry.path, f"{path}/"))
 
 
 def _link_within(path: str, top: str) -> str:
@@ -291,20 +303,19 @@ def _replaced(path: str, places: Mapping[str, str], start: str = "") -> str:
 
 
 def _digest(interpreter: Interpreter, files: Sequence[EnvironmentFile], texts: Sequence[Sequence[Any]]) -> str:
-    """Without compiled files, which appear when a module is first imported."""
-    lasting = [file[:5] for file in files if "__pycache__" not in file.path]
-    told = [interpreter.version, interpreter.abi, lasting, texts]
-    return hashlib.sha256(json.dumps(told).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    told = json.dumps([interpreter.version, interpreter.abi, texts])
+    lines = [f"{path}\0{mode:o} {size} {modified} {link}" for path, mode, size, modified, link, _ in files]
+    return hashlib.sha256("\0".join([told, *lines]).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def digests(environment: Environment) -> list[str]:
-    """The SHA-256 of each of its files, "" for links.
+def digests(files: Sequence[EnvironmentFile], installed: Sequence[str]) -> list[str]:
+    """The SHA-256 of each file, "" for links. `installed`: the folders with the packages.
 
     Most are taken from the RECORD of a wheel, unless the file has changed since; the other files are read.
     """
-    known = {path: one for folder in environment.installed for path, one in _recorded(folder)}
+    known = {path: one for folder in installed for path, one in _recorded(folder)}
     found = []
-    for file in environment.files:
+    for file in files:
         digest, size, written = known.get(file.source, ("", -1, 0))
         if file.link or file.size == 0:
             found.append("")

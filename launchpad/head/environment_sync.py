@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from launchpad.errors import NodeError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.environment import Environment, digests, installed_wheels
+from launchpad.head.environment import Environment, installed_wheels
+from launchpad.head.environment_source import Contents, EnvironmentSource
 from launchpad.head.sync import Progress, SourceFile, list_files, mirror, sync
 from launchpad.job.wheels import Platform, remedy, why_not
 from launchpad.protocol.commands import FindEnvironment, MakeEnvironment, Sync
@@ -33,14 +34,14 @@ Result = TypeVar("Result")
 
 
 def sync_environment(
-    bringup: BringUp, nodes: Sequence[int], environment: Environment, progress: Progress, say: Callable[[str], None]
+    bringup: BringUp, nodes: Sequence[int], source: EnvironmentSource, progress: Progress, say: Callable[[str], None]
 ) -> dict[int, str]:
     """Have the nodes have the environment. Returns its interpreter on each.
 
     `say` is told what was sent to whom. Raises NodeError with a line for each node that can't have it.
     """
-    version = environment.version
-    request = FindEnvironment(environment.name, version, environment.abi, environment.python)
+    environment = _meanwhile(bringup, source.environment)
+    request = FindEnvironment(environment.name, environment.version, environment.abi, environment.python)
     answers = bringup.ask(dict.fromkeys(nodes, request), EnvironmentFound, _FIND_SECONDS)
     found: dict[int, EnvironmentFound] = dict(zip(nodes, answers, strict=True))
     pythons = {node: one.python for node, one in found.items() if one.python}
@@ -50,7 +51,7 @@ def sync_environment(
     for folder in environment.outside:
         sync(bringup, nodes, folder, _meanwhile(bringup, partial(list_files, folder)), progress)
     if lacking:
-        size = _send(bringup, lacking, environment, progress)
+        size = _send(bringup, lacking, environment.name, _meanwhile(bringup, source.contents), progress)
         pythons |= _make(bringup, environment, {node: environment.python or found[node].base for node in lacking})
         say(f"sent {size} of {environment.prefix} to {_names(bringup, lacking)}")
     else:
@@ -99,7 +100,7 @@ def _refuse(bringup: BringUp, environment: Environment, found: Mapping[int, Envi
         raise NodeError(failed_hosts(problems, len(bringup.nodes), remedy(environment.version)))
 
 
-def _send(bringup: BringUp, nodes: Sequence[int], environment: Environment, progress: Progress) -> str:
+def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents, progress: Progress) -> str:
     """Send the nodes the files that they lack. Returns how much the one that lacked most was sent, for people."""
     most = 0
 
@@ -108,10 +109,10 @@ def _send(bringup: BringUp, nodes: Sequence[int], environment: Environment, prog
         most = max(most, taken)
         progress(host, taken, wanted)
 
-    rows = [list(file[:5]) for file in environment.files]
+    rows = [list(file[:5]) for file in contents.files]
     advice = "repair the environment, and run the command again"
-    sources = [SourceFile(file.source, file.size, advice) for file in environment.files]
-    request = Sync(environment.name, rows, _meanwhile(bringup, partial(digests, environment)))
+    sources = [SourceFile(file.source, file.size, advice) for file in contents.files]
+    request = Sync(name, rows, contents.digests)
     mirror(bringup, nodes, request, sources, "--sync-env", note)
     return f"{most / 1e6:.0f} MB"
 

@@ -15,7 +15,7 @@ from launchpad.protocol.events import AgentReady, NodeFacts, PortsHeld, SpareRea
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
-    from launchpad.head.environment import Environment
+    from launchpad.head.environment_source import EnvironmentSource
     from launchpad.head.health import Unwell
     from launchpad.head.sync import SyncedFile
     from launchpad.job.succession import Roster
@@ -47,7 +47,7 @@ class Supplies(NamedTuple):
     """What nodes on other machines are given before their ranks start."""
 
     files: "Sequence[SyncedFile] | None" = None  # those of the working folder, with --sync
-    environment: "Environment | None" = None  # the one that the ranks run in, with --sync-env
+    environment: "EnvironmentSource | None" = None  # the one that the ranks run in, with --sync-env
 
 
 class Unhealthy(NodeError):

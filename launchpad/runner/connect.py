@@ -344,6 +344,7 @@ def supply(
         with _progress(remote, quiet=quiet) as note:
             tell = (lambda _: None) if quiet else say_on_stderr
             pythons |= sync_environment(bringup, remote, supplies.environment, note, tell)
+        supplies.environment.rest()
     return Supplied(folders, pythons)
 
 

@@ -77,7 +77,7 @@ def run_job(
         from launchpad.runner.checkup import refuse_unfit
 
         refuse_unfit(hosts, options, spec.cwd, torch=spec.torch, mpi=spec.backend == "mpi", environ=spec.environ)
-    supplies = supplies_for(options.hosts, spec)
+    supplies = supplies_for(options.hosts, spec, closing)
     links, reopen, tell, bringup = _nodes(options, hosts, spec, local, closing)
     if options.reports.verbose:
         _say_more(spec, local, hosts)

@@ -127,7 +127,7 @@ def _lead(
 ) -> int:
     closing.callback(joining.leave)
     try:
-        supplies = supplies_for(options.hosts, spec)  # for the machines that are only offered
+        supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
         bringup = BringUp()
         say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
         with stoppable(say):

@@ -23,6 +23,8 @@ from launchpad.runner.imports import TORCH, look_through, what_to_preload
 from launchpad.runner.options import HostOptions, ProgramOptions, RunOptions
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from launchpad.head.planner import Supplies
     from launchpad.job.faults import Faults
     from launchpad.job.health import HealthCheck
@@ -205,7 +207,7 @@ def working_folder(requested: str | None, *, here: bool = True) -> str:
         raise UsageError(f"the current folder is gone ({error.strerror}); cd to one that exists") from None
 
 
-def supplies_for(options: HostOptions, spec: JobSpec) -> Supplies:
+def supplies_for(options: HostOptions, spec: JobSpec, closing: ExitStack) -> Supplies:
     """What other machines get, with --sync and --sync-env. Raises UsageError if that can't be copied."""
     from launchpad.head.planner import Supplies  # only once the agent has been asked for
 
@@ -215,9 +217,11 @@ def supplies_for(options: HostOptions, spec: JobSpec) -> Supplies:
 
         supplies = supplies._replace(files=list_files(spec.cwd, spec.log_dir))
     if options.sync_env:
-        from launchpad.head.environment import ask_interpreter, describe
+        from launchpad.head.environment_source import EnvironmentSource
 
-        supplies = supplies._replace(environment=describe(ask_interpreter(spec.python, spec.cwd, os.environ)))
+        environment = EnvironmentSource(spec.python, spec.cwd)
+        closing.callback(environment.rest)
+        supplies = supplies._replace(environment=environment)
     return supplies
 
 

@@ -40,7 +40,8 @@ REASONS = {
     "looks at hosts: real/one_node, real/hosts": "doctor",
     "forks: real/images": "forkserver",
     "part of a running job: real/one_node, real/hosts": (
-        "head/requester head/gpu_leases head/debug_clients head/debuggers head/environment_sync head/hub "
+        "head/requester head/gpu_leases head/debug_clients head/debuggers head/environment_source "
+        "head/environment_sync head/hub "
         "head/master_search head/meetings head/mpi_service head/own_signals head/readiness head/role_planner "
         "head/roles head/session_calls head/sink head/stdin_forwarder"
     ),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from launchpad.errors import UsageError
+from launchpad.head.environment_source import EnvironmentSource
 from tests.support.command import DEADLINE, Launchpad
 from tests.support.hosts import Hosts
 from tests.support.hosts import hosts as hosts
@@ -118,6 +120,25 @@ def test_doctor_says_which_wheel_would_not_run_there(launchpad: Launchpad, hosts
     done = launchpad.run(*words, "--sync-env")
     assert (done.returncode, said in done.stdout) == (3, True), done.stdout
     assert "glibc" not in launchpad.run(*words).stdout
+
+
+def test_an_environment_that_changes_meanwhile_goes_to_no_further_host(made: Made) -> None:
+    source = EnvironmentSource(str(made.python), "/")
+    first = source.environment()
+    source.rest()
+    assert f"{made.packages.relative_to(made.prefix)}/own.py" in [file.path for file in source.contents().files]
+    late = EnvironmentSource(str(made.python), "/")
+    assert late.environment() == first
+    late.rest()
+    with open(made.packages / "own.py", "r+") as in_place:  # which its folder's time does not show
+        in_place.write("X")
+    with pytest.raises(UsageError, match=f"^--sync-env: {made.prefix} has changed since the job began, and further "):
+        late.contents()
+
+
+def test_an_interpreter_that_says_nothing_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^--sync-env: /bin/true doesn't say what it imports; does it start\?$"):
+        EnvironmentSource("/bin/true", "/").environment()
 
 
 def test_a_python_that_no_host_has_is_one_line(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.head.environment import Environment, Interpreter, describe, digests, installed_wheels
+from launchpad.head.environment import Environment, EnvironmentFile, Interpreter, describe, digests, installed_wheels
 from launchpad.head.sync import name_of_copy
 from launchpad.protocol.commands import CACHE, HERE
 
@@ -47,8 +47,12 @@ def interpreter(prefix: Path, base: str = "/usr", *, relocatable: bool = False, 
     )
 
 
-def paths(environment: Environment) -> list[str]:
-    return [file.path for file in environment.files]
+def files(of: Interpreter) -> list[EnvironmentFile]:
+    return describe(of)[1].all()
+
+
+def paths(of: Interpreter) -> list[str]:
+    return [file.path for file in files(of)]
 
 
 def texts(environment: Environment) -> dict[str, str]:
@@ -56,22 +60,23 @@ def texts(environment: Environment) -> dict[str, str]:
 
 
 def test_a_venv_is_sent_without_what_is_made_there(venv: Path) -> None:
-    found = describe(interpreter(venv))
-    assert paths(found) == ["bin/program", f"{PACKAGES}/tool.py", "lib64"]
-    assert found.files[0].permissions == 0o755
-    assert found.files[2].link == "lib"
+    found, listing = describe(interpreter(venv))
+    assert [file.path for file in listing.files] == ["bin/program", f"{PACKAGES}/tool.py", "lib64"]
+    assert listing.files[0].permissions == 0o755
+    assert listing.files[2].link == "lib"
     assert texts(found)["bin/tool"] == f"#!{HERE}/bin/python\nimport tool\n"
     assert (found.venv, found.python, found.outside) == (True, "", [])
     assert found.name.startswith("env-venv-")
 
 
 def test_the_name_changes_with_any_file_but_not_with_compiled_ones(venv: Path) -> None:
-    before = describe(interpreter(venv))
+    before, _ = describe(interpreter(venv))
     compiled = write(venv / PACKAGES / "__pycache__" / "tool.cpython-311.pyc", "x")
-    assert describe(interpreter(venv)).name == before.name
-    assert str(compiled.relative_to(venv)) in paths(describe(interpreter(venv)))
-    write(venv / PACKAGES / "tool.py", "1\n")
-    assert describe(interpreter(venv)).name != before.name
+    assert describe(interpreter(venv))[0].name == before.name
+    assert str(compiled.relative_to(venv)) in paths(interpreter(venv))
+    with open(venv / PACKAGES / "tool.py", "r+") as in_place:  # which its folder does not show
+        in_place.write("1")
+    assert describe(interpreter(venv))[0].name != before.name
 
 
 def test_links_that_lead_out_are_followed(venv: Path, tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_links_that_lead_out_are_followed(venv: Path, tmp_path: Path) -> None:
     (venv / PACKAGES / "pkg" / "again").symlink_to(cached.parent)
     (venv / PACKAGES / "inside").symlink_to(venv / PACKAGES / "tool.py")
     (venv / PACKAGES / "nowhere").symlink_to("gone/file")
-    found = {file.path: file for file in describe(interpreter(venv)).files}
+    found = {file.path: file for file in files(interpreter(venv))}
     assert found[f"{PACKAGES}/mod.py"].size == found[f"{PACKAGES}/pkg/mod.py"].size == len("cached\n")
     assert found[f"{PACKAGES}/inside"].link == "tool.py"
 
@@ -92,7 +97,7 @@ def test_editable_installs_and_other_folders_are_copied_beside(venv: Path, tmp_p
     package = write(source / "mine" / "__init__.py", "").parent
     other.mkdir()
     write(venv / PACKAGES / "__editable___mine_finder.py", f"MAPPING = {{'mine': '{package}'}}\n")
-    found = describe(interpreter(venv, folders=[str(other)], editable=[str(package), str(package / "part")]))
+    found, _ = describe(interpreter(venv, folders=[str(other)], editable=[str(package), str(package / "part")]))
     assert found.outside == sorted([str(other), str(package)])
     mine, more = (f"{CACHE}/{name_of_copy(str(one))}" for one in (package, other))
     assert texts(found)[f"{PACKAGES}/__editable___mine_finder.py"] == f"MAPPING = {{'mine': '{mine}'}}\n"
@@ -101,8 +106,9 @@ def test_editable_installs_and_other_folders_are_copied_beside(venv: Path, tmp_p
 
 def test_packages_of_the_system_come_along_where_they_are_seen(venv: Path, tmp_path: Path) -> None:
     system = write(tmp_path / "dist-packages" / "old.py", "").parent
-    found = describe(interpreter(venv, folders=[str(system), "/usr/lib/python3.11/lib-dynload"]))
-    assert "lib/site-0/old.py" in paths(found)
+    seen = interpreter(venv, folders=[str(system), "/usr/lib/python3.11/lib-dynload"])
+    assert "lib/site-0/old.py" in paths(seen)
+    found, _ = describe(seen)
     assert texts(found)[f"{PACKAGES}/_launchpad.pth"] == f"import site; site.addsitedir('{HERE}/lib/site-0')\n"
 
 
@@ -110,8 +116,8 @@ def test_a_relocatable_interpreter_comes_along(venv: Path, tmp_path: Path) -> No
     base = tmp_path / "uv"
     write(base / "bin" / "python3.11", "\x7fELF", 0o755)
     write(base / "lib" / "python3.11" / "os.py", "")
-    found = describe(interpreter(venv, str(base), relocatable=True))
-    assert {"python/bin/python3.11", "python/lib/python3.11/os.py"} < set(paths(found))
+    found, listing = describe(interpreter(venv, str(base), relocatable=True))
+    assert {"python/bin/python3.11", "python/lib/python3.11/os.py"} < {file.path for file in listing.files}
     assert (found.venv, found.python) == (True, "python/bin/python3.11")
 
 
@@ -122,8 +128,8 @@ def test_a_conda_prefix_is_sent_whole(tmp_path: Path) -> None:
     write(prefix / "lib" / "libz.so", "")
     write(prefix / "conda-meta" / "history", "")
     write(prefix / "pkgs" / "cached", "")
-    found = describe(interpreter(prefix, str(prefix), relocatable=True))
-    assert paths(found) == ["bin/python3.11", "lib/libz.so", f"{PACKAGES}/x.py"]
+    found, listing = describe(interpreter(prefix, str(prefix), relocatable=True))
+    assert [file.path for file in listing.files] == ["bin/python3.11", "lib/libz.so", f"{PACKAGES}/x.py"]
     assert (found.venv, found.python) == (False, "bin/python3.11")
 
 
@@ -138,8 +144,8 @@ def test_hashes_are_taken_from_the_wheels_records_unless_a_file_was_changed(venv
     record = write(info / "RECORD", row(same, "AS IT WAS") + row(changed, "old\n"))
     os.utime(same, (1, 1))
     os.utime(changed, ns=(1, record.stat().st_mtime_ns + 1))
-    found = describe(interpreter(venv))
-    by_path = dict(zip(paths(found), digests(found), strict=True))
+    found, listing = describe(interpreter(venv))
+    by_path = {file.path: one for file, one in zip(listing.files, digests(listing.files, found.installed), strict=True)}
     assert by_path[f"{PACKAGES}/same.py"] == hashlib.sha256(b"AS IT WAS").hexdigest(), "it was not read"
     assert by_path[f"{PACKAGES}/changed.py"] == hashlib.sha256(b"new\n").hexdigest()
     assert by_path["lib64"] == ""
