@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import time
+from collections import deque
 from typing import Any
 
 from ... import linux
@@ -59,13 +60,13 @@ class SyncedFolder:
         self._files = command.files
         self._digests = command.digests
         self._name = command.name
-        self._wanted: list[int] = []
+        self._wanted: deque[int] = deque()
         self._open = -1  # the descriptor of the file that is being received
         self._left = 0  # its missing bytes
         self._failed = False
         self._unfinished = ""  # where a file is until it is complete
         self._behind_link: dict[str, bool] = {}  # by folder: whether a link leads to it
-        self._made: set[str] = set()  # the folders that were seen to be real ones, or made
+        self._made: set[str] = {""}  # the folders in it that were seen to be real ones, or made
 
     def begin(self) -> list[Event]:
         """Remove deleted files, and find out which ones are missing or have changed."""
@@ -79,7 +80,8 @@ class SyncedFolder:
             self._unfinished = os.path.join(self._folder, name)
             self._remove_deleted()
             missing = [index for index, file in enumerate(self._files) if not self._is_same(*file)]
-            self._wanted = [index for index in missing if not self._link(index)] if self._digests else missing
+            linked = {index for index in missing if self._link(index)} if self._digests else set()
+            self._wanted = deque(index for index in missing if index not in linked)
             self._check_room()
         except (OSError, ValueError) as error:
             return [Wanted(time.monotonic_ns(), "", [], describe(error))]
@@ -112,14 +114,12 @@ class SyncedFolder:
         """Write what belongs to the current file. Returns the rest."""
         if self._open < 0:
             self._left = self._size()
-            self._open = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            self._open = self._new_file()
         own = data[: self._left]
         linux.write_all(self._open, own)
         self._left -= len(own)
         if self._left == 0:
-            os.close(self._open)
-            self._open = -1
-            self._finish(self._wanted.pop(0))
+            self._finish(self._wanted.popleft())
         return data[len(own) :]
 
     def close(self) -> None:
@@ -134,6 +134,9 @@ class SyncedFolder:
     def _size(self) -> int:
         size: int = self._files[self._wanted[0]][2]
         return size
+
+    def _new_file(self) -> int:
+        return os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
 
     def _path(self, relative: str) -> str:
         return path_in(self._folder, relative)
@@ -156,9 +159,9 @@ class SyncedFolder:
     def _skip_empty(self) -> None:
         """Create links and empty files, for which no chunk comes, up to the next file that has bytes."""
         while self._wanted and (self._files[self._wanted[0]][4] or self._size() == 0):
-            index = self._wanted.pop(0)
+            index = self._wanted.popleft()
             if not self._files[index][4]:
-                os.close(os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+                self._open = self._new_file()
             self._finish(index)
 
     def _conclude(self) -> list[Event]:
@@ -168,75 +171,79 @@ class SyncedFolder:
         digests = self._digests or [""] * len(self._files)
         rows = [[path, digest, mode] for (path, mode, *_), digest in zip(self._files, digests, strict=True)]
         with open(self._record, "w") as file:
-            json.dump(rows, file)
+            file.write(json.dumps(rows))  # several times as fast as json.dump
         return [Synced(time.monotonic_ns(), "")]
 
     def _fail(self, error: OSError) -> list[Event]:
-        self._wanted = []
+        self._wanted.clear()
         self._failed = True
         return [Synced(time.monotonic_ns(), describe(error))]
 
     def _finish(self, index: int) -> None:
         """Put a file into place atomically: a process that has the old one open can read it to its end."""
         relative, permissions, _, modified, link = self._files[index]
-        path = self._path(relative)
-        self._make_room(relative)
+        path = os.path.join(self._folder, relative)
+        self._make_parent(relative)
         if link:
             os.symlink(link, self._unfinished)
         else:
-            os.chmod(self._unfinished, permissions)
-            os.utime(self._unfinished, ns=(modified, modified))
-        os.replace(self._unfinished, path)
+            os.fchmod(self._open, permissions)
+            os.utime(self._open, ns=(modified, modified))
+            os.close(self._open)
+            self._open = -1
+        try:
+            os.replace(self._unfinished, path)
+        except IsADirectoryError:
+            _remove(path)
+            os.replace(self._unfinished, path)
 
-    def _make_room(self, relative: str) -> None:
-        """Make the parents of a file real folders, replacing links and files, and remove a folder in its own place."""
-        parent = self._folder
-        *folders, name = relative.split("/")
-        for part in folders:
-            parent = os.path.join(parent, part)
-            if parent in self._made:
-                continue
-            self._made.add(parent)
-            if os.path.lexists(parent) and (os.path.islink(parent) or not os.path.isdir(parent)):
-                os.unlink(parent)
-            try:
-                os.mkdir(parent, 0o700)
-            except FileExistsError:  # the usual case; or another agent has just made it
-                pass
-        path = os.path.join(parent, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            for folder, _, _ in sorted(os.walk(path), reverse=True):
-                os.rmdir(folder)
+    def _make_parent(self, relative: str) -> None:
+        """Make the folders that a file is in real ones, replacing links and files."""
+        folder = relative.rpartition("/")[0]
+        if folder in self._made:
+            return
+        self._make_parent(folder)
+        path = os.path.join(self._folder, folder)
+        if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
+            os.unlink(path)
+        with contextlib.suppress(FileExistsError):  # the usual case; or another agent has just made it
+            os.mkdir(path, 0o700)
+        self._made.add(folder)
 
     def _link(self, index: int) -> bool:
         """Link the file from another environment that has it, if there is one."""
         relative, permissions, size, modified, _ = self._files[index]
-        there = self._equals.get((self._digests[index], permissions))
-        if not self._digests[index] or there is None:
+        if not self._digests[index]:
             return False
+        folder, there = self._equals.get((self._digests[index], permissions), ("", ""))
+        if not there:
+            return False
+        source, path = os.path.join(folder, there), os.path.join(self._folder, relative)
         try:
-            facts = os.lstat(there)
+            facts = os.lstat(source)
             # A compiled file names the time of its source.
             if facts.st_size != size or (relative.endswith(".py") and facts.st_mtime_ns != modified):
                 return False
-            self._make_room(relative)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(relative))
-            os.link(there, self._path(relative))
+            self._make_parent(relative)
+            try:
+                os.link(source, path)
+            except FileExistsError:
+                _remove(path)
+                os.link(source, path)
         except OSError:  # it is gone, or has too many links
             return False
         return True
 
     @functools.cached_property
-    def _equals(self) -> dict[tuple[str, int], str]:
-        """The files of other environments, by digest and permissions."""
+    def _equals(self) -> dict[tuple[str, int], tuple[str, str]]:
+        """The files of other environments, by digest and permissions: the folder, and the path in it."""
         found = {}
         base = self._base
         for name in os.listdir(base):
             if name.startswith("env-") and name.endswith(".json") and name != os.path.basename(self._record):
                 folder = os.path.join(base, name.removesuffix(".json"))
                 for path, digest, permissions in self._recorded(os.path.join(base, name)):
-                    found[digest, permissions] = os.path.join(folder, path)
+                    found[digest, permissions] = folder, path
         return found
 
     def _check_room(self) -> None:
@@ -279,6 +286,15 @@ class SyncedFolder:
                     os.rmdir(path)
             except OSError:  # it is gone already, or the folder is not empty
                 pass
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or folders without any."""
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for folder, _, _ in sorted(os.walk(path), reverse=True):
+        os.rmdir(folder)
 
 
 def hold(folder: str) -> int:
