@@ -90,6 +90,12 @@ def _print(
             raise UsageError(f"--rank {rank}: the job has ranks 0 to {max(known)}")
     if attempt is not None and attempt > last:
         raise UsageError(f"--attempt {attempt}: the job has " + (f"attempts 0 to {last}" if last else "attempt 0 only"))
+    if attempt is not None and not replay.keeps(folder, attempt, last):
+        first = last - job_store.LAST_ATTEMPTS + 1
+        raise UsageError(
+            f"--attempt {attempt}: the record has the output of attempt 0 and of attempts {first} to {last}; "
+            "launchpad run --log-dir keeps all"
+        )
     shown = max(1, len(set(ranks) or known))
     chosen: FoldChoice = ("equal" if fold is None else fold) if wants_fold(fold, shown, STDOUT) else "never"
     printer = _Printer(shown, chosen, _matcher(grep), notes=attempt is None)
@@ -143,6 +149,7 @@ class _Printer:
         self._programs: Sequence[Sequence[Any]] = ()
         self._roles: Sequence[Sequence[Any]] = ()
         self._prefixes: dict[int, Prefix] = {}
+        self._restarts: list[int] = []  # those after the last output
 
     def show(self, events: Iterable[Any]) -> None:
         """Print the output events; ignore others."""
@@ -155,9 +162,9 @@ class _Printer:
                     self._end_lines()
                     if event.nodes:
                         self._begin(event.nodes)
-                    if self._notes:
-                        self._write(self._device.note(f"launchpad: restart {attempt}".encode(), STDOUT))
+                    self._restarts.append(attempt)
                 case Output(time=at, rank=rank, stream=stream, data=data):
+                    self._note_restarts()
                     self._now = max(self._now, at / 1e9)
                     self._write(self._device.tick(self._now))
                     if (rank, stream) not in self._streams:
@@ -165,7 +172,16 @@ class _Printer:
                         mark = torch_mark(rank, stream, self._template)
                         self._streams[rank, stream] = LineStream(STDOUT, prefix, len(prefix), rank, stream, mark)
                     self._feed(self._streams[rank, stream], data)
+        self._note_restarts()
         sys.stdout.buffer.flush()
+
+    def _note_restarts(self) -> None:
+        """Say where an attempt begins; of very many the output isn't kept."""
+        if self._restarts and self._notes:
+            first, last = self._restarts[0], self._restarts[-1]
+            text = f"restart {first}" if first == last else f"restarts {first} to {last}"
+            self._write(self._device.note(f"launchpad: {text}".encode(), STDOUT))
+        self._restarts.clear()
 
     def _feed(self, stream: LineStream, data: bytes) -> None:
         if self._matches is not None:

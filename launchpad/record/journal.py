@@ -76,6 +76,16 @@ class _Write(NamedTuple):
     segment: bool = False
 
 
+class _Remove(NamedTuple):
+    """A folder that is not to be kept."""
+
+    path: str
+    data: bytes = b""
+
+
+_Piece = _Write | _Remove
+
+
 class Journal:
     """The sink. `folder` is "" if no record can be kept; that is reported once, and the job runs on."""
 
@@ -119,7 +129,7 @@ class Journal:
         except OSError:  # a file system without locks, or a read-only state folder
             pass
         self.folder = folder
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._plan = plan
         self._told = False  # what the job is run with has been written
         writer = _JournalWriter(self._queue, os.dup(self._lock), folder, self)
@@ -143,6 +153,9 @@ class Journal:
             self._flush()
             self._attempt = event.attempt
             self._streams.clear()
+            past = event.attempt - job_store.LAST_ATTEMPTS
+            if past > 0 and self._files is None:
+                self._put(_Remove(f"attempt_{past}"))
             if event.nodes:
                 self._joined = {rank for node in event.shown_there for rank in event.nodes[node][1]}
         elif type(event) is Sampled:
@@ -207,7 +220,7 @@ class Journal:
             self._put(_Write(f"{stream.folder}/{stream.name}", mark + b"".join(stream.pending), segment=True))
             stream.pending, stream.waiting, stream.left_out = [], 0, 0
 
-    def _put(self, piece: _Write) -> None:
+    def _put(self, piece: _Piece) -> None:
         self._put_bytes += len(piece.data)
         self._queue.put(piece)
 
@@ -276,7 +289,7 @@ _BESIDES = {job_store.CIRCUMSTANCES, job_store.SAMPLES}
 class _JournalWriter:
     """The writer thread: opens, writes and removes files."""
 
-    def __init__(self, pieces: queue.SimpleQueue[_Write | None], events: int, folder: str, journal: Journal) -> None:
+    def __init__(self, pieces: queue.SimpleQueue[_Piece | None], events: int, folder: str, journal: Journal) -> None:
         self._pieces = pieces
         self._folder = folder
         self._journal = journal
@@ -309,11 +322,20 @@ class _JournalWriter:
         if self._written > LARGE_BYTES:
             self._journal.make_room(self._written)
 
-    def _write(self, piece: _Write) -> None:
+    def _write(self, piece: _Piece) -> None:
+        if isinstance(piece, _Remove):
+            self._remove(piece.path)
+            return
         fd = self._segment(piece) if piece.segment else self._open(piece.path)
         data = piece.data if piece.path != job_store.CIRCUMSTANCES else self._journal.circumstances()
         linux.write_all(fd, data)
         self._written += len(data)
+
+    def _remove(self, folder: str) -> None:
+        """Remove the output of an attempt long past; files that are open would still take room."""
+        self._streams.close_all()
+        self._segments = {path: state for path, state in self._segments.items() if not path.startswith(f"{folder}/")}
+        job_store.remove(os.path.join(self._folder, folder))
 
     def _open(self, path: str) -> int:
         if not path:

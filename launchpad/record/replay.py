@@ -96,6 +96,13 @@ def extent(folder: str) -> tuple[set[int], int]:
     return set(found), attempt
 
 
+def keeps(folder: str, attempt: int, last: int) -> bool:
+    """Whether the output of this attempt is kept, where `last` is the last one."""
+    return not 0 < attempt <= last - job_store.LAST_ATTEMPTS or os.path.isdir(
+        os.path.join(folder, f"attempt_{attempt}")
+    )
+
+
 def first_event(folder: str) -> JobPlanned | None:
     """The first event; None if not even that was recorded. Raises Unreadable."""
     try:

@@ -138,7 +138,23 @@ def test_few_descriptors_do_for_many_attempts(launchpad: Launchpad) -> None:
     files = [job / f"attempt_{attempt}/{rank}/stdout.log" for attempt in range(12) for rank in range(5)]
     # A rank that was stopped may not have got that far.
     assert all(path.read_text() == "out\n" for path in files if path.exists())
-    assert {path.parent.parent.name for path in files if path.exists()} == {f"attempt_{n}" for n in range(12)}
+    kept = (0, *range(4, 12))
+    assert {path.parent.parent.name for path in files if path.exists()} == {f"attempt_{n}" for n in kept}
+    assert {path.name for path in job.glob("attempt_*")} == {f"attempt_{n}" for n in kept}
+    notes = [line for line in launchpad.run("logs").stdout.splitlines() if line.startswith("launchpad:")]
+    assert notes == ["launchpad: restarts 1 to 4", *(f"launchpad: restart {n}" for n in range(5, 12))]
+    assert "out" in launchpad.run("logs", "--attempt", 4).stdout
+    refused = launchpad.run("logs", "--attempt", 3)
+    assert refused.returncode == 2
+    assert "has the output of attempt 0 and of attempts 4 to 11; launchpad run --log-dir keeps all" in refused.stderr
+
+
+def test_with_log_dir_the_output_of_all_attempts_is_kept(launchpad: Launchpad) -> None:
+    launchpad.run(
+        *("run", "--max-restarts", 9, "--restart", "always", "--log-dir", "logs", "sh", "-c", "echo out; exit 3")
+    )
+    assert len([*launchpad.folder.glob("logs/*/attempt_*/0/stdout.log")]) == 10
+    assert launchpad.run("logs", "--attempt", 1).stdout == "[0] out\n"
 
 
 def test_a_stream_that_can_not_be_kept_ends_neither_record_nor_job(launchpad: Launchpad) -> None:
