@@ -13,6 +13,7 @@ from launchpad.head.part import Part
 from launchpad.head.planner import Newcomer, Planner, Unhealthy
 from launchpad.job.outcome import signal_name
 from launchpad.job.plan import Member
+from launchpad.job.succession import Peer, Rosters
 from launchpad.protocol.commands import JobEnded
 from launchpad.protocol.events import NodeJoined, NodeRefused
 from launchpad.transport import Link
@@ -33,11 +34,26 @@ class Dialled(NamedTuple):
     member: Member
 
 
+class Superseded(NamedTuple):
+    """Another launcher leads the job by now."""
+
+    by: str  # where it is
+
+
 class Door(Protocol):
     """Where machines join."""
 
-    def open(self, take: Callable[[Dialled], None]) -> None:
-        """From now on, `take` gets each machine that joins, in any thread."""
+    own: Peer  # the head
+    rosters: Rosters  # those that count when the job begins: none, unless it goes on after the loss of its head
+
+    def peer(self, link: Link) -> Peer:
+        """The launcher on the other end."""
+
+    def open(self, take: Callable[[Dialled | Superseded], None]) -> None:
+        """From now on, `take` gets each machine that joins, and is told of a later head, in any thread."""
+
+    def give_way(self, rosters: Rosters) -> None:
+        """The job ends here, as others may go on with it: to be told before it does. These rosters count."""
 
     def close(self) -> None:
         """Let nobody else in."""

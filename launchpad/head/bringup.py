@@ -15,12 +15,15 @@ from launchpad.head.nodes import Nodes
 from launchpad.head.requester import Requester
 from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.outcome import STOPPING
-from launchpad.protocol.commands import Hello, Ping
-from launchpad.protocol.events import AgentReady, Pong, StopRequested, Suspended
+from launchpad.protocol.commands import Hello, Ping, RosterChanged
+from launchpad.protocol.events import AgentReady, Pong, RosterHeld, StopRequested, Suspended
 from launchpad.transport import Link
 
 # A node that has not answered after this long never will.
 READY_SECONDS = 30.0
+
+# The same for the launcher of a node that is to acknowledge a roster.
+HELD_SECONDS = 5.0
 
 
 class BringUp(Requester):
@@ -49,15 +52,18 @@ class BringUp(Requester):
         port: int = 0,
         silence: float = 0.0,
         accelerators: Sequence[tuple[int | str, str]] = (),
+        roster: RosterChanged | None = None,
     ) -> list[AgentReady]:
         """Greet the nodes and return their facts. Raises NodeError if one does not answer.
 
         The first node holds `port`. `silence`: seconds without a heartbeat after which a remote node is considered
         lost by the head, and the head by a remote node. `accelerators`: the value of --nproc for each node, with the
-        ranks' interpreter.
+        ranks' interpreter. `roster`: what the launchers of the others must acknowledge before anything else.
         """
         self.nodes = Nodes(links, self.inbox.put, silence)
         self.nodes.read()
+        if roster is not None:
+            self.ask(dict.fromkeys(self.nodes.remote, roster), RosterHeld, HELD_SECONDS)
         hellos = {
             node: Hello(__version__, count_gpus, 0 if node else port, silence if link.remote else 0.0)
             for node, link in enumerate(links)

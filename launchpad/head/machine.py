@@ -386,9 +386,12 @@ class Machine:
         self._outvoted = lost.reason
         if self.phase == "clearing":
             return self._refuse(lost.reason, now)
-        if self.phase != "running":
+        if self.phase == "over":
             return []
-        return self._stop(Cause("lost", node=lost.node, text=lost.reason), self._after_failure(), now)
+        if self.phase == "stopping":
+            self._ladder = [self._kill]
+            return self._step(now)
+        return self._stop(Cause("lost", node=lost.node, text=lost.reason), [self._kill], now)
 
     def _blame(self, lost: NodeLost, takes_part: bool) -> None:
         """Other ranks may have failed because of it, and their exits may be heard first."""

@@ -43,7 +43,7 @@ def parts_of(
     if door is not None and planner.membership is not None and planner.membership.returns:
         from launchpad.head.rosters import RosterKeeper
 
-        parts.append(RosterKeeper(hub, planner))
+        parts.append(RosterKeeper(hub, planner, door))
     if spec.roles:
         from launchpad.head.roles import Roles
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
+from launchpad.head.arrivals import Door, Superseded
 from launchpad.head.hub import Hub
 from launchpad.head.machine import Release, Restart
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.planner import Planner
-from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on
+from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on, without_own
 from launchpad.protocol.commands import RosterChanged
 from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
 
@@ -18,26 +18,28 @@ from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, Roster
 class RosterKeeper(Part):
     """Sends a new roster with every change, and keeps those that may count. Node 0 is the head's own."""
 
-    takes = (RosterHeld,)
+    takes = (RosterHeld, Superseded)
     sees = (NodeJoined, NodeLost, Release, Restart)
 
-    def __init__(self, hub: Hub, planner: Planner) -> None:
+    def __init__(self, hub: Hub, planner: Planner, door: Door) -> None:
         assert planner.membership is not None
         self._hub = hub
+        self._door = door
         self._membership = planner.membership
         self._limit = planner.spec.limits.max_restarts
         before = planner.before
-        self._term = before.term + 1 if before else 1
-        self._own = os.urandom(8).hex()
-        self._rosters: Rosters = ()
+        self._own = door.own.key
+        self._rosters: Rosters = door.rosters
+        self._term = self._rosters[-1].term if self._rosters else 1
         self._peers: dict[int, Peer] = {}  # by node: those that are here
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
         self._restarts = before.restarts if before else 0
+        self._goes_on = False  # the job, when it loses a node
 
     def start(self) -> None:
         """Say who is here at the start of the job."""
-        if not self._rosters:
+        if not self._peers:
             for node in sorted({0, *self._hub.nodes.open}):
                 self._add(node)
             self._change()
@@ -50,6 +52,8 @@ class RosterKeeper(Part):
                     raise InvalidMessage
                 self._held[self._peers[source].key] = (self._rosters[-1].term, change, self._own)
                 self._settle()
+            case Superseded(by=by):
+                self._give_way(0, f"the job is led from {by} by now: its part here ends")
             case NodeJoined(node=node) if node:
                 self._add(node)
                 self._change()
@@ -64,8 +68,8 @@ class RosterKeeper(Part):
                 self._change()
 
     def _add(self, node: int) -> None:
-        key = f"{self._own}.{node}.{self._rosters[-1].change + 1 if self._rosters else 0}" if node else self._own
-        self._peers[node] = Peer(key, self._hub.nodes.name(node))
+        peer = self._door.peer(self._hub.nodes[node].link) if node else self._door.own
+        self._peers[node] = peer._replace(name=self._hub.nodes.name(node))
 
     def _forget(self, node: int) -> Peer:
         peer = self._peers.pop(node)
@@ -76,9 +80,15 @@ class RosterKeeper(Part):
         here = {peer.key for peer in self._peers.values()}
         if may_go_on(self._rosters, here | self._left):
             self._change()
-        elif self._hub.phase != "over":
+        else:
             most = max(len(roster.peers) for roster in self._rosters)
-            reason = f"more than half of the job's {most} nodes were lost, and may go on together: the job ends here"
+            reason = f"more than half of the job's {most} nodes were lost, and may go on together: its part here ends"
+            self._give_way(node, reason)
+
+    def _give_way(self, node: int, reason: str) -> None:
+        if self._hub.phase != "over":
+            if self._goes_on:  # otherwise the others end as well
+                self._door.give_way(without_own(self._own, self._rosters))
             self._hub.happened(-1, MajorityLost(time.monotonic_ns(), node, reason))
 
     def _change(self) -> None:
@@ -92,9 +102,9 @@ class RosterKeeper(Part):
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()
-        survives = self._survives(len(peers) > len(seats))
+        self._goes_on = survives = self._survives(len(peers) > len(seats))
         for node in self._peers.keys() & self._hub.nodes.open - {0}:
-            self._hub.nodes.send(node, RosterChanged(self._peers[node].key, list(self._rosters), survives))
+            self._hub.nodes.send(node, RosterChanged(list(self._rosters), survives))
 
     def _survives(self, spares: bool) -> bool:
         """Whether the job goes on when it loses a node: with others, or by a restart."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from launchpad.errors import UsageError
 from launchpad.job.gpus import parse_gpus
@@ -58,7 +58,8 @@ class NodeOffer:
     spec: JobSpec | None = None  # what its ranks run; None: what the head's run
     failed: str = ""  # why it can't take part
     ends_at: Date | None = None  # when its batch allocation ends, in seconds since 1970
-    key: str = ""  # its own on the rosters
+    key: str = ""  # its launcher's on the rosters
+    port: Annotated[int, range(1 << 16)] = 0  # of its launcher's door, at the address that it dials from; 0: none
     rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
 
     def as_json(self) -> dict[str, Any]:

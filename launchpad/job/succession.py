@@ -20,6 +20,13 @@ class Peer(NamedTuple):
 
     key: str  # no other launcher has it
     name: str  # its node's
+    host: str = ""  # where its door is; "": at the job's endpoint
+    port: int = 0  # 0: it has none, and so can't lead
+
+    @property
+    def at_endpoint(self) -> bool:
+        """Whether the others find it where the nodes of the job meet."""
+        return bool(self.port) and not self.host
 
 
 class Roster(NamedTuple):
@@ -94,20 +101,20 @@ def succession(me: str, rosters: Rosters, seen: Sight) -> Lead | Dial | Wait | E
     order = [peer.key for peer in newest.peers]
     before = order[: order.index(me)] if me in order else order
     at = tuple(key for key, age in seen.seeking.items() if age > newest.age or (age == newest.age and key in before))
-    lead = _takes_over(me, rosters, seen.waiting)
+    lead = takes_over(me, rosters, seen.waiting)
     if lead and (seen.hesitated or not at):
         return lead
     return End() if seen.late else Wait(at, bool(lead))
 
 
-def _takes_over(me: str, rosters: Rosters, waiting: Mapping[str, Rosters]) -> Lead | None:
+def takes_over(me: str, rosters: Rosters, waiting: Mapping[str, Rosters]) -> Lead | None:
     """Lead if enough wait here.
 
     One of them may have a roster of a head that never got enough nodes, and which asks for nodes that are gone: then
     the others do without that one.
     """
     held = {**waiting, me: rosters}
-    while True:
+    while any(held.values()):
         counted = merged(held)
         wrong = {one for one in counted if one.share(held) <= 0.5}
         if not wrong and len(held) >= counted[-1].least:
@@ -117,18 +124,39 @@ def _takes_over(me: str, rosters: Rosters, waiting: Mapping[str, Rosters]) -> Le
             return None
         for key in holders:
             del held[key]
+    return None
+
+
+def stands_for(held: Mapping[str, Rosters], key: str) -> str:
+    """Whose part a launcher plays that has just been started at the endpoint, and at whose door these wait.
+
+    The head's that they have lost, if that was there: two can't listen at the same place. Otherwise it is new (`key`).
+    """
+    every = [rosters[-1] for rosters in held.values() if rosters]
+    newest = max(every, key=lambda one: one.age, default=None)
+    found = [peer.key for peer in newest.peers if peer.key == newest.head and peer.at_endpoint] if newest else []
+    return found[0] if found else key
 
 
 def merged(held: Mapping[str, Rosters]) -> Rosters:
     """What counts for launchers that hold these.
 
     A roster that is in force replaces all that were to follow older ones. One whose head is here, and holds it no more,
-    never comes into force.
+    never comes into force. Who plays the part of a lost head (`stands_for`) holds nothing, and can't know.
     """
     every = list(filter(None, held.values()))
     newest = max((rosters[0] for rosters in every), key=lambda one: one.age)
     later = {one for rosters in every if rosters[0] == newest for one in rosters[1:]}
-    return (newest, *sorted(one for one in later if one in held.get(one.head, (one,))))
+    return (newest, *sorted(one for one in later if one in (held.get(one.head) or (one,))))
+
+
+def first_roster(me: str, lead: Lead, peers: Mapping[str, Peer]) -> Roster:
+    """The first one of a new head, in the order of those before. `peers`: the launchers here, by their keys."""
+    order = list(dict.fromkeys(peer.key for roster in reversed(lead.rosters) for peer in roster.peers))
+    place = {key: number for number, key in enumerate(order)}
+    here = sorted(peers, key=lambda key: place.get(key, len(place)))
+    last = lead.rosters[-1]
+    return Roster(lead.term, 0, me, tuple(peers[key] for key in here), last.least, last.attempt + 1, last.restarts)
 
 
 def without_own(me: str, rosters: Rosters) -> Rosters:

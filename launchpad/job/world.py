@@ -17,6 +17,11 @@ _YES = {"1": True, "true": True, "yes": True, "t": True, "y": True}
 _NO = {"0": False, "false": False, "no": False, "f": False, "n": False}
 
 
+def place(host: str, port: int) -> str:
+    """HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Meeting(NamedTuple):
     """Where the launchpads of a job's nodes meet, each of which was started on its own."""
 
@@ -40,7 +45,7 @@ class Meeting(NamedTuple):
     @property
     def place(self) -> str:
         """HOST:PORT."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return place(self.host, self.port)
 
 
 class WorldSpec(NamedTuple):

@@ -373,9 +373,15 @@ class Check(Command):
 class RosterChanged(Command):
     """Who belongs to the job has changed: for the launchpad of a node that has joined, answered by RosterHeld."""
 
-    key: str  # its own on them
     rosters: list[Any]  # job/succession.py's, the newest last
     survives: bool  # the job goes on when a node is lost
+
+
+class HeadMoved(Command):
+    """The job is led from elsewhere: for the launchpad of a node that has joined, which joins there."""
+
+    host: str
+    port: int
 
 
 class JobEnded(Command):

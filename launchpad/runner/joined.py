@@ -15,10 +15,10 @@ from typing import Any
 
 from launchpad import linux, listeners
 from launchpad.console.message import say_on_stderr
-from launchpad.errors import LaunchpadError, UsageError
+from launchpad.errors import LaunchpadError, NodeError, UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
-from launchpad.head.planner import NodeNames
+from launchpad.head.planner import NodeNames, Planner
 from launchpad.job.hosts import some_of
 from launchpad.job.membership import Membership
 from launchpad.job.offer import NodeOffer
@@ -26,18 +26,23 @@ from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
 from launchpad.job.world import C10D_PORT, Meeting, WorldSpec, join_seconds, parse_conf, parse_endpoint
 from launchpad.runner.allocation_end import allocation_end
-from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here, roster_of
+from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, order_here
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
+from launchpad.runner.own_door import Following, OwnDoor, Takeover
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec, supplies_for
 from launchpad.runner.stoppable import stoppable
 from launchpad.runner.supervise import Taker, supervise
 from launchpad.transport import Link
+from launchpad.transport.join.client import LedElsewhere
 
 # How long a node that can't take part looks for the head to say so.
 FAILED_SECONDS = 5.0
+
+# After so many failures in a row to bring up the nodes of a job that has lost its head, a launcher gives up.
+MOST_FAILURES = 5
 
 
 def run_joined(
@@ -47,7 +52,8 @@ def run_joined(
     assert world.meeting is not None
     meeting = world.meeting
     secret = job_secret(options.nodes, os.environ)
-    say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+    reports = options.reports
+    say: Callable[[str], None] = (lambda _: None) if reports.quiet else say_on_stderr
     try:
         spec = make_spec(options, (), world)
     except UsageError as error:
@@ -55,9 +61,14 @@ def run_joined(
         raise
     with stoppable(say):
         head = leads(meeting, say)
+    offer = _offer(meeting, spec)
+    door = OwnDoor(secret, offer.key) if not meeting.static else None
+    relay = Relay(meeting, secret, offer, spec, quiet=reports.quiet, fold=reports.fold, door=door)
+    member = functools.partial(_member, spec=spec, options=options)
+    part: int | Takeover | Following
     if head:
         try:
-            joining = Joining(meeting, spec, secret, say, functools.partial(_member, spec=spec, options=options))
+            joining = Joining(meeting, spec, secret, say, member)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or meeting.is_head:
                 holder = listeners.holder(meeting.port) if error.errno == errno.EADDRINUSE else ""
@@ -74,7 +85,14 @@ def run_joined(
                     f"whoever can connect to {meeting.place} can join this job; give --rdzv-id or --rdzv-secret-file, "
                     "the same on every node"
                 )
-            return _lead(options, spec, joining, local, closing, taker)
+            part = _lead(options, spec, joining, local, closing, taker)
+            return _go_on(part, options, spec, secret, relay, local, closing, taker)
+    _say_without_effect(options, say)
+    part = relay.run(local, options.signals_to_handle)
+    return _go_on(part, options, spec, secret, relay, local, closing, taker)
+
+
+def _say_without_effect(options: RunOptions, say: Callable[[str], None]) -> None:
     for option, value in (
         ("--junit", options.reports.junit),
         ("--report", options.reports.report),
@@ -82,13 +100,39 @@ def run_joined(
         ("--notify", options.reports.notify),
     ):
         if value is not None:
-            say(f"{option} has no effect on this node, only on the first one")
+            say(f"{option} has no effect on this node, unless it comes to lead the job")
     for option, given in (("--inject", options.inject), ("--health", options.health)):
         if given:
             say(f"{option} has no effect on this node; give it to the first one")
-    reports = options.reports
-    relay = Relay(meeting, secret, _offer(meeting, spec), spec, quiet=reports.quiet, fold=reports.fold)
-    return relay.run(local, options.signals_to_handle)
+
+
+def _go_on(
+    part: int | Takeover | Following,
+    options: RunOptions,
+    spec: JobSpec,
+    secret: bytes,
+    relay: Relay,
+    local: LocalAgent,
+    closing: ExitStack,
+    taker: Taker | None,
+) -> int:
+    """Lead and follow by turns, until the job has ended. Returns its exit code."""
+    closing.callback(relay.close)
+    failures = 0
+    while not isinstance(part, int):
+        if isinstance(part, Following):
+            failures = failures + 1 if part.failed else 0
+            if failures == MOST_FAILURES:
+                raise NodeError(f"this node can't lead the job: {part.failed}")
+            part = relay.follow(part, local, options.signals_to_handle)
+            continue
+        assert spec.world.meeting is not None
+        member = functools.partial(_member, spec=spec, options=options)
+        joining = Joining(spec.world.meeting, spec, secret, relay.say, member, part)
+        if not options.reports.quiet:
+            relay.say(f"leading the job from here, with {some_of([offer.name for _, offer in joining.nodes])}")
+        part = _lead(options, spec, joining, local, closing, taker)
+    return part
 
 
 def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAgent, *, quiet: bool) -> int:
@@ -102,7 +146,9 @@ def offer_machine(endpoint: str, slots: Any, nodes: NodeOptions, local: LocalAge
     meeting = Meeting(host, port or C10D_PORT, 0, join_seconds=seconds, elsewhere=elsewhere)
     secret = job_secret(nodes, os.environ)
     offer = dataclasses.replace(_offer(meeting, None), slots=slots)
-    return Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
+    part = Relay(meeting, secret, offer, None, quiet=quiet).run(local, frozenset())
+    assert isinstance(part, int)  # a machine that is only offered has no door
+    return part
 
 
 def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffer:
@@ -110,7 +156,10 @@ def _offer(meeting: Meeting, spec: JobSpec | None, failed: str = "") -> NodeOffe
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = meeting.size if meeting.nnodes else ""
     end = spec.limits.ends_at if spec is not None else allocation_end(os.environ)
-    return NodeOffer(name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end)
+    key = os.urandom(8).hex()
+    return NodeOffer(
+        name, sys.executable, size, meeting.node_rank, order, spec=spec, failed=failed, ends_at=end, key=key
+    )
 
 
 def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
@@ -124,49 +173,72 @@ def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
 
 def _lead(
     options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, taker: Taker | None
-) -> int:
-    closing.callback(joining.leave)
+) -> int | Following:
+    """Lead the job to its end, or until another launcher does."""
+    took_over = joining.lead is not None
+    leaves = closing.enter_context(ExitStack())
+    leaves.callback(joining.leave)
     try:
-        supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
-        bringup = BringUp()
-        say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
-        with stoppable(say):
-            arrived = joining.wait()
-            own_signals.catch(bringup.post, options.signals_to_handle)
-        if spec.world.master_port:  # static's nodes meet at the port of torch's store
-            joining.stop_listening()
-        link = local.link()
-        link.name = socket.gethostname()
-        names = NodeNames([link.name])
-        links: list[Link] = [link, *(joined for joined, _ in arrived)]
-        members = [Member(link.name, spec.nproc, "" if spec.python == sys.executable else spec.python)]
-        for joined, offer in arrived:
-            joined.name = names.take(offer.name)
-            members.append(_member(offer, spec, options)._replace(name=joined.name))
-        meeting = spec.world.meeting
-        assert meeting is not None
-        changes = len(links) > meeting.nnodes or meeting.least < meeting.nnodes or not meeting.static
-        membership = Membership(
-            meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
-        )
-        if before := roster_of(arrived):
-            say(f"going on with the job of {some_of([joined.name for joined, _ in arrived])}, whose head was lost")
-        planner = bring_up(
-            bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet
-        )
-        planner.before = before
+        bringup, planner = _start(options, spec, joining, local, closing, took_over=took_over)
 
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves
 
-        return supervise(bringup, planner, joining.tell, reopen, options.reports, taker, joining)
+        code = supervise(bringup, planner, joining.tell, reopen, options.reports, taker, joining)
+        following = joining.follow()
+    except LedElsewhere:
+        following = joining.follow()
     except LaunchpadError as error:
-        joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
-        raise
+        if took_over and isinstance(error, NodeError):  # those that were to be led can't be any more
+            local.link().close()
+            following = joining.give_up(str(error))
+        else:
+            joining.tell([f"error: {line}" for line in str(error).splitlines()], error.exit_code)
+            raise
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
         joining.tell(["the job was stopped before its ranks were started"], code)
         raise
+    if following is None:
+        return code
+    leaves.pop_all()  # the door stays open
+    return following
+
+
+def _start(
+    options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, *, took_over: bool
+) -> tuple[BringUp, Planner]:
+    """Wait for the nodes, unless they are here, and bring them up. Raises LedElsewhere, LaunchpadError."""
+    supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
+    bringup = BringUp()
+    say: Callable[[str], None] = (lambda _: None) if options.reports.quiet else say_on_stderr
+    with stoppable(say):
+        arrived = joining.nodes if took_over else joining.wait()
+        own_signals.catch(bringup.post, options.signals_to_handle)
+    if spec.world.master_port:  # static's nodes meet at the port of torch's store
+        joining.stop_listening()
+    link = local.reopen() if took_over else local.link()
+    link.name = socket.gethostname()
+    names = NodeNames([link.name])
+    links: list[Link] = [link, *(joined for joined, _ in arrived)]
+    members = [Member(link.name, spec.nproc, "" if spec.python == sys.executable else spec.python)]
+    for joined, offer in arrived:
+        joined.name = names.take(offer.name)
+        members.append(_member(offer, spec, options)._replace(name=joined.name))
+    meeting = spec.world.meeting
+    assert meeting is not None
+    changes = len(links) > meeting.nnodes or meeting.least < meeting.nnodes or not meeting.static
+    membership = Membership(
+        meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits
+    )
+    if joining.lead and not took_over:
+        say(f"going on with the job of {some_of([joined.name for joined, _ in arrived])}, whose head was lost")
+    planner = bring_up(
+        *(bringup, spec, members, links, supplies, options.hosts, membership, joining.first_roster()),
+        quiet=options.reports.quiet,
+    )
+    planner.before = joining.lead.rosters[-1] if joining.lead else None
+    return bringup, planner
 
 
 def _member(offer: NodeOffer, spec: JobSpec, options: RunOptions) -> Member:

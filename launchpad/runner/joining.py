@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -13,18 +14,22 @@ from typing import Any
 from launchpad import linux
 from launchpad.console.message import QueuedMessages
 from launchpad.errors import NodeError, UsageError
-from launchpad.head.arrivals import Dialled
+from launchpad.head.arrivals import Dialled, Superseded
 from launchpad.job.hosts import some_of
 from launchpad.job.offer import NodeOffer
+from launchpad.job.outcome import NODE_LOST
 from launchpad.job.plan import Member
 from launchpad.job.spec import JobSpec
-from launchpad.job.succession import Roster
+from launchpad.job.succession import Lead, Peer, Rosters, first_roster, stands_for, takes_over
 from launchpad.job.world import Meeting
-from launchpad.protocol.commands import JobEnded
+from launchpad.job.world import place as _place
+from launchpad.protocol.commands import HeadMoved, JobEnded, RosterChanged
 from launchpad.runner.options import NodeOptions
+from launchpad.runner.own_door import Following, Guest, HeadPlace, Takeover
 from launchpad.runner.this_machine import own_addresses
-from launchpad.transport.join.client import no_address, resolve
-from launchpad.transport.join.server import JoinedLink, JoinServer
+from launchpad.transport import Link
+from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere, no_address, place_of, resolve
+from launchpad.transport.join.server import JoinedLink, JoinServer, listen
 from launchpad.transport.local import SECRET
 
 # When to tell the user who is missing: seconds after the start, and how often after the last of them.
@@ -33,6 +38,9 @@ TELL_EVERY = 60.0
 
 # How often to look for the address of the host where the nodes meet, while its name has none.
 RESOLVE_SECONDS = 0.5
+
+# How often those that don't follow a head are told of it.
+ANNOUNCE_SECONDS = 1.0
 
 LOCALHOST = ("localhost", "127.0.0.1", "::1")
 
@@ -86,29 +94,75 @@ class Joining:
         secret: bytes,
         say: Callable[[str], None],
         member: Callable[[NodeOffer], Member],
+        takeover: Takeover | None = None,
     ) -> None:
-        """Listen. `member` makes one of an offer. Raises OSError if another program listens there."""
+        """Listen. `member` makes one of an offer. Raises OSError if another program listens there.
+
+        `takeover`: lead a job that has lost its head, at our own door, with the nodes that wait there.
+        """
         self._meeting = meeting
         self._spec = spec
         self._messages = QueuedMessages(say)
         self._member = member
         self._changed = threading.Condition()
-        self._nodes: list[tuple[JoinedLink, NodeOffer]] = []  # by arrival; once all are there, by rank from 1
+        self._nodes: list[Guest] = []  # by arrival; once all are there, by rank from 1
         self._taken: dict[int, JoinedLink] = {}  # node ranks that nodes must have
         self._ready = 0  # how many nodes have been let in, some of which may have left
         self._failed = ""  # why a node can't take part
         self._waiting = True
-        self._take: Callable[[Dialled], None] | None = None  # gets machines that join while the job runs
+        self._take: Callable[[Dialled | Superseded], None] | None = None  # gets machines that join while the job runs
         self._late: dict[JoinedLink, NodeOffer] = {}  # these, until they know that they have joined, and the job runs
         self._over = False
+        self._peers: dict[Link, Peer] = {}
+        self.rosters: Rosters = ()
+        self.lead: Lead | None = None  # the job goes on after its head was lost
+        self._moved: HeadPlace | None = None  # another one leads it
+        self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
+        self._secret = secret
+        if takeover is not None:
+            self._waiting = False
+            self.own, self.lead = takeover.door.peer, takeover.lead
+            self.address = self.own.host
+            with self._changed:
+                self._server, guests = takeover.door.hand_over(self, self.lead.with_)
+                self._peers |= {link: _peer(link, offer) for link, offer in guests}
+                self._nodes = _in_order(guests, len(guests) + 1, self.lead)
+            return
+        self.own = Peer(os.urandom(8).hex(), socket.gethostname(), "", meeting.port)
         self.address = _listen_at(meeting)
-        self._server = JoinServer((self.address, meeting.port), secret, self)
+        self._server = JoinServer(listen((self.address, meeting.port)), secret, self)
 
     # In the server's thread.
 
-    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
+    def state(self) -> dict[str, Any]:
+        """Whether we lead already."""
+        if self._waiting:
+            return {"seeks": None}
+        return {"leads": self._term} if self._take else {}
+
+    def told(self, place: tuple[str, int], term: int) -> None:
+        """Follow a head of a later term."""
+        with self._changed:
+            held = [offer.rosters[-1].term for _, offer in self._nodes if offer.rosters] if self._waiting else []
+            if term > max(held, default=0 if self._waiting else self._term):
+                self._moved = HeadPlace(*place, term)
+                self._changed.notify_all()
+                if self._take is not None:
+                    self._take(Superseded(_place(*place)))
+
+    @property
+    def _term(self) -> int:
+        return self.lead.term if self.lead else 1
+
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> dict[str, Any]:
         """Judge a node."""
         offer = NodeOffer.from_json(offered)
+        self._peers[link] = _peer(link, offer)
+        refusal, notes = self._judge(link, offer)
+        return {"error": refusal} if refusal else {"welcome": notes}
+
+    def _judge(self, link: JoinedLink, offer: NodeOffer) -> tuple[str, list[str]]:
+        """Why it can't join, "" if it can, and notes for its user."""
         with self._changed:
             here = self._meeting
             if offer.failed:
@@ -163,7 +217,7 @@ class Joining:
 
     # In the head's own thread.
 
-    def wait(self) -> list[tuple[JoinedLink, NodeOffer]]:
+    def wait(self) -> list[Guest]:
         """Wait for the other nodes; then they are in the order of their ranks. Raises NodeError."""
         start = time.monotonic()
         deadline = start + self._meeting.join_seconds
@@ -175,17 +229,16 @@ class Joining:
                 here = [one for one in self._nodes if one[0].ready and not one[0].gone.is_set()]
                 if self._failed:
                     raise NodeError(self._failed)
+                if self._moved is not None:
+                    raise LedElsewhere(self._moved[:2])
                 now = time.monotonic()
-                enough = (enough or now) if len(here) + 1 >= least else None
+                goes_on = any(offer.rosters for _, offer in here)
+                lead = self._takes_over(here) if goes_on else None
+                enough = (enough or now) if len(here) + 1 >= least and bool(lead) == goes_on else None
                 last_call = enough + self._meeting.last_call_seconds if enough else None
-                complete = len(here) + 1 >= most or (last_call is not None and _all_back(here))
+                complete = last_call is not None and (len(here) + 1 >= most or (lead is not None and _all_back(here)))
                 if complete or (last_call is not None and now >= last_call):
-                    self._waiting = False
-                    not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
-                    self._late |= dict(not_yet)
-                    arrived = _in_order(here, most, exact=self._meeting.static)
-                    self._nodes = [*arrived, *not_yet]
-                    return arrived
+                    return self._start_with(here, lead)
                 missing = f"{len(here) + 1} of {self._meeting.size} nodes have joined"
                 names = some_of([socket.gethostname(), *(offer.name for _, offer in here)])
                 if last_call is None and now >= deadline:
@@ -195,13 +248,103 @@ class Joining:
                     self._messages.say(f"{missing} ({names}) after {now - start:.0f} s; {rest}")
                 self._changed.wait(reminders.wait(now, deadline if last_call is None else last_call))
 
+    def _takes_over(self, here: list[Guest]) -> Lead | None:
+        """Whether we may lead a job whose nodes have lost their head, with those that are here."""
+        held = {offer.key: offer.rosters for _, offer in here}
+        return takes_over(stands_for(held, self.own.key), (), held)
+
+    def _start_with(self, here: list[Guest], lead: Lead | None) -> list[Guest]:
+        """Wait no more: the job begins, or goes on."""
+        self._waiting = False
+        if lead is not None:
+            self.lead = lead
+            self.own = self.own._replace(key=stands_for({offer.key: offer.rosters for _, offer in here}, self.own.key))
+        not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
+        for link, offer in here:
+            if lead is not None and offer.key not in lead.with_:  # it holds a roster that never counted
+                link.abandon()
+                here = [one for one in here if one[0] is not link]
+        self._late |= dict(not_yet)
+        arrived = _in_order(here, self._meeting.nnodes, lead, exact=self._meeting.static)
+        self._nodes = [*arrived, *not_yet]
+        return arrived
+
+    @property
+    def nodes(self) -> list[Guest]:
+        """Those that are here, in the order of their ranks."""
+        return self._nodes
+
+    def first_roster(self) -> RosterChanged | None:
+        """What the nodes must acknowledge before their ranks start again; None if the job has just begun."""
+        if self.lead is None:
+            return None
+        peers = {self._peers[link].key: self._peers[link] for link, _ in self._nodes} | {self.own.key: self.own}
+        first = first_roster(self.own.key, self.lead, peers)
+        self.rosters = (first,)  # once they have
+        return RosterChanged([*self.lead.rosters, first], True)
+
+    def follow(self) -> Following | None:
+        """Lead no more, if that is so. The nodes join the next head, or look for one."""
+        if self._moved is None and self._gave_way is None:
+            return None
+        for link, _ in self._nodes:
+            if self._moved is not None:
+                link.send(HeadMoved(self._moved.host, self._moved.port))
+            else:
+                link.abandon()
+        return Following(self._server, self.own, self._gave_way or (), self._moved)
+
+    def give_up(self, failed: str) -> Following:
+        """Lead no more: those that were to follow us can't. They look for another head."""
+        assert self.lead is not None
+        self._gave_way = self.lead.rosters
+        following = self.follow()
+        assert following is not None
+        return following._replace(failed=failed)
+
+    def give_way(self, rosters: Rosters) -> None:
+        """The job ends here, as others may go on with it. These rosters count."""
+        self._gave_way = rosters
+
     # While the job runs.
 
-    def open(self, take: Callable[[Dialled], None]) -> None:
+    def peer(self, link: Link) -> Peer:
+        """The launcher on the other end."""
+        return self._peers[link]
+
+    def open(self, take: Callable[[Dialled | Superseded], None]) -> None:
         """From now on, `take` gets each machine that joins."""
         with self._changed:
             self._take = take
             self._hand_over()
+        if self.lead is not None:
+            threading.Thread(target=self._announce, name="announce", daemon=True).start()
+
+    def _announce(self) -> None:
+        """Tell those that don't follow us who leads: whoever is started at the endpoint, and earlier heads.
+
+        They may have led on without knowing of us.
+        """
+        assert self.lead is not None
+        places = [] if self.own.at_endpoint else [(self._meeting.host, self._meeting.port), *self._meeting.elsewhere]
+        places += [(peer.host, peer.port) for roster in self.lead.rosters for peer in roster.peers if peer.host]
+        while not self._over:
+            peers = [self._peers[link] for link, _ in self._nodes if not link.gone.is_set()]
+            here = {(peer.host, peer.port) for peer in (self.own, *peers)}
+            for host, port in [one for one in dict.fromkeys(places) if one not in here]:
+                with contextlib.suppress(OSError, JoinRefused):
+                    self._announce_at(host, port)
+            time.sleep(ANNOUNCE_SECONDS)
+
+    def _announce_at(self, host: str, port: int) -> None:
+        for address in resolve(host, port):
+            own = self.own.host or self._meeting.host
+            told = {"led": [own, self.own.port], "term": self._term}
+            there = HeadConnection((address, port), self._secret, None, tell=told)
+            there.close()
+            term, answer = there.answer.get("term", there.answer.get("leads")), there.answer
+            if type(term) is int and term > self._term:
+                self.told(place_of(answer["led"]) if "led" in answer else (host, port), term)
 
     def _hand_over(self) -> None:
         for link in [link for link in self._late if link.ready] if self._take else ():
@@ -219,8 +362,10 @@ class Joining:
         self._server.stop_listening()
 
     def tell(self, lines: list[str], code: int) -> None:
-        """Tell the nodes how the job ended."""
-        self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
+        """Tell the nodes how the job ended, unless it goes on without us."""
+        if self._gave_way is None or code != NODE_LOST:
+            self._gave_way = self._moved = None
+            self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
 
     def leave(self) -> None:
         """Wait until the nodes, which have been told, have hung up."""
@@ -235,19 +380,21 @@ class Joining:
 FULL = "all {} nodes of the job have joined already"
 
 
-def _in_order(
-    nodes: list[tuple[JoinedLink, NodeOffer]], most: int, *, exact: bool = False
-) -> list[tuple[JoinedLink, NodeOffer]]:
+def _peer(link: JoinedLink, offer: NodeOffer) -> Peer:
+    return Peer(offer.key, offer.name, link.address if offer.port else "", offer.port)
+
+
+def _in_order(nodes: list[Guest], most: int, lead: Lead | None = None, *, exact: bool = False) -> list[Guest]:
     """By rank: if `exact`, those that say one, have it; others follow as before, by what they say, or by arrival.
 
     Then come the spares.
     """
     nodes, spares = nodes[: most - 1], nodes[most - 1 :]
-    place = {peer.key: number for number, peer in enumerate(before.peers)} if (before := roster_of(nodes)) else {}
+    place = {peer.key: number for number, peer in enumerate(lead.rosters[-1].peers)} if lead else {}
     fixed = {one[1].node_rank: one for one in nodes if exact and one[1].node_rank is not None}
     free = [one for one in nodes if not exact or one[1].node_rank is None]
 
-    def key(one: tuple[JoinedLink, NodeOffer]) -> tuple[int, bool, int]:
+    def key(one: Guest) -> tuple[int, bool, int]:
         order = one[1].order if one[1].node_rank is None else one[1].node_rank
         return place.get(one[1].key, len(place)), order is None, order or 0
 
@@ -255,16 +402,9 @@ def _in_order(
     return [fixed[rank] if rank in fixed else free.pop(0) for rank in range(1, len(nodes) + 1)] + spares
 
 
-def roster_of(nodes: Sequence[tuple[JoinedLink, NodeOffer]]) -> Roster | None:
-    """The last one of the head that these nodes have lost, if they come from one."""
-    return max((offer.rosters[-1] for _, offer in nodes if offer.rosters), key=lambda one: one.age, default=None)
-
-
-def _all_back(nodes: Sequence[tuple[JoinedLink, NodeOffer]]) -> bool:
+def _all_back(nodes: Sequence[Guest]) -> bool:
     """Whether all nodes are here that have lost their head."""
-    before = roster_of(nodes)
-    if before is None:
-        return False
+    before = max((offer.rosters[-1] for _, offer in nodes if offer.rosters), key=lambda one: one.age)
     return {peer.key for peer in before.peers} <= {before.head, *(offer.key for _, offer in nodes)}
 
 

@@ -14,6 +14,7 @@ from launchpad.job.hosts import Nproc
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Member, rank_count
 from launchpad.job.spec import JobSpec
+from launchpad.protocol.commands import RosterChanged
 from launchpad.runner.options import HostOptions
 from launchpad.transport import Link
 
@@ -46,12 +47,13 @@ def bring_up(
     supplies: Supplies,
     options: HostOptions,
     membership: Membership | None = None,
+    roster: RosterChanged | None = None,
     *,
     quiet: bool,
 ) -> Planner:
     """Greet the agents, give them the `supplies`, choose the rendezvous of several nodes, lay out the ranks.
 
-    Without `members` the only node is this machine. Raises NodeError, UsageError.
+    Without `members` the only node is this machine. `roster`: as for BringUp. Raises NodeError, UsageError.
     """
     run_id = spec.world.run_id or os.urandom(4).hex()
     silence = options.heartbeat_timeout
@@ -61,6 +63,7 @@ def bring_up(
         port=spec.world.master_port if len(links) == 1 else 0,
         silence=silence,
         accelerators=[(one.nproc, one.python) for one in members] or [(spec.nproc, spec.python)],
+        roster=roster,
     )
     specs = [member.own or spec for member in members] or [spec]
     supplied: Supplied | None = None

@@ -23,10 +23,10 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
-from launchpad.job.succession import Rosters
-from launchpad.job.world import Meeting
+from launchpad.job.succession import Lead, Rosters
+from launchpad.job.world import Meeting, place
 from launchpad.protocol import wire
-from launchpad.protocol.commands import Credit, Hello, JobEnded, RosterChanged, Signal, Start
+from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
     STDERR,
     STDOUT,
@@ -45,9 +45,19 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
+from launchpad.runner.own_door import Following, HeadPlace, OwnDoor, Takeover
+from launchpad.runner.search import HeadSearch
 from launchpad.runner.stoppable import stopped_by
 from launchpad.transport import Link
-from launchpad.transport.join.client import HeadConnection, JoinRefused, no_address, resolve
+from launchpad.transport.join.client import (
+    NO_ANSWER,
+    HeadConnection,
+    JoinRefused,
+    LedElsewhere,
+    no_address,
+    resolve,
+    why_not,
+)
 
 # How often to look for the head while it is not there.
 RETRY_SECONDS = 0.2
@@ -58,8 +68,8 @@ FULL_SECONDS = 10.0
 # When to tell the user that we wait for the head, and how often after it was lost.
 TELL_SECONDS = 3.0
 
-# Why there is no connection, as long as nothing is heard: a host without a head would refuse one at once.
-NO_ANSWER = "no answer; the host is down, or a firewall drops what is sent to it"
+# How often to see who waits at our door, and whether they still do.
+LOOK_SECONDS = 0.05
 LOST_SECONDS = 30.0
 
 # How much of the end of each stream the head gets, for the verdict and the record.
@@ -85,8 +95,12 @@ class Relay:
         *,
         quiet: bool,
         fold: FoldChoice | None = None,
+        door: OwnDoor | None = None,
     ) -> None:
-        """`spec`: what the ranks here run, whose output is then shown and filed here. None: the head shows it."""
+        """`spec`: what the ranks here run, whose output is then shown and filed here. None: the head shows it.
+
+        `door`: at which others may find this launcher, if it can lead the job after the loss of its head.
+        """
         self._meeting = meeting
         self._secret = secret
         self._offer = offer
@@ -97,18 +111,56 @@ class Relay:
         self._own_output: _OwnOutput | None = None
         self._attempt = -1  # of the ranks here, under all heads
         self._earlier = 0  # how many there were under heads that were lost
-        self._survives = False  # the job goes on when its head is lost, if a launchpad is started there again
+        self._survives = False  # the job goes on when its head is lost
+        self._signals: frozenset[int] = frozenset()  # to handle
+        self._places = [(meeting.host, meeting.port), *meeting.elsewhere]  # where to look for the head at first
+        self._moved: HeadPlace | None = None  # where the head is that we are to join
+        self._door = door
+        if door is not None:
+            door.changed = lambda head: self._inbox.put(("search", head))
         self._begin()
 
-    def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int:
-        """Take part in the job and return its exit code. Raises NodeError if it can't be joined."""
+    def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int | Takeover:
+        """Take part in the job. Returns its exit code, or that this launcher is to lead it.
+
+        Raises NodeError if it can't be joined.
+        """
+        self._signals = signals_to_handle
         own_signals.catch(self._post, signals_to_handle)
         head = self._seek()
         if head is None:
             return self._stopped
-        ended = self._take_part(head, local, local.link)
+        return self._go_on(self._take_part(head, local, local.link), local)
+
+    def follow(self, part: Following, local: LocalAgent, signals_to_handle: frozenset[int]) -> int | Takeover:
+        """Follow another head, after having led the job. Returns the same as `run`."""
+        assert self._door is not None
+        self._signals = signals_to_handle
+        own_signals.catch(self._post, signals_to_handle)
+        self._door.take(part.server, part.own)
+        self._offer = dataclasses.replace(
+            self._offer, key=part.own.key, port=part.own.port, rosters=part.rosters or self._offer.rosters
+        )
+        self._survives, self._moved = True, part.head
+        because = f": {part.failed}" if part.failed else ""
+        self._lost = f"this node leads the job no more{because}"
+        return self._go_on(None, local)
+
+    def close(self) -> None:
+        """Close the door, if it is still ours."""
+        if self._door is not None:
+            self._door.close()
+
+    def _go_on(self, ended: JobEnded | None, local: LocalAgent) -> int | Takeover:
+        """Until the job has `ended`: follow the next head, or be it."""
         while ended is None:
-            ended = self._go_on(local)
+            found = self._next_head()
+            if isinstance(found, Takeover):
+                if self._own_output is not None:
+                    self._own_output.end([])
+                    self._own_output = None
+                return found
+            ended = found if isinstance(found, JobEnded) else self._take_part(found, local, local.reopen)
         if self._own_output is not None:
             self._own_output.end(ended.lines)
         else:
@@ -120,10 +172,12 @@ class Relay:
         """Returns how the job ended; None if the head is lost, and the job may go on without it."""
         try:
             for note in head.notes:
-                self._say(note)
+                self.say(note)
             link, inbox = open_link(), self._inbox
             threading.Thread(target=_read, args=(link, inbox), name="agent-link", daemon=True).start()
             head.begin(lambda command: inbox.put(("head", command)))
+            if self._door is not None:
+                self._door.begin()
             ended = self._pass_on(head, link)
             if ended is None:
                 link.close()
@@ -133,20 +187,84 @@ class Relay:
             head.close()
         return ended
 
-    def _go_on(self, local: LocalAgent) -> JobEnded | None:
-        """The head is lost: take part in the job again, once a launchpad has been started there again."""
-        if not self._quiet:
-            self._say(f"{self._lost}; waiting for launchpad to be started there again")
+    def _next_head(self) -> HeadConnection | Takeover | JobEnded:
+        """The head is lost: the connection to the next one, or that we are it, or that nobody is."""
+        moved, self._moved = self._moved, None
+        if moved is not None and not self._quiet:
+            self.say(f"the job is led from {place(moved.host, moved.port)} by now: this node joins it there")
+        if not self._offer.rosters:
+            return self._join(moved)
+        peers = len(self._offer.rosters[-1].peers)
+        others = f"more than half of its {peers} nodes to meet" if peers > 2 else "launchpad to be started there again"
+        if not self._quiet and moved is None:
+            self.say(f"{self._lost}; waiting for {others}")
         self._begin()
         self._earlier = self._attempt + 1
+        if self._door is not None:
+            self._door.seek(self._offer.rosters[-1].age)
+        search = HeadSearch(
+            *(self._meeting, self._secret, self._offer, self._door), lambda: self._inbox.put(("search", None))
+        )
+        found: HeadConnection | Lead | None = None
+        if moved is not None:
+            search.follow(moved)
         try:
-            head = self._seek(LOST_SECONDS, LOST_SECONDS)
+            found = self._search(search)
         except NodeError as error:
             return JobEnded(NODE_LOST, [str(error)])
-        if head is None:
-            said = [] if self._quiet else [f"stopped by {signal_name(self._stopped - 128)}; the job has no head"]
-            return JobEnded(self._stopped, said)
-        return self._take_part(head, local, local.reopen)
+        finally:
+            search.close(found if isinstance(found, HeadConnection) else None)
+        if found is None:
+            return self._stopped_while_searching()
+        if isinstance(found, HeadConnection):
+            if self._door is not None:
+                self._door.follow()
+            return found
+        assert self._door is not None
+        return Takeover(self._door, found)
+
+    def _join(self, moved: HeadPlace | None) -> HeadConnection | JobEnded:
+        """Join a head that has never been ours, perhaps at another place than the endpoint."""
+        self._begin()
+        if moved is not None:
+            self._places = [(moved.host, moved.port), *self._places]
+        return self._seek() or self._stopped_while_searching()
+
+    def _stopped_while_searching(self) -> JobEnded:
+        said = [] if self._quiet else [f"stopped by {signal_name(self._stopped - 128)}; the job has no head"]
+        return JobEnded(self._stopped, said)
+
+    def _search(self, search: HeadSearch) -> HeadConnection | Lead | None:
+        """What it finds; None if the user ends it. Raises NodeError after the join timeout."""
+        start = time.monotonic()
+        deadline, tell = start + self._meeting.join_seconds, start + LOST_SECONDS
+        while True:
+            now = time.monotonic()
+            found = search.look(now)
+            if found is not None:
+                return found
+            waiting = f"waiting for the head of the job at {self._meeting.place}: {search.reason}"
+            if now >= deadline:
+                raise NodeError(f"{waiting}; gave up after {self._meeting.join_seconds:g} s")
+            if now >= tell:
+                tell += LOST_SECONDS
+                if not self._quiet:
+                    self.say(waiting)
+            try:
+                source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell, now + LOOK_SECONDS) - now))
+            except queue.Empty:
+                continue
+            if source == "own" and self._stops(item):
+                return None
+            if source == "search" and item is not None:
+                search.follow(item)
+
+    def _stops(self, event: Any) -> bool:
+        """Whether the user ends the search by this."""
+        if type(event) is not StopRequested or event.signum not in FOR_THE_HEAD:
+            return False
+        self._stopped = 128 + event.signum
+        return True
 
     def _begin(self) -> None:
         """Know nothing of a head. What the last one and its agent have said is not heard any more."""
@@ -159,12 +277,9 @@ class Relay:
         self._heard = 0.0  # when the head last sent something
         self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
         self._deadline: float | None = None
+        self._lost = f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
 
-    @property
-    def _lost(self) -> str:
-        return f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
-
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self._own_output is not None:
             self._own_output.say(text)
         else:
@@ -181,16 +296,13 @@ class Relay:
 
     # Finding the head.
 
-    def _seek(self, tell_after: float = TELL_SECONDS, tell_every: float = inf) -> HeadConnection | None:
-        """The connection to the head; None if the user ends the search. Raises NodeError.
-
-        `tell_after`, `tell_every`: when to tell the user that we wait, in seconds.
-        """
+    def _seek(self) -> HeadConnection | None:
+        """The connection to the head that is first found; None if the user ends the search. Raises NodeError."""
         over = threading.Event()
         self._reason = NO_ANSWER
         threading.Thread(target=self._try, args=(over,), name="seek", daemon=True).start()
         start = time.monotonic()
-        deadline, tell = start + self._meeting.join_seconds, start + tell_after
+        deadline, tell = start + self._meeting.join_seconds, start + TELL_SECONDS
         try:
             while True:
                 now = time.monotonic()
@@ -198,9 +310,9 @@ class Relay:
                 if now >= deadline:
                     raise NodeError(f"{waiting}: {self._reason}; gave up after {self._meeting.join_seconds:g} s")
                 if now >= tell:
-                    tell += tell_every
+                    tell = inf
                     if not self._quiet:
-                        self._say(f"{waiting}: {self._reason}")
+                        say_on_stderr(f"{waiting}: {self._reason}")
                 try:
                     source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell) - now))
                 except queue.Empty:
@@ -209,22 +321,24 @@ class Relay:
                     return item  # type: ignore[no-any-return]
                 if source == "refused":
                     raise NodeError(f"{self._meeting.place}: {item}")
-                if type(item) is StopRequested and item.signum in FOR_THE_HEAD:
-                    self._stopped = 128 + item.signum
-                    if not self._quiet and not self._offer.rosters:
-                        say_on_stderr(stopped_by(item.signum))
+                if self._stops(item):
+                    if not self._quiet:
+                        say_on_stderr(stopped_by(self._stopped - 128))
                     return None
         finally:
             over.set()
 
     def _try(self, over: threading.Event) -> None:
         full_until = 0.0
-        places = [(self._meeting.host, self._meeting.port), *self._meeting.elsewhere]
         while not over.is_set():
             refused = ""
+            places = list(self._places)  # and those at which we are told of others
             for host, port in places:
                 try:
                     found = self._dial(host, port)
+                except LedElsewhere as elsewhere:
+                    self._reason = str(elsewhere)
+                    places += [elsewhere.place] if elsewhere.place not in places else []
                 except JoinRefused as error:  # where there are several places, another may be the head's
                     refused = refused or str(error)
                 except Exception as error:  # a bug must not look like a head that never comes
@@ -244,17 +358,23 @@ class Relay:
             over.wait(RETRY_SECONDS)
 
     def _dial(self, host: str, port: int) -> HeadConnection | None:
-        """Try the addresses of a host. None if there is no head at any, and then `_reason` says why."""
+        """Try the addresses of a host. None if there is no head at any, and then `_reason` says why.
+
+        Raises JoinRefused, LedElsewhere.
+        """
         try:
             addresses = resolve(host, port)
         except OSError as error:
             self._reason = no_address(host, error)
             return None
         for address in addresses:
+            if self._door is not None:
+                self._door.open(address)
+                self._offer = dataclasses.replace(self._offer, port=self._door.peer.port)
             try:
                 return HeadConnection((address, port), self._secret, self._offer.as_json())
             except OSError as error:
-                self._reason = NO_ANSWER if isinstance(error, TimeoutError) else error.strerror or str(error)
+                self._reason = why_not(error)
         return None
 
     # Taking part.
@@ -266,9 +386,13 @@ class Relay:
             match source:
                 case "head":
                     if item is None:
-                        return None if self._survives else JobEnded(NODE_LOST, [self._lost])
+                        no_head_yet = head.waits and not self._heard
+                        return None if self._survives or no_head_yet else JobEnded(NODE_LOST, [self._lost])
                     if type(item) is JobEnded:
                         return item
+                    if type(item) is HeadMoved:
+                        self._moved = HeadPlace(item.host, item.port, 1 << 30)
+                        return None
                     if type(item) is RosterChanged:
                         self._keep(item, head)
                     else:
@@ -295,10 +419,20 @@ class Relay:
                 continue
 
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
-        rosters = typed(Rosters, changed.rosters)
-        self._offer = dataclasses.replace(self._offer, key=changed.key, rosters=rosters)
+        rosters, before = typed(Rosters, changed.rosters), self._offer.rosters
+        newest = rosters[-1]
+        self._offer = dataclasses.replace(self._offer, rosters=rosters)
         self._survives = changed.survives
-        head.send(RosterHeld(time.monotonic_ns(), rosters[-1].change))
+        head.send(RosterHeld(time.monotonic_ns(), newest.change))
+        leader = next((peer for peer in newest.peers if peer.key == newest.head), None)
+        if leader is None:
+            return
+        if before and before[-1].head != newest.head and not self._quiet:
+            self.say(f"the job goes on, led from {leader.name}")
+        host, port = (leader.host, leader.port) if leader.host else (self._meeting.host, self._meeting.port)
+        self._lost = f"the head of the job at {place(host, port)} is gone; the ranks here were stopped"
+        if self._door is not None:
+            self._door.led_from(HeadPlace(host, port, newest.term))
 
     def _command(self, command: Any, link: Any) -> None:
         self._heard = time.monotonic()

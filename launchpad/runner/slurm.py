@@ -21,12 +21,12 @@ from launchpad.job.allocation import INSTEAD
 from launchpad.job.hosts import Host, some_of
 from launchpad.job.offer import NodeOffer
 from launchpad.job.slurm import srun_line
-from launchpad.job.world import join_seconds, parse_conf
+from launchpad.job.world import join_seconds, parse_conf, place
 from launchpad.protocol.commands import JobEnded
 from launchpad.runner.joining import Reminders
 from launchpad.runner.options import RunOptions
 from launchpad.runner.this_machine import own_addresses
-from launchpad.transport.join.server import TELL_SECONDS, JoinedLink, JoinServer
+from launchpad.transport.join.server import TELL_SECONDS, JoinedLink, JoinServer, listen
 from launchpad.transport.local import SECRET
 
 # How much of what srun and its tasks say is kept, and shown if they fail: lines.
@@ -142,7 +142,7 @@ class SrunNodes:
 
     def _start(self, names: Sequence[str], every: bool) -> _Srun:
         argv, environ = srun_line(names, every, os.environ)
-        places = ",".join(_place(address, self._server.port) for address in _addresses(names))
+        places = ",".join(place(address, self._server.port) for address in _addresses(names))
         argv += [sys.executable, "-P", "-m", "launchpad", "join", "--quiet"]
         argv += [f"--rdzv-conf=join_timeout={_DIAL_SECONDS:g}", places]
         srun = _Srun(names, argv, {**environ, SECRET: self._secret}, self._notify)
@@ -156,17 +156,24 @@ class SrunNodes:
 
     # In the server's thread.
 
-    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
+    def state(self) -> dict[str, Any]:
+        """Nothing: nodes that srun has started follow no other head."""
+        return {}
+
+    def told(self, place: tuple[str, int], term: int) -> None:
+        """Likewise."""
+
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> dict[str, Any]:
         """Judge a node."""
         name = NodeOffer.from_json(offered).name
         with self._changed:
             if name not in self._names:
-                return f"{name} is none of the job's nodes, which are {some_of(self._names)}", []
+                return {"error": f"{name} is none of the job's nodes, which are {some_of(self._names)}"}
             known = self._links.get(name)
             if known is not None and not known.gone.is_set():
-                return f"{name} has joined already", []
+                return {"error": f"{name} has joined already"}
             self._links[name] = link
-        return "", []
+        return {"welcome": []}
 
     def joined(self, link: JoinedLink) -> None:  # noqa: ARG002
         """An admitted node knows that it is."""
@@ -264,16 +271,12 @@ def _code(error: BaseException | None) -> int:
 def _listen(secret: bytes, gate: SrunNodes) -> JoinServer:
     """At a free port of all addresses. Raises NodeError."""
     try:
-        return JoinServer(("::", 0), secret, gate)  # IPv4 too
+        return JoinServer(listen(("::", 0)), secret, gate)  # IPv4 too
     except OSError:  # this kernel has no IPv6
         try:
-            return JoinServer(("0.0.0.0", 0), secret, gate)
+            return JoinServer(listen(("0.0.0.0", 0)), secret, gate)
         except OSError as error:
             raise NodeError(f"can't listen for the nodes on this machine: {error.strerror}") from None
-
-
-def _place(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _addresses(nodes: Sequence[str]) -> list[str]:

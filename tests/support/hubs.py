@@ -21,6 +21,9 @@ class FakeNodes:
     def name(self, node: int) -> str:
         return f"h{node}"
 
+    def __getitem__(self, node: int) -> Any:
+        return SimpleNamespace(link=SimpleNamespace(number=node))
+
     def send_all(self, command: Any) -> None:
         self.sent.append(command)
 

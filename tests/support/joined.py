@@ -56,14 +56,15 @@ def ends(job: Job) -> tuple[int, str, str]:
     return job.returncode, out.decode(), re.sub(reminder, "", err.decode(), flags=re.M)
 
 
-def leads(job: Job) -> bool:
-    """Whether this launchpad leads the job: it listens for the others."""
+def leads(job: Job, port: int) -> bool:
+    """Whether this launchpad leads the job: it listens where the others look for it."""
     inodes = set()
     for path in Path(f"/proc/{job.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just been closed
             inodes.add(os.readlink(path))
     with open("/proc/net/tcp") as table:
-        listening = {f"socket:[{line.split()[9]}]" for line in list(table)[1:] if line.split()[3] == "0A"}
+        rows = [line.split() for line in list(table)[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "0A"}
     return bool(inodes & listening)
 
 

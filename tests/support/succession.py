@@ -1,6 +1,6 @@
 """Launchers in a simulated network, which is cut, slow, and loses them: who leads, and whose ranks run.
 
-Time is in ticks.
+The job's endpoint is node 0. Time is in ticks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from launchpad.job.succession import (
     in_force,
     may_go_on,
     merged,
+    stands_for,
     succession,
+    takes_over,
     without_own,
 )
 
@@ -77,7 +79,7 @@ class Launcher:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.key, f"n{self.node}")
+        return Peer(self.key, f"n{self.node}", "" if self.leads and self.node == 0 else f"n{self.node}", 29400)
 
     @property
     def connections(self) -> list[Connection]:
@@ -205,11 +207,19 @@ class Launcher:
         leading = {key: one.rosters[-1].term for key, one in self.world.answers(self, leads=True).items()}
         seeking = {key: one.rosters[-1].age for key, one in self.world.answers(self, leads=False).items()}
         seeking |= {
-            key: self.world.by_key[key].rosters[-1].age for key in self.waits.keys() - seeking.keys() - leading.keys()
+            key: self.world.by_key[key].rosters[-1].age
+            for key in self.waits.keys() - seeking.keys() - leading.keys()
+            if self.world.by_key[key].alive and self.world.by_key[key].rosters
         }
+        if not self.rosters and self.node == 0:
+            self._gather(leading)
+            return
         if not self.rosters:  # a newcomer asks everywhere
             self._wait_at(sorted(leading)[-1:] or sorted(seeking))
             return
+        newest = self.rosters[-1]
+        if self.world.gathers(self) and newest.head in {peer.key for peer in newest.peers if peer.at_endpoint}:
+            seeking[newest.head] = (newest.term, newest.change + 1, newest.head)
         waiting = {one.other(self).key: held for one, held in self.guests.items() if held is not None}
         hesitated = self.able_since is not None and self.world.now - self.able_since > HESITATES
         match succession(self.key, self.rosters, Sight(waiting, leading, seeking, hesitated)):
@@ -221,12 +231,31 @@ class Launcher:
                 self._wait_at(at)
                 self.able_since = (self.able_since or self.world.now) if enough else None
 
+    def _gather(self, leading: dict[str, int]) -> None:
+        """Started again at the endpoint: play the part of the head that was lost there, unless another one leads."""
+        held = {one.other(self).key: rosters or () for one, rosters in self.guests.items()}
+        latest = max((rosters[-1].term for rosters in held.values() if rosters), default=0)
+        later = [key for key, term in leading.items() if term > latest]
+        if later:
+            for connection in list(self.guests):
+                self._hang_up(connection)
+            self._wait_at([max(later, key=lambda key: leading[key])])
+            return
+        own = stands_for(held, self.key)
+        lead = takes_over(own, (), held)
+        if lead is not None:
+            self.key = own
+            self.world.by_key[own] = self
+            self.begin(lead.rosters, lead.term, lead.with_)
+
     def _wait_at(self, doors: Sequence[str]) -> None:
         for key in self.waits.keys() - set(doors):
             self._hang_up(self.waits[key])
         for key in doors:
             if key not in self.waits:
                 door = self.world.by_key[key]
+                if not door.alive:
+                    door = self.world.nodes[door.node]
                 self.waits[key] = connection = Connection(self, door, self.world.now)
                 door.guests[connection] = None
                 self._send(connection, "offer", self.rosters)
@@ -277,6 +306,16 @@ class World:
             if one is not asks and one.alive and not one.paused and self.meets(asks, one) and self.random.random() < 0.9
             if (one.settled if leads else not one.leads and one.head is None and one.rosters)
         }
+
+    def gathers(self, asks: Launcher) -> bool:
+        """Whether a launcher that was started again at the endpoint answers this one, and waits for others."""
+        one = self.nodes[0]
+        return (
+            one.alive
+            and not (one.paused or one.leads or one.head or one.rosters)
+            and self.meets(asks, one)
+            and self.random.random() < 0.9
+        )
 
     def happen(self, fault: Fault) -> None:
         """Let it happen."""

@@ -1,4 +1,4 @@
-"""The head's side of joining: listens, lets in nodes that know the secret, and makes a link of each."""
+"""A door: listens, lets in nodes that know the secret, and makes a link of each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, JobEnded
 from launchpad.protocol.events import AgentLeft
 from launchpad.protocol.printable import printable
+from launchpad.protocol.typed import typed
 from launchpad.transport import CLOSE_SECONDS
 from launchpad.transport.join.proof import head_context, nonce, proof
 from launchpad.transport.join.tls import Reactor, TlsConnection
@@ -57,8 +58,14 @@ TELL_SECONDS = 1.0
 class Gate(Protocol):
     """Who may join. All is called in the reactor's thread, and must not block."""
 
-    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> tuple[str, list[str]]:
-        """Judge a node that knows the secret. Returns why it can't join, "" if it can, and notes for its user.
+    def state(self) -> dict[str, Any]:
+        """The answer to a launcher that knows the secret, and asks whether there is a head."""
+
+    def told(self, place: tuple[str, int], term: int) -> None:
+        """Somebody who knows the secret leads this term of the job from there."""
+
+    def admit(self, link: JoinedLink, offered: dict[str, Any]) -> dict[str, Any]:
+        """Judge a node that knows the secret. Returns the answer, which is "welcome", "wait", "led" or "error".
 
         Raises KeyError, TypeError or ValueError for an offer that is none.
         """
@@ -73,17 +80,8 @@ class Gate(Protocol):
 class JoinServer:
     """Listens for nodes until it is closed."""
 
-    def __init__(self, address: tuple[str, int], secret: bytes, gate: Gate) -> None:
-        """Raises OSError if the address is taken or not ours."""
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(address)
-            self._listener.listen(4096)
-        except OSError:
-            self._listener.close()
-            raise
+    def __init__(self, listener: socket.socket, secret: bytes, gate: Gate) -> None:
+        self._listener = listener
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self.secret = secret
@@ -95,6 +93,17 @@ class JoinServer:
         self._turned_away: set[tuple[str, str]] = set()
         self._full = False  # there are so many that we wait for one to go
         self.reactor.call(lambda: self._watch(1))
+
+    def replace(self, gate: Gate) -> None:
+        """Have another one judge from now on. Returns once it does."""
+        done = threading.Event()
+
+        def begin() -> None:
+            self.gate = gate
+            done.set()
+
+        self.reactor.call(begin)
+        done.wait()
 
     def tell(self, links: Iterable[JoinedLink], ended: JobEnded) -> None:
         """Tell the nodes how the job ended. Waits until that is on its way, for a moment at most."""
@@ -203,6 +212,19 @@ class JoinServer:
             self.gate.refused(*told)
 
 
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A socket for a JoinServer; port 0 is any free one. Raises OSError if the address is taken or not ours."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
 class _Greeting:
     """A connection until it is let in."""
 
@@ -297,13 +319,17 @@ class _Greeting:
             self._proven = True
             self.connection.trust()
             return {"proof": proof(server.secret, "head", self._nonces, server.certificate)}
-        link = JoinedLink(str(message["offer"]["name"]), self._own, self.connection)
-        error, notes = server.gate.admit(link, message["offer"])
-        if error:
-            return {"error": error}
-        server.gone(self)
-        self._link = link
-        return {"welcome": notes}
+        if "led" in message:
+            server.gate.told(typed(tuple[str, int], message["led"]), typed(int, message["term"]))
+            return server.gate.state()
+        if "ask" in message:
+            return server.gate.state()
+        link = JoinedLink(str(message["offer"]["name"]), self._own, self._peer, self.connection)
+        answer = server.gate.admit(link, message["offer"])
+        if not answer.keys().isdisjoint(("welcome", "wait")):
+            server.gone(self)
+            self._link = link
+        return answer
 
 
 class JoinedLink:
@@ -311,9 +337,10 @@ class JoinedLink:
 
     remote = True
 
-    def __init__(self, name: str, own_address: str, connection: TlsConnection) -> None:
+    def __init__(self, name: str, own_address: str, address: str, connection: TlsConnection) -> None:
         self.name = name
         self.own_address = own_address  # this machine's, which the node reached
+        self.address = address  # from which it has come
         self._connection = connection
         self._decoder = wire.Decoder()
         self._take: Callable[[Any], None] | None = None

@@ -310,7 +310,7 @@ def test_term_ends_a_job_that_can_not_go_on_without_the_node(launchpad: Launchpa
     port = free_port()
     jobs = [begin(launchpad, port, "2:3") for _ in range(2)]
     started(launchpad, 2)
-    head, other = jobs if leads(jobs[0]) else reversed(jobs)
+    head, other = jobs if leads(jobs[0], port) else reversed(jobs)
     other.send_signal(signal.SIGTERM)
     assert [ends(job)[0] for job in (head, other)] == [143, 143]
 
@@ -333,7 +333,7 @@ def test_a_node_too_many_is_a_spare(launchpad: Launchpad) -> None:
     started(launchpad, 2)
     spare = begin(launchpad, port, "2")
     said_until(spare, "the job has its 2 nodes: this one is a spare, for when one of them is lost\n")
-    head, other = jobs if leads(jobs[0]) else reversed(jobs)
+    head, other = jobs if leads(jobs[0], port) else reversed(jobs)
     said_until(head, "has joined")
     other.send_signal(signal.SIGKILL)
     started(launchpad, 4)

@@ -257,7 +257,7 @@ def test_a_lost_node_may_join_again(launchpad: Launchpad) -> None:
     for job in (head, lost):
         assert job.stdout is not None
         assert b"attempt 0" in job.stdout.readline()
-    first, second = (head, lost) if leads(head) else (lost, head)
+    first, second = (head, lost) if leads(head, port) else (lost, head)
     second.kill()
     second.communicate(timeout=DEADLINE)
     again = launchpad.start(*line)

@@ -95,10 +95,11 @@ class Pods:
         secret.write_text("00112233445566778899aabbccddeeff\n")
         secret.chmod(0o600)
         self._pods = pods_of(read_manifest(), 3)
+        self.port = free_port()
         self._values = {
             "--nnodes": nnodes,
             "--nproc-per-node": "2",
-            "--rdzv-endpoint": f"127.0.0.1:{free_port()}",
+            "--rdzv-endpoint": f"127.0.0.1:{self.port}",
             "--rdzv-secret-file": str(secret),
         }
         self.started = [self.start(number) for number in range(3)]
@@ -140,13 +141,12 @@ def test_a_pod_that_is_lost_is_replaced_also_the_first_one(launchpad: Launchpad)
         wait_until(lambda: len(list(launchpad.folder.glob("[0-9]*-*"))) >= count, f"{count} starts of ranks")
 
     begun(6)
-    first = next(number for number, pod in enumerate(pods.started) if leads(pod))
-    for number, ranks in ((first, 12), ((first + 1) % 3, 12 + 4 + 6)):
+    first = next(number for number, pod in enumerate(pods.started) if leads(pod, pods.port))
+    for number, ranks in ((first, 6), ((first + 1) % 3, 16)):
         pods.started[number].kill()
         pods.started[number].communicate(timeout=DEADLINE)
-        if number != first:
-            begun(ranks - 6)
+        begun(ranks + 4)
         pods.started[number] = pods.start(number)
-        begun(ranks)
+        begun(ranks + 4 + 6)
     (launchpad.folder / "go").touch()
     assert sorted(pods.end()) == ALL

@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from launchpad.job.offer import NodeOffer
-from launchpad.job.succession import Peer, Roster
+from launchpad.job.succession import Lead, Peer, Roster
 from launchpad.runner.joining import _all_back, _in_order
-from tests.support.command import DEADLINE, Launchpad
+from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import Job, c10d, ends, leads, said_until, started
 from tests.support.sshd import free_port
 
@@ -26,9 +26,11 @@ while not os.path.exists("go"): time.sleep(0.01)
 """
 
 
-def begin(launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: float = DEADLINE) -> Job:
+def begin(
+    launchpad: Launchpad, port: int, nodes: str, *more: object, seconds: float = DEADLINE, last_call: float = 0.2
+) -> Job:
     (launchpad.folder / "stays.py").write_text(STAYS)
-    conf = f"last_call_timeout=0.2,join_timeout={seconds:g}"
+    conf = f"last_call_timeout={last_call:g},join_timeout={seconds:g}"
     return launchpad.start("run", *c10d(port, rdzv_conf=conf, nnodes=nodes), *more, "stays.py")
 
 
@@ -37,7 +39,7 @@ def lose_head(launchpad: Launchpad, port: int, nodes: str, *more: object, **how:
     starts = 4 if (launchpad.folder / "fail").exists() else 2
     jobs = [begin(launchpad, port, nodes, *more, **how) for _ in range(2)]
     started(launchpad, starts)
-    head, other = jobs if leads(jobs[0]) else jobs[::-1]
+    head, other = jobs if leads(jobs[0], port) else jobs[::-1]
     head.kill()
     head.communicate(timeout=DEADLINE)
     return head, other
@@ -78,12 +80,49 @@ def test_a_machine_that_is_only_offered_waits_too(launchpad: Launchpad) -> None:
     assert [ends(job)[0] for job in (again, offered)] == [0, 0]
 
 
+def test_another_node_leads_and_the_one_that_was_lost_joins_it(launchpad: Launchpad) -> None:
+    """Three heads, one after the other; whoever stays keeps its place among the others."""
+    port = free_port()
+    first = begin(launchpad, port, "2:3", last_call=DEADLINE)
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    jobs = [first, *(begin(launchpad, port, "2:3", last_call=DEADLINE) for _ in range(2))]
+    started(launchpad, 3)
+    first.kill()
+    first.communicate(timeout=DEADLINE)
+    started(launchpad, 3 + 2)
+    again = begin(launchpad, port, "2:3", last_call=DEADLINE)
+    started(launchpad, 3 + 2 + 3)
+    lines = {}
+    for job in jobs[1:]:
+        assert job.stdout is not None
+        lines[job] = [job.stdout.readline().decode() for _ in range(3)]
+    second, third = sorted(lines, key=lines.__getitem__)
+    assert lines[second] == [f"[{number}] node {number} restarts 0\n" for number in (1, 0, 0)]
+    assert lines[third] == [f"[{number}] node {number} restarts 0\n" for number in (2, 1, 1)]
+    second.kill()
+    assert b"launchpad: leading the job from here, with" in second.communicate(timeout=DEADLINE)[1]
+    started(launchpad, 3 + 2 + 3 + 2)
+    (launchpad.folder / "go").touch()
+    code, out, err = ends(third)
+    assert code == 0, err
+    assert out == "[0] node 0 restarts 0\n"
+    code, out, err = ends(again)
+    assert code == 0, err
+    assert err.startswith("launchpad: the job is led from 127.0.0.1:")
+    assert out.splitlines() == ["[2] node 2 restarts 0", "[1] node 1 restarts 0"]
+
+
 def test_nobody_waits_longer_than_the_join_timeout(launchpad: Launchpad) -> None:
     port = free_port()
-    _, other = lose_head(launchpad, port, "1:2", seconds=1)
+    head = begin(launchpad, port, "1:2")
+    wait_until(lambda: leads(head, port), "it to listen")
+    other = begin(launchpad, port, "1:2", seconds=4)
+    started(launchpad, 2)
+    head.kill()
+    head.communicate(timeout=DEADLINE)
     err = other.communicate(timeout=DEADLINE)[1].decode()
     assert other.returncode == 4, err
-    assert err.endswith(f"at 127.0.0.1:{port}: Connection refused; gave up after 1 s\n")
+    assert err.endswith(f"at 127.0.0.1:{port}: Connection refused; gave up after 4 s\n")
 
 
 def test_a_launchpad_that_waits_can_be_stopped(launchpad: Launchpad) -> None:
@@ -112,11 +151,12 @@ def nodes(*keys: str, of: str) -> list[tuple[str, NodeOffer]]:
 
 
 def test_nodes_that_come_back_keep_their_order() -> None:
-    ordered = _in_order(nodes("new", "d", "b", "c", of="abcd"), 6)  # type: ignore[arg-type]
+    here = nodes("new", "d", "b", "c", of="abcd")
+    lead = Lead(here[1][1].rosters, 2, frozenset("bcd"))
+    ordered = _in_order(here, 6, lead)  # type: ignore[arg-type]
     assert [key for key, _ in ordered] == ["b", "c", "d", "new"]  # type: ignore[comparison-overlap]
 
 
 def test_when_all_are_back_nobody_else_is_waited_for() -> None:
     assert _all_back(nodes("d", "c", "b", of="abcd"))  # type: ignore[arg-type]
-    assert not _all_back(nodes("d", "b", of="abcd"))  # type: ignore[arg-type]
-    assert not _all_back(nodes("new", of="abcd"))  # type: ignore[arg-type]
+    assert not _all_back(nodes("d", "b", "new", of="abcd"))  # type: ignore[arg-type]

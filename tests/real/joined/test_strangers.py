@@ -8,14 +8,16 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from launchpad import linux
 from launchpad._version import __version__
 from launchpad.runner.joining import Joining
+from launchpad.runner.own_door import HeadPlace, OwnDoor
 from launchpad.transport.join import proof, server, tls
-from launchpad.transport.join.client import HeadConnection, JoinRefused
+from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere
 from tests.support.command import DEADLINE, wait_until
 from tests.support.joined import OFFER, Door
 
@@ -146,3 +148,33 @@ def test_a_head_with_an_odd_proof_is_not_believed(proven: object) -> None:
 def test_what_one_machine_has() -> None:
     assert linux.network_of("10.0.0.1") == "10.0.0.1"
     assert linux.network_of("fe80::1%eth0") == linux.network_of("fe80::2") != linux.network_of("fe80:0:0:1::1")
+
+
+def test_the_doors_of_those_that_have_joined_ask_for_the_secret_too() -> None:
+    came: list[object] = []
+    door = OwnDoor(b"s", "b")
+    door.changed = came.append
+    door.open("127.0.0.1")
+    door.begin()
+    address = (door.peer.host, door.peer.port)
+    try:
+        with pytest.raises(OSError, match="doesn't know yet who leads"):
+            HeadConnection(address, b"s", OFFER.as_json())
+        door.led_from(HeadPlace("10.0.0.1", 29400, 3))
+        with pytest.raises(JoinRefused, match="the job's secret differs"):
+            HeadConnection(address, b"another", None)
+        asking = HeadConnection(address, b"s", None)
+        asking.close()
+        assert asking.answer == {"led": ["10.0.0.1", 29400], "term": 3}
+        with pytest.raises(LedElsewhere):
+            HeadConnection(address, b"s", OFFER.as_json())
+        assert door.waiting() == {}
+        door.seek((3, 5, "a"))
+        waits = HeadConnection(address, b"s", replace(OFFER, key="c").as_json())
+        assert waits.waits
+        assert door.waiting() == {"c": ()}
+        waits.close()
+        wait_until(lambda: not door.waiting(), "it to have gone")
+        assert came == [None]
+    finally:
+        door.close()

@@ -30,7 +30,9 @@ OF_THE_LOOP = (
     *(commands.SignalAgent, commands.Finish),
 )
 # What is sent to others than an agent.
-NOT_FOR_AGENTS = (commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged)
+NOT_FOR_AGENTS = (
+    *(commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged, commands.HeadMoved),
+)
 
 
 class Recorder(AgentPart):

@@ -900,7 +900,7 @@ def test_a_node_without_which_others_may_go_on_ends_the_job() -> None:
     machine = machine_of(3, 3, membership=ELASTIC)
     machine.on(lost(1, 1), START)
     machine.on(lost(2, 2), START)
-    assert machine.on(outvoted(2), START) == []
+    assert sent(machine.on(outvoted(2), START)) == [KILL], "nobody needs what they would save"
     refused, *rest = machine.on(exited(0, -TERM), START)
     assert isinstance(refused, NotRestarted)
     assert refused.reason == "others may go on"
@@ -917,9 +917,9 @@ def test_a_node_without_which_others_may_go_on_ends_it_between_attempts_and_afte
     assert isinstance(refused, NotRestarted)
     assert ends(rest)
     machine = on_two(SPARE, {2: 1, 3: 1, 4: 1})
-    assert sent(machine.on(outvoted(4), START)) == [TERM]
-    machine.on(exited(0, -TERM), START)
-    assert ends(machine.on(exited(1, -TERM), START))
+    assert sent(machine.on(outvoted(4), START)) == [KILL]
+    machine.on(exited(0, -KILL), START)
+    assert ends(machine.on(exited(1, -KILL), START))
     assert machine.exit_code == 4
 
 

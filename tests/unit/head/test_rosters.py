@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launchpad.head.arrivals import Superseded
 from launchpad.head.machine import Release, Restart
 from launchpad.head.part import InvalidMessage
 from launchpad.head.rosters import RosterKeeper
@@ -31,14 +32,36 @@ def of(membership: Membership, *, most: int = 0, period: float | None = None, be
     return SimpleNamespace(membership=membership, before=before, spec=JobSpec(Target("program", "true"), limits=limits))
 
 
+class FakeDoor:
+    """Knows the launchers of the nodes that FakeNodes has."""
+
+    def __init__(self) -> None:
+        self.own = Peer("head", "", "", 29400)
+        self.rosters: Rosters = ()
+        self.gave_way: Rosters = ()
+        self._came = 0
+
+    def peer(self, link: Any) -> Peer:
+        self._came += 1
+        return Peer(f"key{self._came}", "", f"10.0.0.{link.number}", 40000)
+
+    def give_way(self, rosters: Rosters) -> None:
+        self.gave_way = rosters
+
+    def open(self, take: Any) -> None: ...
+    def close(self) -> None: ...
+
+
 class Head:
     """A head of these nodes, and what they have been told."""
 
-    def __init__(self, *nodes: int, planner: Any = None) -> None:
+    def __init__(self, *nodes: int, planner: Any = None, rosters: Rosters = ()) -> None:
         planner = planner or of(Membership(1, 4))
+        self.door = FakeDoor()
+        self.door.rosters = rosters
         self.nodes = FakeNodes(*nodes)
         self.job = FakeJob(self.nodes, Plan("", (_seat(2), _seat(0))))
-        self.keeper = RosterKeeper(self.job.hub, planner)
+        self.keeper = RosterKeeper(self.job.hub, planner, self.door)
         self.keeper.start()
 
     def told(self) -> list[Rosters]:
@@ -89,7 +112,19 @@ def test_a_head_that_loses_more_than_half_at_once_says_so() -> None:
     (lost,) = head.loses(2)
     assert isinstance(lost, MajorityLost)
     assert lost.node == 2
-    assert lost.reason == "more than half of the job's 3 nodes were lost, and may go on together: the job ends here"
+    assert lost.reason == "more than half of the job's 3 nodes were lost, and may go on together: its part here ends"
+    (left,) = head.door.gave_way
+    assert len(left.peers) == 3, "the smaller one was never in force, and will never be"
+
+
+def test_a_head_waits_for_no_other_if_the_job_ends_with_the_loss_of_a_node() -> None:
+    head = Head(0, 1, 2, planner=of(Membership(2, 2)))
+    head.keeper.on(-1, NodeJoined(0, 3, "h3", 1))
+    head.nodes.open.difference_update((1, 2, 3))
+    for node in (3, 1, 2):
+        head.keeper.on(-1, NodeLost(0, node, "silent", []))
+    assert MajorityLost in map(type, head.job.happened)
+    assert head.door.gave_way == ()
 
 
 def test_nodes_that_take_leave_go_on_nowhere() -> None:
@@ -153,17 +188,33 @@ def test_a_job_that_has_used_up_its_restarts_does_not_go_on() -> None:
     assert [told.survives for told in head.nodes.sent] == [True, False]
 
 
-def test_each_node_learns_which_one_it_is() -> None:
-    head = Head(0, 1, 2)
-    names = {peer.key: peer.name for peer in head.nodes.sent[0].rosters[-1].peers}
-    assert {names[one.key] for one in head.nodes.sent} == {"h1", "h2"}
+def test_the_roster_says_where_the_doors_are() -> None:
+    peers = Head(0, 1, 2).nodes.sent[0].rosters[-1].peers
+    assert [(peer.name, peer.host, peer.port) for peer in peers] == [
+        ("h2", "10.0.0.2", 40000),
+        ("h0", "", 29400),
+        ("h1", "10.0.0.1", 40000),
+    ]
+    assert [peer.at_endpoint for peer in peers] == [False, True, False]
+
+
+def test_a_head_ends_its_part_when_another_one_leads_the_job() -> None:
+    head = Head(0, 1)
+    head.keeper.on(-1, Superseded("h1:29400"))
+    (lost,) = head.job.happened
+    assert isinstance(lost, MajorityLost)
+    assert lost.reason == "the job is led from h1:29400 by now: its part here ends"
+    head.job.at(0.0, phase="over")
+    head.keeper.on(-1, Superseded("h1:29400"))
+    assert head.job.happened == [lost]
 
 
 def test_the_next_term_follows_that_of_the_head_before_and_keeps_its_restarts() -> None:
     before = Roster(3, 5, "old", (Peer("old", "h0"),), 1, 7, 2)
-    head = Head(0, 1, planner=of(Membership(1, 4), before=before))
-    ((roster,),) = head.told()
-    assert (roster.term, roster.change, roster.restarts) == (4, 0, 2)
+    first = Roster(4, 0, "head", (Peer("head", "h0"), Peer("key1", "h1")), 1, 8, 2)
+    head = Head(0, 1, planner=of(Membership(1, 4), before=before), rosters=(first,))
+    (told,) = head.told()
+    assert [(roster.term, roster.change, roster.restarts) for roster in told] == [(4, 0, 2), (4, 1, 2)]
 
 
 def test_the_head_s_own_agent_may_come_back() -> None:

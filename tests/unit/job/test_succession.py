@@ -17,10 +17,13 @@ from launchpad.job.succession import (
     Rosters,
     Sight,
     Wait,
+    first_roster,
     in_force,
     may_go_on,
     merged,
+    stands_for,
     succession,
+    takes_over,
     without_own,
 )
 from tests.support.succession import SECOND, Fault, play
@@ -141,6 +144,35 @@ def test_a_head_that_ends_its_part_takes_back_what_is_not_in_force() -> None:
     assert merged({"b": (*FIVE, SMALLER), "a": FIVE}) == FIVE
     assert merged({"b": (*FIVE, SMALLER), "c": FIVE}) == (*FIVE, SMALLER)
     assert merged({"b": (*FIVE, SMALLER), "a": (SMALLER,)}) == (SMALLER,)
+
+
+def test_a_launcher_that_is_started_at_the_endpoint_plays_the_part_of_the_head_that_was_there() -> None:
+    at_endpoint = tuple(Peer(key, key, "" if key == "a" else f"h{key}", 29400) for key in "ab")
+    two = (Roster(1, 0, "a", at_endpoint, 1),)
+    assert stands_for({"b": two}, "new") == "a"
+    assert takes_over("a", (), {"b": two}) == Lead(two, 2, frozenset("ab"))
+    elsewhere = (two[0]._replace(term=2, head="b"),)
+    assert stands_for({"b": two, "c": elsewhere}, "new") == "new", "the head that was lost was another one"
+    assert takes_over("new", (), {"a": elsewhere}) is None
+    assert stands_for({"b": ()}, "new") == "new"
+
+
+def test_who_plays_the_part_of_a_lost_head_knows_nothing_of_what_that_said_last() -> None:
+    """It has the key of the head that made the last roster, which may be in force, and holds none."""
+    used = roster("ab", change=1)._replace(restarts=1)
+    held = {"b": (roster("ab"), used)}
+    assert takes_over("a", (), held) == Lead(held["b"], 2, frozenset("ab"))
+    more = {"b": (roster("ab"), roster("abcde", change=1))}
+    assert takes_over("a", (), more) is None, "the other three may go on together"
+    assert takes_over("new", (), {"c": ()}) is None, "nobody has lost a head"
+
+
+def test_the_first_roster_of_a_new_head_keeps_the_order_and_the_restarts() -> None:
+    before = roster("cabd", term=4)._replace(attempt=7, restarts=2)
+    peers = {key: Peer(key, key) for key in ("new", "d", "b", "c")}
+    first = first_roster("b", Lead((before,), 5, frozenset(peers)), peers)
+    assert [peer.key for peer in first.peers] == ["c", "b", "d", "new"]
+    assert (first.term, first.change, first.head, first.attempt, first.restarts) == (5, 0, "b", 8, 2)
 
 
 # Histories.
