@@ -120,6 +120,11 @@ class Hub:
         return self._machine.attempt
 
     @property
+    def restarts(self) -> int:
+        """How many of the restarts that the user allows have been used."""
+        return self._machine.restarts
+
+    @property
     def ends(self) -> bool:
         """Whether there is a reason to end this attempt."""
         return self._machine.cause is not None

@@ -541,6 +541,11 @@ class Machine:
         self._meeting = seats
         return [Meet(seats)]
 
+    @property
+    def restarts(self) -> int:
+        """How many of the restarts that the user allows have been used."""
+        return len(self._restarted)
+
     def _restart(self, now: float) -> list[Action]:
         assert self.cause is not None  # the reason for the restart
         failed, self.cause = self.cause, None
@@ -554,7 +559,7 @@ class Machine:
         self.attempt += 1
         self._restarted += [now] * self._counted
         self.running = _ranks(self._seats)
-        return [Restart(self.attempt, failed, len(self._restarted), self._counted, self._seats)]
+        return [Restart(self.attempt, failed, self.restarts, self._counted, self._seats)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum == signal.SIGQUIT:

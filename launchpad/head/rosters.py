@@ -7,7 +7,7 @@ from typing import Any
 
 from launchpad.head.arrivals import Door, Superseded
 from launchpad.head.hub import Hub
-from launchpad.head.machine import Release, Restart
+from launchpad.head.machine import Release
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.planner import Planner
 from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on, without_own
@@ -19,7 +19,7 @@ class RosterKeeper(Part):
     """Sends a new roster with every change, and keeps those that may count. Node 0 is the head's own."""
 
     takes = (RosterHeld, Superseded)
-    sees = (NodeJoined, NodeLost, Release, Restart)
+    sees = (NodeJoined, NodeLost, Release)
 
     def __init__(self, hub: Hub, planner: Planner, door: Door) -> None:
         assert planner.membership is not None
@@ -27,22 +27,20 @@ class RosterKeeper(Part):
         self._door = door
         self._membership = planner.membership
         self._limit = planner.spec.limits.max_restarts
-        before = planner.before
         self._own = door.own.key
         self._rosters: Rosters = door.rosters
         self._term = self._rosters[-1].term if self._rosters else 1
         self._peers: dict[int, Peer] = {}  # by node: those that are here
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
-        self._restarts = before.restarts if before else 0
         self._goes_on = False  # the job, when it loses a node
 
     def start(self) -> None:
-        """Say who is here at the start of the job."""
+        """Say who is here, and that a restart is used up: before ranks start, as we may be lost the moment they do."""
         if not self._peers:
             for node in sorted({0, *self._hub.nodes.open}):
                 self._add(node)
-            self._change()
+        self._change()
 
     def on(self, source: int, message: Any) -> None:
         """Take what nodes acknowledge, and note who comes and goes."""
@@ -62,9 +60,6 @@ class RosterKeeper(Part):
                 self._lost(node)
             case Release(node=node):
                 self._left.add(self._forget(node).key)
-                self._change()
-            case Restart(restarts=restarts):
-                self._restarts = restarts
                 self._change()
 
     def _add(self, node: int) -> None:
@@ -98,7 +93,7 @@ class RosterKeeper(Part):
         peers = tuple(self._peers[node] for node in order)
         change = self._rosters[-1].change + 1 if self._rosters else 0
         least = self._membership.least
-        new = Roster(self._term, change, self._own, peers, least, self._hub.attempt, self._restarts)
+        new = Roster(self._term, change, self._own, peers, least, self._hub.attempt, self._hub.restarts)
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()
@@ -109,7 +104,7 @@ class RosterKeeper(Part):
     def _survives(self, spares: bool) -> bool:
         """Whether the job goes on when it loses a node: with others, or by a restart."""
         most, period = self._limit
-        return self._membership.elastic or spares or self._restarts < most or (most > 0 and period is not None)
+        return self._membership.elastic or spares or self._hub.restarts < most or (most > 0 and period is not None)
 
     def _settle(self) -> None:
         """Forget the rosters that don't count any more."""

@@ -110,7 +110,6 @@ class Supervisor:
         self._early = bringup.early
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._gone: set[int] = set()  # ranks that have exited in this attempt
-        self._restarts = planner.before.restarts if planner.before else 0  # used up before us
         plan, size = planner.plan, len(planner.plan.seats)
         self.machine = Machine(
             plan.seats,
@@ -121,7 +120,7 @@ class Supervisor:
             waited=waited,
             judge=judge,
             silence=self.nodes.silence if self.nodes.remote else 0.0,
-            restarts=self._restarts,
+            restarts=planner.before.restarts if planner.before else 0,
         )
         self._flow = Flow(len(plan.ranks), self._give_credit)
         self._hub = Hub(
@@ -181,7 +180,7 @@ class Supervisor:
             self._hub.post(event)
         self.nodes.forgive(self.clock.monotonic())
         try:
-            self._start(attempt=0, restarts=self._restarts)
+            self._start()
             while self._goes_on():
                 self._round()
         finally:
@@ -400,12 +399,12 @@ class Supervisor:
             part.lose(self._hub.node_of, "it has ended, and the ranks are started again")
         self._hub.place(plan)
         self._flow.resize(len(plan.ranks))
-        self._start(action.attempt, action.restarts)
+        self._start()
 
     # What happens to nodes and ranks.
 
-    def _start(self, attempt: int, restarts: int) -> None:
-        plan = self._hub.plan
+    def _start(self) -> None:
+        plan, attempt, restarts = self._hub.plan, self.machine.attempt, self.machine.restarts
         self._flow.start(attempt)
         self._gone.clear()
         for part in self._parts:

@@ -71,13 +71,8 @@ def bring_up(
         from launchpad.runner.connect import supply
 
         supplied = supply(bringup, spec, members, links, supplies, quiet=quiet)
-    left_out: dict[int, Unwell] = {}
-    if spec.health is not None:
-        from launchpad.runner.health import leave_out
-
-        folders = [spec.cwd] if supplied is None else [supplied.folders[node] for node in range(len(members))]
-        left_out = leave_out(bringup, spec.health, specs, folders, membership, quiet=quiet)
-        specs = [one._replace(gpus="", bind="none") if node in left_out else one for node, one in enumerate(specs)]
+    left_out = _left_out(bringup, spec, specs, supplied, membership, quiet=quiet)
+    specs = [one._replace(gpus="", bind="none") if node in left_out else one for node, one in enumerate(specs)]
     if any(one.gpus for one in specs):
         from launchpad.head.gpu_leases import with_leases
 
@@ -105,6 +100,24 @@ def bring_up(
         job=bringup.job,
         left_out=left_out,
     )
+
+
+def _left_out(
+    bringup: BringUp,
+    spec: JobSpec,
+    specs: Sequence[JobSpec],
+    supplied: Supplied | None,
+    membership: Membership | None,
+    *,
+    quiet: bool,
+) -> dict[int, Unwell]:
+    """The nodes that fail the job's health check, if it has one. Raises NodeError if it can't start without them."""
+    if spec.health is None:
+        return {}
+    from launchpad.runner.health import leave_out
+
+    folders = [spec.cwd] if supplied is None else [supplied.folders[node] for node in range(len(specs))]
+    return leave_out(bringup, spec.health, specs, folders, membership, quiet=quiet)
 
 
 def _topologies(

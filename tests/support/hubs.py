@@ -41,7 +41,9 @@ class FakeJob:
         self.told: list[Any] = []
         self.happened: list[Any] = []
         self.lost: list[tuple[int, str]] = []
-        self._machine = SimpleNamespace(running=set(), phase="running", attempt=0, cause=None, stops_at=None)
+        self._machine = SimpleNamespace(
+            running=set(), phase="running", attempt=0, restarts=0, cause=None, stops_at=None
+        )
         self.hub = Hub(
             nodes,
             self._machine,  # type: ignore[arg-type]
@@ -68,6 +70,14 @@ class FakeJob:
     @attempt.setter
     def attempt(self, attempt: int) -> None:
         self._machine.attempt = attempt
+
+    @property
+    def restarts(self) -> int:
+        return self._machine.restarts  # type: ignore[no-any-return]
+
+    @restarts.setter
+    def restarts(self, restarts: int) -> None:
+        self._machine.restarts = restarts
 
     def at(self, now: float, *running: int, phase: Phase = "running") -> float:
         """It is so late, and these ranks are running."""

@@ -23,7 +23,8 @@ from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Membership
 from launchpad.job.plan import Master, NodePlacement
 from launchpad.job.spec import JobSpec, Target
-from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, Signal, Start
+from launchpad.job.succession import Peer, Rosters
+from launchpad.protocol.commands import Credit, DumpStacks, Finish, Hello, Ping, Profile, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
     AgentFailed,
     CollectivesEntered,
@@ -44,6 +45,7 @@ from launchpad.protocol.events import (
     Written,
 )
 from launchpad.protocol.stacks import together
+from launchpad.protocol.typed import typed
 from launchpad.transport.memory import MemoryLink
 from tests.support.agents import DEADLINE, READY, Agent
 
@@ -192,6 +194,62 @@ def test_the_timeout_counts_where_the_rank_to_be_debugged_is_gone(head: BringUp)
     code, _ = supervisor.run()
     agents[0].thread.join(DEADLINE)
     assert (code, agents[0].error) == (0, None)
+
+
+def test_nodes_that_have_joined_know_of_a_restart_before_their_ranks_start(head: BringUp) -> None:
+    """Whoever leads the job after us counts it, even if we are lost at once."""
+    heard = []
+
+    def fails(agent: Agent) -> None:
+        agent.hear(Start)
+        agent.say(RankExited(0, 0, 7, 0, False))
+        agent.hear(Signal)
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        agent.hear(Start)
+        agent.leave()
+
+    def joined(agent: Agent) -> None:
+        heard.append(typed(Rosters, agent.hear(RosterChanged).rosters)[-1])
+        agent.hear(Start)
+        agent.hear(Signal)
+        agent.say(RankExited(0, 1, -15, 0, False))
+        agent.hear(Finish)
+        agent.say(Drained(0))
+        heard.append(typed(Rosters, agent.hear(RosterChanged).rosters)[-1])
+        agent.hear(Start)
+        agent.say(RankExited(0, 1, 0, 0, False))
+        agent.hear(Finish)
+        agent.link.hang_up()
+
+    agents = [Agent(fails), Agent(joined)]
+    for agent in agents:
+        agent.thread.start()
+    facts = head.connect([agent.link for agent in agents], count_gpus=False)
+    places = [NodePlacement(name, 1, "python3", "/") for name in "ab"]
+    spec = JobSpec(Target("program", "/bin/true"), limits=Limits(max_restarts=RestartLimit(1)))
+    two = Membership(2, 2, returns=True)
+    planner = Planner(spec, "abc", facts, places, master=Master("127.0.0.1", 29501), membership=two)
+    code, _ = Supervisor(head, planner, [], door=_Door()).run()
+    for agent in agents:
+        agent.thread.join(DEADLINE)
+        assert agent.error is None
+    assert code == 0
+    assert [(roster.attempt, roster.restarts) for roster in heard] == [(0, 0), (1, 1)]
+
+
+class _Door:
+    """Nobody comes."""
+
+    own = Peer("head", "a")
+    rosters = ()
+
+    def peer(self, link: Any) -> Peer:  # noqa: ARG002
+        return Peer("b", "b")
+
+    def open(self, take: Any) -> None: ...
+    def give_way(self, rosters: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 def test_a_profile_that_a_restart_cuts_short_is_answered(head: BringUp, play: Play) -> None:
