@@ -7,8 +7,6 @@ others take over with more than half of each. So two heads never have enough nod
 the loss of a node goes unnoticed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
