@@ -11,7 +11,7 @@ from launchpad.api.unpickling import unpickle
 from launchpad.errors import RankError, RemoteTraceback
 from launchpad.job.outcome import exit_in_words
 from launchpad.job.plan import Plan
-from launchpad.protocol.events import RESULT, Output, RankExited, Restarted
+from launchpad.protocol.events import RESULT, Output, RankExited, Restarted, WorldRestarted
 from launchpad.rank import pickling
 
 
@@ -70,12 +70,19 @@ class ResultCollector:
             linux.write_all(self._files[event.rank], event.data)
         elif type(event) is RankExited:
             self.codes[event.rank] = event.code
+        elif type(event) is WorldRestarted:
+            for rank in event.ranks:
+                self.codes.pop(rank, None)
+                self._empty(self._files[rank])
         elif type(event) is Restarted:
             self.codes.clear()
             for file in self._files.values():
-                os.ftruncate(file, 0)
-                os.lseek(file, 0, os.SEEK_SET)
+                self._empty(file)
         return False
+
+    def _empty(self, file: int) -> None:
+        os.ftruncate(file, 0)
+        os.lseek(file, 0, os.SEEK_SET)
 
     def tick(self, now: float) -> None:
         """There are no deadlines."""

@@ -28,8 +28,11 @@ from launchpad.runner.options import RunOptions
 from launchpad.runner.roles import RoleOptions
 
 # The options that a role has of its own, by their names in a file.
-_OPTIONS = ("target", "nproc", "module", "no-python", "run-path", "python", "wdir", "env", "env-file", "preload")
-_ONLY_HERE = ("service", "ports", "ready", "ready-timeout", "after")
+_OPTIONS = (
+    *("target", "nproc", "module", "no-python", "run-path", "python", "wdir", "env", "env-file", "preload"),
+    *("max-restarts", "restart", "progress", "stop-signal", "grace"),
+)
+_ONLY_HERE = ("replicas", "service", "ports", "ready", "ready-timeout", "after")
 
 Table = Mapping[str, Any]
 
@@ -66,7 +69,8 @@ def _role(name: str, table: Table, job: RunOptions, command: click.Command, wher
     if "ready" in settings:
         ready = parse_ready(str(settings["ready"]), ports, seconds, f"{where}, ready")
     own = _options(settings, job, command, where)
-    return RoleOptions(name, own, service, ports, ready, _names(settings, "after", where))
+    after = _names(settings, "after", where)
+    return RoleOptions(name, own, service, ports, ready, after, _replicas(settings, where))
 
 
 def _options(settings: Table, job: RunOptions, command: click.Command, where: str) -> RunOptions:
@@ -90,6 +94,13 @@ def _options(settings: Table, job: RunOptions, command: click.Command, where: st
     for name in ("env", "env_file"):
         changed[name] = (*getattr(job, name), *changed.get(name, ()))
     return job._replace(**changed)
+
+
+def _replicas(settings: Table, where: str) -> int:
+    value = settings.get("replicas", 1)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{where}, replicas: write a number from 1 on")
+    return value
 
 
 def _flag(settings: Table, key: str, where: str) -> bool:

@@ -26,7 +26,16 @@ from launchpad.console.prefix import (
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.output.writer import Target, Writer
-from launchpad.protocol.events import STDERR, STDOUT, ConsoleClosed, Output, RanksSpawned, Restarted, StopRequested
+from launchpad.protocol.events import (
+    STDERR,
+    STDOUT,
+    ConsoleClosed,
+    Output,
+    RanksSpawned,
+    Restarted,
+    StopRequested,
+    WorldRestarted,
+)
 
 if TYPE_CHECKING:
     from launchpad.console.fold import FoldingDevice
@@ -108,6 +117,8 @@ class Console:
         if type(event) is RanksSpawned:
             for rank in event.ranks:
                 self._open(event.node, rank, rank)
+        if type(event) is WorldRestarted:
+            self.flush()
         if type(event) is Restarted:
             self.flush()  # a killed rank may have left a line unfinished
             if event.nodes:

@@ -39,6 +39,7 @@ from launchpad.protocol.events import (
     Restarted,
     RoleAwaited,
     StdinUnused,
+    WorldRestarted,
 )
 from launchpad.protocol.printable import printable
 
@@ -167,6 +168,8 @@ class Notes:
                 self._phase(event)
             case Restarted():
                 self._restarted(event)
+            case WorldRestarted():
+                self._world_restarted(event)
         return False
 
     def _left_out(self, event: NodeUnwell) -> None:
@@ -262,6 +265,11 @@ class Notes:
             self._say(f"failed: {failure}; restarting all ranks (restart {event.restarts}{of})")
         else:
             self._say(f"failed: {failure}; going on with {names}")
+
+    def _world_restarted(self, event: WorldRestarted) -> None:
+        failure = self._diagnosis.world(event.world).summary()
+        of = f" of {event.most}" if not event.period else f"; at most {event.most} in {duration(event.period)}"
+        self._say(f"failed: {failure}; restarting {event.world} (restart {event.restarts}{of})")
 
 
 def _idle(lines: Sequence[str]) -> str:

@@ -95,7 +95,8 @@ def candidates_in(history: History) -> Candidates:
         found.own.append(Candidate("lost", node=node, time=loss.time, text=loss.reason))
     for one in history.ranks.values():
         # By its node's clock, something that happened before the stop may seem to have happened a little after it.
-        stopping = history.stop.time + history.doubts.get(one.node, 0) if history.stop else None
+        stop = history.stop_of(one.rank)
+        stopping = stop.time + history.doubts.get(one.node, 0) if stop else None
         _classify(one, history, stopping, found)
     found.threads.sort(key=lambda candidate: candidate.time)
     return found
@@ -140,7 +141,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
             found.failed_later.append(one.rank)
         return
     if main is not None and code < 0 and _sent(history, -code):  # it was exiting when we stopped it
-        if not _stopped_for_failure(history):
+        if not _stopped_for_failure(one, history):
             found.stuck.append(_explained(main, one, found))
             return
         main = main._replace(code=meant_code(main))
@@ -159,7 +160,7 @@ def _add_exit(one: RankHistory, history: History, stopping: int | None, found: C
         coincidence = end.time <= stopping + COINCIDENCE_NS
         foreign = end.code < 0 and not _sent(history, -end.code)
         not_by_us = end.memory_killed or history.passed_on(end.code, one.node) or foreign
-        if not (coincidence and not_by_us and _stopped_for_failure(history)):
+        if not (coincidence and not_by_us and _stopped_for_failure(one, history)):
             if end.code > 0 or not_by_us:
                 found.failed_later.append(one.rank)
             return
@@ -272,7 +273,7 @@ def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:
 
     By its node's clock it may seem to have died a little before.
     """
-    stop = history.stop
+    stop = history.stop_of(one.rank)
     if stop is None or one.rank not in stop.ranks or end.time <= stop.time - history.doubts.get(one.node, 0):
         return False
     return end.code < 0 and _sent(history, -end.code)
@@ -306,8 +307,9 @@ def _sent(history: History, signum: int) -> bool:
     return any(one == signum for _, one in history.sent)
 
 
-def _stopped_for_failure(history: History) -> bool:
-    return history.stop is not None and history.stop.cause == "failure"
+def _stopped_for_failure(one: RankHistory, history: History) -> bool:
+    stop = history.stop_of(one.rank)
+    return stop is not None and stop.cause == "failure"
 
 
 def _recorded(error: str) -> Traceback | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis.history import History
-from launchpad.protocol.events import PhaseChanged, Restarted
+from launchpad.protocol.events import PhaseChanged, Restarted, WorldRestarted
 
 if TYPE_CHECKING:  # a job that succeeds needs no verdict
     from launchpad.diagnosis.verdict import Verdict
@@ -23,6 +23,8 @@ class Diagnosis:
         """Add an event; sum up the attempt that ends with it."""
         if type(event) is Restarted and not self.changes_nodes:
             self.earlier.append(self.summary())
+        elif type(event) is WorldRestarted:
+            self.earlier.append(self.world(event.world).summary())
         if type(event) is PhaseChanged:
             self.deadline = 0.0 if event.phase == "over" and event.cause else None
         self.history.on(event)
@@ -41,6 +43,10 @@ class Diagnosis:
     def changes_nodes(self) -> bool:
         """Whether the ranks were stopped only to start again on other nodes."""
         return self.history.kind in ("joined", "left")
+
+    def world(self, name: str) -> WorldDiagnosis:
+        """What follows for one of several worlds."""
+        return WorldDiagnosis(self, name)
 
     def verdict(self) -> Verdict:
         """The verdict on the current attempt."""
@@ -77,3 +83,28 @@ class Diagnosis:
         from launchpad.diagnosis.verdict_text import last_output
 
         return last_output(self.history, verdict)
+
+
+class WorldDiagnosis:
+    """What follows for one of a job's worlds, as if it were alone."""
+
+    def __init__(self, whole: Diagnosis, name: str) -> None:
+        self._whole = whole
+        self._name = name
+
+    @property
+    def history(self) -> History:
+        """Of its current attempt."""
+        return self._whole.history.world(self._name)
+
+    def verdict(self) -> Verdict:
+        """The verdict on its current attempt."""
+        from launchpad.diagnosis.verdict import verdict_on
+
+        return verdict_on(self.history)
+
+    def summary(self) -> str:
+        """How its current attempt failed, in a few words."""
+        from launchpad.diagnosis.verdict_text import summarize
+
+        return summarize(self.history, self.verdict())

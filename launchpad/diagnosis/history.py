@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,8 @@ from launchpad.protocol.events import (
     Stalled,
     StartFailed,
     StopRequested,
+    WorldRestarted,
+    WorldStopping,
 )
 
 if TYPE_CHECKING:
@@ -97,6 +100,7 @@ class History:
         self.names: dict[int, str] = {}
         self._programs: dict[int, str] = {}  # by rank, if they run several
         self._roles: RoleNames | None = None
+        self.restarts: dict[str, int] = {}  # by world: how often it was started again alone
         self.attempt = 0
         self.begun = 0  # when this attempt did
         self.over: JobOver | None = None
@@ -128,6 +132,7 @@ class History:
         self.stalled = 0.0  # seconds
         self.in_vain = False  # the ranks waited for what nobody was left to do
         self.never_started: list[int] = []  # ranks of roles that were waiting for others
+        self.stops: dict[int, PhaseChanged] = {}  # by rank of a world that was stopped alone: how
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.apart: list[tuple[int, int]] = []  # pairs of nodes of which the first could not reach the second
         self._tally: Tally | None = None
@@ -268,6 +273,10 @@ class History:
                 if event.nodes:
                     self.planned = self.planned._replace(nodes=list(event.nodes))
                 self._reset()
+            case WorldStopping():
+                self._stop_world(event)
+            case WorldRestarted():
+                self._restart_world(event)
             case NotRestarted(reason=reason):
                 self.not_restarted = reason
             case JobOver():
@@ -284,6 +293,42 @@ class History:
 
             self._roles = RoleNames(event.roles)
         self._reset()
+
+    def stop_of(self, rank: int) -> PhaseChanged | None:
+        """How the rank was stopped: with its world, or with all others."""
+        return self.stops.get(rank, self.stop)
+
+    @property
+    def stopped(self) -> set[int]:
+        """The ranks that were running when they were told to stop."""
+        stops = [*self.stops.values(), *([self.stop] if self.stop else [])]
+        return {rank for stop in stops for rank in stop.ranks}
+
+    def world(self, name: str) -> History:
+        """What is known of this world, as if it were alone."""
+        own = copy.copy(self)
+        ranks = {rank for rank in self.ranks if self.role(rank) == name}
+        own.ranks = {rank: one for rank, one in self.ranks.items() if rank in ranks}
+        own.started = min((one.started for one in own.ranks.values() if one.started), default=0)
+        own.attempt = self.restarts.get(name, 0)
+        own.lost = {node: loss for node, loss in self.lost.items() if ranks.intersection(loss.ranks)}
+        own.stop = next((self.stops[rank] for rank in ranks if rank in self.stops), None)
+        own.kind = "failure"
+        return own
+
+    def _stop_world(self, event: WorldStopping) -> None:
+        stop = PhaseChanged(event.time, "stopping", "failure", event.signum, event.seconds, event.ranks)
+        for rank in self.ranks:
+            if self.role(rank) == event.world:
+                self.stops.setdefault(rank, stop)
+        self.sent.append((event.time, event.signum))
+
+    def _restart_world(self, event: WorldRestarted) -> None:
+        self.restarts[event.world] = event.restarts
+        self.injected = [one for one in self.injected if one.rank not in event.ranks]
+        for rank in event.ranks:
+            self.stops.pop(rank, None)
+            self.ranks[rank] = self._rank(rank, self.of(rank).node)
 
     def _ended(self, one: RankHistory, event: Any) -> None:
         """How a rank ended, or why: several events tell a part of it."""

@@ -95,7 +95,7 @@ def _failure(history: History, found: Candidates) -> Verdict:
     victims = _victims(evidence, known)
     known |= {one.rank for one in victims}
     gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
-    stopped = tuple(rank for rank in sorted(history.stop.ranks if history.stop else ()) if rank not in known | gone)
+    stopped = tuple(rank for rank in sorted(history.stopped) if rank not in known | gone)
     known |= {*stopped, *gone}
     failed_too = sorted({one.rank for one in own} | set(found.failed_later))
     return Verdict(
@@ -158,7 +158,7 @@ def _exit_code(history: History, cause: Candidate, victim: Candidate | None) -> 
         return NODE_LOST
     if cause.kind == "start":
         return NOT_STARTED
-    stopped = history.stop is not None and cause.rank in history.stop.ranks
+    stopped = cause.rank in history.stopped
     code = 0 if cause.kind == "thread" and stopped else cause.code
     if code == 0 and victim is not None:
         code = victim.code

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from launchpad.protocol.events import Output
 
@@ -10,6 +11,9 @@ from launchpad.protocol.events import Output
 WINDOW_BYTES = 16 << 20
 LARGEST_WINDOW = 1 << 20
 LEAST_WINDOW = 16 << 10
+
+# Which start of its rank an output is from: the job's attempt, and how often it was started again alone.
+Start = tuple[int, int]
 
 
 class Flow:
@@ -20,7 +24,8 @@ class Flow:
         self.resize(ranks)
         self._give = give
         self._attempt = 0
-        self._held: dict[int, tuple[int, Output, int]] = {}  # by id: number of sinks that hold it, output, attempt
+        self._again = Counter[int]()  # by rank: how often it was started again alone
+        self._held: dict[int, tuple[int, Output, Start]] = {}  # by id: number of sinks that hold it, output, start
         self._owed: dict[tuple[int, int], int] = {}  # credit not yet given, by rank and stream
 
     def resize(self, ranks: int) -> None:
@@ -32,19 +37,29 @@ class Flow:
         self._attempt = attempt
         self._owed.clear()
 
+    def start_again(self, ranks: Iterable[int]) -> None:
+        """The same for these alone."""
+        for rank in ranks:
+            self._again[rank] += 1
+            for key in [key for key in self._owed if key[0] == rank]:
+                del self._owed[key]
+
+    def _start_of(self, rank: int) -> Start:
+        return self._attempt, self._again[rank]
+
     def shown(self, output: Output, holders: int) -> None:
         """All sinks have seen it, and `holders` of them still hold its bytes."""
         if holders:
-            self._held[id(output)] = (holders, output, self._attempt)
+            self._held[id(output)] = (holders, output, self._start_of(output.rank))
         else:
             self._owe(output)
 
     def written(self, output: Output) -> None:
         """A sink that held it has written it."""
-        holders, _, attempt = self._held.pop(id(output))
+        holders, _, start = self._held.pop(id(output))
         if holders > 1:
-            self._held[id(output)] = (holders - 1, output, attempt)
-        elif attempt == self._attempt:
+            self._held[id(output)] = (holders - 1, output, start)
+        elif start == self._start_of(output.rank):
             self._owe(output)
 
     def _owe(self, output: Output) -> None:

@@ -1,7 +1,7 @@
 """What a part knows of its job, and what it may do: all that it has of the supervisor."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchpad.head.clock import Clock
 from launchpad.head.machine import Machine, Phase
@@ -10,6 +10,9 @@ from launchpad.head.part import Take
 from launchpad.job.plan import Plan
 from launchpad.protocol.commands import Command, Start
 from launchpad.protocol.message import Message
+
+if TYPE_CHECKING:
+    from launchpad.head.worlds import Worlds
 
 
 class StandsStill(Message):
@@ -26,7 +29,7 @@ class Hub:
     def __init__(
         self,
         nodes: Nodes,
-        machine: Machine,
+        machine: "Machine | Worlds",
         clock: Clock,
         plan: Plan,
         *,
@@ -34,10 +37,12 @@ class Hub:
         tell: Callable[[Any], None],
         happened: Take,
         lose: Callable[[int, str], None],
+        again: Callable[[Collection[int], int], None],
     ) -> None:
         """`post` puts a message into the loop's inbox, from any thread. `tell` shows an event to the sinks.
 
-        `happened` gives it to the state machine too. `lose` counts a node as lost, for this reason.
+        `happened` gives it to the state machine too. `lose` counts a node as lost, for this reason. `again` starts the
+        ranks of these nodes again, for the given time.
         """
         self.nodes = nodes
         self.clock = clock
@@ -45,6 +50,7 @@ class Hub:
         self.tell = tell
         self.happened = happened
         self.lose = lose
+        self.again = again
         self.lost: set[int] = set()  # nodes whose messages don't count any more
         self.dismissed: set[int] = set()  # ranks that were stopped because they are needed no more
         self._held: dict[int, Start | None] = {}  # by node whose ranks must not start yet: what would start them

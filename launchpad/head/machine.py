@@ -188,6 +188,7 @@ class Machine:
         judge: Callable[[], Judgement] = Judgement,
         silence: float = 0.0,
         restarts: int = 0,
+        first: int = 0,
     ) -> None:
         """The ranks are about to start at `now`. All times are in seconds of one monotonic clock.
 
@@ -195,12 +196,13 @@ class Machine:
         job needs the nodes that it has. `waited`: whether an exception says that a rank waited for others in vain.
         `judge` is asked before each restart, when everything that the last attempt had to say is known. `silence`:
         after so many seconds a silent node is lost; 0: none can be silent. `restarts`: how many were used up under
-        another head.
+        another head. `first`: the number of the first rank.
         """
         self.phase: Phase = "running"
         self.cause: Cause | None = None
         self.attempt = 0
-        self.running = _ranks(seats)
+        self._first = first
+        self.running = self._ranks(seats)
         self.deadline: float | None = None
         self._seats = tuple(seats)
         self._taking_part = {seat.node for seat in seats}
@@ -487,10 +489,13 @@ class Machine:
 
     def _goes_on(self, now: float) -> bool:
         """Whether another attempt follows."""
-        most, period = self._limits.max_restarts
-        used = sum(period is None or now - at < period for at in self._restarted)
         possible = self._membership.returns or bool(self._next_seats())
-        return self._changes_nodes or (self._restartable and used < most and possible)
+        return self._changes_nodes or (self._restartable and self.may_restart(now) and possible)
+
+    def may_restart(self, now: float) -> bool:
+        """Whether the restarts that the user allows are not used up."""
+        most, period = self._limits.max_restarts
+        return sum(period is None or now - at < period for at in self._restarted) < most
 
     @property
     def _restartable(self) -> bool:
@@ -558,7 +563,7 @@ class Machine:
         self.deadline = self._ask_at or self._timeout_at
         self.attempt += 1
         self._restarted += [now] * self._counted
-        self.running = _ranks(self._seats)
+        self.running = self._ranks(self._seats)
         return [Restart(self.attempt, failed, self.restarts, self._counted, self._seats)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
@@ -659,6 +664,5 @@ class Machine:
         kind = self.cause.kind if self.cause else ""
         return PhaseChanged(int(now * 1e9), self.phase, kind, signum, seconds, sorted(self.running))
 
-
-def _ranks(seats: Sequence[Seat]) -> set[int]:
-    return set(range(sum(seat.ranks for seat in seats)))
+    def _ranks(self, seats: Sequence[Seat]) -> set[int]:
+        return set(range(self._first, self._first + sum(seat.ranks for seat in seats)))

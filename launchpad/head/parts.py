@@ -47,7 +47,7 @@ def parts_of(
     if spec.roles:
         from launchpad.head.roles import Roles
 
-        parts.append(Roles(hub, spec.roles, spec.limits, {name: list(ranks) for name, ranks in planner.plan.roles}))
+        parts.append(Roles(hub, spec.roles, {name: list(ranks) for name, ranks in planner.plan.roles}))
     if planner.plan.mpi:
         from launchpad.head.mpi_service import MpiService
 

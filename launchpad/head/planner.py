@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.bringup import BringUp
+from launchpad.head.machine import Judgement, Machine
 from launchpad.head.nodes import Node
 from launchpad.head.requester import Requester
 from launchpad.job.membership import Membership, Seat, seated
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from launchpad.head.environment_source import EnvironmentSource
     from launchpad.head.health import Unwell
     from launchpad.head.sync import SyncedFile
+    from launchpad.head.worlds import Worlds
     from launchpad.job.succession import Roster
 
 # An import on a node may have to be loaded over a network.
@@ -138,6 +140,10 @@ class Planner:
             from launchpad.job.faults import check_targets
 
             check_targets(spec.faults, self.plan.world_size, [node.name for node in self.plan.nodes])
+
+    def ruled(self, machine: Machine, judge: Callable[..., Judgement], now: float) -> "Machine | Worlds":  # noqa: ARG002
+        """The state machine of the job: this one, unless there are several worlds."""
+        return machine
 
     def _check_rank(self, option: str, rank: int) -> None:
         size = self.plan.world_size

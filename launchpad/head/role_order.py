@@ -79,6 +79,12 @@ class RoleOrder:
                 return self.got_ready(name)
         return [Look(name)]
 
+    def restarted(self, name: str) -> None:
+        """A role is started again: who has not begun waits for it again."""
+        self._to_start[name] = set(self._ranks[name])
+        self._running[name] = set(self._ranks[name])
+        self.ready.discard(name)
+
     def got_ready(self, name: str) -> list[Action]:
         """A role is ready."""
         self.ready.add(name)

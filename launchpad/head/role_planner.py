@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launchpad.head.bringup import BringUp
+from launchpad.head.machine import Judgement, Machine
 from launchpad.head.planner import Planner, hold_ports
+from launchpad.head.worlds import RoleWorld, Worlds
 from launchpad.job.membership import Seat
 from launchpad.job.plan import Plan, make_plan, rank_count
 from launchpad.job.roles import join_plans
@@ -29,6 +31,15 @@ class RolePlanner(Planner):
             for role, node in zip(self.spec.roles, self._nodes, strict=True)
         ]
         return join_plans(self.spec.roles, plans, self._role_ports, self._nodes[0].ready.cores)
+
+    def ruled(self, machine: Machine, judge: Callable[..., Judgement], now: float) -> Worlds:
+        """The state machine above those of the worlds."""
+        seats = {seat.node: seat for seat in self.plan.seats}
+        worlds = [
+            RoleWorld(role.name, ranks, (seats[node],), role.spec.limits, role.service)
+            for node, (role, (_, ranks)) in enumerate(zip(self.spec.roles, self.plan.roles, strict=True))
+        ]
+        return Worlds(machine, worlds, judge, now)
 
 
 def hold_role_ports(bringup: BringUp, roles: Sequence[Role], ready: Sequence[AgentReady]) -> dict[str, list[list[int]]]:

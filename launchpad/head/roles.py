@@ -11,11 +11,11 @@ from launchpad.head.hub import Hub
 from launchpad.head.part import Part
 from launchpad.head.readiness import ReadinessCheck
 from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
-from launchpad.job.limits import Limits
+from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, SignalWorld
 from launchpad.job.outcome import TIMED_OUT
 from launchpad.job.roles import variable_of
 from launchpad.job.spec import Role
-from launchpad.protocol.commands import Signal
+from launchpad.protocol.commands import Command, Finish, Signal
 from launchpad.protocol.events import (
     Output,
     PhaseChanged,
@@ -24,6 +24,8 @@ from launchpad.protocol.events import (
     RankStarted,
     RoleAwaited,
     RoleReady,
+    WorldRestarted,
+    WorldStopping,
 )
 from launchpad.protocol.message import Message
 
@@ -46,14 +48,13 @@ class RoleIsReady(Message):
 class Roles(Part):
     """The part above the worlds."""
 
-    takes = (RoleIsReady,)
+    takes = (RoleIsReady, SignalWorld, FinishWorld, RestartWorld, WorldStopping)
     sees = (RankStarted, RankExited, PhaseChanged, Output)
 
-    def __init__(self, hub: Hub, roles: Sequence[Role], limits: Limits, ranks: dict[str, list[int]]) -> None:
+    def __init__(self, hub: Hub, roles: Sequence[Role], ranks: dict[str, list[int]]) -> None:
         """`ranks`: of each role, in the job's numbering."""
         self._hub = hub
         self._roles = {role.name: role for role in roles}
-        self._limits = limits
         self._ranks = ranks
         self._nodes = {name: sorted({hub.node_of[rank] for rank in ones}) for name, ones in ranks.items()}
         self._checks: dict[str, ReadinessCheck] = {}
@@ -61,8 +62,7 @@ class Roles(Part):
         self._told: dict[str, float] = {}  # by role: when to say next that it is waited for
         self._lines: dict[int, str] = {}  # by rank of a role that is to print a line: the role
         self._tails: dict[tuple[int, int], bytes] = {}
-        self._kill_at: float | None = None
-        self._services: list[int] = []
+        self._kill_at: dict[int, float] = {}  # by rank of a service that was told to end
         self._order = RoleOrder(roles, ranks)
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class Roles(Part):
     def deadline(self) -> float | None:
         """When to call `tick`."""
         limits = [since + self._roles[name].ready.seconds for name, since in self._looked_since.items()]
-        times = [*limits, *self._told.values(), *([self._kill_at] if self._kill_at is not None else [])]
+        times = [*limits, *self._told.values(), *self._kill_at.values()]
         return min(times, default=None)
 
     def on(self, source: int, message: Any) -> None:  # noqa: ARG002
@@ -89,13 +89,31 @@ class Roles(Part):
                 self._exited(rank, code)
             case RoleIsReady(role=role):
                 self._is_ready(role)
+            case WorldStopping(world=world):
+                self._forget(world)
+                self._hub.tell(message._replace(time=time.monotonic_ns()))
+            case SignalWorld(world=world, signum=signum):
+                self._send_all(world, Signal(signum))
+            case FinishWorld(world=world):
+                self._send_all(world, Finish(leave=False))
+            case RestartWorld(world=world, restarts=restarts):
+                self._restart(world, restarts)
             case PhaseChanged(phase=phase) if phase in ("stopping", "over"):
                 self._drop_held()
 
+    def _send_all(self, role: str, command: Command) -> None:
+        for node in self._nodes[role]:
+            self._hub.nodes.send(node, command)
+
+    def _restart(self, name: str, restarts: int) -> None:
+        ranks, (most, period) = self._ranks[name], self._roles[name].spec.limits.max_restarts
+        self._tails = {place: text for place, text in self._tails.items() if place[0] not in ranks}
+        self._order.restarted(name)
+        self._hub.tell(WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0))
+        self._hub.again(self._nodes[name], restarts)
+
     def _exited(self, rank: int, code: int) -> None:
-        self._services = [one for one in self._services if one != rank]
-        if not self._services:
-            self._kill_at = None
+        self._kill_at.pop(rank, None)
         if not self._hub.ends:
             self._do(self._order.exited(rank, code))
 
@@ -158,9 +176,10 @@ class Roles(Part):
                 waiting = [one for one in self._order.held() if name in self._order.awaited(one)]
                 why = self._why(name)
                 self._hub.tell(RoleAwaited(time.monotonic_ns(), name, waiting, why, now - since))
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._send(signal.SIGKILL)
+        if late := [rank for rank, at in self._kill_at.items() if now >= at]:
+            for rank in late:
+                del self._kill_at[rank]
+            self._send(signal.SIGKILL, late)
 
     def _why(self, name: str) -> str:
         ready = self._roles[name].ready
@@ -187,17 +206,20 @@ class Roles(Part):
     def _end(self, ranks: list[int]) -> None:
         """All else has ended well: the exit codes of the services don't count any more."""
         self._hub.dismissed.update(ranks)
+        self._hub.happened(-1, Dismissed(ranks))
         self._drop_held()
-        self._services = list(ranks)
-        self._kill_at = self._hub.clock.now() + (GRACE_SECONDS if self._limits.grace is None else self._limits.grace)
-        self._send(self._limits.stop_signal or signal.SIGTERM)
+        now = self._hub.clock.now()
+        for name, role in self._roles.items():
+            own, limits = [rank for rank in self._ranks[name] if rank in ranks], role.spec.limits
+            self._kill_at |= dict.fromkeys(own, now + (GRACE_SECONDS if limits.grace is None else limits.grace))
+            self._send(limits.stop_signal or signal.SIGTERM, own)
 
-    def _send(self, signum: int) -> None:
+    def _send(self, signum: int, ranks: Sequence[int]) -> None:
         by_node: dict[int, list[int]] = {}
-        for rank in self._services:
+        for rank in ranks:
             by_node.setdefault(self._hub.node_of[rank], []).append(rank)
-        for node, ranks in by_node.items():
-            self._hub.nodes.send(node, Signal(signum, stops=True, ranks=ranks))
+        for node, ones in by_node.items():
+            self._hub.nodes.send(node, Signal(signum, stops=True, ranks=ones))
 
     def _drop_held(self) -> None:
         """No role starts any more: what has not started is as good as gone, and nobody will report its end."""

@@ -154,6 +154,10 @@ class StackRequests(Part):
         self._waiting = deque(one for one in self._waiting if one.why not in _OF_ATTEMPT)
         self._look_afresh()
 
+    def lose(self, ranks: Collection[int], why: str) -> None:  # noqa: ARG002
+        """These have no process any more."""
+        self._started.difference_update(ranks)
+
     def _watch_store(self) -> None:
         """A rank has returned: look whether the others wait for what only it could have set in our store."""
         ranks = self._hub.plan.ranks

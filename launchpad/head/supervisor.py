@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from launchpad.head.arrivals import Door
@@ -91,7 +91,7 @@ class Supervisor:
         door: Door | None = None,
         advises: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
-        judge: Callable[[], Judgement] = Judgement,
+        judge: Callable[..., Judgement] = Judgement,
     ) -> None:
         """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
@@ -111,7 +111,7 @@ class Supervisor:
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         plan, size = planner.plan, len(planner.plan.seats)
-        self.machine = Machine(
+        machine = Machine(
             plan.seats,
             planner.spec.limits,
             self.clock.limits(),
@@ -122,6 +122,7 @@ class Supervisor:
             silence=self.nodes.silence if self.nodes.remote else 0.0,
             restarts=planner.before.restarts if planner.before else 0,
         )
+        self.machine = planner.ruled(machine, judge, self.clock.limits())
         self._flow = Flow(len(plan.ranks), self._give_credit)
         self._hub = Hub(
             self.nodes,
@@ -132,6 +133,7 @@ class Supervisor:
             tell=self._tell,
             happened=self._happened,
             lose=self._lose,
+            again=self._start_again,
         )
         self._parts = parts_of(self._hub, planner, self._stdin, reopen=reopen, door=door, advises=advises)
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
@@ -414,6 +416,18 @@ class Supervisor:
         for node in plan.nodes:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):
                 self._hub.begin(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
+
+    def _start_again(self, nodes: Collection[int], restarts: int) -> None:
+        """Start the ranks of these nodes again; all others run on."""
+        ranks = [rank for node in nodes for rank in self._hub.ranks_of(node)]
+        for part in self._parts:
+            part.lose(ranks, "it has ended, and is started again")
+        self._flow.start_again(ranks)
+        self._gone.difference_update(ranks)
+        plan = self._hub.plan
+        for node in plan.nodes:
+            if node.index in nodes and node.index in self.nodes.open:
+                self._hub.begin(node.index, plan.start(node, restarts, restarts, self._flow.window, self._stdin))
 
     def _lose(self, node: int, reason: str, at: int | None = None, trace: str = "") -> None:
         """Count a node as lost, with its ranks. `at`: since when, if not now."""

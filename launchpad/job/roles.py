@@ -48,6 +48,20 @@ def check_roles(roles: Sequence[Role], where: str) -> None:
         raise UsageError(f"{where}: all roles are services, so the job would never end; say which one is the work")
 
 
+def replicas_of(roles: Sequence[Role]) -> list[Role]:
+    """The worlds of these roles: each replica is one. Who comes after a role waits for all of its replicas."""
+    names = {role.name: [_world(role, replica) for replica in range(role.replicas)] for role in roles}
+    return [
+        role._replace(name=name, replica=replica, after=tuple(one for other in role.after for one in names[other]))
+        for role in roles
+        for replica, name in enumerate(names[role.name])
+    ]
+
+
+def _world(role: Role, replica: int) -> str:
+    return role.name if role.replicas == 1 else f"{role.name}.{replica}"
+
+
 def _circle(waits: Mapping[str, set[str]]) -> list[str]:
     """A walk through the roles that ends where it has been."""
     walk = [min(waits)]
@@ -65,7 +79,7 @@ def join_plans(
     of all roles share.
     """
     threads = str(max(1, cores // sum(len(plan.ranks) for plan in plans)))
-    addresses = {name: value for role in roles for name, value in _addresses(role, ports[role.name]).items()}
+    addresses = _addresses(roles, ports)
     nodes: list[NodePlan] = []
     names = []
     first = 0
@@ -90,18 +104,25 @@ def variable_of(text: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in text).upper()
 
 
-def _addresses(role: Role, ports: Sequence[Sequence[int]]) -> dict[str, str]:
-    """Where all roles find this one's ports: LAUNCHPAD_ROLLOUT_HTTP=HOST:PORT, of each rank one."""
-    return {
-        f"LAUNCHPAD_{variable_of(role.name)}_{variable_of(port)}": ",".join(f"{HOST}:{of[place]}" for of in ports)
-        for place, port in enumerate(role.ports)
-    }
+def _addresses(roles: Sequence[Role], ports: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, str]:
+    """Where all find the ports of a role: LAUNCHPAD_ROLLOUT_HTTP=HOST:PORT, one of each rank of each replica."""
+    found: dict[str, list[str]] = {}
+    for role in roles:
+        for place, port in enumerate(role.ports):
+            listed = found.setdefault(f"LAUNCHPAD_{variable_of(role.role)}_{variable_of(port)}", [])
+            listed += [f"{HOST}:{of[place]}" for of in ports[role.name]]
+    return {name: ",".join(listed) for name, listed in found.items()}
 
 
 def _own(role: Role, ports: Sequence[Sequence[int]], rank: int) -> dict[str, str]:
     """What only its own ranks are told."""
     held = {f"LAUNCHPAD_PORT_{variable_of(port)}": str(ports[rank][place]) for place, port in enumerate(role.ports)}
-    return {"ROLE_NAME": role.name, "LAUNCHPAD_ROLE": role.name, **held}
+    replica = {
+        "LAUNCHPAD_REPLICA": str(role.replica),
+        "REPLICA_GROUP_ID": str(role.replica),
+        "NUM_REPLICA_GROUPS": str(role.replicas),
+    }
+    return {"ROLE_NAME": role.role, "LAUNCHPAD_ROLE": role.role, **replica, **held}
 
 
 class RoleNames:

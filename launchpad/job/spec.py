@@ -168,14 +168,21 @@ class Ready(NamedTuple):
 
 
 class Role(NamedTuple):
-    """One world of the job."""
+    """One world of the job: a role, or a replica of it."""
 
-    name: str
+    name: str  # the role's; with several replicas and the number of this one, rollout.1
     spec: "JobSpec"
     service: bool = False  # it lives as long as the others
     ports: tuple[str, ...] = ()  # names of ports; each of its ranks has one of each
     ready: Ready = Ready("ended")
-    after: tuple[str, ...] = ()  # the roles that it waits for
+    after: tuple[str, ...] = ()  # the worlds that it waits for
+    replica: int = 0
+    replicas: int = 1
+
+    @property
+    def role(self) -> str:
+        """The role's name."""
+        return self.name if self.replicas == 1 else self.name.rpartition(".")[0]
 
 
 class JobSpec(NamedTuple):

@@ -917,6 +917,27 @@ class Restarted(Event, recorded=True):
     period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
 
 
+class WorldStopping(Event, recorded=True):
+    """A rank of a world has failed, and the world is to start again: its other ranks are stopped."""
+
+    time: int
+    world: str  # a role, or a replica of it
+    signum: Signum  # the signal that they were sent
+    seconds: float  # until the next one
+    ranks: list[Rank]  # those that were still running
+
+
+class WorldRestarted(Event, recorded=True):
+    """The ranks of one world were started again, while all others ran on."""
+
+    time: int
+    world: str  # a role, or a replica of it
+    ranks: list[Rank]
+    restarts: int  # how often this world was started again, of `most`
+    most: int
+    period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
+
+
 class NotRestarted(Event, recorded=True):
     """Restarts are allowed, but the ranks are not started again, and the job ends."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from launchpad.errors import UsageError
 from launchpad.output.writer import Target, Writer
-from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted
+from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted, WorldRestarted
 from launchpad.protocol.typed import typed
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class EventLines:
             text = self._decoders[event.rank, event.stream].decode(event.data)
             self._writer.put([(self._fd, text_line(event, text).encode() + b"\n")], event)
             return True
-        if type(event) is Restarted:
+        if type(event) in (Restarted, WorldRestarted):
             self._write_rest()
         line = line_of(event)
         if line is not None:

@@ -40,6 +40,7 @@ from launchpad.protocol.events import (
     Stalled,
     StartFailed,
     StopRequested,
+    WorldRestarted,
 )
 from launchpad.record.attempts import NONE, Passed
 
@@ -123,6 +124,7 @@ class TimelineBuilder:
         """`passed`: attempts of which only the job's row tells."""
         self._history = History(passed.events)
         self._begin = self._since(self._history.begun)  # of the attempt
+        self._begins: dict[int, int] = {}  # by rank of a world that was started again alone: when
         self._last = self._begin
         self._spans: dict[tuple[int, int], list[Span]] = {}  # by rank and node
         self._marks: dict[tuple[int, int], list[Mark]] = {}
@@ -143,6 +145,8 @@ class TimelineBuilder:
             self._end_attempt(at)
             self._begin = at
             self.begins.append(event.time)
+        if isinstance(event, WorldRestarted):
+            self._end_world(event, at)
         self._history.on(event)
         self._hosts[len(self._hosts) :] = [name for name, _ in self._history.planned.nodes[len(self._hosts) :]]
         self._note(at, event)
@@ -253,6 +257,14 @@ class TimelineBuilder:
             self._end_rank(one.rank, verdict, at)
         self._end_collectives()
 
+    def _end_world(self, event: WorldRestarted, at: int) -> None:
+        own = self._history.world(event.world)
+        verdict = verdict_on(own)
+        self._mark(at, JOB, "restart", f"{event.world} started again: {summarize(own, verdict)}")
+        for rank in event.ranks:
+            self._end_rank(rank, verdict, at)
+            self._begins[rank] = at
+
     def _end_rank(self, rank: int, verdict: Verdict, at: int) -> None:
         history = self._history
         one = history.of(rank)
@@ -266,7 +278,8 @@ class TimelineBuilder:
             end, how = self._since(history.lost[one.node].time), "its host was lost"
         else:
             end, how = at, "running"
-        self._span(Span(self._begin, started, "start", "connecting, importing and forking"), rank)
+        begin = self._begins.pop(rank, self._begin)
+        self._span(Span(begin, started, "start", "connecting, importing and forking"), rank)
         self._span(Span(started, max(started, end), "run", f"pid {one.pid}: {how}", outcome), rank)
         memory = one.exited.memory if one.exited else 0
         host = history.node_name(one.node)

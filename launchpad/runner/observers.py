@@ -85,11 +85,16 @@ class Observers:
         """The ranks are gone: take no more questions about where they are."""
         self._control.close()
 
-    def restart_judge(self, spec: JobSpec) -> Callable[[], Judgement]:
+    def restart_judge(self, spec: JobSpec) -> Callable[..., Judgement]:
         """What says what the attempt that has failed means for the next one.
 
-        Called before the ranks start for the first time: it looks for the files of --progress.
+        Called before the ranks start for the first time: it looks for the files of --progress. With several worlds it
+        is asked about one of them, by its name.
         """
+        if spec.roles:
+            from launchpad.runner.restart_judge import WorldJudges
+
+            return WorldJudges(self.diagnosis, spec.roles).judge
         if not spec.limits.max_restarts.most:
             return Judgement
         from launchpad.runner.restart_judge import RestartJudge

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.diagnosis.diagnosis import Diagnosis, WorldDiagnosis
 from launchpad.head.machine import Judgement
 from launchpad.job.limits import Limits
+from launchpad.job.spec import Role
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
@@ -27,7 +28,7 @@ DOUBTED_TIMES = 2
 class RestartJudge:
     """Remembers how the attempt before failed, and the newest file of `--progress` at that time."""
 
-    def __init__(self, diagnosis: Diagnosis, folder: str, limits: Limits) -> None:
+    def __init__(self, diagnosis: Diagnosis | WorldDiagnosis, folder: str, limits: Limits) -> None:
         """Created before the ranks start. The patterns of `limits.progress` are relative to `folder`."""
         self._diagnosis = diagnosis
         self._folder = folder
@@ -75,6 +76,22 @@ class RestartJudge:
         thread.start()
         thread.join(LOOK_SECONDS)
         return found[0] if found else None
+
+
+class WorldJudges:
+    """Judges for each world of a job whether to start it again."""
+
+    def __init__(self, diagnosis: Diagnosis, roles: Sequence[Role]) -> None:
+        """Created before the ranks start."""
+        self._judges = {
+            role.name: RestartJudge(diagnosis.world(role.name), role.spec.cwd, role.spec.limits)
+            for role in roles
+            if role.spec.limits.max_restarts.most
+        }
+
+    def judge(self, world: str) -> Judgement:
+        """Whether its ranks may start again. Asked once after each of its attempts."""
+        return self._judges[world].judge()
 
 
 def newest(folder: str, patterns: Sequence[str]) -> int:

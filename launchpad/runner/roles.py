@@ -12,7 +12,8 @@ from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
 from launchpad.head.role_planner import RolePlanner, hold_role_ports
-from launchpad.job.roles import check_roles
+from launchpad.job.limits import RestartLimit
+from launchpad.job.roles import check_roles, replicas_of
 from launchpad.job.spec import JobSpec, Ready, Role
 from launchpad.job.world import WorldSpec
 from launchpad.runner.kept import look_for_image
@@ -35,6 +36,7 @@ class RoleOptions(NamedTuple):
     ports: tuple[str, ...]
     ready: Ready
     after: tuple[str, ...]
+    replicas: int = 1
 
 
 def run_roles(
@@ -55,7 +57,7 @@ def run_roles(
     spec = _spec(job, roles, where)
     quiet = job.reports.quiet
     with stoppable(_say_nothing if quiet else say_on_stderr):
-        agents = [local, *(LocalAgent(leaves=departure is not None) for _ in roles[1:])]
+        agents = [local, *(LocalAgent(leaves=departure is not None) for _ in spec.roles[1:])]
         for agent, role in zip(agents, spec.roles, strict=True):
             if agent is not local:
                 closing.callback(agent.close)
@@ -88,14 +90,13 @@ def _check(job: RunOptions, where: str) -> None:
         "--hosts and its options": hosts != HostOptions(),
         "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
         "--backend mpi": job.backend == "mpi",
-        "--max-restarts": bool(job.max_restarts.most),
         "--tf-config": job.tf_config,
         "--bind": job.binds != "none",
         "a ':'": bool(job.programs),
         "--check": job.check,
     }
     if named := next((option for option, is_given in wrong.items() if is_given), ""):
-        raise UsageError(f"{where}: {named} can't be combined with roles: they run once, on this machine; leave it out")
+        raise UsageError(f"{where}: {named} can't be combined with roles; leave it out")
 
 
 def _spec(job: RunOptions, roles: Sequence[RoleOptions], where: str) -> JobSpec:
@@ -109,12 +110,12 @@ def _spec(job: RunOptions, roles: Sequence[RoleOptions], where: str) -> JobSpec:
                 spec = make_spec(role.options, (), WorldSpec())
             except UsageError as error:
                 raise UsageError(f"{where}.{role.name}: {error}") from None
-            made.append(Role(role.name, spec, role.service, role.ports, role.ready, role.after))
+            made.append(Role(role.name, spec, role.service, role.ports, role.ready, role.after, replicas=role.replicas))
     finally:
         os.chdir(start)
     check_roles(made, where)
-    first = made[0].spec
-    return first._replace(roles=tuple(made), cwd=start, preload=(), limits=limits_of(job), torch=False)
+    first, limits = made[0].spec, limits_of(job)._replace(max_restarts=RestartLimit())  # each world has its own
+    return first._replace(roles=tuple(replicas_of(made)), cwd=start, preload=(), limits=limits, torch=False)
 
 
 def _say_nothing(*_: object) -> None:

@@ -41,6 +41,7 @@ class FakeJob:
         self.told: list[Any] = []
         self.happened: list[Any] = []
         self.lost: list[tuple[int, str]] = []
+        self.started_again: list[tuple[list[int], int]] = []
         self._machine = SimpleNamespace(
             running=set(), phase="running", attempt=0, restarts=0, cause=None, stops_at=None
         )
@@ -53,6 +54,7 @@ class FakeJob:
             tell=self.told.append,
             happened=lambda _, event: self.happened.append(event),
             lose=lambda node, reason: self.lost.append((node, reason)),
+            again=lambda nodes, restarts: self.started_again.append((list(nodes), restarts)),
         )
 
     @property

@@ -66,3 +66,22 @@ def test_a_role_that_ends_before_it_was_ready_leaves_the_others_waiting_forever(
     order = begun(Role("serve", SPEC, ready=Ready("line", text="up")), TRAIN)
     order.exited(0, 0)
     assert order.exited(1, 0) == [FailRole(1, "exited with code 0 before it was ready (line:up)")]
+
+
+def test_who_has_not_begun_waits_again_for_a_service_that_is_started_again() -> None:
+    order = RoleOrder([SERVICE, Role("other", SPEC), TRAIN._replace(after=("serve", "other"))], {**RANKS, "other": [4]})
+    order.begin()
+    order.got_ready("serve")
+    order.restarted("serve")
+    assert order.exited(4, 0) == []
+    assert (order.started(0), order.started(1)) == ([], [Look("serve")])
+    assert order.got_ready("serve") == [Begin("train")]
+
+
+def test_a_rank_that_had_ended_well_runs_again_with_its_world() -> None:
+    order = begun(SERVICE, TRAIN)
+    order.got_ready("serve")
+    order.exited(2, 0)
+    order.restarted("train")
+    assert order.exited(3, 0) == []
+    assert order.exited(2, 0) == [EndServices([0, 1])]

@@ -10,6 +10,11 @@ import pytest
 from launchpad.job.masking import masked_environ, masked_words
 from launchpad.protocol.events import (
     JobOver,
+    JobPlanned,
+    RankExited,
+    RankStarted,
+    WorldRestarted,
+    WorldStopping,
 )
 from launchpad.record.event_lines import line_of
 from launchpad.report.output import cleaned
@@ -146,3 +151,27 @@ def test_secrets_are_masked() -> None:
         "run -x A=*** --env B=*** -xC=*** --env=*** t.py --api-key *** --lr 0.1 --password=*** API_TOKEN=*** "
         "--token --quiet"
     )
+
+
+def test_a_world_that_started_again_alone() -> None:
+    worlds = [("a", [0]), ("b", [1, 2])]
+    timeline = timeline_of(
+        [
+            JobPlanned(second(0), 0.0, "j", 1, "", [], "", worlds, {}, 0.0, "", roles=worlds),
+            *(RankStarted(second(1), rank, 20 + rank) for rank in range(3)),
+            RankExited(second(2), 1, 7, 0, False),
+            WorldStopping(second(2), "b", 15, 5.0, [2]),
+            RankExited(second(2.1), 2, -15, 0, False),
+            WorldRestarted(second(3), "b", [1, 2], 1, 2),
+            *(RankStarted(second(3.5), rank, 30 + rank) for rank in (1, 2)),
+            *(RankExited(second(4), rank, 0, 0, False) for rank in range(3)),
+            JobOver(second(4), 0),
+        ]
+    )
+    rows = {row.name: row for row in timeline.rows}
+    runs = {name: [one.outcome for one in row.spans if one.kind == "run"] for name, row in rows.items()}
+    assert (runs["a rank 0"], runs["b rank 0"], runs["b rank 1"]) == (["well"], ["failed", "well"], ["stopped", "well"])
+    (mark,) = [one for one in rows["job"].marks if one.kind == "restart"]
+    assert mark.text == "b started again: b rank 0, exit code 7 after 1.00 s"
+    starts = [one for one in rows["b rank 1"].spans if one.kind == "start"]
+    assert [one.end - one.start for one in starts] == [second(1) - second(0), second(0.5) - second(0)]
