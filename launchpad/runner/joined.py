@@ -131,7 +131,7 @@ def _go_on(
         joining = Joining(spec.world.meeting, spec, secret, relay.say, member, part)
         if not options.reports.quiet:
             relay.say(f"leading the job from here, with {some_of([offer.name for _, offer in joining.nodes])}")
-        part = _lead(options, spec, joining, local, closing, taker)
+        part = _lead(options, spec, joining, local, closing, taker, part.agent)
     return part
 
 
@@ -172,14 +172,20 @@ def _tell_head(meeting: Meeting, secret: bytes, why: str) -> None:
 
 
 def _lead(
-    options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, taker: Taker | None
+    options: RunOptions,
+    spec: JobSpec,
+    joining: Joining,
+    local: LocalAgent,
+    closing: ExitStack,
+    taker: Taker | None,
+    agent: Link | None = None,
 ) -> int | Following:
-    """Lead the job to its end, or until another launcher does."""
+    """Lead the job to its end, or until another launcher does. `agent`: of this machine, if it has served a head."""
     took_over = joining.lead is not None
     leaves = closing.enter_context(ExitStack())
     leaves.callback(joining.leave)
     try:
-        bringup, planner = _start(options, spec, joining, local, closing, took_over=took_over)
+        bringup, planner = _start(options, spec, joining, local, agent, closing, took_over=took_over)
 
         def reopen(node: int) -> Link | None:
             return None if node else local.reopen()  # the others come by themselves
@@ -206,7 +212,14 @@ def _lead(
 
 
 def _start(
-    options: RunOptions, spec: JobSpec, joining: Joining, local: LocalAgent, closing: ExitStack, *, took_over: bool
+    options: RunOptions,
+    spec: JobSpec,
+    joining: Joining,
+    local: LocalAgent,
+    agent: Link | None,
+    closing: ExitStack,
+    *,
+    took_over: bool,
 ) -> tuple[BringUp, Planner]:
     """Wait for the nodes, unless they are here, and bring them up. Raises LedElsewhere, LaunchpadError."""
     supplies = supplies_for(options.hosts, spec, closing)  # for the machines that are only offered
@@ -217,7 +230,7 @@ def _start(
         own_signals.catch(bringup.post, options.signals_to_handle)
     if spec.world.master_port:  # static's nodes meet at the port of torch's store
         joining.stop_listening()
-    link = local.reopen() if took_over else local.link()
+    link = agent or (local.reopen() if took_over else local.link())
     link.name = socket.gethostname()
     names = NodeNames([link.name])
     links: list[Link] = [link, *(joined for joined, _ in arrived)]

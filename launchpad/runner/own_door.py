@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Lead, Peer, Rosters
+from launchpad.transport import Link
 from launchpad.transport.join.server import Gate, JoinedLink, JoinServer, listen
 
 Guest = tuple[JoinedLink, NodeOffer]
@@ -155,3 +156,4 @@ class Takeover(NamedTuple):
 
     door: OwnDoor
     lead: Lead
+    agent: Link | None  # of this machine; None: a new one is to be opened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import queue
 import signal
@@ -25,7 +26,6 @@ from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
 from launchpad.job.succession import Lead, Rosters
 from launchpad.job.world import Meeting, place
-from launchpad.protocol import wire
 from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
     STDERR,
@@ -45,10 +45,10 @@ from launchpad.protocol.events import (
 )
 from launchpad.protocol.typed import typed
 from launchpad.runner.links import LocalAgent
+from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, HeadPlace, OwnDoor, Takeover
 from launchpad.runner.search import HeadSearch
 from launchpad.runner.stoppable import stopped_by
-from launchpad.transport import Link
 from launchpad.transport.join.client import (
     NO_ANSWER,
     HeadConnection,
@@ -82,6 +82,15 @@ END_SECONDS = 60.0
 # that is still on its way to us.
 SILENT_SECONDS = 1.0
 
+# If we notice so late that a head is silent, it was us who were suspended.
+LATE_SECONDS = 0.5
+
+# How long our agent may take to end what the lost head had it start.
+CLEAR_SECONDS = 5.0
+
+# How often it hears from us while there is no head.
+KEEP_SECONDS = 0.2
+
 
 class Relay:
     """One node's part of a job, from finding the head to the job's exit code."""
@@ -107,7 +116,9 @@ class Relay:
         self._spec = spec
         self._quiet = quiet
         self._fold = fold
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        # From whom, and what: a head, our agent, a search, ("own") this process, ("door") our door.
+        self._inbox: queue.SimpleQueue[tuple[object, Any]] = queue.SimpleQueue()
+        self._agent: OwnAgent | None = None  # it may serve one head after the other
         self._own_output: _OwnOutput | None = None
         self._attempt = -1  # of the ranks here, under all heads
         self._earlier = 0  # how many there were under heads that were lost
@@ -117,7 +128,7 @@ class Relay:
         self._moved: HeadPlace | None = None  # where the head is that we are to join
         self._door = door
         if door is not None:
-            door.changed = lambda head: self._inbox.put(("search", head))
+            door.changed = lambda head: self._inbox.put(("door", head))
         self._begin()
 
     def run(self, local: LocalAgent, signals_to_handle: frozenset[int]) -> int | Takeover:
@@ -130,7 +141,8 @@ class Relay:
         head = self._seek()
         if head is None:
             return self._stopped
-        return self._go_on(self._take_part(head, local, local.link), local)
+        self._open_link = local.link
+        return self._go_on(self._take_part(head, local), local)
 
     def follow(self, part: Following, local: LocalAgent, signals_to_handle: frozenset[int]) -> int | Takeover:
         """Follow another head, after having led the job. Returns the same as `run`."""
@@ -144,6 +156,7 @@ class Relay:
         self._survives, self._moved = True, part.head
         because = f": {part.failed}" if part.failed else ""
         self._lost = f"this node leads the job no more{because}"
+        self._open_link = local.reopen
         return self._go_on(None, local)
 
     def close(self) -> None:
@@ -159,8 +172,10 @@ class Relay:
                 if self._own_output is not None:
                     self._own_output.end([])
                     self._own_output = None
+                self._agent = None  # it serves the head that we are now
                 return found
-            ended = found if isinstance(found, JobEnded) else self._take_part(found, local, local.reopen)
+            ended = found if isinstance(found, JobEnded) else self._take_part(found, local)
+        local.close()
         if self._own_output is not None:
             self._own_output.end(ended.lines)
         else:
@@ -168,24 +183,41 @@ class Relay:
                 say_on_stderr(line, bad=True)
         return ended.code
 
-    def _take_part(self, head: HeadConnection, local: LocalAgent, open_link: Callable[[], Link]) -> JobEnded | None:
+    def _take_part(self, head: HeadConnection, local: LocalAgent) -> JobEnded | None:
         """Returns how the job ended; None if the head is lost, and the job may go on without it."""
         try:
             for note in head.notes:
                 self.say(note)
-            link, inbox = open_link(), self._inbox
-            threading.Thread(target=_read, args=(link, inbox), name="agent-link", daemon=True).start()
-            head.begin(lambda command: inbox.put(("head", command)))
+            if self._agent is None:
+                self._agent, self._open_link = OwnAgent(self._open_link()), local.reopen
+                self._agent.deliver(functools.partial(self._put, self._agent))
+            agent = self._agent
+            head.begin(functools.partial(self._hear, head))
             if self._door is not None:
                 self._door.begin()
-            ended = self._pass_on(head, link)
-            if ended is None:
-                link.close()
-            else:
+            ended = self._pass_on(head, agent)
+            if ended is not None:
                 local.close()  # ends what is left here, before the head is told that this node is done
+            elif agent.gone or self._spec is None:  # the next head may have other things for it to import
+                self._close_agent()
+            else:
+                agent.clear()
         finally:
             head.close()
         return ended
+
+    def _put(self, source: object, item: Any) -> None:
+        self._inbox.put((source, item))
+
+    def _hear(self, head: HeadConnection, command: Any) -> None:
+        if command is not None:
+            self._heard = time.monotonic()  # here, in a thread, so that time spent in the inbox doesn't count
+        self._inbox.put((head, command))
+
+    def _close_agent(self) -> None:
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
 
     def _next_head(self) -> HeadConnection | Takeover | JobEnded:
         """The head is lost: the connection to the next one, or that we are it, or that nobody is."""
@@ -210,6 +242,8 @@ class Relay:
             search.follow(moved)
         try:
             found = self._search(search)
+            if found is not None:
+                self._clear()
         except NodeError as error:
             return JobEnded(NODE_LOST, [str(error)])
         finally:
@@ -221,7 +255,31 @@ class Relay:
                 self._door.follow()
             return found
         assert self._door is not None
-        return Takeover(self._door, found)
+        return Takeover(self._door, found, self._agent)
+
+    def _clear(self) -> None:
+        """Wait until nothing is left here of the lost head. An agent that takes too long makes room for a new one."""
+        until = time.monotonic() + CLEAR_SECONDS
+        while self._agent is not None and not self._agent.cleared:
+            left = until - time.monotonic()
+            if left <= 0 or self._agent.gone:
+                self._close_agent()
+                return
+            self._between(min(left, LOOK_SECONDS))
+
+    def _between(self, seconds: float) -> tuple[object, Any] | None:
+        """Between two heads: what comes within this time that is not about the output of the ranks that were here."""
+        output, now = self._own_output, time.monotonic()
+        waits = [seconds] if output is None else [seconds, *output.waits(now)]
+        try:
+            source, item = self._inbox.get(timeout=max(0.0, min(waits)))
+        except queue.Empty:
+            return None
+        if source is self._agent and item is not None and output is not None:
+            output.take(item)
+        if type(item) is Written and output is not None:
+            output.written(item.output)
+        return source, item
 
     def _join(self, moved: HeadPlace | None) -> HeadConnection | JobEnded:
         """Join a head that has never been ours, perhaps at another place than the endpoint."""
@@ -236,7 +294,7 @@ class Relay:
 
     def _search(self, search: HeadSearch) -> HeadConnection | Lead | None:
         """What it finds; None if the user ends it. Raises NodeError after the join timeout."""
-        start = time.monotonic()
+        start = keep = time.monotonic()
         deadline, tell = start + self._meeting.join_seconds, start + LOST_SECONDS
         while True:
             now = time.monotonic()
@@ -250,13 +308,13 @@ class Relay:
                 tell += LOST_SECONDS
                 if not self._quiet:
                     self.say(waiting)
-            try:
-                source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell, now + LOOK_SECONDS) - now))
-            except queue.Empty:
-                continue
+            if self._agent is not None and now >= keep:
+                keep = now + KEEP_SECONDS
+                self._agent.keep()
+            source, item = self._between(min(deadline, tell, now + LOOK_SECONDS) - now) or ("", None)
             if source == "own" and self._stops(item):
                 return None
-            if source == "search" and item is not None:
+            if source == "door" and item is not None:
                 search.follow(item)
 
     def _stops(self, event: Any) -> bool:
@@ -267,15 +325,11 @@ class Relay:
         return True
 
     def _begin(self) -> None:
-        """Know nothing of a head. What the last one and its agent have said is not heard any more."""
-        before, self._inbox = self._inbox, queue.SimpleQueue()
-        while not before.empty():
-            source, item = before.get()
-            if source == "own":
-                self._inbox.put((source, item))
+        """Know nothing of a head."""
         self._agent_gone = False
         self._heard = 0.0  # when the head last sent something
         self._silence = 0.0  # seconds after which a silent head counts as gone; 0: never
+        self._suspended = False  # the head is stopped, and silent until it is continued
         self._deadline: float | None = None
         self._lost = f"the head of the job at {self._meeting.place} is gone; the ranks here were stopped"
 
@@ -317,9 +371,9 @@ class Relay:
                     source, item = self._inbox.get(timeout=max(0.0, min(deadline, tell) - now))
                 except queue.Empty:
                     continue
-                if source == "found":
-                    return item  # type: ignore[no-any-return]
-                if source == "refused":
+                if source is over and isinstance(item, HeadConnection):
+                    return item
+                if source is over:
                     raise NodeError(f"{self._meeting.place}: {item}")
                 if self._stops(item):
                     if not self._quiet:
@@ -342,17 +396,17 @@ class Relay:
                 except JoinRefused as error:  # where there are several places, another may be the head's
                     refused = refused or str(error)
                 except Exception as error:  # a bug must not look like a head that never comes
-                    self._inbox.put(("refused", f"{type(error).__name__}: {error}"))
+                    self._inbox.put((over, f"{type(error).__name__}: {error}"))
                     return
                 else:
                     if found is not None:
-                        self._inbox.put(("found", found))
+                        self._inbox.put((over, found))
                         return
             if refused:
                 now = time.monotonic()
                 full_until = full_until or now + FULL_SECONDS
                 if "joined already" not in refused or now >= full_until:
-                    self._inbox.put(("refused", refused))
+                    self._inbox.put((over, refused))
                     return
                 self._reason = refused
             over.wait(RETRY_SECONDS)
@@ -379,44 +433,61 @@ class Relay:
 
     # Taking part.
 
-    def _pass_on(self, head: HeadConnection, link: Any) -> JobEnded | None:
+    def _pass_on(self, head: HeadConnection, agent: OwnAgent) -> JobEnded | None:
         """As `_take_part`."""
         while True:
-            source, item = self._next()
-            match source:
-                case "head":
-                    if item is None:
-                        no_head_yet = head.waits and not self._heard
-                        return None if self._survives or no_head_yet else JobEnded(NODE_LOST, [self._lost])
-                    if type(item) is JobEnded:
-                        return item
-                    if type(item) is HeadMoved:
-                        self._moved = HeadPlace(item.host, item.port, 1 << 30)
-                        return None
-                    if type(item) is RosterChanged:
-                        self._keep(item, head)
-                    else:
-                        self._command(item, link)
-                case "agent":
-                    self._event(item, head)
-                case "own":
-                    if not self._heard and type(item) is StopRequested and item.signum in STOPPING:
-                        said = [] if self._quiet else [stopped_by(item.signum)]
-                        return JobEnded(128 + item.signum, said)  # the others go on waiting for their nodes
-                    self._own(item, head, link)
+            source, item = self._next(head)
+            if source is head:
+                if item is None:
+                    no_head_yet = head.waits and not self._heard
+                    return None if self._survives or no_head_yet else JobEnded(NODE_LOST, [self._lost])
+                if type(item) is JobEnded:
+                    return item
+                if type(item) is HeadMoved:
+                    self._moved = HeadPlace(item.host, item.port, 1 << 30)
+                    return None
+                if type(item) is RosterChanged:
+                    self._keep(item, head)
+                else:
+                    self._command(item, agent)
+            elif source is agent:
+                self._event(item, head)
+            elif source == "own":
+                if not self._heard and type(item) is StopRequested and item.signum in STOPPING:
+                    said = [] if self._quiet else [stopped_by(item.signum)]
+                    return JobEnded(128 + item.signum, said)  # the others go on waiting for their nodes
+                self._own(item, head, agent)
 
-    def _next(self) -> tuple[str, Any]:
+    def _next(self, head: HeadConnection) -> tuple[object, Any]:
         while True:
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
-                return "head", None
-            waits = [] if self._deadline is None else [self._deadline - now]
+                return head, None
+            if self._is_silent(now):
+                return head, None
+            ends = [self._deadline, self._silence_ends]
+            waits = [end - now for end in ends if end is not None]
             if self._own_output is not None:
                 waits += self._own_output.waits(now)
             try:
                 return self._inbox.get(timeout=max(0.0, min(waits)) if waits else None)
             except queue.Empty:
                 continue
+
+    @property
+    def _silence_ends(self) -> float | None:
+        """When a head that goes on being silent counts as gone."""
+        return self._heard + self._silence if self._silence and not (self._suspended or self._agent_gone) else None
+
+    def _is_silent(self, now: float) -> bool:
+        """Whether the head has been silent for too long. If it was us who didn't listen, it gets another moment."""
+        ends = self._silence_ends
+        if ends is None or now < ends:
+            return False
+        if now < ends + LATE_SECONDS:
+            return True
+        self._heard = now - self._silence + SILENT_SECONDS
+        return False
 
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
         rosters, before = typed(Rosters, changed.rosters), self._offer.rosters
@@ -434,10 +505,11 @@ class Relay:
         if self._door is not None:
             self._door.led_from(HeadPlace(host, port, newest.term))
 
-    def _command(self, command: Any, link: Any) -> None:
-        self._heard = time.monotonic()
+    def _command(self, command: Any, agent: OwnAgent) -> None:
         if type(command) is Hello:
             self._silence = command.silence
+        elif type(command) is Signal and command.signum in (signal.SIGSTOP, signal.SIGCONT):
+            self._suspended = command.signum == signal.SIGSTOP
         if self._spec is not None:
             if type(command) is Credit:
                 return
@@ -448,13 +520,13 @@ class Relay:
                     try:
                         self._own_output = _OwnOutput(self._spec, shown, self._post, self._fold)
                     except LaunchpadError as error:  # --log-dir can't be written
-                        self._inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
+                        self._put(agent, AgentFailed(time.monotonic_ns(), str(error)))
                         return
                 else:
                     self._own_output.restart(shown)
-                self._own_output.give = link.send
+                self._own_output.give = agent.send
                 command = command._replace(typed=os.isatty(0), terminal=self._own_output.terminal)
-        link.send(command)
+        agent.send(command)
 
     def _event(self, event: Any, head: HeadConnection) -> None:
         if event is None:
@@ -469,7 +541,7 @@ class Relay:
         for one in (event,) if self._own_output is None else self._own_output.take(event):
             head.send(one)
 
-    def _own(self, event: Any, head: HeadConnection, link: Any) -> None:
+    def _own(self, event: Any, head: HeadConnection, agent: OwnAgent) -> None:
         match event:
             case StopRequested(signum=signal.SIGTSTP):
                 say_on_stderr("this job can be suspended only where its head runs")
@@ -478,7 +550,7 @@ class Relay:
             case StopRequested(signum=signum) if signum in FOR_THE_HEAD:
                 head.send(event)
             case StopRequested(signum=signum):
-                link.send(Signal(signum))
+                agent.send(Signal(signum))
                 head.send(SignalPassedOn(time.monotonic_ns(), signum))
             case ConsoleClosed():
                 head.send(StopRequested(time.monotonic_ns(), signal.SIGHUP))
@@ -574,16 +646,6 @@ class _OwnOutput:
             self._console.say("\n".join(lines), bad=True)
         for sink in self._sinks:
             sink.close()
-
-
-def _read(link: Link, inbox: queue.SimpleQueue[tuple[str, Any]]) -> None:
-    try:
-        for event in link.messages():
-            inbox.put(("agent", event))
-    except (OSError, wire.WireError) as error:
-        inbox.put(("agent", AgentFailed(time.monotonic_ns(), str(error))))
-    finally:
-        inbox.put(("agent", None))
 
 
 def _plan(start: Start) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -24,7 +25,9 @@ from launchpad.transport.join.client import (
     why_not,
 )
 
-# How long to pause before a door is asked again; where there are many, longer.
+# How long to pause before a door is asked again: twice as long each time, as most of them notice within a moment that
+# the head is gone. Where there are many, longer. So late those are asked at first who are to come to us.
+FIRST_PAUSE_SECONDS = 0.02
 PAUSE_SECONDS = 0.1
 PAUSE_OF_EACH = 0.01
 
@@ -76,9 +79,10 @@ class HeadSearch:
             doors[""] = AskedDoor("", endpoint)
         self._doors = doors
         self.reason = NO_ANSWER  # why there is no head at the endpoint
-        self._asked: queue.SimpleQueue[AskedDoor] = queue.SimpleQueue()
-        for target in doors.values():
-            self._asked.put(target)
+        self._to_ask: queue.SimpleQueue[tuple[AskedDoor, float]] = queue.SimpleQueue()  # and after which pause
+        after = {peer.key for peer in itertools.dropwhile(lambda peer: peer.key != offer.key, self._newest.peers)}
+        for key, target in doors.items():
+            self._to_ask.put((target, PAUSE_SECONDS if key in after else 0.0))
         for number in range(min(len(doors), MOST_ASKED)):
             threading.Thread(target=self._ask_all, name=f"ask-{number}", daemon=True).start()
 
@@ -136,7 +140,7 @@ class HeadSearch:
         return found
 
     def _nobody_else_comes(self, waiting: Any) -> bool:
-        left = {peer.key for peer in self._newest.peers} - set(waiting) - {self._offer.key}
+        left = {peer.key for peer in self._newest.peers} - set(waiting) - {self._offer.key, self._newest.head}
         return all(self._answers.get(key) == "refused" for key in left)
 
     # At the doors.
@@ -175,7 +179,8 @@ class HeadSearch:
 
     def _ask_all(self) -> None:
         while not self._over:
-            target = self._asked.get()
+            target, pause = self._to_ask.get()
+            time.sleep(pause)
             found = self._connect(target, None)
             answer = found.answer if isinstance(found, HeadConnection) else found
             if isinstance(found, HeadConnection):
@@ -187,15 +192,15 @@ class HeadSearch:
                     self.follow(typed(HeadPlace, [*answer["led"], answer.get("term")]))
             if answer != before:
                 self._heard()
-            time.sleep(PAUSE_SECONDS + PAUSE_OF_EACH * len(self._doors))
-            self._asked.put(target)
+            pause = max(FIRST_PAUSE_SECONDS, min(2 * pause, PAUSE_SECONDS + PAUSE_OF_EACH * len(self._doors)))
+            self._to_ask.put((target, pause))
 
     def follow(self, head: HeadPlace) -> None:
         """Ask there too, from where the job is said to be led by now."""
         key = f"{head.host}:{head.port}"
         if head.term > self._newest.term and key not in self._doors:
             self._doors = {**self._doors, key: AskedDoor(key, ((head.host, head.port),))}
-            self._asked.put(self._doors[key])
+            self._to_ask.put((self._doors[key], 0.0))
 
     def _connect(self, target: AskedDoor, offer: dict[str, Any] | None) -> HeadConnection | Literal["refused"] | None:
         """The connection to it; "refused" if its machine says that it is not there."""

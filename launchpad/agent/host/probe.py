@@ -9,6 +9,8 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from ... import linux
 from ...protocol.commands import Probe, Start
@@ -50,18 +52,29 @@ print(not sys.argv[1] or has(sys.argv[1]))
 """
 
 
+Versions = tuple[str, str, str, bool]  # of Python, torch and launchpad, and whether there is the module
+
+
 class HostProbe(AgentPart):
     """Answers the head's Probe, and brings launchpad to ranks that would not find it."""
 
     def __init__(self, hub: AgentHub) -> None:
         super().__init__(hub)
         self._brings_launchpad = False
+        self._asked: tuple[Any, ...] = ()  # of the ranks' interpreter, and its answer
+        self._answer: Versions | None = None
 
     def on(self, command: Probe) -> None:
         """Report the facts."""
-        facts = probe(command)
+        facts = probe(command, self._versions)
         self._brings_launchpad = command.torch and not facts.launchpad
         self._hub.outbox.say(facts)
+
+    def _versions(self, *asked: Any) -> Versions | None:
+        """Start the interpreter, unless it is a head that asks the same as the one before it, which was lost."""
+        if asked != self._asked or self._answer is None:
+            self._asked, self._answer = asked, versions(*asked)
+        return self._answer
 
     def starting(self, start: Start, environ: dict[str, str]) -> None:
         """Let ranks import the launchpad that was sent with the agent."""
@@ -69,34 +82,7 @@ class HostProbe(AgentPart):
             bring_launchpad(environ)
 
 
-def probe(command: Probe) -> NodeFacts:
-    """Answer the head's Probe."""
-    problems = [text for text in (_folder_problem(command.cwd),) if text]
-    cwd = command.cwd if not problems else "/"
-    version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
-    kind, name = command.needs or ("", "")
-    module = name if kind == "module" and not problems else ""
-    if module.partition(".")[0] == "launchpad":  # it is brought with the agent
-        module = ""
-    if (command.torch or command.python or module) and (answer := _versions(command, cwd, module)) is not None:
-        version, torch, launchpad, there = answer
-        if module and not there:
-            problems.append(f"no such module: {module} for {command.python or sys.executable}")
-    if not problems and (text := _program_problem(kind, name, command)):
-        problems.append(text)
-    return NodeFacts(
-        time=time.monotonic_ns(),
-        python=command.python or sys.executable,
-        version=version,
-        torch=torch if command.torch else "",
-        launchpad=launchpad if command.torch else "",
-        problems=problems,
-        machine=machine(),
-        addresses=addresses(),
-    )
-
-
-def _versions(command: Probe, cwd: str, module: str) -> tuple[str, str, str, bool] | None:
+def versions(command: Probe, cwd: str, module: str) -> Versions | None:
     """The versions of Python, torch and launchpad, from the ranks' interpreter, and whether it finds the module.
 
     None if it prints none.
@@ -120,6 +106,33 @@ def _versions(command: Probe, cwd: str, module: str) -> tuple[str, str, str, boo
     lines = output.decode(errors="replace").splitlines()[-4:]  # a wrapper may print something before
     version, torch, launchpad, there, *_ = [*map(printable, lines), "", "", "", ""]
     return (version, torch, launchpad, there == "True") if version else None
+
+
+def probe(command: Probe, ask: Callable[[Probe, str, str], Versions | None] = versions) -> NodeFacts:
+    """Answer the head's Probe. `ask` the interpreter, as `versions` does."""
+    problems = [text for text in (_folder_problem(command.cwd),) if text]
+    cwd = command.cwd if not problems else "/"
+    version, torch, launchpad = ".".join(map(str, sys.version_info[:3])), "", ""
+    kind, name = command.needs or ("", "")
+    module = name if kind == "module" and not problems else ""
+    if module.partition(".")[0] == "launchpad":  # it is brought with the agent
+        module = ""
+    if (command.torch or command.python or module) and (answer := ask(command, cwd, module)) is not None:
+        version, torch, launchpad, there = answer
+        if module and not there:
+            problems.append(f"no such module: {module} for {command.python or sys.executable}")
+    if not problems and (text := _program_problem(kind, name, command)):
+        problems.append(text)
+    return NodeFacts(
+        time=time.monotonic_ns(),
+        python=command.python or sys.executable,
+        version=version,
+        torch=torch if command.torch else "",
+        launchpad=launchpad if command.torch else "",
+        problems=problems,
+        machine=machine(),
+        addresses=addresses(),
+    )
 
 
 def _environ(command: Probe) -> dict[str, str]:
