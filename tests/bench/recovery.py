@@ -188,6 +188,11 @@ def lose_torchruns(network: Network, rounds: int, pick: random.Random) -> list[f
 
 def torchruns(network: Network, nodes: str) -> list[list[str]]:
     """torchrun on each of the four hosts."""
+    return [network.inside(host, *torchrun(network, nodes)) for host in network.hosts]
+
+
+def torchrun(network: Network, nodes: str) -> list[str]:
+    """torchrun's line, the same on all hosts."""
     words = ["-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", "2", "--max-restarts", "100000"]
     words += ["--rdzv-backend", "c10d", "--rdzv-id", "r", "--rdzv-endpoint", f"{network.hosts['h1'].address}:{PORT}"]
     words += ["--rdzv-conf", "last_call_timeout=1"]
@@ -195,7 +200,7 @@ def torchruns(network: Network, nodes: str) -> list[list[str]]:
     names = "".join(f"{host.address} {name}\n" for name, host in network.hosts.items())
     named = f'printf "{names}" > "$TMPDIR/hosts" && mount --bind "$TMPDIR/hosts" /etc/hosts && exec "$@"'
     scratch = ["env", "GLOO_SOCKET_IFNAME=eth0", "TMPDIR=/dev/shm", "unshare", "--mount", "sh", "-c", named, "sh"]
-    return [network.inside(host, *scratch, sys.executable, *words) for host in network.hosts]
+    return [*scratch, sys.executable, *words]
 
 
 def main() -> None:
