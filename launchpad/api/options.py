@@ -24,6 +24,7 @@ class SharedOptions(TypedDict, total=False):
     accept_new_host_keys: bool
     sync_env: bool
     heartbeat_timeout: float
+    keep_running: float
     env_file: str | Sequence[str]
     role: str
     mpi: MpiLibrary
@@ -88,7 +89,7 @@ _TIME = (_is_time, "give a positive number of seconds")
 _TEXT = (_is_text, "give a text")
 _FLAG = (_is_flag, "give True or False")
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("heartbeat_timeout", "grace", "stall_timeout", "health_timeout"), _TIME),
+    **dict.fromkeys(("heartbeat_timeout", "keep_running", "grace", "stall_timeout", "health_timeout"), _TIME),
     **dict.fromkeys(("hostfile", "include", "exclude", "role", "log_dir", "report", "junit", "notify"), _TEXT),
     **dict.fromkeys(("nnodes", "inject", "health"), _TEXT),
     **dict.fromkeys(("accept_new_host_keys", "sync_env", "virtual_local_rank", "tf_config"), _FLAG),

@@ -365,6 +365,13 @@ _OPTIONS = (
         help="A host that is silent for this long counts as lost (0: never). That ends the job unless it can go on.",
     ),
     _hosts(
+        "--keep-running",
+        type=seconds,
+        default="0",
+        metavar="TIME",
+        help="Ranks go on for so long while their host has no contact with launchpad, which reconnects by itself.",
+    ),
+    _hosts(
         "--spares",
         type=click.IntRange(0),
         default=0,

@@ -15,6 +15,8 @@ from launchpad.job.outcome import ranks_in_words, signal_name
 from launchpad.protocol.events import (
     SILENT,
     AtPrompt,
+    ContactLost,
+    ContactRegained,
     FaultInjected,
     FaultMissed,
     ImageUnused,
@@ -138,6 +140,8 @@ class Notes:
             case LeftoversAwaited(processes=processes, seconds=seconds, node=node):
                 them, left = "it" if len(processes) == 1 else "them", _left_behind(processes, self._on(node))
                 self._say(f"waiting up to {seconds:g} s for {left}; Ctrl-C kills {them} at once")
+            case ContactLost() | ContactRegained():
+                self._contact(event)
             case NodeJoined(node=node, name=name):
                 known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
@@ -171,6 +175,14 @@ class Notes:
             case WorldRestarted():
                 self._world_restarted(event)
         return False
+
+    def _contact(self, event: ContactLost | ContactRegained) -> None:
+        name = self._history.node_name(event.node)
+        if isinstance(event, ContactLost):
+            goes_on = f"its ranks go on for {duration(event.seconds)}, and launchpad tries to reach it"
+            self._say(f"lost contact with {name}: {goes_on}")
+        else:
+            self._say(f"{name} is in contact again, after {event.seconds:.1f} s")
 
     def _left_out(self, event: NodeUnwell) -> None:
         self._unwell.add(event.node)

@@ -12,6 +12,10 @@ WINDOW_BYTES = 16 << 20
 LARGEST_WINDOW = 1 << 20
 LEAST_WINDOW = 16 << 10
 
+# The same for ranks that go on without the head, whose output waits on their hosts (--keep-running).
+KEPT_BYTES = 128 << 20
+LARGEST_KEPT_WINDOW = 32 << 20
+
 # Which start of its rank an output is from: the job's attempt, and how often it was started again alone.
 Start = tuple[int, int]
 
@@ -19,8 +23,12 @@ Start = tuple[int, int]
 class Flow:
     """Tracks the output in flight in one job."""
 
-    def __init__(self, ranks: int, give: Callable[[int, int, int], None]) -> None:
-        """`give(rank, stream, bytes)` lets the rank's agent send that many more bytes."""
+    def __init__(self, ranks: int, give: Callable[[int, int, int], None], *, kept: bool = False) -> None:
+        """`give(rank, stream, bytes)` lets the rank's agent send that many more bytes.
+
+        `kept`: the ranks go on without us.
+        """
+        self._most, self._largest = (KEPT_BYTES, LARGEST_KEPT_WINDOW) if kept else (WINDOW_BYTES, LARGEST_WINDOW)
         self.resize(ranks)
         self._give = give
         self._attempt = 0
@@ -30,7 +38,7 @@ class Flow:
 
     def resize(self, ranks: int) -> None:
         """The job has so many ranks from now on."""
-        self.window = max(LEAST_WINDOW, min(LARGEST_WINDOW, WINDOW_BYTES // (2 * ranks)))
+        self.window = max(LEAST_WINDOW, min(self._largest, self._most // (2 * ranks)))
 
     def start(self, attempt: int) -> None:
         """The ranks are (re)started: each stream gets a full window."""

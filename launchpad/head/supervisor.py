@@ -36,6 +36,8 @@ from launchpad.protocol.events import (
     AgentReady,
     ArrivalTimes,
     ClocksSeen,
+    ContactLost,
+    ContactRegained,
     ExceptionRaised,
     ImageUnused,
     LeftoversAwaited,
@@ -74,7 +76,10 @@ _LATE_ANSWERS = (AgentReady, NodeFacts, Pong, PortHeld, PortsHeld, SpareReady, T
 
 
 # What is told of the node that says it.
-_OF_A_NODE = (ImageUnused, LeftoversAwaited, ModulesImported, NotForked, OrphansKilled, SignalPassedOn)
+_OF_A_NODE = (
+    *(ImageUnused, LeftoversAwaited, ModulesImported, NotForked, OrphansKilled, SignalPassedOn),
+    *(ContactLost, ContactRegained),
+)
 
 
 class Supervisor:
@@ -123,7 +128,7 @@ class Supervisor:
             restarts=planner.before.restarts if planner.before else 0,
         )
         self.machine = planner.ruled(machine, judge, self.clock.limits())
-        self._flow = Flow(len(plan.ranks), self._give_credit)
+        self._flow = Flow(len(plan.ranks), self._give_credit, kept=bool(planner.spec.limits.keep_running))
         self._hub = Hub(
             self.nodes,
             self.machine,

@@ -29,6 +29,7 @@ class Limits(NamedTuple):
     stop_at: float | None = None  # when to ask the ranks to stop, in seconds since 1970
     ends_at: float | None = None  # when the batch allocation, or the job that this one runs in, ends; likewise
     stall_timeout: float | None = None  # seconds without output or progress of any rank
+    keep_running: float = 0.0  # seconds for which ranks go on while their host has no contact with the head
     max_restarts: RestartLimit = RestartLimit()  # how often all ranks are restarted after a failure
     restart: Restarts = "judged"  # whether a failure that recurs without progress ends the job
     progress: tuple[str, ...] = ()  # patterns of files, relative to cwd: a new one means progress

@@ -370,6 +370,23 @@ class Check(Command):
     request: dict[str, Any]
 
 
+class Resume(Command):
+    """The first frame on a connection to a held link (agent/holder.py): send the agent's frames from here on."""
+
+    secret: str
+    taken: int  # how many of them the head has
+
+
+class Taken(Command):
+    """For the holder: the head has so many of the agent's frames."""
+
+    events: int
+
+
+class LetGo(Command):
+    """For the holder: hang up on the agent."""
+
+
 class RosterChanged(Command):
     """Who belongs to the job has changed: for the launchpad of a node that has joined, answered by RosterHeld."""
 

@@ -376,6 +376,44 @@ class Pong(Event, about=the_node):
     ping: int  # the Ping's time; 0 if there was none
 
 
+class LinkHeld(Event, about=the_node):
+    """The first frame on a connection to a held link (agent/holder.py)."""
+
+    time: int
+    place: str  # the holder's folder
+    taken: int  # how many of the head's commands it has
+
+
+class CommandsTaken(Event, about=the_node):
+    """The holder has so many of the head's commands."""
+
+    time: int
+    commands: int
+
+
+class HoldEnded(Event, about=the_node):
+    """The last frame on a connection to a held link: the agent has ended, or nothing is held there."""
+
+    time: int
+    reason: str  # "" if the agent has ended
+
+
+class ContactLost(Event, about=the_node, recorded=True):
+    """The connection to a node is lost; its ranks go on (--keep-running)."""
+
+    time: int
+    seconds: Figure  # for as long as this
+    node: int = -1  # filled in by the head
+
+
+class ContactRegained(Event, about=the_node, recorded=True):
+    """There is a connection to the node again."""
+
+    time: int
+    seconds: Figure  # how long there was none
+    node: int = -1  # filled in by the head
+
+
 class RankStarted(Event, about=its_rank, recorded=True):
     """The rank's process exists; it may not have loaded its program yet."""
 

@@ -55,6 +55,28 @@ def output_header(time: int, rank: int, stream: int, size: int) -> bytes:
     return _HEAD.pack(size + 1 + _OUTPUT.size, _OUTPUT_CODE) + _OUTPUT.pack(time, rank, stream)
 
 
+def frames(buffer: bytearray) -> list[tuple[Any, bytes]]:
+    """Take the whole frames out of the front of a buffer, each with its message's class. Raises WireError."""
+    found, start = [], 0
+    while len(buffer) - start >= _HEAD.size:
+        size, code = _HEAD.unpack_from(buffer, start)
+        if not 0 < size <= LARGEST_FRAME or code >= len(MESSAGES):
+            raise WireError(f"not a frame: {bytes(buffer[start : start + 40])!r}")
+        end = start + 4 + size
+        if len(buffer) < end:
+            break
+        found.append((MESSAGES[code], bytes(memoryview(buffer)[start:end])))
+        start = end
+    del buffer[:start]
+    return found
+
+
+def decode(frame: bytes) -> Any:
+    """The message of one whole frame. Raises WireError."""
+    (message,) = Decoder().feed(frame)
+    return message
+
+
 @functools.cache
 def _header(cls: type) -> list[Convert]:
     """What checks the fields before the raw bytes."""

@@ -19,6 +19,8 @@ from launchpad.protocol.events import (
     AtPrompt,
     CollectivesEntered,
     ConsoleClosed,
+    ContactLost,
+    ContactRegained,
     Crashed,
     ExceptionRaised,
     FaultInjected,
@@ -223,6 +225,10 @@ class TimelineBuilder:
                 self._mark(at, HOST, "note", f"the ranks are not forked: {reason}", node)
             case RanksSpawned(by=by, ranks=ranks):
                 self._mark(at, by, "note", f"spawned {ranks_in_words(ranks)}")
+            case ContactLost(node=node):
+                self._mark(at, HOST, "note", "lost contact; its ranks go on", node)
+            case ContactRegained(seconds=seconds, node=node):
+                self._mark(at, HOST, "note", f"in contact again, after {seconds:.1f} s", node)
             case OrphansKilled(processes=processes, node=node):
                 self._mark(at, HOST, "note", f"killed what ranks had left behind: {some_of(processes)}", node)
             case LeftoversAwaited(processes=processes, node=node):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from launchpad.transport.ssh.bundle import Startup
 
 # Options that make no sense without hosts.
-_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync", "sync_env")
+_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync", "sync_env", "keep_running")
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
@@ -66,6 +66,9 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
             return ()
         hosts = parse_hosts("localhost")
     hosts = choose_hosts(hosts, options.include, options.exclude)
+    if options.keep_running and (options.by_srun or entering):
+        how = "srun starts launchpad on the nodes of this job" if options.by_srun else "--enter's command ends with it"
+        raise UsageError(f"--keep-running is for hosts that are reached over SSH, and {how}; leave it out")
     if options.by_srun:
         return hosts
     hosts = tuple(host._replace(here=is_this_machine(host, options.ssh_config)) for host in hosts)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import getpass
+import json
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from launchpad.console.message import say_on_stderr
 from launchpad.errors import ConnectError
@@ -42,6 +43,7 @@ class Connector:
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
         self._openings = Openings()
+        self._keep_running, self._silence = options.keep_running, options.heartbeat_timeout
 
     def begin(self, hosts: Sequence[Host]) -> None:
         """Ask ssh for the configuration of the hosts, and import paramiko (100 ms) in the meantime."""
@@ -63,6 +65,16 @@ class Connector:
 
     def connect(self, host: Host, startup: Startup) -> Link:
         """Connect to the host and start its agent. Raises ConnectError or UsageError."""
+        if not self._keep_running:
+            return self._connect(host, startup)
+        from launchpad.transport.held_link import HeldLink
+
+        def dial(asked: Mapping[str, Any]) -> Link:
+            return self._connect(host, startup._replace(asked=json.dumps(json.loads(startup.asked) | asked)))
+
+        return HeldLink(host.name, dial, self._keep_running, self._silence)
+
+    def _connect(self, host: Host, startup: Startup) -> Link:
         if host.here:
             return self._enter(host, startup)
         if self._way == "openssh" or (self._way is None and self._needs_ssh(host)):

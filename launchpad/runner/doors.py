@@ -56,5 +56,5 @@ NOT_ON_JOINED_NODES: Mapping[str, str] = {
     **dict.fromkeys(("sample", "heartbeat_timeout", "no_advice", "health", "health_timeout"), _WATCH),
     **dict.fromkeys(("junit", "report", "events", "notify", "add_to_reports"), _REPORT),
     **dict.fromkeys(("hosts", "machinefile", "include", "exclude", "spares", "sync", "sync_env", "enter"), _SETS_UP),
-    **dict.fromkeys(("ssh", "ssh_config", "accept_new_host_keys"), _SETS_UP),
+    **dict.fromkeys(("ssh", "ssh_config", "accept_new_host_keys", "keep_running"), _SETS_UP),
 }

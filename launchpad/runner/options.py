@@ -31,6 +31,7 @@ class HostOptions(NamedTuple):
     sync_env: bool = False
     enter: str = ""  # a command that runs another one in a container, with its options
     heartbeat_timeout: float = HEARTBEAT_SECONDS  # seconds
+    keep_running: float = 0.0  # seconds for which ranks go on while their host has no contact with us
     spares: int = 0  # of the hosts, how many wait to take the place of a lost one: the last ones
 
     @property

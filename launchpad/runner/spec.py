@@ -106,6 +106,7 @@ def limits_of(options: RunOptions) -> Limits:
         max_restarts=options.max_restarts,
         restart=options.restart,
         progress=options.progress,
+        keep_running=options.hosts.keep_running,
     )
 
 

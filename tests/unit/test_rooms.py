@@ -18,7 +18,7 @@ REASONS = {
     "starts the command: real/one_node": "__main__",
     "a number": "_version",
     "looks at processes and hosts: real/one_node, real/hosts": (
-        "agent/__main__ agent/arrival agent/guard agent/host/processes agent/loop "
+        "agent/__main__ agent/arrival agent/guard agent/holder agent/host/processes agent/loop "
         "agent/net/port agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers "
         "agent/ranks/signals"
     ),

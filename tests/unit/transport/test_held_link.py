@@ -1,0 +1,166 @@
+"""transport/held_link: what is sent again, over connections that the test plays."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import pytest
+
+from launchpad.errors import ConnectError
+from launchpad.protocol.commands import Fence, LetGo, Ping, Taken
+from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, Fenced, HoldEnded, LinkHeld
+from launchpad.transport.held_link import HeldLink
+from launchpad.transport.memory import MemoryLink
+
+DEADLINE = 30.0
+
+
+class Host:
+    """The far end: a link for each connection, or an error."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.links: queue.SimpleQueue[MemoryLink | ConnectError] = queue.SimpleQueue()
+
+    def dial(self, asked: Any) -> MemoryLink:
+        self.asked.append(asked)
+        found = self.links.get(timeout=DEADLINE)
+        if isinstance(found, ConnectError):
+            raise found
+        return found
+
+    def connection(self) -> MemoryLink:
+        link = MemoryLink("h", remote=True)
+        self.links.put(link)
+        return link
+
+
+def unreachable() -> ConnectError:
+    return ConnectError("timed out", "h", "no answer")
+
+
+class Head:
+    """A held link, and its events."""
+
+    def __init__(self, host: Host, seconds: float = 60.0) -> None:
+        self.link = HeldLink("h", host.dial, seconds, 0.0)
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        try:
+            for event in self.link.messages():
+                self.events.put(event)
+        except OSError as error:
+            self.events.put(error)
+        self.events.put(None)
+
+    def next(self) -> Any:
+        return self.events.get(timeout=DEADLINE)
+
+
+def heard(link: MemoryLink, count: int) -> list[int]:
+    """The fences that the far end has got: so many."""
+    found: list[int] = []
+    while len(found) < count:
+        command = link.heard.get(timeout=DEADLINE)
+        if isinstance(command, Fence):
+            found.append(command.number)
+        else:
+            assert isinstance(command, Ping | Taken), command
+    return found
+
+
+def test_what_was_lost_with_a_connection_is_sent_again() -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host)
+    first.say(LinkHeld(0, "/there", 0))
+    for number in range(3):
+        head.link.send(Fence(number))
+    assert heard(first, 3) == [0, 1, 2]
+    first.say(CommandsTaken(0, 1))
+    first.say(Fenced(5, 0))
+    assert head.next() == Fenced(5, 0)
+    host.links.put(unreachable())
+    second = host.connection()
+    first.hang_up()
+    assert isinstance(head.next(), ContactLost)
+    head.link.send(Fence(3))
+    second.say(LinkHeld(0, "/there", 2))  # the second one had arrived
+    assert isinstance(head.next(), ContactRegained)
+    assert heard(second, 2) == [2, 3]
+    assert [one for asked in host.asked for one in asked] == ["hold", "resume", "resume"]
+    resumed = host.asked[-1]["resume"]
+    assert (resumed["place"], resumed["taken"]) == ("/there", 1), "one event had come"
+    assert resumed["secret"] == host.asked[0]["hold"]["secret"]
+    second.say(HoldEnded(0, ""))
+    assert head.next() is None
+
+
+def test_a_host_that_is_away_for_too_long_is_lost() -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host, seconds=0.1)
+    first.say(LinkHeld(0, "/there", 0))
+    for _ in range(20):
+        host.links.put(unreachable())
+    first.hang_up()
+    assert isinstance(head.next(), ContactLost)
+    assert str(head.next()) == "no contact for 0.1 s: timed out: no answer"
+
+
+def test_a_host_that_was_started_again_is_lost_at_once() -> None:
+    host = Host()
+    first, second = host.connection(), host.connection()
+    head = Head(host)
+    first.say(LinkHeld(0, "/there", 0))
+    first.hang_up()
+    second.say(HoldEnded(0, "nothing of the job is left there"))
+    assert isinstance(head.next(), ContactLost)
+    assert str(head.next()) == "nothing of the job is left there"
+
+
+def test_to_hang_up_the_far_end_must_hear_it() -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host)
+    first.say(LinkHeld(0, "/there", 0))
+    head.link.send(Fence(0))
+    assert heard(first, 1) == [0]
+    head.link.close()
+    assert isinstance(first.heard.get(timeout=DEADLINE), LetGo)
+    assert head.next() is None
+
+
+def test_a_link_that_is_away_comes_back_to_hang_up() -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host)
+    first.say(LinkHeld(0, "/there", 0))
+    head.link.send(Fence(0))
+    heard(first, 1)
+    first.hang_up()
+    assert isinstance(head.next(), ContactLost)
+    links = [host.connection(), host.connection()]  # the reader may be dialling, too
+    head.link.close()
+    assert any(not link.heard.empty() and link.heard.get() == LetGo() for link in links)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_only_a_connection_that_is_held_can_be_resumed(*, held: bool) -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host)
+    if held:
+        first.say(LinkHeld(0, "/there", 0))
+    first.hang_up()
+    if held:
+        assert isinstance(head.next(), ContactLost)
+        host.connection().hang_up()  # the reader may be dialling, too
+        host.connection().hang_up()
+        head.link.close()
+    assert head.next() is None
