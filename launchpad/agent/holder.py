@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import time
+from math import inf
 from typing import Any, NoReturn
 
 from .. import linux
@@ -21,7 +22,7 @@ from ..protocol.commands import LetGo, Resume, Taken
 from ..protocol.events import AgentFailed, CommandsTaken, HoldEnded, LinkHeld
 from .backlog import Backlog
 from .host import processes
-from .poll import Poll
+from .poll import Poll, earliest
 from .ranks import rundir
 
 # What is kept at most for a head that is away. The ranks wait when there is more, as for a slow reader.
@@ -177,8 +178,8 @@ class Holder:
         self._head: _Bridge | None = None
         self._heard = time.monotonic()  # when the head was
         self._agent_gone = False
-        self._let_go = False
-        self._last_until: float | None = None
+        self._let_go = False  # we have hung up on the agent
+        self._closes_at: float | None = None  # when we wait no more, for it or for the head
 
     def run(self) -> None:
         """Until the agent has ended and the head knows it, or the head was away for too long."""
@@ -186,27 +187,29 @@ class Holder:
         self._poll.watch(self._agent.fileno(), self._on_agent)
         self._poll.watch(self._listener.fileno(), self._on_knock)
         while not self._over():
-            self._poll.wait(self._deadline())
+            self._poll.wait(self._deadline)
             if self._unfiled:
                 self._file([])
-            if not self._agent_gone and not self._let_go and time.monotonic() >= self._heard + self._seconds:
+            if not self._let_go and time.monotonic() >= self._heard + self._seconds:
                 self._hang_up_on_agent()
+            elif self._let_go and not self._agent_gone and time.monotonic() >= (self._closes_at or inf):
+                self._closes_at = None
+                with contextlib.suppress(OSError):
+                    self._agent.shutdown(socket.SHUT_RDWR)  # the guard kills an agent that is stuck
             self._send()
         self._backlog.close()
 
-    def _deadline(self) -> float:
-        deadline = self._heard + self._seconds if self._last_until is None else self._last_until
-        return min(deadline, time.monotonic() + _RETRY_SECONDS) if self._unfiled else deadline
+    @property
+    def _deadline(self) -> float | None:
+        deadline = self._closes_at if self._let_go else self._heard + self._seconds
+        return earliest((deadline, time.monotonic() + _RETRY_SECONDS if self._unfiled else None))
 
     def _over(self) -> bool:
         """Whether there is nothing left to do."""
         if not self._agent_gone:
             return False
-        now = time.monotonic()
-        if self._last_until is None and (self._let_go or now >= self._heard + self._seconds):
-            self._last_until = now + _LAST_SECONDS
         told = self._head is not None and not self._head.out and not self._backlog.waiting and not self._unfiled
-        return told or (self._last_until is not None and now >= self._last_until)
+        return told or (self._let_go and time.monotonic() >= (self._closes_at or 0.0))
 
     # The agent.
 
@@ -225,6 +228,7 @@ class Holder:
         self._poll.unwatch(fd)
         self._agent.close()
         self._agent_gone = True
+        self._closes_at = time.monotonic() + _LAST_SECONDS
         os.waitpid(self._guard, 0)
         silent = not self._backlog.first and not self._backlog.size
         self._file([*(self._last_words() if silent else []), wire.encode(HoldEnded(time.monotonic_ns(), ""))])
@@ -250,7 +254,7 @@ class Holder:
 
     def _hang_up_on_agent(self) -> None:
         """It sweeps the node then, and ends."""
-        self._let_go = True
+        self._let_go, self._closes_at = True, time.monotonic() + _LAST_SECONDS
         with contextlib.suppress(OSError):
             self._agent.shutdown(socket.SHUT_WR)
 
@@ -297,7 +301,7 @@ class Holder:
         """It is the head's, and the one before it, if it is still there, is dead."""
         if not hmac.compare_digest(resume.secret.encode(), self._secret):
             raise PermissionError
-        self._backlog.acknowledge(resume.taken)
+        self._backlog.acknowledge(self._backlog.first if resume.taken < 0 else resume.taken)
         self._backlog.rewind()
         connection.knows = True
         before, self._head = self._head, connection

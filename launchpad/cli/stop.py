@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from launchpad.cli.asking import answer
 from launchpad.cli.options import stop_signal
 from launchpad.control.client import send_signal
+from launchpad.errors import NodeError, UsageError, failed_hosts
+from launchpad.job.hosts import some_of
+from launchpad.job.outcome import STOPPING
+from launchpad.record import held_hosts, job_store, replay
 
 
 @click.command("stop", context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,5 +25,31 @@ def command(job: str, signum: int) -> int:
     HUP stop it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait
     for the end of the job: `launchpad wait` does.
     """
-    click.echo(answer("stop", job, lambda: send_signal(job, signum)), err=True)
+    try:
+        text = answer("stop", job, lambda: send_signal(job, signum))
+    except UsageError:
+        if signum not in STOPPING or not (folder := _orphaned(job)):
+            raise
+        text = _end_orphans(folder)
+    click.echo(text, err=True)
     return 0
+
+
+def _orphaned(job: str) -> str:
+    """The record of the job, if its launchpad is gone and its ranks may go on; else ""."""
+    try:
+        folder = replay.find_job(job or None, os.environ)
+    except UsageError:
+        return ""
+    return folder if held_hosts.read(folder) and job_store.state_of(folder) == "over" else ""
+
+
+def _end_orphans(folder: str) -> str:
+    from launchpad.runner.orphans import end_orphans
+
+    name = os.path.basename(folder)
+    done = end_orphans(folder)
+    if done.failed:
+        raise NodeError(failed_hosts(done.failed, len([*done.ended, *done.gone, *done.failed]), ""))
+    ended = f"ended its ranks on {some_of(done.ended)}" if done.ended else "its ranks have ended, too"
+    return f"the launchpad of job {name} is gone; {ended}"

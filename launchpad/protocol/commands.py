@@ -374,7 +374,7 @@ class Resume(Command):
     """The first frame on a connection to a held link (agent/holder.py): send the agent's frames from here on."""
 
     secret: str
-    taken: int  # how many of them the head has
+    taken: int  # how many of them the head has; -1: it doesn't know, and wants those that have not been acknowledged
 
 
 class Taken(Command):

@@ -6,6 +6,7 @@ for one works for all. They differ in where the ranks' output goes, and in who i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -74,9 +75,29 @@ class Conductor:
         """
         for outlet in self._outlets:
             outlet.begin(self.observers.journal.folder)
+        if self._planner.spec.limits.keep_running:
+            self._note_held()
         self._guests = guests
         followers = [outlet.sink for outlet in self._outlets if outlet.sink is not None]
         self._sinks = self.observers.begin([*self._files, *shows, *guests, *followers])
+
+    def _note_held(self) -> None:
+        """Note where ranks would go on without us."""
+        from launchpad.record import held_hosts
+        from launchpad.transport.held_link import HeldLink
+
+        nodes = self._bringup.nodes
+        links = [nodes[number].link for number in range(len(nodes))]
+        held = [held_hosts.HeldHost(one.name, *one.way, *one.held) for one in links if isinstance(one, HeldLink)]
+        if self.observers.journal.folder:
+            with contextlib.suppress(OSError):  # a full disk: they end by themselves
+                held_hosts.write(self.observers.journal.folder, held)
+
+    def _forget_held(self) -> None:
+        if self._planner.spec.limits.keep_running:
+            from launchpad.record import held_hosts
+
+            held_hosts.remove(self.observers.journal.folder)
 
     def run(
         self,
@@ -132,6 +153,7 @@ class Conductor:
         """Have the outlets finish, if it is known how the job `ended`, and close the record."""
         if ended is not None:
             self._finish(ended)
+        self._forget_held()
         for sink in reversed(self._sinks):  # the record comes first among them: until it is closed, others wait for it
             if sink not in self._guests:
                 sink.close()
@@ -140,6 +162,7 @@ class Conductor:
         """The same as `over` and `close`, without waiting for anybody who takes no output."""
         self.observers.journal.on(JobOver(time.monotonic_ns(), self._code))
         self.observers.journal.finish()
+        self._forget_held()
         self._finish(ended)
 
     def _finish(self, ended: Ended) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import getpass
 import json
+import os
 import shutil
 import sys
 import threading
@@ -43,6 +44,7 @@ class Connector:
         self._known: KnownHosts | None = None
         self._openssh: OpenSsh | None = None
         self._openings = Openings()
+        self._ssh_config = os.path.abspath(options.ssh_config) if options.ssh_config else ""
         self._keep_running, self._silence = options.keep_running, options.heartbeat_timeout
 
     def begin(self, hosts: Sequence[Host]) -> None:
@@ -72,7 +74,8 @@ class Connector:
         def dial(asked: Mapping[str, Any]) -> Link:
             return self._connect(host, startup._replace(asked=json.dumps(json.loads(startup.asked) | asked)))
 
-        return HeldLink(host.name, dial, self._keep_running, self._silence)
+        way = (host.user, host.port, startup.python, self._way or "", self._ssh_config)
+        return HeldLink(host.name, way, dial, self._keep_running, self._silence)
 
     def _connect(self, host: Host, startup: Startup) -> Link:
         if host.here:

@@ -26,6 +26,7 @@ _BYTES = 1 << 20
 _PINGS = 4
 _SILENCE = 30.0
 
+Way = tuple[str, int, str, str, str]  # user, port, Python, --ssh, --ssh-config
 Dial = Callable[[dict[str, Any]], Link]  # what to ask of agent/arrival.py. Raises ConnectError.
 
 
@@ -34,13 +35,14 @@ class HeldLink:
 
     remote = True
 
-    def __init__(self, name: str, dial: Dial, seconds: float, silence: float) -> None:
+    def __init__(self, name: str, way: Way, dial: Dial, seconds: float, silence: float) -> None:
         """Connect. Raises ConnectError.
 
-        `seconds`: for how long the far end keeps the agent without us. `silence`: after so many seconds a silent
-        connection is dead; 0: never.
+        `way`: how `dial` gets there, for others that have to. `seconds`: for how long the far end keeps the agent
+        without us. `silence`: after so many seconds a silent connection is dead; 0: never.
         """
         self.name = name
+        self.way = way
         self._dial = dial
         self._seconds = seconds
         self._silence = silence
@@ -57,9 +59,15 @@ class HeldLink:
         self._heard = time.monotonic()
         self._ahead = 0  # how far its clock is ahead of ours, about, in ns
         self._over = threading.Event()
+        self._unreachable = False  # the last try to come back has failed
         self.python_sought: str = getattr(self._inner, "python_sought", "")
         self.own_address: str = getattr(self._inner, "own_address", "")
         threading.Thread(target=self._beat, name=f"beat-{name}", daemon=True).start()
+
+    @property
+    def held(self) -> tuple[str, str]:
+        """Where the holder is, and the secret that it asks for."""
+        return self._place, self._secret
 
     def send(self, command: Command) -> None:
         """Queue a command. It is sent again if it was lost with the connection."""
@@ -142,11 +150,13 @@ class HeldLink:
             try:
                 inner = self._resume()
             except ConnectError as error:
+                self._unreachable = True
                 if time.monotonic() > until:
                     why = str(error).removeprefix(f"{self.name}: ")
                     raise OSError(f"no contact for {self._seconds:g} s: {why}") from None
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
+            self._unreachable = False
             if not self._over.is_set():
                 return inner
             inner.send(LetGo())
@@ -193,10 +203,12 @@ class HeldLink:
         self._over.set()
         with self._lock:
             inner = self._inner
-        if inner is None:
+        if inner is None:  # if we can't come back, the agent ends by itself when its time is over
+            if self._unreachable:
+                return None
             try:
                 inner = self._resume()
-            except ConnectError:  # the agent ends by itself when its time is over
+            except ConnectError:
                 return None
         inner.send(LetGo())
         return inner

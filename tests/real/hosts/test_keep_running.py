@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from itertools import count
 
@@ -17,15 +19,15 @@ from tests.support.node_faults import head as head
 from tests.support.node_faults import network as network
 from tests.support.node_faults import start as start
 
-# Counts until the test says so; rank 1 fails then if the test wants it.
+# Counts until the test says so, in lines that are whole or not there; a rank fails then if the test wants it.
 COUNTS = """\
 import os, sys, time
 number, rank = 0, os.environ["RANK"]
 while not os.path.exists(f"go-{rank}") and not os.path.exists("go"):
-    print("line", number, os.getpid(), flush=True)
+    os.write(1, f"line {number} {os.getpid()}\\n".encode())
     number += 1
     time.sleep(0.005)
-print("line", number, os.getpid(), flush=True)
+os.write(1, f"line {number} {os.getpid()}\\n".encode())
 if os.path.exists(f"go-{rank}"):
     sys.exit(7)
 """
@@ -42,12 +44,12 @@ class Counting:
         self.job: Job = start(2, *options, "counts.py", bufsize=0)  # so that communicate misses nothing
         self.out = b""
         self.err = ""
-        self.says("line 5")
+        self.says("line 5 ")
 
     def says(self, text: str) -> None:
-        """Wait until its last rank has printed this."""
+        """Wait until each rank has printed this."""
         assert self.job.process.stdout is not None
-        while f" 3] {text}".encode() not in self.out:
+        while not all(f" {rank}] {text}".encode() in self.out for rank in range(4)):
             line = self.job.process.stdout.readline()
             assert line, self.job.process.communicate()[1].decode()
             self.out += line
@@ -77,11 +79,17 @@ class Counting:
             lines.setdefault(prefix.split()[-1], []).append(text.split())
         assert sorted(lines) == ["0", "1", "2", "3"], self.err
         for rank, said in lines.items():
-            if self.job.process.returncode == 4:  # a rank of a lost host may have been in the middle of a line
-                said.pop()
             assert [words[:2] for words in said] == [["line", str(number)] for number, _ in zip(count(), said)], rank
             assert len({words[2] for words in said}) == 1, rank
         return self.job.process.returncode
+
+
+def asks(head: Head, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a command that is not about hosts."""
+    argv = head.network.argv(*Launchpad.argv(head, *words))
+    return subprocess.run(
+        argv, env=head.environ, cwd=head.folder, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
 
 
 @pytest.fixture
@@ -152,6 +160,27 @@ def test_ranks_of_a_killed_head_go_on_until_their_time_is_over(counting: Callabl
     job.job.process.communicate(timeout=DEADLINE)
     assert [sorted(job.ranks(name)) for name in ("h1", "h2")] == [[0, 1], [2, 3]]
     job.job.wait_for_clean_hosts()
+
+
+def test_launchpad_stop_ends_them_earlier(counting: Callable[..., Counting], head: Head) -> None:
+    job = counting("10m")
+    job.job.send(signal.SIGKILL)
+    job.job.process.communicate(timeout=DEADLINE)
+    (name,) = os.listdir(os.path.join(head.environ["XDG_STATE_HOME"], "launchpad", "jobs"))
+    waited = asks(head, "wait", name)
+    assert waited.returncode == 4
+    assert waited.stderr.endswith(f"its ranks on h1, h2 may go on for a while; `launchpad stop {name}` ends them\n"), (
+        waited.stderr
+    )
+    stop = asks(head, "stop")
+    assert (stop.returncode, stop.stderr) == (
+        0,
+        f"the launchpad of job {name} is gone; ended its ranks on h1, h2\n",
+    )
+    job.job.wait_for_clean_hosts()
+    again = asks(head, "stop", name)
+    assert again.returncode == 2
+    assert "you have no running job" in again.stderr
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])

@@ -45,7 +45,7 @@ class Head:
     """A held link, and its events."""
 
     def __init__(self, host: Host, seconds: float = 60.0) -> None:
-        self.link = HeldLink("h", host.dial, seconds, 0.0)
+        self.link = HeldLink("h", ("", 22, "python3", "", ""), host.dial, seconds, 0.0)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
