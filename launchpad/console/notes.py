@@ -98,6 +98,19 @@ class Notes:
         self._unwell: set[int] = set()  # nodes that are about to be lost for that
         self._stopping = False
         self._prompt = -1  # the rank that is at a prompt
+        self._tellers: dict[type, Callable[[Any], None]] = {  # of what takes more than a sentence
+            RanksBound: self._ranks_bound,
+            RoleAwaited: self._role_awaited,
+            ContactLost: self._contact,
+            ContactRegained: self._contact,
+            NodesAwaited: self._nodes_awaited,
+            NodeUnwell: self._left_out,
+            NodeDoubted: self._doubted,
+            NodeLost: self._lost,
+            PhaseChanged: self._phase,
+            Restarted: self._restarted,
+            WorldRestarted: self._world_restarted,
+        }
         self.deadline: float | None = None
 
     def _say(self, text: str) -> None:
@@ -115,6 +128,10 @@ class Notes:
 
     def on(self, event: Any) -> bool:
         """Say what the user should know now."""
+        self._tellers.get(type(event), self._tell)(event)
+        return False
+
+    def _tell(self, event: Any) -> None:
         match event:
             case NotForked(reason=reason, node=node):
                 self._say(not_forked(reason, self._on(node)))
@@ -125,12 +142,8 @@ class Notes:
                 self._say(_no_mpi(library, why, self._on(node)))
             case OwnWorld(rank=rank):
                 self._own_world(rank)
-            case RanksBound():
-                self._ranks_bound(event)
             case RanksSpawned():
                 self._say(f"rank {event.by} spawned {ranks_in_words(event.ranks)}: {' '.join(event.argv)}")
-            case RoleAwaited():
-                self._role_awaited(event)
             case RecordDropped(rank=rank, what=what, why=why):
                 self._say(f"{self._history.name(rank)}: {what} can't be used: {why}")
             case LogFailed(path=path, reason=reason):
@@ -140,21 +153,11 @@ class Notes:
             case LeftoversAwaited(processes=processes, seconds=seconds, node=node):
                 them, left = "it" if len(processes) == 1 else "them", _left_behind(processes, self._on(node))
                 self._say(f"waiting up to {seconds:g} s for {left}; Ctrl-C kills {them} at once")
-            case ContactLost() | ContactRegained():
-                self._contact(event)
             case NodeJoined(node=node, name=name):
                 known = node < len(self._history.planned.nodes)
                 self._say(f"{name} is back" if known else f"{name} has joined")
             case NodeLeaving(node=node, signum=signum):
                 self._say(f"{self._history.node_name(node)} leaves the job: its launchpad got {signal_name(signum)}")
-            case NodesAwaited():
-                self._nodes_awaited(event)
-            case NodeUnwell():
-                self._left_out(event)
-            case NodeDoubted():
-                self._doubted(event)
-            case NodeLost():
-                self._lost(event)
             case NodeRefused(name=name, reason=reason):
                 self._say(f"{name} can't join: {reason}")
             case FaultInjected():
@@ -168,13 +171,6 @@ class Notes:
                 self._at_prompt(rank, waits=waits)
             case RanksHeld(why="idle", lines=lines):
                 self._say(_idle(lines))
-            case PhaseChanged():
-                self._phase(event)
-            case Restarted():
-                self._restarted(event)
-            case WorldRestarted():
-                self._world_restarted(event)
-        return False
 
     def _contact(self, event: ContactLost | ContactRegained) -> None:
         name = self._history.node_name(event.node)
