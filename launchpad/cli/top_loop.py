@@ -76,8 +76,9 @@ class TopLoop:
 
     def __init__(self, look: JobLook) -> None:
         self._job = look.job
-        self._before: JobLook | None = None
         self._look = look
+        self._every = rows(None, look)
+        self._hosts = host_rows(look, self._every)
         self._found: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
@@ -140,7 +141,9 @@ class TopLoop:
         if look is None:
             self._over = True
         else:
-            self._before, self._look = self._look, look
+            self._every = rows(self._look, look)
+            self._hosts = host_rows(look, self._every)
+            self._look = look
 
     def _fetch_stacks(self, rank: int, page: TextPage) -> None:
         try:
@@ -209,16 +212,14 @@ class TopLoop:
             if self._output is not None:
                 self._page.text = self._output.lines()
             return self._page.lines(size, note or TEXT_KEYS)
-        every = rows(self._before, self._look)
-        hosts = host_rows(self._look, every)
         return self._list.lines(
-            *(self._look, every, hosts, lambda room: self._arranged(every, room)),
+            *(self._look, self._every, self._hosts, self._arranged),
             *(size, self._marks(), note or KEYS),
         )
 
-    def _arranged(self, every: list[RankRow], room: int) -> list[RankRow]:
+    def _arranged(self, room: int) -> list[RankRow]:
         """The rows to show."""
-        shown = matching(every, self._filter if self._typing is None else self._typing)
+        shown = matching(self._every, self._filter if self._typing is None else self._typing)
         opened = [row for row in shown if row.ranks[0] in self._opened]
         return ordered(opened if self._opened else folded(shown, room), self._order)
 

@@ -21,6 +21,7 @@ from launchpad.diagnosis.activity import (
     HostRow,
     JobLook,
     RankRow,
+    folded,
     seconds_in_words,
     state_in_words,
 )
@@ -42,6 +43,9 @@ _GAP = 2
 _SPACE = _GAP * " "
 _TEXTS = ("host", "state", "last line", "")
 _MOST_HOST = 16
+
+# So many hosts, and ranks, has --once.
+MOST_ONCE = 512
 
 # The columns of --once where there is no terminal.
 PLAIN_COLUMNS = 160
@@ -235,13 +239,13 @@ def text_of(what: RenderableType, columns: int, environ: Mapping[str, str], *, p
 
 
 def once(look: JobLook, hosts: Sequence[HostRow], rows: Sequence[RankRow], columns: int, *, plain: bool) -> list[str]:
-    """All of it, as lines of text."""
+    """All of it, as lines of text; if that is very many, ranks that are alike as one."""
     several = len(hosts) > 1
     parts: list[Any] = [*job_lines(look, rows, columns), Text()]
     if several:
-        parts += [*host_lines(hosts, len(hosts)), Text()]
+        parts += [*host_lines(hosts, MOST_ONCE), Text()]
     gpus = any(row.gpu_memory >= 0 for row in rows)
-    parts += rank_lines(rows, columns, hosts=several, gpus=gpus)
+    parts += rank_lines(folded(rows, MOST_ONCE), columns, hosts=several, gpus=gpus)
     return [line.rstrip() for line in text_of(Group(*parts), columns, os.environ, plain=plain)]
 
 

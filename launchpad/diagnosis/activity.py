@@ -23,6 +23,10 @@ _ALIKE_CPU = 0.2
 _ALIKE_BYTES = 64 << 20
 _ALIKE_GPU = 20.0
 
+# What is in a RankLook of what isn't known: when, the process's state and its figures; operation, number, seconds.
+_NO_FIGURES = (0, "", -1.0, -1, -1, -1, -1)
+_NO_WAIT = ("", -1, -1.0)
+
 # How much of the end of a rank's output is searched for its last line.
 LINE_BYTES = 400
 
@@ -126,21 +130,24 @@ def look_at(
 
     `at_prompt`: the rank that waits for what is typed, or -1. `lost`: why nodes are gone.
     """
-    ranks = {}
+    figures, waits, gpus = _by_rank(taken.samples)
+    ranks = []
     for number, one in sorted(history.ranks.items()):
         state, code = _state_of(one, at_prompt, one.node in lost)
-        ranks[number] = RankLook(
-            rank=number,
-            host=history.node_name(one.node),
-            pid=one.pid,
-            state=state,
-            code=code,
-            lines=lines.get(number, 0),
-            last_line=last_line(one.tail.last(LINE_BYTES)),
+        at, letter, *known = figures[number] if number in figures and state != ENDED else _NO_FIGURES
+        if letter in ("T", "t") and state == RUNNING:
+            state = STOPPED
+        wait = waits.get(number, _NO_WAIT) if state == RUNNING else _NO_WAIT
+        ranks.append(
+            RankLook._make(
+                [
+                    *(number, history.node_name(one.node), one.pid, state if wait is _NO_WAIT else WAITING, code),
+                    *(*wait, at, *known, gpus.get(number, ())),
+                    *(lines.get(number, 0), last_line(one.tail.last(LINE_BYTES))),
+                ]
+            )
         )
-    for sample in taken.samples:
-        _add(sample, ranks)
-    used = {look.host for look in ranks.values()}
+    used = {look.host for look in ranks}
     hosts = []
     for node, (name, own) in enumerate(history.planned.nodes):
         hosts.append([str(name), lost.get(node, "" if own or name in used else "a spare")])
@@ -155,7 +162,7 @@ def look_at(
         most_restarts=0,
         hosts=hosts,
         joining=taken.joining,
-        ranks=list(ranks.values()),
+        ranks=ranks,
         slow=history.slow(recent=True),
     )
 
@@ -172,23 +179,18 @@ def _state_of(one: RankHistory, at_prompt: int, lost: bool) -> tuple[str, int]:
     return (PROMPT if one.rank == at_prompt else RUNNING), 0
 
 
-def _add(sample: Sampled, ranks: dict[int, RankLook]) -> None:
-    for rank, letter, cpu, memory, threads, read, written in sample.ranks:
-        look = ranks.get(rank)
-        if look is not None and look.state != ENDED:
-            state = STOPPED if letter in ("T", "t") and look.state == RUNNING else look.state
-            figures = look._replace(taken=sample.time, cpu=cpu, memory=memory, threads=threads)
-            ranks[rank] = figures._replace(read=read, written=written, state=state)
-    for rank, operation, collective, seconds in sample.waits:
-        look = ranks.get(rank)
-        if look is not None and look.state == RUNNING:
-            ranks[rank] = look._replace(state=WAITING, operation=operation, number=collective, seconds=seconds)
-    for uuid, use, memory, total, users in sample.gpus:
-        for number, own in users.items():
-            look = ranks.get(int(number))
-            if look is not None:
-                gpu = GpuLook(uuid, use, own if own >= 0 else memory, total)
-                ranks[int(number)] = look._replace(gpus=[*look.gpus, gpu])
+def _by_rank(samples: Iterable[Sampled]) -> tuple[dict[int, Any], dict[int, Any], dict[int, list[GpuLook]]]:
+    """The figures of each rank with their time, what it waits in, and its GPUs."""
+    figures: dict[int, Any] = {}
+    waits: dict[int, Any] = {}
+    gpus: dict[int, list[GpuLook]] = {}
+    for sample in samples:
+        figures |= {rank: (sample.time, *known) for rank, *known in sample.ranks}
+        waits |= {rank: wait for rank, *wait in sample.waits}
+        for uuid, use, memory, total, users in sample.gpus:
+            for number, own in users.items():
+                gpus.setdefault(int(number), []).append(GpuLook(uuid, use, own if own >= 0 else memory, total))
+    return figures, waits, gpus
 
 
 def plain_lines(output: bytes) -> list[str]:
@@ -200,6 +202,8 @@ def plain_lines(output: bytes) -> list[str]:
 
 def last_line(tail: bytes) -> str:
     """The last line that is not blank."""
+    if not tail:
+        return ""
     return next(filter(None, reversed(plain_lines(tail))), "").strip()
 
 

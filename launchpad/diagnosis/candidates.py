@@ -86,6 +86,7 @@ class Candidates:
         self.finished: list[tuple[int, int]] = []  # (time, rank) of those whose program finished
         self.stuck: list[Candidate] = []  # raised, and had not exited when they were stopped
         self.failed_later: list[int] = []  # after we told them to stop
+        self.stopped = history.stopped  # ranks
 
 
 def candidates_in(history: History) -> Candidates:
@@ -154,7 +155,7 @@ def _classify(one: RankHistory, history: History, stopping: int | None, found: C
 def _add_exit(one: RankHistory, history: History, stopping: int | None, found: Candidates, finished: bool) -> None:
     assert one.exited is not None
     end = one.exited
-    if _stopped_by_us(one, end, history):
+    if _stopped_by_us(one, end, history, found):
         return
     if stopping is not None and end.time > stopping:
         coincidence = end.time <= stopping + COINCIDENCE_NS
@@ -268,13 +269,13 @@ def _killed_for_memory(traceback: Traceback, one: RankHistory) -> str:
     return f"its child process {traceback.killed_child} was killed by {reasons.OOM_KILLER}"
 
 
-def _stopped_by_us(one: RankHistory, end: RankExited, history: History) -> bool:
+def _stopped_by_us(one: RankHistory, end: RankExited, history: History, found: Candidates) -> bool:
     """Whether it was running when we stopped the ranks, and died of a signal that we sent.
 
     By its node's clock it may seem to have died a little before.
     """
     stop = history.stop_of(one.rank)
-    if stop is None or one.rank not in stop.ranks or end.time <= stop.time - history.doubts.get(one.node, 0):
+    if stop is None or one.rank not in found.stopped or end.time <= stop.time - history.doubts.get(one.node, 0):
         return False
     return end.code < 0 and _sent(history, -end.code)
 

@@ -207,7 +207,10 @@ class History:
 
     def of(self, rank: int) -> RankHistory:
         """What is known about the rank."""
-        return self.ranks.setdefault(rank, self._rank(rank))
+        one = self.ranks.get(rank)
+        if one is None:
+            one = self.ranks[rank] = self._rank(rank)
+        return one
 
     def _rank(self, rank: int, node: int = 0) -> RankHistory:
         return RankHistory(rank, node, has_input=rank == self.planned.input_rank)

@@ -18,7 +18,7 @@ class OutputTail:
 
     def __init__(self) -> None:
         self._ends: dict[int, bytes] = {}  # by stream
-        self._runs: deque[tuple[int, int]] = deque(maxlen=_MOST_RUNS)  # (stream, bytes), in order
+        self._runs: deque[tuple[int, int]] | None = None  # (stream, bytes), in order; a deque alone has 600 bytes
         self.written = 0  # bytes in all
 
     def add(self, stream: int, data: bytes) -> None:
@@ -26,6 +26,8 @@ class OutputTail:
         self.written += len(data)
         self._ends[stream] = (self.of(stream) + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         size = len(data)
+        if self._runs is None:
+            self._runs = deque(maxlen=_MOST_RUNS)
         if self._runs and self._runs[-1][0] == stream:
             size += self._runs.pop()[1]
         self._runs.append((stream, size))
@@ -38,7 +40,7 @@ class OutputTail:
         """The last bytes of all streams, in the order in which they came; at most TAIL_BYTES."""
         pieces: list[bytes] = []
         left = {stream: len(end) for stream, end in self._ends.items()}
-        for stream, size in reversed(self._runs):
+        for stream, size in reversed(self._runs or ()):
             taken = min(size, left[stream], most)
             end = left[stream]
             pieces.append(self._ends[stream][end - taken : end])

@@ -127,12 +127,13 @@ def _start_error(history: History, verdict: Verdict) -> StartError:
         return ""  # an earlier attempt got further, or this one did
     found: list[StartError] = []
     nodes = set()
+    stopped = frozenset(history.stop.ranks if history.stop else ())
     for one in history.ranks.values():
         error = _start_error_of(one)
         if error:
             found.append(error)
             nodes.add(one.node)
-        elif not _was_stopped(one, history):
+        elif not (one.rank in stopped and _was_stopped(one, history)):
             return ""
     if not found or nodes != {one.node for one in history.ranks.values()}:
         return ""
@@ -178,6 +179,6 @@ def _exception_of(one: RankHistory) -> Traceback | None:
 
 
 def _was_stopped(one: RankHistory, history: History) -> bool:
-    if one.exited is None or history.stop is None or one.rank not in history.stop.ranks or _exception_of(one):
+    if one.exited is None or _exception_of(one):
         return False
     return any(one.exited.code == -signum for _, signum in history.sent)

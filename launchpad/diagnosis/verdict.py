@@ -60,7 +60,7 @@ def verdict_on(history: History) -> Verdict:
     if kind in ("failure", "start", "lost") or (not kind and (found.own or found.secondary_failures or history.lost)):
         return _failure(history, found)
     running = tuple(rank for rank, one in history.ranks.items() if one.started and one.exited is None)
-    stopped = tuple(sorted(history.stop.ranks)) if history.stop else ()
+    stopped = tuple(sorted(history.stopped))
     lost = tuple(history.lost)
     common: dict[str, Any] = {"threads": tuple(found.threads), "lost": lost, "running": running, "stopped": stopped}
     # The others waited because this rank raised and could not exit.
@@ -90,13 +90,15 @@ def _failure(history: History, found: Candidates) -> Verdict:
     kind, cause, early, elsewhere = blamed
     own = evidence.own
     close, apart, doubt = _too_close(history, own)
-    alike = tuple(one.rank for one in own[1:] if one.rank >= 0 and one.is_like(cause) and one.rank not in close)
-    known = {cause.rank, *close, *alike, *early}
+    first = {cause.rank, *close}
+    alike = tuple(one.rank for one in own[1:] if one.rank >= 0 and one.is_like(cause) and one.rank not in first)
+    known = {*first, *alike, *early}
     victims = _victims(evidence, known)
     known |= {one.rank for one in victims}
     gone = {rank for node in history.lost for rank in history.planned.nodes[node][1]}
-    stopped = tuple(rank for rank in sorted(history.stopped) if rank not in known | gone)
-    known |= {*stopped, *gone}
+    known |= gone
+    stopped = tuple(sorted(history.stopped - known))
+    known |= {*stopped}
     failed_too = sorted({one.rank for one in own} | set(found.failed_later))
     return Verdict(
         kind,
@@ -158,8 +160,7 @@ def _exit_code(history: History, cause: Candidate, victim: Candidate | None) -> 
         return NODE_LOST
     if cause.kind == "start":
         return NOT_STARTED
-    stopped = cause.rank in history.stopped
-    code = 0 if cause.kind == "thread" and stopped else cause.code
+    code = 0 if cause.kind == "thread" and cause.rank in history.stopped else cause.code
     if code == 0 and victim is not None:
         code = victim.code
     if code == 0 and history.over:

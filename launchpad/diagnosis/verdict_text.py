@@ -212,7 +212,7 @@ def _held(history: History) -> list[str]:
 
 def _left(history: History) -> list[str]:
     """Which ranks had ended well by themselves: the others may still wait for them."""
-    stopped = history.stop.ranks if history.stop else ()
+    stopped = history.stopped
     left = [
         rank
         for rank, one in sorted(history.ranks.items())

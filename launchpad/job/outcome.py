@@ -1,5 +1,6 @@
 """How a job ended, and the exit code that says so."""
 
+import functools
 import signal
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -53,6 +54,7 @@ class Cause(NamedTuple):
                 return NODE_LOST
 
 
+@functools.cache
 def signal_name(signum: int) -> str:
     """SIGTERM for 15. Python has no names for most real-time signals: "signal 40"."""
     try:
@@ -61,6 +63,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+@functools.cache
 def exit_in_words(code: int) -> str:
     """An exit code in words: "exit code 7", "killed by SIGSEGV (Segmentation fault)"."""
     if code >= 0:

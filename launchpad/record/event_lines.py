@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 from launchpad.errors import UsageError
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted, WorldRestarted
-from launchpad.protocol.typed import typed
+from launchpad.protocol.typed import Convert, converter
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
@@ -54,14 +54,14 @@ def event_of(line: str | bytes) -> Any:
         said = json.loads(line)
         name = said.pop("event")
         kind = OutputPlace if name == "Output" else RECORDED[name]
-        return kind(**{field: typed(hint, said[field]) for field, hint in _hints(kind).items() if field in said})
+        return kind(**{field: convert(said[field]) for field, convert in _fields(kind) if field in said})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _fields(kind: type) -> list[tuple[str, Convert]]:
+    return [(field, converter(hint)) for field, hint in get_type_hints(kind, include_extras=True).items()]
 
 
 class EventLines:

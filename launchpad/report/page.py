@@ -19,8 +19,9 @@ from launchpad.diagnosis import tracebacks
 from launchpad.errors import UsageError
 from launchpad.job.masking import masked_words
 from launchpad.job.outcome import ranks_in_words
+from launchpad.report.fold import MOST_ROWS, ShownRow, folded, outcomes, outermost
 from launchpad.report.recorded import Recorded, read
-from launchpad.report.timeline import HOST, JOB, Curve, Mark, Outcome, Span, Timeline, TimelineRow
+from launchpad.report.timeline import JOB, Curve, Mark, Outcome, Span, Timeline
 
 # How many lines of its output stand below the verdict.
 TAIL_LINES = 30
@@ -90,6 +91,7 @@ def write(path: str, folder: str, shown: str = "") -> str:
 def page(job: Recorded) -> str:
     """The page."""
     planned, timeline = job.history.planned, job.timeline
+    rows, without = folded(timeline.rows)
     style, script = _asset("page.css"), _asset("page.js")
     outcome, status = _STATUS.get(job.verdict.kind, ("failed", "failed"))
     if job.history.over is not None and outcome == "failed":
@@ -123,13 +125,13 @@ def page(job: Recorded) -> str:
         links=" ".join(f'<a href="#{part}">{names.get(part, part.capitalize())}</a>' for part in parts),
         verdict=_paragraphs(job.lines),
         end=f"{_axis(timeline) / 1e9:.6f}",
-        rows="\n".join(_rows(timeline)),
-        legend=_legend(timeline),
-        left_out="".join(f'<p class="hint">{escape(line)}</p>' for line in _left_out(job)),
+        rows="\n".join(_rows(timeline, rows)),
+        legend=_legend(rows),
+        left_out="".join(f'<p class="hint">{escape(line)}</p>' for line in _left_out(job, without)),
         tail=_tail(job),
         stacks=stacks,
         ranks=_ranks(timeline),
-        events=_events(timeline),
+        events=_events(rows),
         run=_run(job),
         footer=escape(f"launchpad {__version__} · {planned.host} · {job.place}"),
         chunks="\n".join(f'<script type="text/plain" class="chunk">{chunk}</script>' for chunk in job.output.chunks),
@@ -170,7 +172,7 @@ def _axis(timeline: Timeline) -> int:
     return timeline.end + timeline.end // 60
 
 
-def _rows(timeline: Timeline) -> Iterable[str]:
+def _rows(timeline: Timeline, rows: Sequence[ShownRow]) -> Iterable[str]:
     ticks = "".join(
         f'<line x1="{10 * tick}%" x2="{10 * tick}%" y1="17" y2="24"/>'
         f'<text x="{10 * tick}%" y="14" dx="2">{_seconds(_axis(timeline) * tick // 10)}</text>'
@@ -178,24 +180,26 @@ def _rows(timeline: Timeline) -> Iterable[str]:
     )
     yield f'<div class="row axis"><span class="label"></span><svg class="track" aria-hidden="true">{ticks}</svg></div>'
     end = _axis(timeline)
-    for row in timeline.rows:
-        kind = {JOB: "job", HOST: "host"}.get(row.rank, "rank")
+    for row in rows:
         label = f'<span class="label">{escape(row.name)}</span>'
-        if row.rank >= 0:
-            label = f'<button type="button" class="label" data-rank="{row.rank}">{escape(row.name)}</button>'
-        collectives = [one for one in row.spans if one.kind == "collective"][
-            -max(1, MOST_COLLECTIVES // len(timeline.rows)) :
-        ]
+        if row.ranks:
+            label = f'<button type="button" class="label" data-rank="{row.ranks}">{escape(row.name)}</button>'
+        collectives = [one for one in row.spans if one.kind == "collective"][-max(1, MOST_COLLECTIVES // len(rows)) :]
         spans = [*(one for one in row.spans if one.kind != "collective"), *collectives]
         drawn = "".join([*(_span(row, one, end) for one in spans), *(_mark(row, one, end) for one in row.marks)])
         track = f'<svg class="track" role="img" aria-label="{_told(row)}">{drawn}</svg>'
-        yield f'<div class="row {kind}">{label}{track}</div>'
+        yield f'<div class="row {row.kind}">{label}{track}</div>'
     for curve in timeline.curves:
-        yield _curve(curve, end)
+        yield _curve(outermost(curve), end)
 
 
-def _left_out(job: Recorded) -> Iterable[str]:
-    """What of a long record is not on the page."""
+def _left_out(job: Recorded, without: int) -> Iterable[str]:
+    """What of a large record is not on the page."""
+    if len(job.timeline.ranks) > MOST_ROWS:
+        more = f"; of {without} other ranks there is none" if without else ""
+        yield f"Ranks to which the same happened have one row{more}."
+        if any(len(curve.by_rank) > MOST_ROWS for curve in job.timeline.curves):
+            yield f"The curves are those of {MOST_ROWS} ranks, with the highest and the lowest peaks."
     if job.passed:
         of = "Attempt 0 is" if job.passed == 1 else f"Attempts 0 to {job.passed - 1} are"
         yield (
@@ -206,17 +210,17 @@ def _left_out(job: Recorded) -> Iterable[str]:
         yield f"The ranks were sampled more often than the curves show, which have a value every {job.apart:.0f} s."
 
 
-def _told(row: TimelineRow) -> str:
+def _told(row: ShownRow) -> str:
     """The row for those who don't see it."""
-    said = [one.text for one in row.spans if one.kind in ("run", "attempt")] + [one.text for one in row.marks]
+    said = [one.words for one in row.spans if one.kind in ("run", "attempt")] + [one.text for one in row.marks]
     return escape(f"{row.name}: {'; '.join(said[:8])}")
 
 
-def _span(row: TimelineRow, one: Span, end: int) -> str:
+def _span(row: ShownRow, one: Span, end: int) -> str:
     height = 'y="5" height="14"' if one.kind in ("run", "attempt") else 'y="9" height="6"'
     width = max(one.end - one.start, end // 10_000)  # what has none is not drawn
     place = f'x="{_percent(one.start, end)}" width="{_percent(width, end)}"'
-    words = f"{row.name}: {one.text}, {_seconds(one.start)} to {_seconds(one.end)}"
+    words = f"{row.name}: {one.words}, {_seconds(one.start)} to {_seconds(one.end)}"
     drawn = f'<rect class="{one.kind} {one.outcome}" {place} {height}{_texts(words)}</rect>'
     if one.kind == "attempt":
         drawn += (
@@ -225,7 +229,7 @@ def _span(row: TimelineRow, one: Span, end: int) -> str:
     return drawn
 
 
-def _mark(row: TimelineRow, one: Mark, end: int) -> str:
+def _mark(row: ShownRow, one: Mark, end: int) -> str:
     shape = f'<circle r="8"/><path d="{_SHAPES[one.kind]}"/>'
     words = f"{row.name}, {_seconds(one.time)}: {one.text}"
     place = f'x="{_percent(one.time, end)}" y="12" overflow="visible"'
@@ -253,13 +257,13 @@ def _curve(curve: Curve, end: int) -> str:
     return f'<div class="row curve">{label}{track}{"".join(paths)}</svg></div>'
 
 
-def _legend(timeline: Timeline) -> str:
-    spans = [one for row in timeline.rows for one in row.spans]
+def _legend(rows: Sequence[ShownRow]) -> str:
+    spans = [one for row in rows for one in row.spans]
     outcomes = [one for one in _OUTCOMES if any(span.kind == "run" and span.outcome == one for span in spans)]
     found = [_key(f"run {one}", _OUTCOMES[one]) for one in outcomes]
     more = {"start": "connecting, importing, forking", "prompt": "at a prompt", "collective": "in a collective"}
     found += [_key(kind, text) for kind, text in more.items() if any(span.kind == kind for span in spans)]
-    kinds = {one.kind for row in timeline.rows for one in row.marks}
+    kinds = {one.kind for row in rows for one in row.marks}
     for kind, shape in _SHAPES.items():
         if kind in kinds:
             drawn = f'<svg x="7" y="7" overflow="visible" class="mark {kind}"><path d="{shape}"/></svg>'
@@ -304,12 +308,12 @@ def _stacks(job: Recorded) -> str:
 def _ranks(timeline: Timeline) -> str:
     rows = [
         (
-            f'<td class="n">{one.rank}</td><td>{escape(one.host)}</td><td class="n">{one.pid}</td>'
+            f'<td class="n">{ranks}</td><td>{escape(hosts)}</td><td class="n">{one.pid or ""}</td>'
             f'<td class="n">{_seconds(one.started)}</td><td class="n">{_seconds(one.ended)}</td>'
             f"<td>{_dot(one.outcome)}{_OUTCOMES.get(one.outcome, '')}</td><td>{escape(one.how)}</td>"
             f'<td class="n">{f"{one.memory / 2**20:,.0f} MiB" if one.memory else ""}</td>'
         )
-        for one in timeline.ranks
+        for ranks, hosts, one in outcomes(timeline.ranks)
     ]
     numbers = {"rank", "pid", "started", "ended", "most memory"}
     head = ("rank", "host", "pid", "started", "ended", "outcome", "how it ended", "most memory")
@@ -320,18 +324,18 @@ def _dot(outcome: Outcome) -> str:
     return f'<svg class="dot" aria-hidden="true"><rect class="run {outcome}"/></svg>'
 
 
-def _events(timeline: Timeline) -> str:
-    marks = sorted(((one.time, row.name, one) for row in timeline.rows for one in row.marks), key=lambda one: one[0])
+def _events(rows: Sequence[ShownRow]) -> str:
+    marks = sorted(((one.time, row.name, one) for row in rows for one in row.marks), key=lambda one: one[0])
     more = len(marks) - MOST_EVENTS
     half = MOST_EVENTS // 2
-    rows = [
+    lines = [
         f'<td class="n">{_seconds(at)}</td><td>{escape(name)}</td><td>{one.kind}</td>'
         f'<td class="text">{escape(one.text)}</td>'
         for at, name, one in (marks if more <= 0 else [*marks[:half], *marks[-half:]])
     ]
     if more > 0:
-        rows.insert(half, f"<td></td><td></td><td></td><td>… {more} more …</td>")
-    return _table(("time", "where", "kind", "what"), rows, {"time"}, open=len(rows) <= 64)
+        lines.insert(half, f"<td></td><td></td><td></td><td>… {more} more …</td>")
+    return _table(("time", "where", "kind", "what"), lines, {"time"}, open=len(lines) <= 64)
 
 
 def _table(head: Sequence[str], rows: Sequence[str], numbers: Iterable[str], *, open: bool) -> str:
@@ -348,15 +352,17 @@ def _run(job: Recorded) -> str:
     command = said.get("command")
     words = command if isinstance(command, list) else masked_words(planned.words)
     found = [_pre(f"$ cd {shlex.quote(planned.cwd)}\n$ {shlex.join(map(str, words))}")]
-    hosts = "\n".join(f"{name}: {ranks_in_words(ranks) if ranks else 'a spare'}" for name, ranks in planned.nodes)
-    found.append(f"<h3>Hosts</h3>{_pre(hosts)}")
-    for title, key, folded in (("Versions", "versions", False), ("Environment", "environment", True)):
+    hosts = [f"{name}: {ranks_in_words(ranks) if ranks else 'a spare'}" for name, ranks in planned.nodes[:MOST_ROWS]]
+    if len(hosts) < len(planned.nodes):
+        hosts.append(f"… and {len(planned.nodes) - len(hosts)} more")
+    found.append(f"<h3>Hosts</h3>{_pre(chr(10).join(hosts))}")
+    for title, key, hidden in (("Versions", "versions", False), ("Environment", "environment", True)):
         values = said.get(key)
         if isinstance(values, dict) and values:
             rows = "".join(f"<tr><th>{escape(str(a))}</th><td>{escape(str(b))}</td></tr>" for a, b in values.items())
             table = f'<div class="wide"><table class="env">{rows}</table></div>'
             fold = f"<details><summary>{len(values)} variables; secrets are masked</summary>{table}</details>"
-            found.append(f"<h3>{title}</h3>{fold if folded else table}")
+            found.append(f"<h3>{title}</h3>{fold if hidden else table}")
     if said.get("plan"):
         found.append(
             f"<h3>Plan</h3><details><summary>What each rank was to run</summary>{_pre(str(said['plan']))}</details>"

@@ -38,13 +38,13 @@ def read(folder: str, shown: str = "") -> Recorded:
     `shown`: where the page says that the record is, if not in the folder.
     """
     passed = attempts.passed(folder)
-    diagnosis, building = diagnosis_after(passed), TimelineBuilder(passed)
+    diagnosis = diagnosis_after(passed)
+    building = TimelineBuilder(diagnosis, passed)
     for event in replay.read_events(folder, passed):
-        diagnosis.on(event)
         building.on(event)
     history, verdict, earlier = concluded(folder, diagnosis)
     output = pack(folder, passed)
-    curves, apart = used(folder, building.begins)
+    curves, apart = used(folder, len(history.ranks), building.begins)
     return Recorded(
         shown or os.path.realpath(folder),
         history,

@@ -5,12 +5,13 @@ Times are in ns since the job was planned, by the one clock to which the head co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from launchpad.diagnosis import tracebacks
-from launchpad.diagnosis.history import History
+from launchpad.diagnosis.diagnosis import Diagnosis
+from launchpad.diagnosis.history import History, RankHistory
 from launchpad.diagnosis.verdict import Verdict, verdict_on
 from launchpad.diagnosis.verdict_text import summarize
 from launchpad.job.hosts import some_of
@@ -33,11 +34,13 @@ from launchpad.protocol.events import (
     NodeLost,
     NotForked,
     OrphansKilled,
+    Output,
     PhaseChanged,
     RankExited,
     RankFailed,
     RanksHeld,
     RanksSpawned,
+    RankStarted,
     Restarted,
     Stalled,
     StartFailed,
@@ -48,12 +51,14 @@ from launchpad.record.attempts import NONE, Passed
 
 Outcome = Literal["", "well", "failed", "victim", "stopped", "lost", "running"]
 
+# Most events are such, or exits; nothing is marked for them.
+_QUIET = (RankStarted, Output)
+
 # The rows that are no rank's.
 JOB, HOST = -1, -2
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Something that took time."""
 
     start: int
@@ -62,10 +67,15 @@ class Span:
     text: str
     outcome: Outcome = ""
     flow: str = ""  # what the spans of one collective, in all its ranks, have in common
+    pid: int = 0  # of the process that ran
+
+    @property
+    def words(self) -> str:
+        """The text, with the process."""
+        return f"pid {self.pid}: {self.text}" if self.pid else self.text
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Something that happened at one moment."""
 
     time: int
@@ -73,8 +83,7 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True)
-class TimelineRow:
+class TimelineRow(NamedTuple):
     """What happened in the job as such (rank JOB), at a host (rank HOST), or in a rank."""
 
     name: str
@@ -93,8 +102,7 @@ class Curve:
     by_rank: Mapping[int, tuple[tuple[int, float], ...]]  # (time, value) each; rank JOB: of all ranks together
 
 
-@dataclass(frozen=True)
-class RankOutcome:
+class RankOutcome(NamedTuple):
     """How a rank ended, in the last attempt in which it ran."""
 
     rank: int
@@ -122,9 +130,10 @@ class Timeline:
 class TimelineBuilder:
     """Takes the events of a recorded job one by one."""
 
-    def __init__(self, passed: Passed = NONE) -> None:
-        """`passed`: attempts of which only the job's row tells."""
-        self._history = History(passed.events)
+    def __init__(self, diagnosis: Diagnosis, passed: Passed = NONE) -> None:
+        """`diagnosis` gets the events, too. `passed`: attempts of which only the job's row tells."""
+        self._diagnosis = diagnosis
+        self._history = diagnosis.history
         self._begin = self._since(self._history.begun)  # of the attempt
         self._begins: dict[int, int] = {}  # by rank of a world that was started again alone: when
         self._last = self._begin
@@ -149,9 +158,10 @@ class TimelineBuilder:
             self.begins.append(event.time)
         if isinstance(event, WorldRestarted):
             self._end_world(event, at)
-        self._history.on(event)
+        self._diagnosis.on(event)
         self._hosts[len(self._hosts) :] = [name for name, _ in self._history.planned.nodes[len(self._hosts) :]]
-        self._note(at, event)
+        if type(event) not in _QUIET:
+            self._note(at, event)
         self._last = max(self._last, self._at(event))
 
     def _at(self, event: Any) -> int:
@@ -259,25 +269,24 @@ class TimelineBuilder:
         for rank, since in self._prompts.items():
             self._span(Span(since, at, "prompt", "at a prompt"), rank)
         self._prompts.clear()
-        for one in history.ranks.values():
-            self._end_rank(one.rank, verdict, at)
+        self._end_ranks(history.ranks.values(), verdict, at)
         self._end_collectives()
 
     def _end_world(self, event: WorldRestarted, at: int) -> None:
         own = self._history.world(event.world)
         verdict = verdict_on(own)
         self._mark(at, JOB, "restart", f"{event.world} started again: {summarize(own, verdict)}")
-        for rank in event.ranks:
-            self._end_rank(rank, verdict, at)
-            self._begins[rank] = at
+        self._end_ranks([self._history.of(rank) for rank in event.ranks], verdict, at)
+        self._begins |= dict.fromkeys(event.ranks, at)
 
-    def _end_rank(self, rank: int, verdict: Verdict, at: int) -> None:
-        history = self._history
-        one = history.of(rank)
-        if not one.started:
-            return
-        started = self._since(one.started)
-        outcome = _outcome(history, verdict, rank)
+    def _end_ranks(self, ranks: Iterable[RankHistory], verdict: Verdict, at: int) -> None:
+        judged, stopped = _judged(verdict), frozenset(verdict.stopped)
+        for one in ranks:
+            if one.started:
+                self._end_rank(one, judged.get(one.rank) or _outcome(self._history, one, stopped), at)
+
+    def _end_rank(self, one: RankHistory, outcome: Outcome, at: int) -> None:
+        history, rank, started = self._history, one.rank, self._since(one.started)
         if one.exited is not None:
             end, how = self._since(one.exited.time), exit_in_words(one.exited.code)
         elif one.node in history.lost:
@@ -286,7 +295,7 @@ class TimelineBuilder:
             end, how = at, "running"
         begin = self._begins.pop(rank, self._begin)
         self._span(Span(begin, started, "start", "connecting, importing and forking"), rank)
-        self._span(Span(started, max(started, end), "run", f"pid {one.pid}: {how}", outcome), rank)
+        self._span(Span(started, max(started, end), "run", how, outcome, pid=one.pid), rank)
         memory = one.exited.memory if one.exited else 0
         host = history.node_name(one.node)
         self._ranks[rank] = RankOutcome(rank, host, one.pid, started, max(started, end), how, outcome, memory)
@@ -309,15 +318,16 @@ class TimelineBuilder:
             self._last = max(self._last, max((at for one in points for at, _ in one), default=0))
         self._end_attempt(self._last)
         several = len(self._hosts) > 1
-        keys = {*self._spans, *self._marks}
-        hosts = sorted({node for rank, node in keys if rank != JOB})
+        by_node: dict[int, set[int]] = {}
+        for rank, node in (*self._spans, *self._marks):
+            if rank != JOB:
+                by_node.setdefault(node, set()).add(rank)
         rows = [self._row("job", JOB, -1)]
-        for node in hosts:
+        for node, here in sorted(by_node.items()):
             name = self._hosts[node] if 0 <= node < len(self._hosts) else f"node {node}"
-            if several or (HOST, node) in keys:
+            if several or HOST in here:
                 rows.append(self._row(name, HOST, node))
-            here = sorted(rank for rank, where in keys if where == node and rank >= 0)
-            rows += [self._row(self._history.in_words([rank]), rank, node) for rank in here]
+            rows += [self._row(self._history.in_words([rank]), rank, node) for rank in sorted(here) if rank >= 0]
         ranks = tuple(self._ranks[rank] for rank in sorted(self._ranks))
         wall, end = self._history.planned.wall, max(1, self._last)
         return Timeline(wall, end, tuple(rows), ranks, tuple(self._hosts), tuple(curves))
@@ -327,16 +337,20 @@ class TimelineBuilder:
         return TimelineRow(name, rank, node, tuple(self._spans.get(key, ())), tuple(self._marks.get(key, ())))
 
 
-def _outcome(history: History, verdict: Verdict, rank: int) -> Outcome:
-    one = history.of(rank)
-    if verdict.cause is not None and verdict.cause.rank == rank and verdict.kind not in ("early", "waited"):
-        return "failed"
-    if rank in (*verdict.close, *verdict.alike, *verdict.failed_too, *verdict.early):
-        return "failed"
-    if any(victim.rank == rank for victim in verdict.victims) or (verdict.cause and verdict.cause.rank == rank):
-        return "victim"
+def _judged(verdict: Verdict) -> dict[int, Outcome]:
+    """The ranks that the verdict says something about, but for those that were stopped."""
+    found: dict[int, Outcome] = dict.fromkeys((victim.rank for victim in verdict.victims), "victim")
+    if verdict.cause is not None:
+        found[verdict.cause.rank] = "victim"
+    found |= dict.fromkeys((*verdict.close, *verdict.alike, *verdict.failed_too, *verdict.early), "failed")
+    if verdict.cause is not None and verdict.kind not in ("early", "waited"):
+        found[verdict.cause.rank] = "failed"
+    return found
+
+
+def _outcome(history: History, one: RankHistory, stopped: Container[int]) -> Outcome:
     if one.node in history.lost:
         return "lost"
     if one.exited is None:
         return "running"
-    return "stopped" if rank in verdict.stopped else "failed" if one.exited.code else "well"
+    return "stopped" if one.rank in stopped else "failed" if one.exited.code else "well"

@@ -30,7 +30,7 @@ def trace_of(timeline: Timeline, name: str) -> dict[str, Any]:
                 "name": span.text if span.kind in ("attempt", "import", "collective") else span.kind,
                 "cat": span.kind,
             }
-            args = {"what": span.text, "outcome": span.outcome}
+            args = {"what": span.words, "outcome": span.outcome}
             duration = max(_micro(span.end - span.start), _LEAST if span.flow else 0.0)
             events.append(
                 {

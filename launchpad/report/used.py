@@ -17,9 +17,11 @@ from launchpad.report.timeline import JOB, Curve
 _GB = 1e9
 _LARGEST = 1 << 63
 
-# Of a file with more bytes than this, samples at about so many moments are used.
+# Of a file with more bytes than this, samples at about so many moments are used; of very many ranks at fewer.
 WHOLE_BYTES = 4 << 20
 MOMENTS = 100
+LEAST_MOMENTS = 10
+MANY_RANKS = 512
 
 # The hosts' samples of one moment are not farther apart than this; in ns.
 _MOMENT = 2_000_000_000
@@ -29,23 +31,23 @@ _TIME = re.compile(rb'\{"time":([0-9]{1,19}),')
 _Points = dict[int, list[tuple[int, float]]]
 
 
-def used(folder: str, begins: Sequence[int] = ()) -> tuple[list[Curve], float]:
+def used(folder: str, ranks: int, begins: Sequence[int] = ()) -> tuple[list[Curve], float]:
     """Cores and memory (GB, 10^9 bytes) of each rank with its descendants, and GPUs in use; none without samples.
 
-    `begins`: when the attempts but the first began, by the samples' clock. Besides, how far the samples that were used
-    are apart, in seconds; 0 if it was all of them.
+    `ranks`: how many there are. `begins`: when the attempts but the first began, by the samples' clock. Also, how
+    far the samples that were used are apart, in seconds; 0 if it was all of them.
     """
     planned = replay.first_event(folder)
     try:
         with files.open_file(folder, job_store.SAMPLES) as file:
-            apart = _apart(file)
+            apart = _apart(file, min(MOMENTS, max(LEAST_MOMENTS, MOMENTS * MANY_RANKS // max(1, ranks))))
             found = curves(_read(_thinned(file, apart)), planned.time if planned else 0, begins)
             return found, apart / 1e9
     except (OSError, files.Unreadable):
         return [], 0.0
 
 
-def _apart(file: BinaryIO) -> int:
+def _apart(file: BinaryIO, moments: int) -> int:
     size = os.fstat(file.fileno()).st_size
     if size <= WHOLE_BYTES:
         return 0
@@ -53,7 +55,7 @@ def _apart(file: BinaryIO) -> int:
     file.seek(size - WHOLE_BYTES // 4)
     last = max((int(match[1]) for match in _TIME.finditer(file.read())), default=first)
     file.seek(0)
-    return max(0, last - first) // MOMENTS
+    return max(0, last - first) // moments
 
 
 def _time_of(line: bytes) -> int:

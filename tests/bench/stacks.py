@@ -2,8 +2,8 @@
 
 Every node has --ranks ranks. They stand at hundreds of distinct call paths inside one collective; one is elsewhere,
 and has not entered it. Nodes are played: their answers go as frames through the decoder to the part of the head that
-collects them, and on to the sinks that tell the stall and keep the stacks. Then the report's page is written, and
-`launchpad top` looks at the job twice.
+collects them, and on to the sinks that tell the stall and keep the stacks. Then the job is stopped, and its record is
+judged and made a page; `launchpad top` looks at it twice while it runs.
 
 Seconds are of CPU, on one core. `told` counts from the moment at which the last answer has arrived.
 """
@@ -11,6 +11,7 @@ Seconds are of CPU, on one core. `told` counts from the moment at which the last
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import sys
@@ -29,7 +30,10 @@ from launchpad.head.machine import TakeStacks
 from launchpad.head.stack_requests import StackRequests
 from launchpad.protocol import wire
 from launchpad.protocol.events import (
+    JobOver,
     JobPlanned,
+    PhaseChanged,
+    RankExited,
     RanksHeld,
     RankStarted,
     Sampled,
@@ -41,6 +45,7 @@ from launchpad.protocol.events import (
 from launchpad.protocol.stacks import together
 from launchpad.record import job_store
 from launchpad.record.event_lines import line_of
+from launchpad.record.recorded_verdict import in_words, look_at
 from launchpad.report import page
 
 PATHS = 300
@@ -150,23 +155,26 @@ def collect(nodes: int, per_node: int, odd: int) -> tuple[StacksTaken, float]:
     return taken, used
 
 
-def report(folder: str, planned: JobPlanned, held: RanksHeld) -> None:
-    """Write the page of a job that hung and left no other record."""
+def record(folder: str, planned: JobPlanned, held: RanksHeld) -> None:
+    """Write the record of a job that hung."""
+    ranks = [rank for _, own in planned.nodes for rank in own]
+    events: list[Any] = [planned, *(RankStarted(2, rank, 1000 + rank) for rank in ranks), held, Stalled(2, 300.0)]
+    events.append(PhaseChanged(3, "stopping", "stall", 15, 5.0, ranks))
+    events += [RankExited(4 + rank, rank, -15, 900 << 20, None) for rank in ranks]
+    events += [PhaseChanged(10**9, "over", "stall", 0, 0.0, []), JobOver(10**9, 124)]
     with open(os.path.join(folder, job_store.EVENTS), "w", encoding="utf-8") as file:
-        for event in (planned, held, Stalled(2, 300.0)):
-            file.write(f"{line_of(event)}\n")
-    page.write(os.path.join(folder, "job.html"), folder, folder)
+        file.writelines(f"{line_of(event)}\n" for event in events)
 
 
-def top(planned: JobPlanned, ranks: int) -> list[str]:
-    """What `launchpad top` shows of two looks at the job."""
+def top(history: History, ranks: int) -> list[str]:
+    """What `launchpad top` shows of two looks at the job, which come from the head as JSON."""
     looks = []
     for number in (1, 2):
-        history = History([planned, *(RankStarted(1, rank, 1000 + rank) for rank in range(ranks))])
         figures: Any = [(rank, "S", 0.9 * number, 1 << 30, 12, 4096, 4096) for rank in range(ranks)]
         waits: Any = [(rank, "all_reduce", 812, 60.0) for rank in range(ranks) if rank != ranks // 3]
         sampled = SamplesTaken(number * 10**9, [1], [Sampled(number * 10**9, 1, figures, waits, [])], [])
-        looks.append(activity.look_at(history, sampled, {}, -1, {}))
+        look = json.dumps(activity.look_at(history, sampled, {}, -1, {}))
+        looks.append(activity.JobLook(*json.loads(look)))
     rows = activity.rows(*looks)
     hosts = activity.host_rows(looks[1], rows)
     return RankList().lines(
@@ -202,12 +210,17 @@ def main() -> int:
             print(f"the odd one is rank {odd}; told: {told[0].ranks[:10]}")
             return 1
         planned = JobPlanned(1, 1.7e9, "0a1b", 1, "id", ["train.py"], "/work", names, {}, 60.0, "")
+        record(folder, planned, told[0])
         began = cpu()
-        report(folder, planned, told[0])
+        lines = in_words(folder, *look_at(folder))
+        print(f"why: {cpu() - began:.2f} s", lines[0], sep="\n")
+        began = cpu()
+        page.write(os.path.join(folder, "job.html"), folder, folder)
         written = os.path.getsize(os.path.join(folder, "job.html"))
         print(f"page: {cpu() - began:.2f} s, {written / 1e6:.1f} MB; the file of all stacks {size / 1e6:.1f} MB")
+    history = History([planned, *(RankStarted(1, rank, 1000 + rank) for rank in range(ranks))])
     began = cpu()
-    shown = top(planned, ranks)
+    shown = top(history, ranks)
     print(f"top: {cpu() - began:.2f} s for two looks, {peak():.0f} MiB")
     print(*shown[:3], sep="\n")
     return 0

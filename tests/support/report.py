@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.protocol.events import (
     ExceptionRaised,
     JobOver,
@@ -23,7 +24,7 @@ def second(number: float) -> int:
 
 
 def timeline_of(events: Iterable[Any], curves: Sequence[Curve] = ()) -> Timeline:
-    building = TimelineBuilder()
+    building = TimelineBuilder(Diagnosis())
     for event in events:
         building.on(event)
     return building.done(curves)

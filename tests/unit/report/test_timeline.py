@@ -104,11 +104,11 @@ def test_of_many_samples_those_of_some_moments_are_used(tmp_path: Path, monkeypa
     ]
     (tmp_path / "samples.jsonl").write_text("\n".join([*lines, "{cut o"]))
     begins = [second(at) for at in range(100, 1000, 100)]
-    (cores, memory), apart = used(folder, begins)
+    (cores, memory), apart = used(folder, 2, begins)
     assert (len(memory.by_rank[1]), apart) == (199, 0.0)
     monkeypatch.setattr("launchpad.report.used.WHOLE_BYTES", len(lines[0]) * 20)
     monkeypatch.setattr("launchpad.report.used.MOMENTS", 25)
-    (cores, memory), apart = used(folder, begins)
+    (cores, memory), apart = used(folder, 2, begins)
     assert 37 < apart < 40
     assert [len(points) for points in memory.by_rank.values()] == [25, 25]
     assert all(0.9 < value < 1.1 for _, value in cores.by_rank[0])  # also where it was started again in between
