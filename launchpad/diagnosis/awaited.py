@@ -34,6 +34,8 @@ def in_words(one: StackDump, cwd: str) -> str:
     if holder := awaits.get("holder", ""):
         path = short_path(awaits.get("path", "") or "a file", cwd)
         return f"{what}, which {holder} has" if what else f"{path}, which it has open and {holder} has locked"
+    if server := awaits.get("server"):
+        return f"data from {server}"
     if chain := awaits.get("chain"):
         return _of_tasks(chain, awaits.get("tasks", []), cwd) + _of_task(awaits.get("pids", []), one.children, cwd)
     if near := awaits.get("near"):

@@ -75,6 +75,7 @@ class Awaited(TypedDict, total=False):
     lost: str  # what makes it wait for ever: its worker 4711 was killed by SIGKILL
     path: str  # of a lock that is a file
     holder: str  # who has locked that, from the agent
+    server: str  # the process on this machine from which it waits for data, from the agent
     chain: list[ThreadStack]  # the main task of an event loop, what that awaits, and so on
     tasks: list[ThreadStack]  # the loop's others
 

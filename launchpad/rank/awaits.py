@@ -170,6 +170,13 @@ def _of_path(path: Any, what: str) -> dict[str, Any] | None:
     return {"what": what.format(path), "path": path}
 
 
+def _of_rpc(variables: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A call of gRPC, or the next message of one."""
+    state: Any = variables.get("state") or getattr(variables.get("self"), "_state", None)
+    method, target = getattr(state, "method", None), getattr(state, "target", None)
+    return {"what": f"gRPC's {method} at {target}"} if method and target else None
+
+
 def _lock(frame: FrameType) -> dict[str, Any]:
     """The lock or queue that this line of the program waits for: C code has no frames."""
     value = _object_of_call(frame)
@@ -257,5 +264,6 @@ _LOOKS: dict[tuple[str, str], Callable[[Mapping[str, Any]], dict[str, Any] | Non
     ("queue", "put"): _of_type("room in a {}"),
     ("queue", "join"): _of_type("all items of a {} to be done"),
     ("torch.utils.file_baton", "wait"): _of_baton,
+    **{("grpc._channel", name): _of_rpc for name in ("_blocking", "_next", "result")},
     **{("asyncio.base_events", name): _of_loop for name in ("run_forever", "run_until_complete")},
 }

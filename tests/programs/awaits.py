@@ -5,6 +5,7 @@ import fcntl
 import multiprocessing
 import os
 import queue
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -30,6 +31,16 @@ def command():
 def output():
     process = subprocess.Popen(["sleep", "1001"], stdout=subprocess.PIPE)
     process.stdout.readline()
+
+
+def server():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), 19)
+        os.waitpid(child, os.WUNTRACED)
+    socket.create_connection(address).recv(1)
 
 
 def pool():

@@ -405,6 +405,84 @@ def silent_server():
         line.recv(1)
 
 
+def stopped_server():
+    """A share that does not answer: the server of rank 0 has been stopped."""
+    if RANK == 0:
+        code = "import http.server as h; s = h.ThreadingHTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
+        code += "print(s.server_address[1], flush=True); s.serve_forever()"
+        server = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        port = server.stdout.readline()
+        server.send_signal(signal.SIGSTOP)
+        (SHARED / "port.new").write_text(port)
+        (SHARED / "port.new").rename(SHARED / "port")
+    elif RANK == CULPRIT:
+        import urllib.request
+
+        await_file(SHARED / "port")
+        urllib.request.urlopen(f"http://127.0.0.1:{(SHARED / 'port').read_text().strip()}/shard-3").read()
+
+
+# gRPC
+
+
+def serve(answer):
+    """A server in this process, and what calls it."""
+    import grpc
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    methods = {
+        "Find": grpc.unary_unary_rpc_method_handler(answer),
+        "Follow": grpc.unary_stream_rpc_method_handler(answer),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Index", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    return server, channel.unary_unary("/Index/Find"), channel.unary_stream("/Index/Follow")
+
+
+def grpc_handler():
+    _, find, _ = serve(stuck)
+    find(b"shard-3")
+
+
+def grpc_stream():
+    _, _, follow = serve(stuck)
+    for _ in follow(b"shard-3"):
+        pass
+
+
+def no_shard(*_):
+    raise LookupError("shard-3 is in no index")
+
+
+def grpc_failed():
+    _, find, _ = serve(no_shard)
+    find(b"shard-3")
+
+
+def grpc_deadline():
+    _, find, _ = serve(stuck)
+    find(b"shard-3", timeout=1)
+
+
+def grpc_gone():
+    server, find, _ = serve(no_shard)
+    server.stop(None).wait()
+    find(b"shard-3")
+
+
+def found_late(request, _):
+    compute()
+    return request
+
+
+def slow_grpc():
+    server, find, _ = serve(found_late)
+    find(b"shard-3")
+    server.stop(None).wait()
+
+
 # Tasks
 
 
@@ -611,7 +689,7 @@ def writer_thread():
     thread(save).join()
 
 
-ALL = {"flock_of_rank", "lockf_of_rank", "package_filelock", "sqlite", "turns", "database_turns"}
+ALL = {"flock_of_rank", "lockf_of_rank", "package_filelock", "sqlite", "turns", "database_turns", "stopped_server"}
 """Cases with a part for every rank; of the others, the culprit alone does what they are about."""
 
 

@@ -150,7 +150,7 @@ MORE = [
 
 STUCK = r"in stuck at [^:]*:\d+: time\.sleep\(1000\)"
 WAITS = r"(?s)rank 2 waits for "
-OTHER_THREAD = rf"; thread '\w+' is {STUCK}"
+OTHER_THREAD = rf"; thread '[\w-]+' is {STUCK}"
 VOCABULARY = r"returned non-zero exit status 4\.(?s:.*)vocab\.json: no such file"
 
 
@@ -216,7 +216,14 @@ THIRD = [
     _third("stale_baton", WAITS + r"the lock file \S*/lock to be removed"),
     _third("file_store", r"(?s)rank 2 (is|waits) in .*\.get\(.the key of rank 9.\)"),
     _third("fifo", r"rank 2 is in fifo at .*read_bytes\(\)"),
+    _third("stopped_server", WAITS + r"data from rank 0's process \d+, which is stopped by a signal"),
     _third("silent_server", r"rank 2 is in silent_server at .*line\.recv\(1\)"),
+    # gRPC
+    _third("grpc_handler", WAITS + rf"gRPC's /Index/Find at 127\.0\.0\.1:\d+{OTHER_THREAD}", needs="grpc"),
+    _third("grpc_stream", WAITS + rf"gRPC's /Index/Follow at 127\.0\.0\.1:\d+{OTHER_THREAD}", needs="grpc"),
+    _third("grpc_failed", NOTHING_LOST + r".*Exception calling application: shard-3 is in no index", needs="grpc"),
+    _third("grpc_deadline", NOTHING_LOST + r".*Deadline Exceeded", needs="grpc"),
+    _third("grpc_gone", NOTHING_LOST + r".*Connection refused", needs="grpc"),
     # tasks
     _third("tasks", WAITS + r"its task .*gathers.* task fetch-3, which is in fetch at .*: await gate\.wait\(\)"),
     _third(
@@ -235,6 +242,7 @@ THIRD = [
     *(_third(f"slow_{what}") for what in ("lock", "queue", "tasks", "tree")),
     *(_third(name) for name in ("turns", "database_turns", "ended_child", "unreaped_child", "caught_command")),
     *(_third(name) for name in ("replaced_workers", "writer_thread")),
+    _third("slow_grpc", needs="grpc"),
 ]
 
 QUICK = (

@@ -18,7 +18,7 @@ from ..host import procfs, receiving, traffic
 from ..outbox import Listener
 from ..poll import Poll, earliest
 from ..ranks.rank import Rank
-from . import outside, spinning, spy
+from . import outside, served, spinning, spy
 from .children import ChildStacks
 from .debug_channel import DebugChannel, RankThread
 from .signalled import NO_PYTHON, SignalledProcess
@@ -162,7 +162,9 @@ class StackDumper:
         pid = target.pid
         children = target.children.found if target.children else []
         if self._question.everything:
-            target.awaits |= outside.file_lock(pid, target.awaits, {one.pid: one.rank for one in self._ranks})
+            ranks = {one.pid: one.rank for one in self._ranks}
+            target.awaits |= outside.file_lock(pid, target.awaits, ranks)
+            target.awaits |= {} if target.awaits else served.awaited(pid, ranks)
         if self._sockets is None:
             self._sockets = traffic.by_socket()
         seconds, busy, moved = procfs.use(pid, self._sockets)

@@ -81,13 +81,13 @@ def file_lock(pid: int, known: Awaited, ranks: Mapping[int, int]) -> Awaited:
             return {}
     files = {} if path or (known and not inode) else _open_files(pid)
     if not inode:
-        shared = {pid, *_ancestors(pid)}  # who has the lock on a file that it inherited
+        shared = {pid, *ancestors(pid)}  # who has the lock on a file that it inherited
         inode = next((one for one in files if holders.get(one, pid) not in shared), 0)
     holder = holders.get(inode, 0)
     if not holder or holder == pid:
         return {}
     path = path or files.get(inode, "")
-    found: Awaited = {"path": path, "holder": _who(holder, ranks)}
+    found: Awaited = {"path": path, "holder": who(holder, ranks)}
     if "what" not in known:
         found["what"] = f"the lock on {path}" if path and pid in waiting else ""
     return found
@@ -120,7 +120,7 @@ def _open_files(pid: int) -> dict[int, str]:
     return found
 
 
-def _ancestors(pid: int) -> list[int]:
+def ancestors(pid: int) -> list[int]:
     """The parent of a process, the parent's, and so on."""
     found: list[int] = []
     while pid > 1 and len(found) < _MOST_PARENTS:
@@ -132,9 +132,9 @@ def _ancestors(pid: int) -> list[int]:
     return found
 
 
-def _who(pid: int, ranks: Mapping[int, int]) -> str:
+def who(pid: int, ranks: Mapping[int, int]) -> str:
     """The process in words: that of a rank of this job, of another one, or by its command."""
-    for process in (pid, *_ancestors(pid)):
+    for process in (pid, *ancestors(pid)):
         if process in ranks:
             return f"rank {ranks[process]}" + (f"'s process {pid}" if process != pid else f" (pid {pid})")
     variables = linux.text_of(f"/proc/{pid}/environ").split("\0")

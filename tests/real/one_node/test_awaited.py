@@ -15,6 +15,7 @@ IN_BUSY = r"in busy at .*awaits.py:\d+: time.sleep\(1000\)"
 SAYS = {
     "command": r"its child `sh -c sleep 1000; true` \(pid \d+\), which waits for `sleep 1000` \(pid \d+\), which",
     "output": r"the output of its child `sleep 1001` \(pid \d+\), which is asleep; the rank is in output at",
+    "server": r"data from rank \d+'s process \d+, which is stopped by a signal; the rank is in server at",
     "pool": rf"its pool; process \d+ is {IN_BUSY}; the rank is in pool at",
     "lost": r"its pool; its worker \d+ was killed by SIGKILL, and what it had to do is lost; the rank is in lost",
     "executor": rf"its process pool; process \d+ is {IN_BUSY}",

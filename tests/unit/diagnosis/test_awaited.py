@@ -40,6 +40,7 @@ SAVE = [["/w/ckpt.py", 8, "save", "os.fsync(fd)"]]
     ("one", "words"),
     [
         (waiting({}), ""),
+        (waiting({"server": "pid 71 (serve)"}), "data from pid 71 (serve)"),
         (
             waiting(WORKER, child(4711, READ, LOOP, FORKED), child(4712, IDLE, GET, LOOP, FORKED)),
             f"its DataLoader worker 1 (pid 4711), which is {AT}",
