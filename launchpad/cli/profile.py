@@ -32,7 +32,8 @@ def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     """Watch the ranks of a running job, and write where they spend their time.
 
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. FILE is for
-    https://www.speedscope.app, with a profile for each rank. It needs py-spy on each rank's node.
+    https://www.speedscope.app, with a profile for each rank and each process below it. It needs py-spy on each rank's
+    node.
     """
     if seconds > MOST_SECONDS:
         raise UsageError(f"--seconds {seconds:g}: a rank can be watched for {MOST_SECONDS:g} s at most")
@@ -40,11 +41,11 @@ def command(job: str, rank: int | None, seconds: float, output: str) -> int:
     text = answer("profile", job, lambda: ask(job, "profile", rank=-1 if rank is None else rank, seconds=seconds))
     found = {}
     missing: dict[str, list[int]] = {}
-    for number, problem, packed in json.loads(text):
+    for number, pid, problem, packed in json.loads(text):
         if problem:
             missing.setdefault(problem, []).append(number)
         else:
-            found[number] = json.loads(zlib.decompress(base64.b64decode(packed)))
+            found[number] = pid, json.loads(zlib.decompress(base64.b64decode(packed)))
     reasons = [f"{ranks_in_words(ranks)}: {problem}" for problem, ranks in missing.items()]
     if not found:
         raise UsageError("; ".join(reasons))

@@ -29,7 +29,7 @@ class DebuggerSink:
         if type(event) is ProfilesTaken:
             import json
 
-            profiles = [[one.rank, one.problem, one.profile] for one in event.profiles]
+            profiles = [[one.rank, one.pid, one.problem, one.profile] for one in event.profiles]
             self._answer(event.asker, f"{REFUSED}{event.problem}" if event.problem else json.dumps(profiles))
         return False
 

@@ -753,13 +753,14 @@ class DebuggerReady(Event, about=its_rank):
 
 
 class ProfileTaken(Event, about=its_rank):
-    """What py-spy saw of a rank."""
+    """What py-spy saw of a rank and the processes that descend from it."""
 
     time: int
     rank: Rank
     number: int  # of the request
     problem: str  # why there is no profile; "" if there is
     profile: str  # a speedscope file, compressed with zlib, in base64
+    pid: int = 0  # the rank's
 
 
 class Sampled(Event, about=the_node):

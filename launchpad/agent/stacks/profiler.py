@@ -50,10 +50,10 @@ class Profiler(AgentPart):
         key = request.number, rank
         # Waiting for other ranks is what many profiles are about, so a sleeping thread counts (--idle).
         argv = [command, "record", "--pid", str(pid), "--duration", f"{max(1, round(request.seconds))}", "--idle"]
-        argv += ["--format", "speedscope", "--output", self._path(*key)]
+        argv += ["--subprocesses", "--format", "speedscope", "--output", self._path(*key)]
         seconds = request.seconds + EXTRA_SECONDS
         try:
-            self._spies[key] = spy.Spy(self._hub.poll, argv, seconds, functools.partial(self._done, *key))
+            self._spies[key] = spy.Spy(self._hub.poll, argv, seconds, functools.partial(self._done, *key, pid))
         except OSError as error:
             self._say(*key, f"{command} can't be started: {error.strerror}")
             return
@@ -62,7 +62,7 @@ class Profiler(AgentPart):
     def _path(self, number: int, rank: int) -> str:
         return os.path.join(self._hub.folder, f"profile-{number}-{rank}")
 
-    def _done(self, number: int, rank: int, said: str) -> None:
+    def _done(self, number: int, rank: int, pid: int, said: str) -> None:
         self._spies.pop((number, rank), None)
         path = self._path(number, rank)
         try:
@@ -81,10 +81,10 @@ class Profiler(AgentPart):
         if len(packed) > _MOST_BYTES:
             self._say(number, rank, "its profile is too large; ask for fewer seconds")
         else:
-            self._say(number, rank, "", base64.b64encode(packed).decode())
+            self._say(number, rank, "", base64.b64encode(packed).decode(), pid)
 
-    def _say(self, number: int, rank: int, problem: str, profile: str = "") -> None:
-        self._hub.outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile))
+    def _say(self, number: int, rank: int, problem: str, profile: str = "", pid: int = 0) -> None:
+        self._hub.outbox.say(ProfileTaken(time.monotonic_ns(), rank, number, problem, profile, pid))
 
     @property
     def deadline(self) -> float | None:

@@ -688,6 +688,30 @@ def test_a_profile_has_every_rank(launchpad: Launchpad) -> None:
     assert [profile["name"] for profile in made["profiles"]] == ["rank 1"]
 
 
+def test_the_processes_below_a_rank_are_in_its_profile(launchpad: Launchpad) -> None:
+    (launchpad.folder / "child.py").write_text(
+        "import multiprocessing, time\n"
+        "def encode():\n    print('begun', flush=True)\n    time.sleep(1000)\n"
+        "child = multiprocessing.get_context('fork').Process(target=encode)\n"
+        "child.start()\nchild.join()\n"
+    )
+    process = launchpad.start("run", "child.py")
+    reader = Reader(process)
+    reader.expect("begun", stream=1)
+    wait_until(lambda: launchpad.run("stacks").returncode == 0, "the job's socket")
+    done = launchpad.run("profile", "--seconds", 1)
+    process.terminate()
+    process.wait()
+    if "ptrace is not permitted" in done.stderr:
+        pytest.skip("ptrace is not permitted here")
+    assert done.returncode == 0, done.stderr
+    made = json.loads((launchpad.folder / "profile.json").read_text())
+    rank, child = made["profiles"]
+    assert rank["name"] == "rank 0"
+    assert re.fullmatch(r"rank 0, process \d+", child["name"])
+    assert {made["shared"]["frames"][sample[-1]]["name"] for sample in child["samples"]} == {"encode"}
+
+
 @pytest.mark.usefixtures("watched")
 def test_a_wrong_request_for_a_profile_is_one_sentence(launchpad: Launchpad) -> None:
     for words, sentence in (

@@ -71,14 +71,15 @@ def speedscope(*threads: tuple[str, list[list[int]]]) -> dict[str, Any]:
     """What py-spy writes about these threads."""
     frames = [{"name": name, "file": f"/work/{name}.py", "line": 1, "col": None} for name in "abc"]
     frames.append({"name": "_answer", "file": "/opt/launchpad/rank/stack_server.py", "line": 9, "col": None})
+    frames.append({"name": 'process 1:"python t.py"', "file": "", "line": 0, "col": None})
     frames.append({"name": "run", "file": "/opt/launchpad/rank/program.py", "line": 9, "col": None})
     profiles = [{"type": "sampled", "name": name, "samples": samples, "weights": [1.0]} for name, samples in threads]
     return {"shared": {"frames": frames}, "profiles": profiles}
 
 
 def test_profiles_share_one_table_of_frames() -> None:
-    one = speedscope(("Thread 7", [[3, 3]]), ('Thread 8 "Loader"', [[2]]), ('Thread 1 "MainThread"', [[4, 0, 1]]))
-    made = merge({4: one, 0: speedscope(('Thread 1 "MainThread"', [[1]]))}, "job x")
+    one = speedscope(("Thread 7", [[3, 3]]), ('Thread 8 "Loader"', [[2]]), ('Thread 1 "MainThread"', [[4, 5, 0, 1]]))
+    made = merge({4: (1, one), 0: (1, speedscope(('Thread 1 "MainThread"', [[1]])))}, "job x")
     assert [(profile["name"], profile["samples"]) for profile in made["profiles"]] == [
         ("rank 0", [[0]]),
         ("rank 4", [[1, 0]]),
@@ -86,3 +87,16 @@ def test_profiles_share_one_table_of_frames() -> None:
     ]
     assert [frame["name"] for frame in made["shared"]["frames"]] == ["b", "a", "c"]
     assert made["name"] == "job x"
+
+
+def test_the_processes_below_a_rank_come_after_its_threads() -> None:
+    one = speedscope(
+        ('Process 9 Thread 10 "pin"', [[2]]),
+        ('Process 9 Thread 9 "MainThread"', [[1]]),
+        ('Process 71 Thread 72 "writer"', [[1]]),
+        ('Process 71 Thread 71 "MainThread"', [[0]]),
+    )
+    names = [profile["name"] for profile in merge({2: (71, one)}, "job x")["profiles"]]
+    assert names == [
+        *("rank 2", 'rank 2, Thread 72 "writer"', "rank 2, process 9", 'rank 2, process 9, Thread 10 "pin"'),
+    ]
