@@ -11,7 +11,7 @@ import click
 
 from launchpad.cli.looks import first_look, next_look
 from launchpad.console.terminal import can_draw, columns
-from launchpad.diagnosis.activity import as_json, host_rows, rows
+from launchpad.diagnosis.activity import as_json, child_rows, host_rows, rows
 from launchpad.errors import UsageError
 from launchpad.protocol.events import STDOUT
 
@@ -51,6 +51,7 @@ def command(job: str, once: bool, as_json_: bool) -> int:
 
     width = columns(STDOUT) if can_draw(STDOUT, os.environ) else PLAIN_COLUMNS
     every = rows(look, after)
-    lines = as_text(after, host_rows(after, every), every, width, plain=not can_draw(STDOUT, os.environ))
+    children = child_rows(look, after)
+    lines = as_text(after, host_rows(after, every), every, children, width, plain=not can_draw(STDOUT, os.environ))
     sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
     return 0

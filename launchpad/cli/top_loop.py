@@ -22,6 +22,7 @@ from launchpad.diagnosis.activity import (
     ORDERS,
     JobLook,
     RankRow,
+    child_rows,
     folded,
     host_rows,
     matching,
@@ -79,6 +80,7 @@ class TopLoop:
         self._look = look
         self._every = rows(None, look)
         self._hosts = host_rows(look, self._every)
+        self._children = child_rows(None, look)
         self._found: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
@@ -143,6 +145,7 @@ class TopLoop:
         else:
             self._every = rows(self._look, look)
             self._hosts = host_rows(look, self._every)
+            self._children = child_rows(self._look, look)
             self._look = look
 
     def _fetch_stacks(self, rank: int, page: TextPage) -> None:
@@ -214,7 +217,7 @@ class TopLoop:
             return self._page.lines(size, note or TEXT_KEYS)
         return self._list.lines(
             *(self._look, self._every, self._hosts, self._arranged),
-            *(size, self._marks(), note or KEYS),
+            *(size, self._marks(), note or KEYS, self._children),
         )
 
     def _arranged(self, room: int) -> list[RankRow]:

@@ -6,6 +6,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console, Group
@@ -18,6 +19,7 @@ from launchpad.diagnosis.activity import (
     PROMPT,
     STOPPED,
     WAITING,
+    ChildRow,
     HostRow,
     JobLook,
     RankRow,
@@ -26,6 +28,7 @@ from launchpad.diagnosis.activity import (
     state_in_words,
 )
 from launchpad.protocol.events import STDOUT
+from launchpad.protocol.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -132,12 +135,18 @@ def rank_lines(
     gpus: bool,
     selected: int = -1,
     widest: dict[str, int] | None = None,
+    below: Mapping[int, Sequence[ChildRow]] = MappingProxyType({}),
 ) -> list[Text]:
     """A line for each row, and a head. `hosts`, `gpus`: whether to show these columns. What doesn't fit is left out.
 
+    `below`: the processes of each rank, which have lines below its own.
+
     `widest`: how wide the columns have been, to be updated; they don't shrink, so that nothing moves from look to look.
     """
-    cells = [_cells(row) for row in rows]
+    cells: list[dict[str, _Cell]] = []
+    for row in rows:
+        cells.append(_cells(row))
+        cells += [_cells_of_child(child) for child in below.get(row.ranks[0], ())]
     widths = _widths([name for name in _CELLS if (hosts or name != "host") and (gpus or "GPU" not in name)], cells)
     if widest is not None:
         widths = {name: max(width, widest.get(name, 0)) for name, width in widths.items()}
@@ -149,6 +158,7 @@ def rank_lines(
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
     if selected >= 0 and rows:
+        selected += sum(len(below.get(row.ranks[0], ())) for row in rows[:selected])
         lines[selected + 1].truncate(columns, overflow="ellipsis", pad=True)
         lines[selected + 1].stylize("reverse")
     return lines
@@ -175,6 +185,29 @@ def _cells(row: RankRow) -> dict[str, _Cell]:
         **{name: (text, "dim" if text in ("0", "0%") else "") for name, text in figures.items()},
         "last line": (row.last_line, "dim"),
     }
+
+
+def _cells_of_child(child: ChildRow) -> dict[str, _Cell]:
+    figures = {
+        "CPU": percent(child.cpu * 100),
+        "memory": amount(child.memory),
+        "threads": f"{child.threads}",
+    }
+    return {
+        **dict.fromkeys(_CELLS, ("", "")),
+        "rank": ("└", "dim"),
+        "state": (f"{child.pid} {child.state}", "dim"),
+        **{name: (text, "dim") for name, text in figures.items()},
+        "last line": (printable(" ".join(child.command.split())), "dim"),
+    }
+
+
+def below_ranks(
+    rows: Sequence[RankRow], children: Mapping[int, Sequence[ChildRow]], room: int
+) -> Mapping[int, Sequence[ChildRow]]:
+    """The processes to be shown below their ranks: all, if there is room for them, or none."""
+    shown = {row.ranks[0]: children[row.ranks[0]] for row in rows if len(row.ranks) == 1 and row.ranks[0] in children}
+    return shown if len(rows) + sum(map(len, shown.values())) <= room else {}
 
 
 def _widths(names: Iterable[str], cells: Sequence[Mapping[str, _Cell]]) -> dict[str, int]:
@@ -238,14 +271,24 @@ def text_of(what: RenderableType, columns: int, environ: Mapping[str, str], *, p
     return captured.get().splitlines()
 
 
-def once(look: JobLook, hosts: Sequence[HostRow], rows: Sequence[RankRow], columns: int, *, plain: bool) -> list[str]:
+def once(
+    look: JobLook,
+    hosts: Sequence[HostRow],
+    rows: Sequence[RankRow],
+    children: Mapping[int, Sequence[ChildRow]],
+    columns: int,
+    *,
+    plain: bool,
+) -> list[str]:
     """All of it, as lines of text; if that is very many, ranks that are alike as one."""
     several = len(hosts) > 1
     parts: list[Any] = [*job_lines(look, rows, columns), Text()]
     if several:
         parts += [*host_lines(hosts, MOST_ONCE), Text()]
     gpus = any(row.gpu_memory >= 0 for row in rows)
-    parts += rank_lines(folded(rows, MOST_ONCE), columns, hosts=several, gpus=gpus)
+    shown = folded(rows, MOST_ONCE)
+    below = below_ranks(shown, children, MOST_ONCE)
+    parts += rank_lines(shown, columns, hosts=several, gpus=gpus, below=below)
     return [line.rstrip() for line in text_of(Group(*parts), columns, os.environ, plain=plain)]
 
 
@@ -279,11 +322,12 @@ class RankList:
         size: ScreenSize,
         marks: Sequence[str],
         note: str,
+        children: Mapping[int, Sequence[ChildRow]] = MappingProxyType({}),
     ) -> list[str]:
         """The screen.
 
         `every`: a row for each rank; `arrange`: the rows to show, given how many fit; `marks`: what is special about
-        them; `note`: the last line.
+        them; `note`: the last line; `children`: the processes of each rank.
         """
         several = len(hosts) > 1
         parts: list[Any] = [*job_lines(look, every, size.columns), Text()]
@@ -300,11 +344,14 @@ class RankList:
         shown = rows[self._top : self._top + room]
         gpus = any(row.gpu_memory >= 0 for row in every)
         selected = self._place - self._top
-        parts += rank_lines(shown, size.columns, hosts=several, gpus=gpus, selected=selected, widest=self._widest)
+        below = below_ranks(rows, children, room)
+        parts += rank_lines(
+            shown, size.columns, hosts=several, gpus=gpus, selected=selected, widest=self._widest, below=below
+        )
         lines = text_of(Group(*parts), size.columns, os.environ)[: size.rows - 2]
-        below = len(rows) - self._top - len(shown)
+        more = len(rows) - self._top - len(shown)
         lines += [""] * (size.rows - 2 - len(lines))
-        below_table = "   ".join([*marks, *([f"{below} more below"] if below else [])])
+        below_table = "   ".join([*marks, *([f"{more} more below"] if more else [])])
         return lines + text_of(Text(below_table, "dim"), size.columns, os.environ) + _last(note, size)
 
 

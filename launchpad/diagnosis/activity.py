@@ -17,6 +17,9 @@ STARTING, RUNNING, WAITING, PROMPT, STOPPED, ENDED, LOST = (
     *("ended", "lost"),
 )
 
+# Of processes below a rank, by their letters in proc(5).
+_PROCESSES = {"S": "asleep", "D": "in the kernel", "T": STOPPED, "t": STOPPED, "Z": ENDED, "X": ENDED}
+
 # Ranks in the same state are alike if their figures differ from the median by no more than a quarter, or than this.
 _ALIKE = 0.25
 _ALIKE_CPU = 0.2
@@ -65,6 +68,18 @@ class RankLook(NamedTuple):
     last_line: str = ""
 
 
+class ChildLook(NamedTuple):
+    """A process below a rank at one moment."""
+
+    rank: int
+    pid: int
+    command: str
+    state: str  # a letter as in proc(5)
+    cpu: float  # seconds
+    memory: int
+    threads: int
+
+
 class JobLook(NamedTuple):
     """A job at one moment."""
 
@@ -80,6 +95,7 @@ class JobLook(NamedTuple):
     joining: list[str]  # machines that will take part
     ranks: Sequence[Sequence[Any]]  # RankLooks
     slow: str = ""  # for which ranks the others wait
+    children: Sequence[Sequence[Any]] = ()  # ChildLooks
 
 
 class RankRow(NamedTuple):
@@ -101,6 +117,17 @@ class RankRow(NamedTuple):
     gpu_memory: float
     lines: float  # per second
     last_line: str
+
+
+class ChildRow(NamedTuple):
+    """A process below a rank, as it is shown."""
+
+    pid: int
+    command: str
+    state: str
+    cpu: float  # 1.0: a whole core; -1: unknown
+    memory: int
+    threads: int
 
 
 class HostRow(NamedTuple):
@@ -164,6 +191,7 @@ def look_at(
         joining=taken.joining,
         ranks=ranks,
         slow=history.slow(recent=True),
+        children=[row for sample in taken.samples for row in sample.children],
     )
 
 
@@ -248,6 +276,24 @@ def _row(before: RankLook | None, after: RankLook, seconds: float) -> RankRow:
         lines=-1.0 if before is None or seconds <= 0 or not after.taken else (after.lines - before.lines) / seconds,
         last_line=after.last_line,
     )
+
+
+def child_rows(before: JobLook | None, after: JobLook) -> dict[int, list[ChildRow]]:
+    """The processes below each rank that has any. Their CPU seconds are known at about the time of the looks."""
+    seconds = (after.time - before.time) / 1e9 if before is not None else 0.0
+    earlier = {child.pid: child for child in _children(before)} if before is not None else {}
+    found: dict[int, list[ChildRow]] = {}
+    for child in _children(after):
+        then = earlier.get(child.pid)
+        share = max(0.0, child.cpu - then.cpu) / seconds if then is not None and seconds > 0 else -1.0
+        state = _PROCESSES.get(child.state, RUNNING)
+        row = ChildRow(child.pid, child.command, state, share, child.memory, child.threads)
+        found.setdefault(child.rank, []).append(row)
+    return found
+
+
+def _children(look: JobLook) -> list[ChildLook]:
+    return [ChildLook(*row) for row in look.children]
 
 
 def host_rows(look: JobLook, rows: Iterable[RankRow]) -> list[HostRow]:
@@ -391,6 +437,7 @@ def as_json(before: JobLook | None, after: JobLook) -> dict[str, Any]:
         return round(value, 3) if value >= 0 else None
 
     ranks = []
+    children = child_rows(before, after)
     for look, row in zip(rank_looks(after).values(), rows(before, after), strict=True):
         waits = {"operation": look.operation, "number": known(look.number), "seconds": known(look.seconds)}
         ranks.append(
@@ -412,6 +459,7 @@ def as_json(before: JobLook | None, after: JobLook) -> dict[str, Any]:
                 "gpus": [GpuLook(*gpu)._asdict() for gpu in look.gpus],
                 "lines_per_second": known(row.lines),
                 "last_line": look.last_line,
+                "children": [{**child._asdict(), "cpu": known(child.cpu)} for child in children.get(look.rank, ())],
             }
         )
     return {

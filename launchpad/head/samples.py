@@ -68,6 +68,7 @@ class Samples(Part):
         event = event._replace(
             ranks=[row for row in event.ranks if row[0] in own],
             waits=[row for row in event.waits if row[0] in own],
+            children=[row for row in event.children if row[0] in own],
             gpus=[(*gpu, {one: size for one, size in users.items() if one in names}) for *gpu, users in event.gpus],
         )
         if event.number == self._for_record:

@@ -775,6 +775,8 @@ class Sampled(Event, about=the_node):
     waits: list[tuple[Rank, str, int, float]]
     # [UUID, use in percent, bytes in use, bytes in all, {rank: its bytes}] each; -1: unknown
     gpus: list[tuple[str, int, int, int, dict[str, int]]]
+    # If the ranks were asked: [rank, pid, command, state, CPU seconds, resident bytes, threads] of processes below them
+    children: Sequence[tuple[Rank, int, str, str, float, int, int]] = ()
 
 
 class ArrivalTimes(Event, about=its_rank):

@@ -26,7 +26,9 @@ class TreeUse(NamedTuple):
     written: int  # likewise
 
 
-class _ProcessFigures(NamedTuple):
+class ProcessFigures(NamedTuple):
+    """What one process uses, with children of its that are gone."""
+
     state: str
     parent: int
     group: int
@@ -43,6 +45,7 @@ class ProcessTrees:
         self._others: set[int] = set()  # pids of processes that don't descend from us
         self._passes = 0
         self.root_of: dict[int, int] = {}  # by pid: whose tree it was in at the last pass
+        self.found: dict[int, ProcessFigures] = {}  # by pid, at that pass
 
     def read(self, roots: Collection[int]) -> dict[int, TreeUse]:
         """What the trees of these children of ours use; without those that are gone, or that /proc doesn't show."""
@@ -66,15 +69,16 @@ class ProcessTrees:
                 members[place].append(pid)
             elif place != us:
                 self._others.add(pid)
+        self.found = found
         self.root_of = {pid: root for root, pids in members.items() for pid in pids}
         return {root: _sum(found[root].state, [found[pid] for pid in pids], pids) for root, pids in members.items()}
 
 
-def _process(pid: int) -> _ProcessFigures | None:
+def _process(pid: int) -> ProcessFigures | None:
     """A process; None if it is gone, or hidden."""
     try:
         fields = linux.contents(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-        return _ProcessFigures(
+        return ProcessFigures(
             state=fields[0].decode(),
             parent=int(fields[1]),
             group=int(fields[2]),
@@ -88,7 +92,7 @@ def _process(pid: int) -> _ProcessFigures | None:
         return None
 
 
-def _sum(state: str, processes: list[_ProcessFigures], pids: list[int]) -> TreeUse:
+def _sum(state: str, processes: list[ProcessFigures], pids: list[int]) -> TreeUse:
     read = written = 0
     for pid in pids:
         try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 from ...protocol.commands import Sample
 from ...protocol.events import ArrivalTimes, Hindered, Hindrances, Sampled
 from ...protocol.stacks import is_library, where
+from ..host import processes
 from ..host.gpus import Gpu, GpuReader
 from ..host.hindrances import HindranceReader, of_host
 from ..host.process_trees import ProcessTrees, TreeUse
@@ -22,6 +24,10 @@ from ..stacks.source_lines import SourceLines
 
 # How long the ranks and the driver have to answer.
 ANSWER_SECONDS = 0.3
+
+# So many processes of each rank are told of, and so much of their commands.
+MOST_CHILDREN = 16
+MOST_COMMAND = 200
 
 # This many source lines are remembered.
 _MOST_LINES = 1000
@@ -43,6 +49,7 @@ class Sampler(AgentPart):
         self._gpus = GpuReader(wake)
         self._ranks: dict[int, int] = {}  # by pid: those that the request is about
         self._number = 0
+        self._asks = False  # somebody looks
         self._compares = False  # whether there are ranks with collectives, whose hindrances may explain who is slow
         self._untold: set[int] = set()  # pids of ranks that have not answered what they have entered
         self._open: set[int] = set()  # pids of ranks that have not answered the last question
@@ -58,6 +65,7 @@ class Sampler(AgentPart):
             self._report()
         self._ranks = {rank.pid: rank.rank for rank in self._hub.ranks.values()}
         self._number = command.number
+        self._asks = command.asks
         self._answers = {}
         self._open &= self._ranks.keys()
         self._gpus.begin()
@@ -109,9 +117,25 @@ class Sampler(AgentPart):
             (self._ranks[pid], *wait) for pid, answer in self._answers.items() if (wait := self._wait(pid, answer))
         ]
         figures = [(self._ranks[pid], *use) for pid, use in trees.items()]
-        self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus()))
+        children = self._children(trees) if self._asks else []
+        self._outbox.say(Sampled(time.monotonic_ns(), self._number, figures, waits, self._use_of_gpus(), children))
         if self._compares:
             self._outbox.say(Hindrances(time.monotonic_ns(), self._hindered(trees), of_host()))
+
+    def _children(self, roots: Iterable[int]) -> list[tuple[int, int, str, str, float, int, int]]:
+        """The processes below the ranks, without Python's own helpers. A fork has the rank's command."""
+        commands = {root: processes.name_of(root) for root in roots}
+        counts = dict.fromkeys(commands, 0)
+        found = []
+        for pid, root in sorted(self._trees.root_of.items()):
+            if pid == root or counts[root] == MOST_CHILDREN:
+                continue
+            command, one = processes.name_of(pid), self._trees.found[pid]
+            if not processes.is_helper(command):
+                counts[root] += 1
+                command = "" if command == commands[root] else command[:MOST_COMMAND]
+                found.append((self._ranks[root], pid, command, one.state, one.cpu, one.memory, one.threads))
+        return found
 
     def _hindered(self, trees: dict[int, TreeUse]) -> list[Hindered]:
         members: dict[int, list[int]] = {root: [] for root in trees}

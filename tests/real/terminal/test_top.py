@@ -284,6 +284,31 @@ def test_the_figures_tell_ranks_apart(launchpad: Launchpad) -> None:
     ended(launchpad, process)
 
 
+def test_the_processes_below_a_rank_are_told(launchpad: Launchpad) -> None:
+    (launchpad.folder / "child.py").write_text(
+        "import os, subprocess, time\n"
+        "if os.fork() == 0:\n    time.sleep(1000)\n"
+        "subprocess.Popen(['sleep', '1001'])\nprint('ready', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\n"
+        "os._exit(0)\n"
+    )
+    process = begun(launchpad, "child.py", ready=1)
+    found: list[dict[str, Any]] = []
+
+    def are_told() -> bool:
+        found[:] = asked(launchpad)["ranks"][0]["children"]
+        return len(found) == 2 and found[1]["command"] == "sleep 1001" and found[0]["cpu"] is not None
+
+    wait_until(are_told, "both processes", show=lambda: found)
+    assert [(one["command"], one["state"]) for one in found] == [("", "asleep"), ("sleep 1001", "asleep")]
+    assert all(psutil.Process(one["pid"]).is_running() and one["memory"] > 0 for one in found)
+    lines = launchpad.run("top", "--once").stdout.splitlines()
+    assert re.match(rf" +└ +{found[0]['pid']} asleep", lines[-2]), lines
+    assert re.match(rf" +└ +{found[1]['pid']} asleep .* sleep 1001$", lines[-1]), lines
+    (launchpad.folder / "go").touch()
+    process.communicate(timeout=60)
+
+
 @needs_sshd
 def test_ranks_on_other_hosts_have_the_same_figures(launchpad: Launchpad, tmp_path: Path) -> None:
     with Hosts(launchpad, tmp_path / "hosts") as hosts:

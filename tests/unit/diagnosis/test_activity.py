@@ -19,6 +19,7 @@ from launchpad.diagnosis.activity import (
     WAITING,
     JobLook,
     RankLook,
+    child_rows,
     folded,
     host_rows,
     last_line,
@@ -108,9 +109,45 @@ def test_the_screen_has_as_many_lines_as_the_terminal() -> None:
             assert screen.row in every
             plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in shown]
             assert all(len(line) <= size.columns for line in plain)
-    text = "\n".join(once(look, host_rows(look, every[:16]), every[:16], 160, plain=True))
+    text = "\n".join(once(look, host_rows(look, every[:16]), every[:16], {}, 160, plain=True))
     assert "\x1b" not in text
     assert re.search(r"3 +node0 +running +100% +1G +4 +1000 +10 +1\n", text), text
+
+
+def test_processes_have_lines_below_their_rank_where_there_is_room() -> None:
+    every = many(8)
+    looks = [
+        job(second, [rank_look(rank, second) for rank in range(8)])._replace(
+            children=[[2, 71, "ffmpeg -i 3.mp4\x1b[2J", "R", second / 2, GIB, 5], [2, 72, "", "S", 1.0, 4096, 1]]
+        )
+        for second in (10.0, 12.0)
+    ]
+    children = child_rows(*looks)
+    assert [(child.pid, child.state, child.cpu) for child in children[2]] == [(71, RUNNING, 0.5), (72, "asleep", 0.0)]
+    assert child_rows(None, looks[0])[2][0].cpu == -1
+    text = "\n".join(once(looks[1], host_rows(looks[1], every), every, children, 160, plain=True))
+    assert re.search(
+        r"\n +2 .*\n +└ +71 running +50% +1G +5 +ffmpeg -i 3\.mp4\\x1b\[2J\n +└ +72 asleep .*\n +3 ", text
+    ), text
+    screen = RankList()
+    for size, lines in ((16, 2), (15, 0)):
+        shown = screen.lines(looks[1], every, [], lambda _: every, ScreenSize(size, 160), [], KEYS, children)
+        assert len(shown) == size
+        assert len([line for line in shown if "└" in line]) == lines
+    for _ in range(3):
+        screen.move(1)
+    shown = screen.lines(looks[1], every, [], lambda _: every, ScreenSize(24, 160), [], KEYS, children)
+    (selected,) = [line for line in shown if "\x1b[7" in line]
+    assert re.search(r"m +3 ", selected), selected
+    found = activity.as_json(*looks)["ranks"][2]["children"]
+    assert found[0] == {
+        "pid": 71,
+        "command": "ffmpeg -i 3.mp4\x1b[2J",
+        "state": "running",
+        "cpu": 0.5,
+        "memory": GIB,
+        "threads": 5,
+    }
 
 
 def test_columns_stay_where_they_are_from_look_to_look() -> None:

@@ -195,12 +195,14 @@ def test_a_sample_says_nothing_of_ranks_on_other_nodes() -> None:
         ranks = [(rank, "running", 1.0, 1, 1, 1, 1) for rank in (0, 1)]
         waits = [(rank, "all_reduce", 1, 1.0) for rank in (0, 1)]
         gpus = [(f"GPU-{node}", 5, 10, 20, {"0": 3, "1": 4, "x": 5})]
-        samples.on(node, Sampled(0, 1, ranks, waits, gpus))
+        children = [(rank, 71, "sleep 9", "S", 0.0, 1, 1) for rank in (0, 1)]
+        samples.on(node, Sampled(0, 1, ranks, waits, gpus, children))
     samples.tick(0.0)
     (told,) = (one for one in job.told if isinstance(one, SamplesTaken))
     for node, sample in enumerate(told.samples):
         assert [row[0] for row in sample.ranks] == [node]
         assert [row[0] for row in sample.waits] == [node]
+        assert [row[0] for row in sample.children] == [node]
         assert [users for *_, users in sample.gpus] == [{str(node): 3 + node}]
 
 
