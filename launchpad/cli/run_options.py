@@ -402,8 +402,8 @@ _OPTIONS = (
     _world(
         "--rdzv-endpoint",
         default="",
-        metavar="HOST[:PORT]",
-        help="Where the nodes meet: one of them, which leads the job. Default port: 29400.",
+        metavar="HOST[:PORT][,…]",
+        help="Where the nodes meet: one of them, which leads the job. Default port: 29400. More: where to look, too.",
     ),
     _world(
         "--rdzv-id", default="none", metavar="ID", help="Job id. Without a secret, it is what nodes must know to join."

@@ -20,6 +20,7 @@ from launchpad.protocol.events import (
     Crashed,
     ExceptionRaised,
     FaultInjected,
+    HeadLost,
     JobOver,
     JobPlanned,
     MilestoneReached,
@@ -103,6 +104,7 @@ class History:
         self.restarts: dict[str, int] = {}  # by world: how often it was started again alone
         self.attempt = 0
         self.begun = 0  # when this attempt did
+        self.heads: list[HeadLost] = []  # that have led the job before this one
         self.over: JobOver | None = None
         self.ended = False  # its ranks are gone
         self.lost: dict[int, NodeLost] = {}
@@ -231,6 +233,8 @@ class History:
                     self.of(rank).tail.add(stream, data)
             case JobPlanned():
                 self._plan(event)
+            case HeadLost():
+                self.heads.append(event)
             case RankStarted(time=at, rank=rank, pid=pid):
                 self.started = self.started or at
                 self.of(rank).started, self.of(rank).pid = at, pid

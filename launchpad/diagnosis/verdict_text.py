@@ -15,6 +15,7 @@ from launchpad.diagnosis.secondary import secondary_kind
 from launchpad.diagnosis.tracebacks import Traceback
 from launchpad.diagnosis.verdict import Verdict
 from launchpad.job.outcome import exit_in_words, signal_name
+from launchpad.protocol.events import HeadLost
 from launchpad.protocol.printable import printable, printable_line
 
 # The most lines of evidence; the whole report then fits on a screen.
@@ -54,9 +55,16 @@ def describe(history: History, verdict: Verdict, earlier: Sequence[str] = ()) ->
         if len(earlier) > MOST_ATTEMPTS:
             attempts += f" (the last {MOST_ATTEMPTS} of {len(earlier)})"
         lines.append(f"earlier {attempts}: {'; '.join(earlier[-MOST_ATTEMPTS:])}")
+    lines += [_led(one) for one in history.heads]
     if history.not_restarted:
         lines.append(history.not_restarted)
     return _shown(lines)
+
+
+def _led(one: HeadLost) -> str:
+    until = f" until {time.strftime('%H:%M:%S', time.localtime(one.lost))}" if one.lost else ""
+    there = f": launchpad why {one.job}, there" if one.job else ""
+    return f"led by {one.name}{until}{there}"
 
 
 def _shown(lines: Sequence[str]) -> list[str]:

@@ -46,6 +46,9 @@ class Door(Protocol):
     own: Peer  # the head
     rosters: Rosters  # those that count when the job begins: none, unless it goes on after the loss of its head
 
+    def goes_on(self, code: int) -> bool:
+        """Whether the job, which has ended here with this exit code, may go on under another head."""
+
     def peer(self, link: Link) -> Peer:
         """The launcher on the other end."""
 

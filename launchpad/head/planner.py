@@ -116,7 +116,7 @@ class Planner:
         self.membership = membership
         self.spec = spec
         self._run_id = run_id
-        self._job = job
+        self.job = job
         columns = [part or [None] * len(ready) for part in (places, facts, topologies)]
         own_ports = ports or [()] * len(ready)
         self._nodes = [NodeRecord(*row) for row in zip(ready, *columns, own_ports, strict=True)]
@@ -280,7 +280,7 @@ class Planner:
         if (place.own or self.spec).gpus:
             from launchpad.head.gpu_leases import with_leases
 
-            (ready,) = with_leases(requester, [ready], [place.own or self.spec], self._job)
+            (ready,) = with_leases(requester, [ready], [place.own or self.spec], self.job)
         facts = None
         if first is not None:
             from launchpad.head.node_facts import check_nodes, probe_nodes

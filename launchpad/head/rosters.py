@@ -27,9 +27,11 @@ class RosterKeeper(Part):
         self._door = door
         self._membership = planner.membership
         self._limit = planner.spec.limits.max_restarts
+        self._job = planner.job
         self._own = door.own.key
         self._rosters: Rosters = door.rosters
         self._term = self._rosters[-1].term if self._rosters else 1
+        self._earlier = self._rosters[-1].earlier if self._rosters else ()
         self._peers: dict[int, Peer] = {}  # by node: those that are here
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
@@ -93,7 +95,8 @@ class RosterKeeper(Part):
         peers = tuple(self._peers[node] for node in order)
         change = self._rosters[-1].change + 1 if self._rosters else 0
         least = self._membership.least
-        new = Roster(self._term, change, self._own, peers, least, self._hub.attempt, self._hub.restarts)
+        used = self._hub.attempt, self._hub.restarts
+        new = Roster(self._term, change, self._own, peers, least, *used, self._job, self._earlier)
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()

@@ -61,6 +61,7 @@ class NodeOffer:
     key: str = ""  # its launcher's on the rosters
     port: Annotated[int, range(1 << 16)] = 0  # of its launcher's door, at the address that it dials from; 0: none
     rosters: Rosters = ()  # of the head that it has lost, if it is coming from one
+    lost: Date = 0.0  # when that was, in seconds since 1970
 
     def as_json(self) -> dict[str, Any]:
         """The offer for the wire."""

@@ -27,6 +27,14 @@ class Peer(NamedTuple):
         return bool(self.port) and not self.host
 
 
+class EarlierHead(NamedTuple):
+    """One that has been lost."""
+
+    name: str  # its node's
+    job: str  # its id of the job, under which its record is there; "" if it had none yet
+    lost: float  # when those that went on lost it, in seconds since 1970; 0: they don't know
+
+
 class Roster(NamedTuple):
     """Who belongs to the job."""
 
@@ -37,6 +45,8 @@ class Roster(NamedTuple):
     least: int  # on so many nodes the job can run
     attempt: int = 0
     restarts: int = 0  # that have been used up
+    job: str = ""  # the head's id of the job
+    earlier: tuple[EarlierHead, ...] = ()  # the last of them
 
     @property
     def age(self) -> Age:
@@ -47,6 +57,8 @@ class Roster(NamedTuple):
         """Which part of its peers is here."""
         return sum(peer.key in here for peer in self.peers) / len(self.peers)
 
+
+MOST_EARLIER = 16
 
 Rosters = tuple[Roster, ...]  # the newest that is known to be in force, and those after it
 
@@ -148,13 +160,19 @@ def merged(held: Mapping[str, Rosters]) -> Rosters:
     return (newest, *sorted(one for one in later if one in (held.get(one.head) or (one,))))
 
 
-def first_roster(me: str, lead: Lead, peers: Mapping[str, Peer]) -> Roster:
-    """The first one of a new head, in the order of those before. `peers`: the launchers here, by their keys."""
+def first_roster(me: str, lead: Lead, peers: Mapping[str, Peer], lost: float = 0.0) -> Roster:
+    """The first one of a new head, in the order of those before. `peers`: the launchers here, by their keys.
+
+    `lost`: when the one before was.
+    """
     order = list(dict.fromkeys(peer.key for roster in reversed(lead.rosters) for peer in roster.peers))
     place = {key: number for number, key in enumerate(order)}
     here = sorted(peers, key=lambda key: place.get(key, len(place)))
     last = lead.rosters[-1]
-    return Roster(lead.term, 0, me, tuple(peers[key] for key in here), last.least, last.attempt + 1, last.restarts)
+    name = next((peer.name for peer in last.peers if peer.key == last.head), "")
+    earlier = (*last.earlier, EarlierHead(name, last.job, lost))[-MOST_EARLIER:]
+    members = tuple(peers[key] for key in here)
+    return Roster(lead.term, 0, me, members, last.least, last.attempt + 1, last.restarts, earlier=earlier)
 
 
 def without_own(me: str, rosters: Rosters) -> Rosters:

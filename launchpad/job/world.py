@@ -33,6 +33,7 @@ class Meeting(NamedTuple):
     is_head: bool | None = None  # whether this one leads the job; None: if `host` is this machine
     join_seconds: float = JOIN_SECONDS
     elsewhere: tuple[tuple[str, int], ...] = ()  # other hosts and ports to try, all of the same machine
+    others: tuple[tuple[str, int], ...] = ()  # of other machines, from which the job may be led by now
     least: int = 0  # how many nodes are enough
     last_call_seconds: float = 0.0  # how long to wait for more once enough are there
     waits: bool = False  # a node that joins later waits for the next restart
@@ -76,8 +77,12 @@ def resolve_world(
     least, nodes = parse_nnodes(nnodes)
     run_id = "" if rdzv_id == "none" else rdzv_id
     static = rdzv_backend == "static"
+    others: tuple[tuple[str, int], ...] = ()
     if rdzv_endpoint:
-        host, port = parse_endpoint(rdzv_endpoint, "--rdzv-endpoint")
+        (host, port), *more = (parse_endpoint(part, "--rdzv-endpoint") for part in rdzv_endpoint.split(","))
+        others = tuple((other, at or port or C10D_PORT) for other, at in more)
+        if others and static:
+            raise UsageError(f"--rdzv-endpoint {rdzv_endpoint}: with --rdzv-backend static, give one place")
     else:
         host, port = _bare(master_addr or ""), master_port
     if nodes == 1:
@@ -99,6 +104,7 @@ def resolve_world(
         least=least,
         last_call_seconds=float(conf.get("last_call_timeout", LAST_CALL_SECONDS)),
         waits=_on_join(conf, rdzv_conf) == "wait",
+        others=others,
     )
     if static:
         return WorldSpec(host, meeting.port, run_id, meeting)

@@ -868,6 +868,15 @@ class NodeLeaving(Event, recorded=True):
     signum: Signum
 
 
+class HeadLost(Event, recorded=True):
+    """Another launcher has led the job before this one. One event each, in their order, after JobPlanned."""
+
+    time: int
+    name: str  # its node's
+    job: str  # its id of the job, under which its record is there; "" if it had none
+    lost: Date  # when those that went on lost it, by time.time(); 0: it is not known
+
+
 class MajorityLost(Event):
     """More than half of the job's nodes have been lost to this one, and may go on without it."""
 

@@ -64,7 +64,13 @@ class Conductor:
         self._code = 1
         files = _files(bringup, spec, plan, self.job)
         self._files = [files] if files else []
-        self.observers = Observers(self.job, spec, plan, bringup.post, say, quiet=quiet, verbose=verbose, files=files)
+        self.observers = Observers(
+            *(self.job, spec, plan, bringup.post, say),
+            quiet=quiet,
+            verbose=verbose,
+            files=files,
+            earlier=planner.before.earlier if planner.before else (),
+        )
         self.diagnosis = self.observers.diagnosis
         self.note = self.observers.note
 
@@ -126,8 +132,8 @@ class Conductor:
         finally:
             self.observers.end()
 
-    def conclude(self) -> Ended:
-        """The verdict, for the record, the outlets and the caller."""
+    def conclude(self, door: Door | None = None) -> Ended:
+        """The verdict, for the record, the outlets and the caller. The outlets don't report a job that goes on."""
         verdict: Verdict | None = None
         report: list[str] = []
         lines: list[str] = []
@@ -139,6 +145,8 @@ class Conductor:
             if self.observers.journal.folder:
                 lines.append(f"more: launchpad why {self.job}")
         ended = Ended(self._code, self.diagnosis, verdict, report, lines, folder)
+        if door is not None and door.goes_on(self._code):
+            self._outlets = ()
         for outlet in self._outlets:
             self._report(outlet, outlet.conclude, ended)
         return ended

@@ -9,6 +9,7 @@ import functools
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -51,6 +52,7 @@ def run_joined(
     """This node's part of the job. Returns the job's exit code; raises LaunchpadError if it can't start."""
     assert world.meeting is not None
     meeting = world.meeting
+    began = time.time()
     secret = job_secret(options.nodes, os.environ)
     reports = options.reports
     say: Callable[[str], None] = (lambda _: None) if reports.quiet else say_on_stderr
@@ -62,9 +64,11 @@ def run_joined(
     with stoppable(say):
         head = leads(meeting, say)
     offer = _offer(meeting, spec)
-    door = OwnDoor(secret, offer.key) if not meeting.static else None
+    door = OwnDoor(secret, offer.key, meeting.others) if not meeting.static else None
     relay = Relay(meeting, secret, offer, spec, quiet=reports.quiet, fold=reports.fold, door=door)
     member = functools.partial(_member, spec=spec, options=options)
+    # The nodes may share a folder, with what the first head has reported there.
+    later = options._replace(reports=reports._replace(add_to_reports=began))
     part: int | Takeover | Following
     if head:
         try:
@@ -86,10 +90,10 @@ def run_joined(
                     "the same on every node"
                 )
             part = _lead(options, spec, joining, local, closing, taker)
-            return _go_on(part, options, spec, secret, relay, local, closing, taker)
+            return _go_on(part, later, spec, secret, relay, local, closing, taker)
     _say_without_effect(options, say)
     part = relay.run(local, options.signals_to_handle)
-    return _go_on(part, options, spec, secret, relay, local, closing, taker)
+    return _go_on(part, later, spec, secret, relay, local, closing, taker)
 
 
 def _say_without_effect(options: RunOptions, say: Callable[[str], None]) -> None:
@@ -250,7 +254,7 @@ def _start(
         *(bringup, spec, members, links, supplies, options.hosts, membership, joining.first_roster()),
         quiet=options.reports.quiet,
     )
-    planner.before = joining.lead.rosters[-1] if joining.lead else None
+    planner.before = joining.rosters[-1] if joining.lead else None
     return bringup, planner
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
 import threading
@@ -26,7 +25,7 @@ from launchpad.job.world import place as _place
 from launchpad.protocol.commands import HeadMoved, JobEnded, RosterChanged
 from launchpad.runner.options import NodeOptions
 from launchpad.runner.own_door import Following, Guest, HeadPlace, Takeover
-from launchpad.runner.this_machine import own_addresses
+from launchpad.runner.this_machine import own
 from launchpad.transport import Link
 from launchpad.transport.join.client import HeadConnection, JoinRefused, LedElsewhere, no_address, place_of, resolve
 from launchpad.transport.join.server import JoinedLink, JoinServer, listen
@@ -116,6 +115,7 @@ class Joining:
         self._peers: dict[Link, Peer] = {}
         self.rosters: Rosters = ()
         self.lead: Lead | None = None  # the job goes on after its head was lost
+        self._lost = takeover.lost if takeover is not None else 0.0  # when, in seconds since 1970
         self._moved: HeadPlace | None = None  # another one leads it
         self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
         self._secret = secret
@@ -258,6 +258,7 @@ class Joining:
         self._waiting = False
         if lead is not None:
             self.lead = lead
+            self._lost = min((offer.lost for _, offer in here if offer.lost), default=0.0)
             self.own = self.own._replace(key=stands_for({offer.key: offer.rosters for _, offer in here}, self.own.key))
         not_yet = [one for one in self._nodes if one not in here and not one[0].gone.is_set()]
         for link, offer in here:
@@ -279,7 +280,7 @@ class Joining:
         if self.lead is None:
             return None
         peers = {self._peers[link].key: self._peers[link] for link, _ in self._nodes} | {self.own.key: self.own}
-        first = first_roster(self.own.key, self.lead, peers)
+        first = first_roster(self.own.key, self.lead, peers, self._lost)
         self.rosters = (first,)  # once they have
         return RosterChanged([*self.lead.rosters, first], True)
 
@@ -301,6 +302,10 @@ class Joining:
         following = self.follow()
         assert following is not None
         return following._replace(failed=failed)
+
+    def goes_on(self, code: int) -> bool:
+        """Whether the job, which has ended here with this exit code, may go on without us."""
+        return self._gave_way is not None and code == NODE_LOST
 
     def give_way(self, rosters: Rosters) -> None:
         """The job ends here, as others may go on with it. These rosters count."""
@@ -327,6 +332,7 @@ class Joining:
         """
         assert self.lead is not None
         places = [] if self.own.at_endpoint else [(self._meeting.host, self._meeting.port), *self._meeting.elsewhere]
+        places += self._meeting.others
         places += [(peer.host, peer.port) for roster in self.lead.rosters for peer in roster.peers if peer.host]
         while not self._over:
             peers = [self._peers[link] for link, _ in self._nodes if not link.gone.is_set()]
@@ -363,7 +369,7 @@ class Joining:
 
     def tell(self, lines: list[str], code: int) -> None:
         """Tell the nodes how the job ended, unless it goes on without us."""
-        if self._gave_way is None or code != NODE_LOST:
+        if not self.goes_on(code):
             self._gave_way = self._moved = None
             self._server.tell([link for link, _ in self._nodes], JobEnded(code, lines))
 
@@ -421,7 +427,7 @@ def leads(meeting: Meeting, say: Callable[[str], None]) -> bool:
     reminders = Reminders(start)
     while True:
         try:
-            return bool(_own(resolve(meeting.host, meeting.port)))
+            return bool(own(resolve(meeting.host, meeting.port)))
         except OSError as error:
             waiting = f"waiting for the head of the job at {meeting.place}: {no_address(meeting.host, error)}"
         now = time.monotonic()
@@ -432,26 +438,20 @@ def leads(meeting: Meeting, say: Callable[[str], None]) -> bool:
         time.sleep(RESOLVE_SECONDS)
 
 
-def _own(addresses: list[str]) -> list[str]:
-    """Those that this machine has."""
-    here = own_addresses()
-    return [one for one in addresses if linux.is_loopback(one) or ipaddress.ip_address(one) in here]
-
-
 def _listen_at(meeting: Meeting) -> str:
     """The address to listen at: that of the host, or all if others know this machine by another one. Raises OSError.
 
     Debian's /etc/hosts has 127.0.1.1 for the machine's own name; and `is_host` may stand for a forwarded address.
     """
     host, addresses = meeting.host, resolve(meeting.host, 0)
-    own = _own(addresses)
-    outward = [address for address in own if not linux.is_loopback(address)]
+    here = own(addresses)
+    outward = [address for address in here if not linux.is_loopback(address)]
     if outward:
         return outward[0]
-    if not own and meeting.static:
+    if not here and meeting.static:
         return addresses[0]  # can't be listened at, which the user should know
-    is_name = host not in LOCALHOST and host not in own
-    return "0.0.0.0" if is_name or not own else own[0]
+    is_name = host not in LOCALHOST and host not in here
+    return "0.0.0.0" if is_name or not here else here[0]
 
 
 def order_here(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -20,13 +20,14 @@ from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import STDOUT, ArrivalsCompared, ExceptionRaised, JobPlanned, RanksHeld
+from launchpad.protocol.events import STDOUT, ArrivalsCompared, ExceptionRaised, HeadLost, JobPlanned, RanksHeld
 from launchpad.record.job_store import rank_folders
 from launchpad.record.journal import Journal
 from launchpad.record.liveness import own_process
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.job.succession import EarlierHead
     from launchpad.record.log_dir import Files
 
 
@@ -44,8 +45,12 @@ class Observers:
         quiet: bool = False,
         verbose: bool = False,
         files: Files | None = None,
+        earlier: Sequence[EarlierHead] = (),
     ) -> None:
-        """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more."""
+        """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more.
+
+        `earlier`: who has led the job before.
+        """
         self.note: Callable[[str], None] = _say_nothing if quiet else say
         self.diagnosis = Diagnosis()
         notes = Notes(
@@ -65,15 +70,17 @@ class Observers:
         if plan.roles:  # collectives of different worlds can't be compared
             self._own.remove(stragglers)
         self.sinks: list[Sink] = []
-        self._first = planned(job, spec, plan, self.journal.folder)
+        self._first: list[JobPlanned | HeadLost] = [planned(job, spec, plan, self.journal.folder)]
+        self._first += [HeadLost(time.monotonic_ns(), *one) for one in earlier]
 
     def begin(self, shown: Sequence[Sink]) -> list[Sink]:
         """Announce the job to all sinks, including the given ones that show its output. Returns them all."""
         self.sinks = [self.journal, *shown, *self._own]
-        self._tell_all(self._first)
+        for event in self._first:
+            self._tell_all(event)
         return self.sinks
 
-    def _tell_all(self, event: JobPlanned | RanksHeld | ArrivalsCompared) -> None:
+    def _tell_all(self, event: JobPlanned | HeadLost | RanksHeld | ArrivalsCompared) -> None:
         for sink in self.sinks:
             sink.on(event)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Lead, Peer, Rosters
+from launchpad.runner.this_machine import own
 from launchpad.transport import Link
+from launchpad.transport.join.client import resolve
 from launchpad.transport.join.server import Gate, JoinedLink, JoinServer, listen
 
 Guest = tuple[JoinedLink, NodeOffer]
@@ -37,11 +39,12 @@ class Following(NamedTuple):
 class OwnDoor:
     """Says where the job is led from; when it is led from nowhere, lets others wait."""
 
-    def __init__(self, secret: bytes, key: str) -> None:
-        """`key`: the launcher's own on the rosters."""
+    def __init__(self, secret: bytes, key: str, named: Sequence[tuple[str, int]] = ()) -> None:
+        """`key`: the launcher's own on the rosters. `named`: where others look for the job, perhaps on this machine."""
         self._secret = secret
         self.peer = Peer(key, socket.gethostname())  # this launcher, at this door
         self.changed: Callable[[HeadPlace | None], None] = lambda _: None  # in threads: see `joined`, `told`
+        self._named = named
         self._listener: socket.socket | None = None
         self._server: JoinServer | None = None
         self._begins = threading.Thread(target=self._serve, name="door", daemon=True)
@@ -55,13 +58,28 @@ class OwnDoor:
         """Listen at the address from which this machine reaches that one. Where that can't be, there is no door."""
         if self.peer.port:
             return
+        for host, port in self._named:
+            if self._listen(host, port):
+                self.begin()  # they may look here before anybody leads
+                return
         family = socket.AF_INET6 if ":" in towards else socket.AF_INET
         with contextlib.suppress(OSError):
             with socket.socket(family, socket.SOCK_DGRAM) as trial:
                 trial.connect((towards, 9))  # chooses the route, and sends nothing
                 address = str(trial.getsockname()[0])
-            self._listener = listen((address, 0))
-            self.peer = self.peer._replace(host=address, port=self._listener.getsockname()[1])
+            self._open(address, 0)
+
+    def _listen(self, host: str, port: int) -> bool:
+        """Listen there, if that is a place on this machine."""
+        with contextlib.suppress(OSError):
+            for address in own(resolve(host, port)):
+                self._open(address, port)
+                return True
+        return False
+
+    def _open(self, address: str, port: int) -> None:
+        self._listener = listen((address, port))
+        self.peer = self.peer._replace(host=address, port=self._listener.getsockname()[1])
 
     def begin(self) -> None:
         """Serve who comes. The certificate is made in a thread: the ranks need not wait for it."""
@@ -157,3 +175,4 @@ class Takeover(NamedTuple):
     door: OwnDoor
     lead: Lead
     agent: Link | None  # of this machine; None: a new one is to be opened
+    lost: float  # when the head was, in seconds since 1970

@@ -124,7 +124,11 @@ class Relay:
         self._earlier = 0  # how many there were under heads that were lost
         self._survives = False  # the job goes on when its head is lost
         self._signals: frozenset[int] = frozenset()  # to handle
-        self._places = [(meeting.host, meeting.port), *meeting.elsewhere]  # where to look for the head at first
+        self._places = [
+            (meeting.host, meeting.port),
+            *meeting.elsewhere,
+            *meeting.others,
+        ]  # where to look for the head at first
         self._moved: HeadPlace | None = None  # where the head is that we are to join
         self._door = door
         if door is not None:
@@ -232,6 +236,8 @@ class Relay:
             self.say(f"{self._lost}; waiting for {others}")
         self._begin()
         self._earlier = self._attempt + 1
+        if not self._offer.lost:
+            self._offer = dataclasses.replace(self._offer, lost=time.time())
         if self._door is not None:
             self._door.seek(self._offer.rosters[-1].age)
         search = HeadSearch(
@@ -255,7 +261,8 @@ class Relay:
                 self._door.follow()
             return found
         assert self._door is not None
-        return Takeover(self._door, found, self._agent)
+        lost, self._offer = self._offer.lost, dataclasses.replace(self._offer, lost=0.0)
+        return Takeover(self._door, found, self._agent, lost)
 
     def _clear(self) -> None:
         """Wait until nothing is left here of the lost head. An agent that takes too long makes room for a new one."""
@@ -425,6 +432,8 @@ class Relay:
             if self._door is not None:
                 self._door.open(address)
                 self._offer = dataclasses.replace(self._offer, port=self._door.peer.port)
+                if (address, port) == (self._door.peer.host, self._door.peer.port):
+                    continue
             try:
                 return HeadConnection((address, port), self._secret, self._offer.as_json())
             except OSError as error:
@@ -492,7 +501,7 @@ class Relay:
     def _keep(self, changed: RosterChanged, head: HeadConnection) -> None:
         rosters, before = typed(Rosters, changed.rosters), self._offer.rosters
         newest = rosters[-1]
-        self._offer = dataclasses.replace(self._offer, rosters=rosters)
+        self._offer = dataclasses.replace(self._offer, rosters=rosters, lost=0.0)
         self._survives = changed.survives
         head.send(RosterHeld(time.monotonic_ns(), newest.change))
         leader = next((peer for peer in newest.peers if peer.key == newest.head), None)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Dial, Lead, Sight, Wait, succession
-from launchpad.job.world import Meeting
+from launchpad.job.world import Meeting, place
 from launchpad.protocol.typed import typed
 from launchpad.runner.own_door import HeadPlace, OwnDoor
 from launchpad.transport.join.client import (
@@ -77,6 +77,7 @@ class HeadSearch:
         }
         if not any(peer.at_endpoint for peer in self._newest.peers):
             doors[""] = AskedDoor("", endpoint)
+        doors |= {place(*one): AskedDoor(place(*one), (one,)) for one in meeting.others}
         self._doors = doors
         self.reason = NO_ANSWER  # why there is no head at the endpoint
         self._to_ask: queue.SimpleQueue[tuple[AskedDoor, float]] = queue.SimpleQueue()  # and after which pause

@@ -85,7 +85,7 @@ def supervise(
     advises = os.isatty(2) and departure is None and not (reports.quiet or reports.no_advice) and plan.world_size > 1
     _run(conductor, spec, plan, console, reopen, door, sent=not (here or reader.shown_there), advises=advises)
     _advise(conductor, spec, reports, here=here)
-    ended = conductor.conclude()
+    ended = conductor.conclude(door)
     tell(_told(conductor, ended), ended.code)
     if conductor.leaving:  # all that is left is output that nobody reads
         console.say_and_leave("\n".join(ended.lines))

@@ -10,7 +10,9 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import socket
+from collections.abc import Sequence
 
+from launchpad import linux
 from launchpad.job.hosts import Host
 
 _NAMES = ("localhost", "127.0.0.1", "::1")
@@ -52,6 +54,12 @@ def _is_reached_plainly(name: str, ssh_config: str | None) -> bool:
         return False
     own = own_addresses() | _LOOPBACK
     return any(_address(str(place[4][0])) in own for place in places)
+
+
+def own(addresses: Sequence[str]) -> list[str]:
+    """Those that this machine has."""
+    here = own_addresses()
+    return [one for one in addresses if linux.is_loopback(one) or ipaddress.ip_address(one) in here]
 
 
 def own_addresses() -> frozenset[Address]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+from xml.etree import ElementTree
 
 import pytest
 
@@ -110,6 +113,67 @@ def test_another_node_leads_and_the_one_that_was_lost_joins_it(launchpad: Launch
     assert code == 0, err
     assert err.startswith("launchpad: the job is led from 127.0.0.1:")
     assert out.splitlines() == ["[2] node 2 restarts 0", "[1] node 1 restarts 0"]
+
+
+def test_all_reports_go_on_under_the_next_head(launchpad: Launchpad) -> None:
+    """The nodes share a folder."""
+    reports = (
+        "--junit",
+        "all.xml",
+        "--events",
+        "events",
+        "--report",
+        "all.html",
+        "--notify",
+        "echo $LAUNCHPAD_JOB >> told",
+    )
+    port = free_port()
+    first = begin(launchpad, port, "2:3", *reports, last_call=DEADLINE)
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    others = [begin(launchpad, port, "2:3", *reports, last_call=DEADLINE) for _ in range(2)]
+    started(launchpad, 3)
+    first.kill()
+    first.communicate(timeout=DEADLINE)
+    started(launchpad, 3 + 2)
+    (launchpad.folder / "go").touch()
+    assert [ends(job)[0] for job in others] == [0, 0]
+    events = [json.loads(line) for line in (launchpad.folder / "events").read_text().splitlines()]
+    (before, after), (lost,), _ = ([one for one in events if one["event"] == kind] for kind in KINDS)
+    assert lost["name"] == before["host"]
+    assert lost["job"] == before["job"]
+    assert before["wall"] < lost["lost"] < after["wall"]
+    assert (launchpad.folder / "told").read_text() == f"{after['job']}\n"
+    suite = ElementTree.parse(launchpad.folder / "all.xml").getroot()
+    assert len(list(suite.iter("testcase"))) == 2
+    assert after["job"] in (launchpad.folder / "all.html").read_text()
+    why = launchpad.run("why", after["job"]).stdout
+    assert re.search(rf"^led by {lost['name']} until \d\d:\d\d:\d\d: launchpad why {before['job']}, there$", why, re.M)
+
+
+KINDS = ("JobPlanned", "HeadLost", "JobOver")
+
+
+def test_the_job_is_found_at_another_place_than_the_endpoint(launchpad: Launchpad) -> None:
+    port, place = free_port(), free_port()
+    where = f"127.0.0.1:{port},127.0.0.1:{place}"
+    conf = f"last_call_timeout={DEADLINE:g},join_timeout={DEADLINE:g}"
+    (launchpad.folder / "stays.py").write_text(STAYS)
+
+    def start(more: str = "") -> Job:
+        words = c10d(port, rdzv_endpoint=where, rdzv_conf=conf + more, nnodes="2:3")
+        return launchpad.start("run", *words, "stays.py")
+
+    first = start()
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    others = [start(), start()]
+    started(launchpad, 3)
+    first.kill()
+    first.communicate(timeout=DEADLINE)
+    started(launchpad, 3 + 2)
+    others.append(start(",is_host=false"))
+    started(launchpad, 3 + 2 + 3)
+    (launchpad.folder / "go").touch()
+    assert [ends(job)[0] for job in others] == [0, 0, 0]
 
 
 def test_nobody_waits_longer_than_the_join_timeout(launchpad: Launchpad) -> None:

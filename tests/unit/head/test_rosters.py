@@ -28,7 +28,7 @@ def _seat(node: int) -> NodePlan:
 def of(membership: Membership, *, most: int = 0, period: float | None = None) -> Any:
     """What a planner knows of this job."""
     limits = Limits(max_restarts=RestartLimit(most, period))
-    return SimpleNamespace(membership=membership, spec=JobSpec(Target("program", "true"), limits=limits))
+    return SimpleNamespace(membership=membership, job="1a2b", spec=JobSpec(Target("program", "true"), limits=limits))
 
 
 class FakeDoor:
@@ -46,6 +46,9 @@ class FakeDoor:
 
     def give_way(self, rosters: Rosters) -> None:
         self.gave_way = rosters
+
+    def goes_on(self, code: int) -> bool:  # noqa: ARG002
+        return bool(self.gave_way)
 
     def open(self, take: Any) -> None: ...
     def close(self) -> None: ...

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launchpad.job.succession import (
     Dial,
+    EarlierHead,
     End,
     Lead,
     Peer,
@@ -170,7 +171,8 @@ def test_who_plays_the_part_of_a_lost_head_knows_nothing_of_what_that_said_last(
 def test_the_first_roster_of_a_new_head_keeps_the_order_and_the_restarts() -> None:
     before = roster("cabd", term=4)._replace(attempt=7, restarts=2)
     peers = {key: Peer(key, key) for key in ("new", "d", "b", "c")}
-    first = first_roster("b", Lead((before,), 5, frozenset(peers)), peers)
+    first = first_roster("b", Lead((before,), 5, frozenset(peers)), peers, 12.0)
+    assert first.earlier == (EarlierHead("a", "", 12.0),)
     assert [peer.key for peer in first.peers] == ["c", "b", "d", "new"]
     assert (first.term, first.change, first.head, first.attempt, first.restarts) == (5, 0, "b", 8, 2)
 
