@@ -8,6 +8,8 @@ faults happen, at any moment from the first second on, and checks that
 - each line that it prints is whole, but for the last one of a rank that was lost with its host;
 - afterwards there is no process of the job on any host or here, and no file, at the latest after the next visit.
 
+With --heads the nodes have joined, and faults happen to whoever leads (head_faults.py).
+
 On a busy machine a host may be silent for two seconds though it is well: give the hosts more time with
 --heartbeat-timeout. Prints a row for each round. A round is repeated by its seed: --seed SEED --rounds 1 and the same
 other options.
@@ -32,6 +34,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from head_faults import HeadRound
 
 from tests.support.netns import Network, Process
 from tests.support.node_faults import RANKS, SILENCE, Head, Job
@@ -209,6 +214,9 @@ class Round:
     def _left(self) -> dict[str, list[Process]]:
         return {name: self.network.processes(name) for name in self.network.hosts}
 
+    def close(self) -> None:
+        """All has ended."""
+
     def output(self) -> str:
         """What the launcher said, without the ranks' lines."""
         return b"".join(self._err).decode(errors="replace")
@@ -315,6 +323,7 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=0, help="--max-restarts of the jobs")
     parser.add_argument("--heartbeat-timeout", type=float, default=SILENCE, help="of the jobs, in seconds")
     parser.add_argument("--only", default="", help="faults whose names contain this")
+    parser.add_argument("--heads", action="store_true", help="of jobs whose nodes have joined")
     options = parser.parse_args()
     faults = [fault for fault in FAULTS if options.only in fault.name]
     bad = []
@@ -322,11 +331,17 @@ def main() -> int:
     with _folder() as folder, Network(folder / "network", options.hosts) as network:
         for seed in range(options.seed, options.seed + options.rounds):
             with _folder() as own:
-                one = Round(seed, network, options.restarts, options.heartbeat_timeout, faults, own / "work")
+                silence, work = options.heartbeat_timeout, own / "work"
+                one: Round | HeadRound = (
+                    HeadRound(seed, network, silence, options.only, work)
+                    if options.heads
+                    else Round(seed, network, options.restarts, silence, faults, work)
+                )
                 try:
                     one.run()
                 except Exception as error:
                     one.wrong.append(f"{type(error).__name__}: {error}"[:300])
+                one.close()
             what = "; ".join(one.wrong) or "ok"
             print(f"| {seed} | {one.describe()} | {one.code} | {one.seconds:.1f} | {what} |", flush=True)
             if one.wrong:

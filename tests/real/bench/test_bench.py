@@ -29,7 +29,9 @@ def test_simulated_nodes_join_and_are_lost(part: str, count: str) -> None:
     assert row.split()[1] == count
 
 
-@pytest.mark.parametrize("name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery"])
+@pytest.mark.parametrize(
+    "name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery", "succession"]
+)
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")
 
