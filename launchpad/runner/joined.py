@@ -31,6 +31,7 @@ from launchpad.runner.joining import Joining, is_guessable, job_secret, leads, o
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.nodes import bring_up
 from launchpad.runner.options import NodeOptions, RunOptions
+from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.own_door import Following, OwnDoor, Takeover
 from launchpad.runner.relay import Relay
 from launchpad.runner.spec import make_spec, supplies_for
@@ -182,7 +183,7 @@ def _lead(
     local: LocalAgent,
     closing: ExitStack,
     taker: Taker | None,
-    agent: Link | None = None,
+    agent: OwnAgent | None = None,
 ) -> int | Following:
     """Lead the job to its end, or until another launcher does. `agent`: of this machine, if it has served a head."""
     took_over = joining.lead is not None
@@ -220,7 +221,7 @@ def _start(
     spec: JobSpec,
     joining: Joining,
     local: LocalAgent,
-    agent: Link | None,
+    agent: OwnAgent | None,
     closing: ExitStack,
     *,
     took_over: bool,
@@ -234,7 +235,12 @@ def _start(
         own_signals.catch(bringup.post, options.signals_to_handle)
     if spec.world.master_port:  # static's nodes meet at the port of torch's store
         joining.stop_listening()
-    link = agent or (local.reopen() if took_over else local.link())
+    meeting = spec.world.meeting
+    assert meeting is not None
+    own = agent or OwnAgent(local.reopen() if took_over else local.link())
+    if not meeting.static:
+        own.serve(options.hosts.heartbeat_timeout)
+    link: Link = own
     link.name = socket.gethostname()
     names = NodeNames([link.name])
     links: list[Link] = [link, *(joined for joined, _ in arrived)]
@@ -242,8 +248,6 @@ def _start(
     for joined, offer in arrived:
         joined.name = names.take(offer.name)
         members.append(_member(offer, spec, options)._replace(name=joined.name))
-    meeting = spec.world.meeting
-    assert meeting is not None
     changes = len(links) > meeting.nnodes or meeting.least < meeting.nnodes or not meeting.static
     membership = Membership(
         meeting.least, meeting.nnodes, changes=changes, returns=not meeting.static, waits=meeting.waits

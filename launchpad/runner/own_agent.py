@@ -8,6 +8,7 @@ from collections.abc import Callable
 from signal import SIGCONT, SIGKILL
 from typing import Any
 
+from launchpad.head.nodes import PINGS
 from launchpad.protocol import wire
 from launchpad.protocol.commands import Command, Finish, Hello, Ping, Signal, Start, StartMore
 from launchpad.protocol.events import AgentFailed, Drained, Pong, RankExited, StartFailed
@@ -34,6 +35,7 @@ class OwnAgent:
         self._finishing = False  # what the ranks have left is being swept up, and the rest of their output sent
         self._clearing = False  # there is no head any more
         self._own_pings = 0  # that have not been answered
+        self._silence = 0.0  # as the head, see `serve`
 
     def deliver(self, take: Callable[[Any], None]) -> None:
         """Pass each event to `take` from now on, in a thread; None at the end."""
@@ -52,7 +54,7 @@ class OwnAgent:
             match command:
                 case Hello(silence=silence):
                     self.cleared = False
-                    command = command._replace(silence=silence * PATIENCE)
+                    command = command._replace(silence=self._silence or silence * PATIENCE)
                 case Start(ranks=ranks) | StartMore(ranks=ranks):
                     self._ranks |= {entry["rank"] for entry in ranks}
                     self._finishing = False
@@ -73,6 +75,18 @@ class OwnAgent:
         with self._lock:
             self._own_pings += 1
         self._link.send(Ping(0))
+
+    def serve(self, silence: float) -> None:
+        """Its launcher is the head. If that is stopped for so many seconds, the ranks here are to end, as others may
+        lead by then.
+        """
+        self._silence = silence
+        threading.Thread(target=self._keep_on, name="keep", daemon=True).start()
+
+    def _keep_on(self) -> None:
+        while self._silence and not self.gone:
+            self.keep()
+            time.sleep(self._silence / PINGS)
 
     def close(self) -> None:
         """Hang up, and wait until the agent has left."""

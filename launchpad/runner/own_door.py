@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Age, Lead, Peer, Rosters
+from launchpad.runner.own_agent import OwnAgent
 from launchpad.runner.this_machine import own
-from launchpad.transport import Link
 from launchpad.transport.join.client import resolve
 from launchpad.transport.join.server import Gate, JoinedLink, JoinServer, listen
 
@@ -174,5 +174,5 @@ class Takeover(NamedTuple):
 
     door: OwnDoor
     lead: Lead
-    agent: Link | None  # of this machine; None: a new one is to be opened
+    agent: OwnAgent | None  # of this machine; None: a new one is to be opened
     lost: float  # when the head was, in seconds since 1970

@@ -12,7 +12,7 @@ import pytest
 from launchpad.protocol.commands import Finish, Hello, Ping, Signal, Start
 from launchpad.protocol.events import Drained, Pong, RankExited, StartFailed
 from launchpad.runner.own_agent import PATIENCE, OwnAgent
-from tests.support.command import DEADLINE
+from tests.support.command import DEADLINE, wait_until
 
 
 class Agent:
@@ -112,6 +112,13 @@ def test_what_it_answers_to_us_is_not_for_the_head(agent: Agent) -> None:
 def test_the_launcher_is_less_patient_than_its_agent(agent: Agent) -> None:
     agent.own.send(Hello("1", False, 0, 2.0))
     assert agent.got == [Hello("1", False, 0, 2.0 * PATIENCE)]
+
+
+def test_a_head_that_is_stopped_loses_its_own_ranks_too(agent: Agent) -> None:
+    agent.own.serve(0.4)
+    agent.own.send(Hello("1", False, 0, 0.0))
+    wait_until(lambda: agent.got.count(Ping(0)) > 1, "the agent to hear from us")
+    assert Hello("1", False, 0, 0.4) in agent.got
 
 
 def test_the_next_one_hears_the_rest(agent: Agent) -> None:
