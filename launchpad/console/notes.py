@@ -15,6 +15,7 @@ from launchpad.job.outcome import ranks_in_words, signal_name
 from launchpad.protocol.events import (
     SILENT,
     AtPrompt,
+    CantLead,
     ContactLost,
     ContactRegained,
     FaultInjected,
@@ -104,6 +105,7 @@ class Notes:
             ContactLost: self._contact,
             ContactRegained: self._contact,
             NodesAwaited: self._nodes_awaited,
+            CantLead: self._cant_lead,
             NodeUnwell: self._left_out,
             NodeDoubted: self._doubted,
             NodeLost: self._lost,
@@ -199,6 +201,12 @@ class Notes:
             self._unwell.discard(event.node)
         elif not self._history.takes_part(event.node):
             self._say(f"{self._history.node_name(event.node)}, which runs no ranks, was lost ({event.reason})")
+
+    def _cant_lead(self, event: CantLead) -> None:
+        name, by = self._history.node_name, some_of([self._history.node_name(node) for node in event.by])
+        reach = "doesn't reach" if len(event.by) == 1 else "don't reach"
+        lost = f"if {name(0)} is lost, {name(event.node)} can't lead the job"
+        self._say(f"{lost}: {by} {reach} it at {event.place} ({event.why})")
 
     def _nodes_awaited(self, event: NodesAwaited) -> None:
         names = [self._history.node_name(node) for node in event.nodes]

@@ -8,6 +8,7 @@ from statistics import median, median_high, median_low
 
 from launchpad.doctor.interfaces import lacking
 from launchpad.doctor.seen import Examination, Finding, Level, Pair, listed, size
+from launchpad.job.succession import can_lead
 from launchpad.protocol.health import LookUp, Probed
 
 LOSSY, TOO_LOSSY = 0.01, 0.05
@@ -151,6 +152,9 @@ def _paths(seen: Examination) -> Iterator[Finding]:
                 both = (places[1], places[0]) in cut
                 text = f"{one} and {other} can't reach each other" if both else f"{one} can't reach {other}"
                 text += f": {why}"
+                if not (0 in places or can_lead(len(seen.present), 0, 1)):
+                    who = "neither can" if both else f"{other} can't"
+                    text += f"; if {seen.hosts[0].shown} is lost, {who} lead a job that they have joined (c10d)"
         yield Finding("bad", places, "paths", text + _families(seen, pairs[0]), _opens(seen, pairs[0]))
 
 

@@ -10,15 +10,16 @@ from launchpad.head.hub import Hub
 from launchpad.head.machine import Release
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.planner import Planner
-from launchpad.job.succession import Age, Peer, Roster, Rosters, in_force, may_go_on, without_own
+from launchpad.job.succession import Age, Peer, Roster, Rosters, can_lead, in_force, may_go_on, without_own
+from launchpad.job.world import place
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, MajorityLost, NodeJoined, NodeLost, RosterHeld
 
 
 class RosterKeeper(Part):
     """Sends a new roster with every change, and keeps those that may count. Node 0 is the head's own."""
 
-    takes = (RosterHeld, Superseded)
+    takes = (RosterHeld, DoorsTried, Superseded)
     sees = (NodeJoined, NodeLost, Release)
 
     def __init__(self, hub: Hub, planner: Planner, door: Door) -> None:
@@ -36,6 +37,8 @@ class RosterKeeper(Part):
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
         self._goes_on = False  # the job, when it loses a node
+        self._missed: dict[str, dict[str, str]] = {}  # who may lead, and can't be reached by whom, and why
+        self._told: set[str] = set()  # who can't lead, as the user knows
 
     def start(self) -> None:
         """Say who is here, and that a restart is used up: before ranks start, as we may be lost the moment they do."""
@@ -52,6 +55,8 @@ class RosterKeeper(Part):
                     raise InvalidMessage
                 self._held[self._peers[source].key] = (self._rosters[-1].term, change, self._own)
                 self._settle()
+            case DoorsTried(missed=missed):
+                self._miss(source, missed)
             case Superseded(by=by):
                 self._give_way(0, f"the job is led from {by} by now: its part here ends")
             case NodeJoined(node=node) if node:
@@ -72,6 +77,26 @@ class RosterKeeper(Part):
         peer = self._peers.pop(node)
         self._held.pop(peer.key, None)
         return peer
+
+    def _miss(self, source: int, missed: list[tuple[str, str]]) -> None:
+        """Tell the user who can't lead after us."""
+        if source not in self._peers or len(missed) > len(self._peers):
+            raise InvalidMessage
+        nodes = {peer.key: node for node, peer in self._peers.items()}
+        for key, why in missed:
+            if key not in nodes or key in self._told:
+                continue
+            by = self._missed.setdefault(key, {})
+            by[self._peers[source].key] = why
+            cut_off = [one for one in by if one in nodes]
+            if not can_lead(len(nodes), self._membership.least, len(cut_off)):
+                self._told.add(key)
+                peer = self._peers[nodes[key]]
+                cant = CantLead(
+                    *(time.monotonic_ns(), nodes[key], place(peer.host, peer.port)),
+                    *([nodes[one] for one in cut_off], by[cut_off[0]]),
+                )
+                self._hub.happened(-1, cant)
 
     def _lost(self, node: int) -> None:
         here = {peer.key for peer in self._peers.values()}

@@ -189,6 +189,12 @@ def may_go_on(rosters: Rosters, here: Collection[str]) -> bool:
     return all(one.share(here) >= 0.5 if one.term == term else one.share(here) > 0.5 for one in rosters)
 
 
+def can_lead(peers: int, least: int, cut_off: int) -> bool:
+    """Whether one of these peers can lead when the head is lost, though so many others don't reach it."""
+    meet = peers - 1 - cut_off
+    return meet > peers / 2 and meet >= least
+
+
 def in_force(rosters: Rosters, acknowledged: Mapping[str, Age]) -> Rosters:
     """What is left to a head of its rosters, by the age of the last one that each launcher has acknowledged.
 

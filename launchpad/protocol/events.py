@@ -669,6 +669,13 @@ class RosterHeld(Event, about=the_node, needs_part=True):
     change: int  # its number
 
 
+class DoorsTried(Event, about=the_node, needs_part=True):
+    """The launchpad of a node that has joined has tried to reach those that may lead after the head."""
+
+    time: int
+    missed: list[tuple[Shown, Shown]]  # their keys on the roster, and why they can't be reached
+
+
 class ExceptionRaised(Event, about=its_rank, recorded=True):
     """An uncaught Python exception, recorded in the rank by rank/exceptions.py."""
 
@@ -875,6 +882,16 @@ class HeadLost(Event, recorded=True):
     name: str  # its node's
     job: str  # its id of the job, under which its record is there; "" if it had none
     lost: Date  # when those that went on lost it, by time.time(); 0: it is not known
+
+
+class CantLead(Event, recorded=True):
+    """If the head is lost, this node can't lead: too few of the others reach its launchpad."""
+
+    time: int
+    node: int
+    place: str  # where its launchpad listens
+    by: list[int]  # nodes that don't reach it
+    why: str
 
 
 class MajorityLost(Event):

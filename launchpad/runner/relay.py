@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -24,7 +24,7 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, signal_name
 from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import FoldChoice, JobSpec
-from launchpad.job.succession import Lead, Rosters
+from launchpad.job.succession import Lead, Peer, Roster, Rosters
 from launchpad.job.world import Meeting, place
 from launchpad.protocol.commands import Credit, HeadMoved, Hello, JobEnded, RosterChanged, Signal, Start
 from launchpad.protocol.events import (
@@ -33,6 +33,7 @@ from launchpad.protocol.events import (
     AgentFailed,
     AgentLeft,
     ConsoleClosed,
+    DoorsTried,
     LogFailed,
     Output,
     RankExited,
@@ -82,6 +83,10 @@ END_SECONDS = 60.0
 # that is still on its way to us.
 SILENT_SECONDS = 1.0
 
+# So many of those that would lead after the head are tried, and how long after they are known.
+MOST_TRIED = 4
+TRY_SECONDS = 1.0
+
 # If we notice so late that a head is silent, it was us who were suspended.
 LATE_SECONDS = 0.5
 
@@ -123,6 +128,7 @@ class Relay:
         self._attempt = -1  # of the ranks here, under all heads
         self._earlier = 0  # how many there were under heads that were lost
         self._survives = False  # the job goes on when its head is lost
+        self._tried: set[str] = set()  # the keys of those whose doors we have tried
         self._signals: frozenset[int] = frozenset()  # to handle
         self._places = [
             (meeting.host, meeting.port),
@@ -461,6 +467,8 @@ class Relay:
                     self._command(item, agent)
             elif source is agent:
                 self._event(item, head)
+            elif source == "doors":
+                head.send(item)
             elif source == "own":
                 if not self._heard and type(item) is StopRequested and item.signum in STOPPING:
                     said = [] if self._quiet else [stopped_by(item.signum)]
@@ -513,6 +521,28 @@ class Relay:
         self._lost = f"the head of the job at {place(host, port)} is gone; the ranks here were stopped"
         if self._door is not None:
             self._door.led_from(HeadPlace(host, port, newest.term))
+            self._try_doors(newest)
+
+    def _try_doors(self, roster: Roster) -> None:
+        """See whether we reach those who would lead first, if the head were lost."""
+        others = [peer for peer in roster.peers if peer.host and peer.key not in (roster.head, self._offer.key)]
+        new = [peer for peer in others[:MOST_TRIED] if peer.key not in self._tried]
+        self._tried |= {peer.key for peer in new}
+        if new and self._survives:
+            threading.Thread(target=self._reach, args=(new,), name="reach", daemon=True).start()
+
+    def _reach(self, peers: Sequence[Peer]) -> None:
+        time.sleep(TRY_SECONDS)  # the ranks are about to start
+        missed = []
+        for peer in peers:
+            try:
+                HeadConnection((peer.host, peer.port), self._secret, None).close()
+            except OSError as error:
+                missed.append((peer.key, why_not(error)))
+            except JoinRefused as error:
+                missed.append((peer.key, str(error)))
+        if missed:
+            self._inbox.put(("doors", DoorsTried(time.monotonic_ns(), missed)))
 
     def _command(self, command: Any, agent: OwnAgent) -> None:
         if type(command) is Hello:

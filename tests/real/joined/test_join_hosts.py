@@ -149,6 +149,21 @@ def test_a_head_that_is_cut_off_joins_the_one_that_leads_after_it(launchpad: OnH
         assert job.returncode == 0, err
 
 
+def test_it_is_told_at_the_start_who_cannot_lead(launchpad: OnHosts, network: Network) -> None:
+    (launchpad.folder / "stays.py").write_text(STAYS)
+    network.cut("h2", "h3")
+    conf = ("--rdzv-conf", f"last_call_timeout={DEADLINE}", "stays.py")
+    jobs = launchpad.start_all(*line(network.hosts["h1"].address, *conf, nnodes="1:3"))
+    said = said_until(jobs["h1"], "if h1 is lost, h")
+    assert re.search(
+        r"if h1 is lost, h([23]) can't lead the job: h[23] doesn't reach it at 10\.77\.0\.\1:\d+ \(no answer;", said
+    )
+    (launchpad.folder / "go").touch()
+    for job in jobs.values():
+        _, err = job.communicate(timeout=DEADLINE)
+        assert job.returncode == 0, err
+
+
 def test_the_job_goes_on_when_the_host_of_its_head_is_back(launchpad: OnHosts, network: Network) -> None:
     """It can't go on without that one."""
     (launchpad.folder / "stays.py").write_text(STAYS)

@@ -143,11 +143,17 @@ CASES = {
     ),
     "a pair apart": Case(
         lambda seen: with_paths(seen, [(1, 2), (2, 1)], **CUT),
-        *("bad", "paths", "b and c can't reach each other: no answer at 10.0.0.9", "ufw", (1, 2)),
+        *(
+            "bad",
+            "paths",
+            "b and c can't reach each other: no answer at 10.0.0.9; if a is lost, nei",
+            "ufw",
+            (1, 2),
+        ),
     ),
     "one way": Case(
         lambda seen: with_paths(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "connection refused"]]}),
-        *("bad", "paths", "b can't reach c: connection refused at 10.0.0.3", "from 10.0.0.2 on c", (1, 2)),
+        *("bad", "paths", "refused at 10.0.0.3; if a is lost, c can't lead a job", "from 10.0.0.2 on c", (1, 2)),
     ),
     "no route": Case(
         lambda seen: with_paths(seen, [(1, 2)], **CUT | {"failed": [["10.0.0.3", "no route to host"]]}),

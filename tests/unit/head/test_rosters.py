@@ -17,7 +17,7 @@ from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.succession import Peer, Roster, Rosters
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import MajorityLost, NodeJoined, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, MajorityLost, NodeJoined, NodeLost, RosterHeld
 from tests.support.hubs import FakeJob, FakeNodes
 
 
@@ -111,6 +111,17 @@ def test_a_smaller_roster_stands_beside_the_larger_one_until_all_have_acknowledg
     assert head.names()[0] == ["h2", "h0", "h1", "h3"], "2 of 4 are here, and the second one has never been in force"
     head.holds(2, 1)
     assert head.loses(1) == [], "one of two"
+
+
+def test_the_user_is_told_once_who_cannot_lead() -> None:
+    head = Head(0, 1, 2, 3)
+    (key,) = [peer.key for peer in head.told()[0][-1].peers if peer.name == "h1"]
+    head.keeper.on(2, DoorsTried(0, [(key, "refused"), ("gone", "no answer")]))
+    head.keeper.on(3, DoorsTried(0, [(key, "no answer")]))
+    (cant,) = head.job.happened
+    assert cant == CantLead(cant.time, 1, "10.0.0.1:40000", [2], "refused"), "of four, it and another one are too few"
+    with pytest.raises(InvalidMessage):
+        head.keeper.on(2, DoorsTried(0, [("x", "")] * 5))
 
 
 def test_a_head_that_loses_more_than_half_at_once_says_so() -> None:

@@ -18,6 +18,7 @@ from launchpad.job.succession import (
     Rosters,
     Sight,
     Wait,
+    can_lead,
     first_roster,
     in_force,
     may_go_on,
@@ -166,6 +167,14 @@ def test_who_plays_the_part_of_a_lost_head_knows_nothing_of_what_that_said_last(
     more = {"b": (roster("ab"), roster("abcde", change=1))}
     assert takes_over("a", (), more) is None, "the other three may go on together"
     assert takes_over("new", (), {"c": ()}) is None, "nobody has lost a head"
+
+
+def test_who_is_reached_by_too_few_can_not_lead() -> None:
+    """Of the others, as the head is lost."""
+    assert can_lead(5, 3, 1)
+    assert not can_lead(5, 4, 1)
+    assert not can_lead(5, 1, 2)
+    assert not can_lead(3, 1, 1)
 
 
 def test_the_first_roster_of_a_new_head_keeps_the_order_and_the_restarts() -> None:
