@@ -314,13 +314,15 @@ class Relay:
             found = search.look(now)
             if found is not None:
                 return found
-            waiting = f"waiting for the head of the job at {self._meeting.place}: {search.reason}"
+            waiting = f"for the head of the job at {self._meeting.place}: {search.reason}"
+            if (peers := len(self._offer.rosters[-1].peers)) > 2:
+                waiting = f"for more than half of the job's {peers} nodes to meet, or {waiting}"
             if now >= deadline:
-                raise NodeError(f"{waiting}; gave up after {self._meeting.join_seconds:g} s")
+                raise NodeError(f"waiting {waiting}; gave up after {self._meeting.join_seconds:g} s")
             if now >= tell:
                 tell += LOST_SECONDS
                 if not self._quiet:
-                    self.say(waiting)
+                    self.say(f"waiting {waiting}")
             if self._agent is not None and now >= keep:
                 keep = now + KEEP_SECONDS
                 self._agent.keep()

@@ -199,7 +199,7 @@ class HeadSearch:
     def follow(self, head: HeadPlace) -> None:
         """Ask there too, from where the job is said to be led by now."""
         key = f"{head.host}:{head.port}"
-        if head.term > self._newest.term and key not in self._doors:
+        if head.term >= self._newest.term and key not in self._doors:  # our newest roster may never have counted
             self._doors = {**self._doors, key: AskedDoor(key, ((head.host, head.port),))}
             self._to_ask.put((self._doors[key], 0.0))
 
