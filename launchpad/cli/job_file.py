@@ -42,9 +42,6 @@ MOST_CHARACTERS = 4 << 20
 # Python writes out no number with more digits.
 _MOST_DIGITS = 4300
 
-# Other names of what can't stand in a file.
-_ALIASES = {"host": "hosts", "hostfile": "machinefile"}
-
 
 class JobResult(NamedTuple):
     """The outcome of one job of a file."""
@@ -111,7 +108,7 @@ def _settings(table: Mapping[str, Any], path: str, where: str, known: Collection
     found: Settings = {}
     for key, value in table.items():
         name = key.replace("_", "-")
-        if why := NOT_IN_FILES.get(_ALIASES.get(name, name).replace("-", "_")):
+        if why := NOT_IN_FILES.get(name.replace("-", "_")):
             raise UsageError(f"{path}: {where}{key}: it belongs on the command line: {why}")
         if name != "target" and name not in known:
             raise UsageError(

@@ -32,9 +32,12 @@ _OPTIONS = (
     *("target", "nproc", "module", "no-python", "run-path", "python", "wdir", "env", "env-file", "preload"),
     *("max-restarts", "restart", "progress", "stop-signal", "grace"),
 )
-_ONLY_HERE = ("replicas", "service", "ports", "ready", "ready-timeout", "after")
+_ONLY_HERE = ("replicas", "hosts", "gpus", "service", "ports", "ready", "ready-timeout", "after")
 
 Table = Mapping[str, Any]
+
+# More replicas, or GPUs for a rank, than anybody has.
+MOST = 9_999
 
 
 def read_roles(tables: Any, job: RunOptions, command: click.Command, where: str) -> list[RoleOptions]:
@@ -69,8 +72,10 @@ def _role(name: str, table: Table, job: RunOptions, command: click.Command, wher
     if "ready" in settings:
         ready = parse_ready(str(settings["ready"]), ports, seconds, f"{where}, ready")
     own = _options(settings, job, command, where)
-    after = _names(settings, "after", where)
-    return RoleOptions(name, own, service, ports, ready, after, _replicas(settings, where))
+    after, hosts = _names(settings, "after", where), ",".join(_names(settings, "hosts", where))
+    replicas = _number(settings, "replicas", 1, where) or 1
+    gpus = _number(settings, "gpus", 0, where)
+    return RoleOptions(name, own, service, ports, ready, after, replicas, hosts, gpus)
 
 
 def _options(settings: Table, job: RunOptions, command: click.Command, where: str) -> RunOptions:
@@ -96,10 +101,10 @@ def _options(settings: Table, job: RunOptions, command: click.Command, where: st
     return job._replace(**changed)
 
 
-def _replicas(settings: Table, where: str) -> int:
-    value = settings.get("replicas", 1)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{where}, replicas: write a number from 1 on")
+def _number(settings: Table, key: str, least: int, where: str) -> int | None:
+    value = settings.get(key)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST):
+        raise UsageError(f"{where}, {key}: write a number from {least} to {MOST}")
     return value
 
 

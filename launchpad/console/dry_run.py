@@ -35,6 +35,7 @@ def in_words(plan: Plan) -> str:
     if plan.programs:
         lines += _programs(plan)
     lines += [f"role {name}: {ranks_in_words(list(ranks))} of the job" for name, ranks in plan.roles]
+    lines += _hosts_of_roles(plan) if plan.roles else []
     for node in plan.nodes:
         if why := plan.left_out.get(node.index):
             lines.append(f"node {node.index}: {node.name}, left out: {why}")
@@ -56,6 +57,21 @@ def in_words(plan: Plan) -> str:
             lines += [f"  rank {rank.rank}: {shlex.join(rank.argv)}", *([f"    {own}"] if own else [])]
             lines += [f"    {binding.in_words(*binding.written(rank.binding))}"] if rank.binding else []
     return "\n".join(lines)
+
+
+def _hosts_of_roles(plan: Plan) -> Iterator[str]:
+    """Who is where, if roles are on hosts."""
+    from launchpad.job.roles import RoleNames
+
+    names = RoleNames(plan.roles)
+    hosts: dict[str, list[str]] = {}
+    for node in plan.nodes:
+        if node.name not in {name for name, _ in plan.roles}:
+            gpus = node.ranks[0].environ.get("CUDA_VISIBLE_DEVICES")
+            seen = f" (GPUs {gpus or 'none'})" if gpus is not None else ""
+            hosts.setdefault(node.name, []).append(names.several([rank.rank for rank in node.ranks]) + seen)
+    width = max(map(len, hosts), default=0)
+    return (f"host {name:<{width}}  {', '.join(ones)}" for name, ones in hosts.items())
 
 
 def _programs(plan: Plan) -> Iterator[str]:

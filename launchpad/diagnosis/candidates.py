@@ -48,6 +48,7 @@ class Candidate(NamedTuple):
     finished: bool = False  # its program had already finished
     under_way: bool = False  # it was still handling the exception
     secondary: Strength = ""
+    again: bool = False  # its world was then started again alone
     symptom: str = ""  # what makes it a secondary failure: a line of its last output, or what it had caught before
 
     @property

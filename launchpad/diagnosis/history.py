@@ -6,7 +6,7 @@ import copy
 import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.diagnosis import escapes
 from launchpad.diagnosis.output_tail import OutputTail
@@ -31,6 +31,7 @@ from launchpad.protocol.events import (
     NotRestarted,
     Output,
     PhaseChanged,
+    PortsTold,
     RankExited,
     RankFailed,
     RankRaised,
@@ -38,6 +39,7 @@ from launchpad.protocol.events import (
     RanksSpawned,
     RankStarted,
     Restarted,
+    RoleReady,
     SignalPassedOn,
     Stalled,
     StartFailed,
@@ -61,6 +63,17 @@ _EVERYWHERE = -1
 
 # How much of the end of each rank's standard output the verdict looks at. Of its error output, it is all that is kept.
 STDOUT_BYTES = 4096
+
+# How many failures of worlds that were started again are known: the latest.
+MOST_DOWNS = 50
+
+
+class Down(NamedTuple):
+    """A world that has failed, and was started again."""
+
+    world: str
+    history: History  # of that attempt of it
+    until: int = 0  # when it was ready again; 0: not yet
 
 
 class RankHistory:
@@ -102,6 +115,8 @@ class History:
         self._programs: dict[int, str] = {}  # by rank, if they run several
         self._roles: RoleNames | None = None
         self.restarts: dict[str, int] = {}  # by world: how often it was started again alone
+        self.addresses: dict[str, str] = {}  # HOST:PORT: the world that others find there
+        self.downs: list[Down] = []  # how worlds have failed that were started again
         self.attempt = 0
         self.begun = 0  # when this attempt did
         self.heads: list[HeadLost] = []  # that have led the job before this one
@@ -146,7 +161,10 @@ class History:
     @property
     def several(self) -> bool:
         """Whether the job has more than one node."""
-        return len(self.planned.nodes) > 1 and self._roles is None  # a role has a node of its own, named after it
+        nodes = self.planned.nodes
+        if self._roles is None:
+            return len(nodes) > 1
+        return len({name for name, _ in nodes} - {name for name, _ in self.planned.roles}) > 1  # not named after them
 
     def role(self, rank: int) -> str:
         """The rank's role, if the job has several."""
@@ -169,10 +187,12 @@ class History:
         if rank in self.names:
             return self.names[rank]
         if self._roles:
-            return self._roles.one(rank)
+            return f"{self._roles.one(rank)}{self._where(rank)}"
         program = f" ({self._programs[rank]})" if rank in self._programs else ""
-        where = f" on {self.node_name(self.of(rank).node)}" if self.several else ""
-        return f"rank {rank}{program}{where}"
+        return f"rank {rank}{program}{self._where(rank)}"
+
+    def _where(self, rank: int) -> str:
+        return f" on {self.node_name(self.of(rank).node)}" if self.several else ""
 
     def straggler(self, *, recent: bool = False) -> Straggler | None:
         """The ranks for which the others wait; `recent`: lately."""
@@ -280,10 +300,8 @@ class History:
                 if event.nodes:
                     self.planned = self.planned._replace(nodes=list(event.nodes))
                 self._reset()
-            case WorldStopping():
-                self._stop_world(event)
-            case WorldRestarted():
-                self._restart_world(event)
+            case WorldStopping() | WorldRestarted() | PortsTold() | RoleReady():
+                self._of_world(event)
             case NotRestarted(reason=reason):
                 self.not_restarted = reason
             case JobOver():
@@ -323,6 +341,19 @@ class History:
         own.kind = "failure"
         return own
 
+    def _of_world(self, event: Any) -> None:
+        match event:
+            case WorldStopping():
+                self._stop_world(event)
+            case WorldRestarted():
+                self._restart_world(event)
+            case PortsTold():
+                self.addresses |= dict.fromkeys(event.addresses, event.world)
+            case RoleReady(time=at, role=name):
+                self.downs = [
+                    down._replace(until=down.until or at) if down.world == name else down for down in self.downs
+                ]
+
     def _stop_world(self, event: WorldStopping) -> None:
         stop = PhaseChanged(event.time, "stopping", "failure", event.signum, event.seconds, event.ranks)
         for rank in self.ranks:
@@ -332,6 +363,7 @@ class History:
 
     def _restart_world(self, event: WorldRestarted) -> None:
         self.restarts[event.world] = event.restarts
+        self.downs = [*self.downs[1 - MOST_DOWNS :], Down(event.world, self.world(event.world))]
         self.injected = [one for one in self.injected if one.rank not in event.ranks]
         for rank in event.ranks:
             self.stops.pop(rank, None)
@@ -365,7 +397,8 @@ class History:
             self.ended = True
         if event.cause and self.stop is None:
             if self._roles:
-                self.never_started = [rank for rank in event.ranks if not self.of(rank).started]
+                held = [rank for rank in event.ranks if not self.of(rank).started]
+                self.never_started = [rank for rank in held if self.role(rank) not in self.restarts]
                 event = event._replace(ranks=[rank for rank in event.ranks if self.of(rank).started])
             self.stop = event
         self.kind = event.cause or self.kind

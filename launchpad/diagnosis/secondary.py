@@ -66,11 +66,20 @@ _WEAK_TYPES = {
     "ConnectionAbortedError",
     "ConnectionRefusedError",
     "EOFError",
+    # Of HTTP clients and queues, some of which say nothing.
+    "ConnectError",
+    "ReadError",
+    "WriteError",
+    "IncompleteRead",
+    "ServerDisconnectedError",
+    "ClosedResourceError",
+    "BrokenResourceError",
 }
 _WEAK = (
     r"connection reset by peer|broken pipe|connection refused"
     # What clients say of a service that has gone, or is about to.
-    r"|remote end closed connection|server disconnected|http error 50[23]|50[23] (bad gateway|service unavailable)"
+    r"|remote end closed connection|server disconnected|all connection attempts failed|connect call failed"
+    r"|http error 50[23]|50[23] (bad gateway|service unavailable)"
     r"|statuscode\.unavailable|failed to connect to all addresses"
 )
 

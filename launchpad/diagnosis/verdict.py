@@ -81,9 +81,10 @@ def verdict_on(history: History) -> Verdict:
 def _failure(history: History, found: Candidates) -> Verdict:
     """The verdict if ranks failed, or a node was lost: the cause, and into which lists the other ranks go."""
     evidence = gather(found, _holder(history))
-    if (victim := evidence.victim) is not None:  # who has ended well in another world has left nobody there
-        role = history.role(victim.rank)
-        evidence = evidence._replace(finished=[one for one in evidence.finished if history.role(one[1]) == role])
+    if history.planned.roles:
+        from launchpad.diagnosis.role_blame import over_worlds
+
+        evidence = over_worlds(history, evidence, lambda down: verdict_on(down).cause)
     blamed = blame(evidence)
     if blamed is None:  # the record doesn't say what ended the job
         return Verdict("cut off", 1, lost=tuple(history.lost))
@@ -113,9 +114,16 @@ def _failure(history: History, found: Candidates) -> Verdict:
         stopped,
         tuple(rank for rank in failed_too if rank not in known and rank >= 0),
         tuple(one for one in evidence.threads if one is not cause),
-        tuple(node for node in history.lost if not (kind == "lost" and node == cause.node)),
+        _lost_too(history, cause.node if kind == "lost" else -1),
         elsewhere=elsewhere,
     )
+
+
+def _lost_too(history: History, known: int) -> tuple[int, ...]:
+    """The nodes that were lost, besides a known one; of those of several roles on one host, the first."""
+    names = {history.node_name(node): node for node in reversed(history.lost)}
+    names.pop(history.node_name(known), None)
+    return tuple(node for node in history.lost if node in names.values())
 
 
 def _victims(evidence: Evidence, known: set[int]) -> tuple[Victim, ...]:

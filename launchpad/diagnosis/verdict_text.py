@@ -266,6 +266,8 @@ def _how(history: History, cause: Candidate) -> str:
         how += f"; {ended.why}"
     if cause.finished:
         how += ", after its program had finished"
+    if cause.again:
+        how += ", and was being started again"
     pid = history.of(cause.rank).pid
     after = f"{history.since_start(cause.time):.2f} s after the start"
     return f"{how} ({', '.join(filter(None, (end, f'pid {pid}', after, _date(history, cause.time))))})"
@@ -368,5 +370,6 @@ def _loss(history: History, node: int) -> str:
     trace = "; the traceback is in events.jsonl" if loss.trace and history.planned.logs else ""
     if not history.several:
         return f"the job's node was lost: {loss.reason}; its ranks were killed{trace}"
-    ranks = history.planned.nodes[node][1]
+    same = [one for one in history.lost if history.node_name(one) == history.node_name(node)]  # other roles' there
+    ranks = sorted(rank for one in same for rank in history.planned.nodes[one][1])
     return f"{history.node_name(node)} was lost: {loss.reason}; it was running {history.in_words(ranks)}{trace}"

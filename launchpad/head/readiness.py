@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from launchpad.job.roles import HOST
+from launchpad.job.roles import host_port
 from launchpad.job.spec import Ready
 
 # Seconds from one look to the next.
@@ -22,9 +22,12 @@ class ReadinessCheck:
     """Looks until it is there, or is told to stop."""
 
     def __init__(
-        self, ready: Ready, ports: Sequence[int], environ: Mapping[str, str], done: Callable[[], None]
+        self, ready: Ready, ports: Sequence[tuple[str, int]], environ: Mapping[str, str], done: Callable[[], None]
     ) -> None:
-        """`ports`: all that must answer; `environ`: for the command; `done` is called in another thread."""
+        """`ports`: all that must answer, with their addresses; `environ`: for the command.
+
+        `done` is called in another thread.
+        """
         self._ready = ready
         self._ports = ports
         self._environ = {**os.environ, **environ}
@@ -48,7 +51,7 @@ class ReadinessCheck:
     def _is_ready(self) -> bool:
         if self._ready.check == "command":
             return self._command()
-        return all(self._answers(port) for port in self._ports)
+        return all(self._answers(*port) for port in self._ports)
 
     def _command(self) -> bool:
         try:
@@ -66,22 +69,22 @@ class ReadinessCheck:
         self.last = f"its command ends with {done.returncode}"
         return done.returncode == 0
 
-    def _answers(self, port: int) -> bool:
+    def _answers(self, address: str, port: int) -> bool:
         try:
             if self._ready.check == "tcp":
-                socket.create_connection((HOST, port), timeout=ANSWER_SECONDS).close()
+                socket.create_connection((address, port), timeout=ANSWER_SECONDS).close()
                 return True
-            return self._gets(port)
+            return self._gets(address, port)
         except OSError as error:
             self.last = f"port {port}: {error.strerror or error}"
             return False
 
-    def _gets(self, port: int) -> bool:
+    def _gets(self, address: str, port: int) -> bool:
         """Whether an HTTP GET succeeds. Without http.client, as an error in it is no OSError."""
-        with socket.create_connection((HOST, port), timeout=ANSWER_SECONDS) as asked:
+        with socket.create_connection((address, port), timeout=ANSWER_SECONDS) as asked:
             asked.settimeout(ANSWER_SECONDS)
             path = self._ready.text or "/"
-            asked.sendall(f"GET {path} HTTP/1.0\r\nHost: {HOST}:{port}\r\n\r\n".encode())
+            asked.sendall(f"GET {path} HTTP/1.0\r\nHost: {host_port(address, port)}\r\n\r\n".encode())
             answer = b""
             while b"\n" not in answer and (more := asked.recv(4096)):
                 answer += more

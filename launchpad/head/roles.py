@@ -13,12 +13,13 @@ from launchpad.head.readiness import ReadinessCheck
 from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
 from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, SignalWorld
 from launchpad.job.outcome import TIMED_OUT
-from launchpad.job.roles import variable_of
+from launchpad.job.roles import address_of, host_port, variable_of
 from launchpad.job.spec import Role
 from launchpad.protocol.commands import Command, Finish, Signal
 from launchpad.protocol.events import (
     Output,
     PhaseChanged,
+    PortsTold,
     RankExited,
     RankFailed,
     RankStarted,
@@ -69,6 +70,7 @@ class Roles(Part):
         """Hold all, and begin with those that wait for nobody."""
         self._order = RoleOrder(list(self._roles.values()), self._ranks)
         self._hub.hold(node for nodes in self._nodes.values() for node in nodes)
+        self._tell_ports()
         self._do(self._order.begin())
 
     @property
@@ -112,6 +114,18 @@ class Roles(Part):
         self._hub.tell(WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0))
         self._hub.again(self._nodes[name], restarts)
 
+    def _tell_ports(self) -> None:
+        for name, role in self._roles.items():
+            if role.ports:
+                told = [where for port in role.ports for where in self._ports(name, port)]
+                self._hub.tell(PortsTold(time.monotonic_ns(), name, [host_port(*where) for where in told]))
+
+    def _ports(self, name: str, port: str) -> list[tuple[str, int]]:
+        """Where the ranks of this role have the port."""
+        own, variable = set(self._ranks[name]), f"LAUNCHPAD_PORT_{variable_of(port)}"
+        ranks = [rank for rank in self._hub.plan.ranks if rank.rank in own]
+        return [(address_of(self._hub.plan, rank.rank), int(rank.environ[variable])) for rank in ranks]
+
     def _exited(self, rank: int, code: int) -> None:
         self._kill_at.pop(rank, None)
         if not self._hub.ends:
@@ -149,12 +163,9 @@ class Roles(Part):
         if role.ready.check == "line":
             self._lines.update(dict.fromkeys(self._ranks[name], name))
             return
-        ranks = [rank for rank in self._hub.plan.ranks if rank.rank in self._ranks[name]]
-        variable = f"LAUNCHPAD_PORT_{variable_of(role.ready.port)}"
-        ports = [int(rank.environ[variable]) for rank in ranks] if role.ready.port else []
-        self._checks[name] = ReadinessCheck(
-            role.ready, ports, ranks[0].environ, lambda: self._hub.post(RoleIsReady(name))
-        )
+        environ = next(rank.environ for rank in self._hub.plan.ranks if rank.rank == self._ranks[name][0])
+        ports = self._ports(name, role.ready.port) if role.ready.port else []
+        self._checks[name] = ReadinessCheck(role.ready, ports, environ, lambda: self._hub.post(RoleIsReady(name)))
 
     def _read(self, output: Output) -> None:
         name = self._lines.get(output.rank)

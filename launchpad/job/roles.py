@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -71,15 +72,18 @@ def _circle(waits: Mapping[str, set[str]]) -> list[str]:
 
 
 def join_plans(
-    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]], cores: int
+    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]], cores: Mapping[str, int]
 ) -> Plan:
-    """One plan of the roles' own: nodes and ranks are numbered through; what a rank is told stays its world's.
+    """One plan of the worlds' own: nodes and ranks are numbered through; what a rank is told stays its world's.
 
-    `ports`: of each role, those of each rank, in the order of its port names. `cores`: of this machine, which the ranks
-    of all roles share.
+    `ports`: of each world, those of each rank, in the order of its port names. `cores`: of each host, which the ranks
+    of all worlds there share. On this machine alone, a world's node has its name.
     """
-    threads = str(max(1, cores // sum(len(plan.ranks) for plan in plans)))
-    addresses = _addresses(roles, ports)
+    sharing = Counter[str]()
+    for node in (node for plan in plans for node in plan.nodes):
+        sharing[node.name] += len(node.ranks)
+    alone = len(cores) == 1 and not any(node.address for plan in plans for node in plan.nodes)
+    addresses = _addresses(roles, plans, ports)
     nodes: list[NodePlan] = []
     names = []
     first = 0
@@ -88,8 +92,10 @@ def join_plans(
             ranks = tuple(
                 _placed(rank, first, {**addresses, **_own(role, ports[role.name], rank.rank)}) for rank in node.ranks
             )
+            threads = str(max(1, cores[node.name] // sharing[node.name]))
             defaults = {name: threads if name == THREADS else value for name, value in node.defaults.items()}
-            nodes.append(replace(node, index=len(nodes), name=role.name, ranks=ranks, defaults=defaults))
+            name = role.name if alone else node.name
+            nodes.append(replace(node, index=len(nodes), name=name, ranks=ranks, defaults=defaults))
         names.append((role.name, list(range(first, first + len(plan.ranks)))))
         first += len(plan.ranks)
     return replace(plans[0], nodes=tuple(nodes), roles=tuple(names))
@@ -99,18 +105,30 @@ def _placed(rank: RankPlan, first: int, more: Mapping[str, str]) -> RankPlan:
     return rank._replace(rank=first + rank.rank, environ={**rank.environ, **more})
 
 
+def host_port(address: str, port: int) -> str:
+    """As URLs have it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def variable_of(text: str) -> str:
     """The name of a role or port, as a part of a variable's."""
     return "".join(letter if letter.isalnum() else "_" for letter in text).upper()
 
 
-def _addresses(roles: Sequence[Role], ports: Mapping[str, Sequence[Sequence[int]]]) -> dict[str, str]:
+def address_of(plan: Plan, rank: int) -> str:
+    """Where others find the ports of a rank."""
+    return plan.node_of(rank).address or HOST
+
+
+def _addresses(
+    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]]
+) -> dict[str, str]:
     """Where all find the ports of a role: LAUNCHPAD_ROLLOUT_HTTP=HOST:PORT, one of each rank of each replica."""
     found: dict[str, list[str]] = {}
-    for role in roles:
+    for role, plan in zip(roles, plans, strict=True):
         for place, port in enumerate(role.ports):
             listed = found.setdefault(f"LAUNCHPAD_{variable_of(role.role)}_{variable_of(port)}", [])
-            listed += [f"{HOST}:{of[place]}" for of in ports[role.name]]
+            listed += [host_port(address_of(plan, rank), of[place]) for rank, of in enumerate(ports[role.name])]
     return {name: ",".join(listed) for name, listed in found.items()}
 
 

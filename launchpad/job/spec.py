@@ -178,6 +178,7 @@ class Role(NamedTuple):
     after: tuple[str, ...] = ()  # the worlds that it waits for
     replica: int = 0
     replicas: int = 1
+    gpus: int | None = None  # for each rank; None: all of its host
 
     @property
     def role(self) -> str:

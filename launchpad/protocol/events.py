@@ -1032,6 +1032,14 @@ class RanksSpawned(Event, recorded=True):
     argv: list[str]  # of the first spawned rank
 
 
+class PortsTold(Event, recorded=True):
+    """Where all ranks find this world."""
+
+    time: int
+    world: str  # a role, or a replica of it
+    addresses: list[str]  # HOST:PORT each
+
+
 class RoleReady(Event, recorded=True):
     """A role is ready: those that come after it may start."""
 

@@ -35,11 +35,9 @@ NOT_FOR_RANKS: Mapping[str, str] = {
 # Why a job file can't set it.
 _WHICH_JOB = "it says which job of which file runs"
 _NO_JOB = "it asks for something other than to run the job"
-_WHERE = "a file can be used anywhere, so the command line says where it runs"
 NOT_IN_FILES: Mapping[str, str] = {
     **dict.fromkeys(("config", "job"), _WHICH_JOB),
     **dict.fromkeys(("dry_run", "json", "print_completion", "help"), _NO_JOB),
-    **dict.fromkeys(("hosts", "machinefile"), _WHERE),
     "detach": "whether you wait for the job is up to you, each time",
     "add_to_reports": "launchpad itself gives it, to the later jobs of a file",
 }

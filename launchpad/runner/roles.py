@@ -11,14 +11,16 @@ from launchpad.console.message import say_on_stderr
 from launchpad.errors import UsageError
 from launchpad.head import own_signals
 from launchpad.head.bringup import BringUp
-from launchpad.head.role_planner import RolePlanner, hold_role_ports
+from launchpad.job.hosts import Host
 from launchpad.job.limits import RestartLimit
+from launchpad.job.role_places import RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
 from launchpad.job.spec import JobSpec, Ready, Role
 from launchpad.job.world import WorldSpec
-from launchpad.runner.kept import look_for_image
+from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
-from launchpad.runner.options import HostOptions, NodeOptions, RunOptions
+from launchpad.runner.options import NodeOptions, RunOptions
+from launchpad.runner.role_nodes import bring_up_roles, nodes_of, open_role_links
 from launchpad.runner.spec import limits_of, make_spec
 from launchpad.runner.stoppable import stoppable
 
@@ -37,6 +39,8 @@ class RoleOptions(NamedTuple):
     ready: Ready
     after: tuple[str, ...]
     replicas: int = 1
+    hosts: str = ""  # its own; "": a share of the job's
+    gpus: int | None = None  # for each rank
 
 
 def run_roles(
@@ -54,26 +58,21 @@ def run_roles(
     `where`: the place of the roles in their file, for messages; the other parameters are those of `run_job`.
     """
     _check(job, where)
-    spec = _spec(job, roles, where)
-    quiet = job.reports.quiet
-    with stoppable(_say_nothing if quiet else say_on_stderr):
-        agents = [local, *(LocalAgent(leaves=departure is not None) for _ in spec.roles[1:])]
-        for agent, role in zip(agents, spec.roles, strict=True):
-            if agent is not local:
-                closing.callback(agent.close)
-            look_for_image(agent, role.spec, os.environ, executes=not role.spec.preload)
-            agent.begin()
-        links = [agent.link() for agent in agents]
-        for link, role in zip(links, spec.roles, strict=True):
-            link.name = role.name
+    own = [_read(job, role, where) for role in roles]
+    names = job.hosts.hosts is not None or job.hosts.hostfile is not None
+    shared = read_hosts(job.hosts, None) if names or (job.hosts.given and not any(own)) else ()
+    shares = place_worlds(
+        [RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)],
+        shared,
+        where,
+    )
+    spec = _spec(job, roles, [ones or shared for ones in own], where)
+    nodes, worlds = nodes_of(spec.roles, shares)
+    with stoppable(_say_nothing if job.reports.quiet else say_on_stderr):
+        links = open_role_links(nodes, job, local, closing, leaves=departure is not None)
         bringup = BringUp()
         own_signals.catch(bringup.post, job.signals_to_handle)
-    counted = [(role.spec.nproc, role.spec.python) for role in spec.roles]
-    ready = bringup.connect(
-        links, count_gpus=any(nproc in ("auto", "gpu") for nproc, _ in counted), accelerators=counted
-    )
-    ports = hold_role_ports(bringup, spec.roles, ready)
-    planner = RolePlanner(spec, os.urandom(4).hex(), ready, ports)
+    planner = bring_up_roles(bringup, spec, nodes, worlds, links, job, where)
     if show is not None:
         show(planner.plan)
         return 0
@@ -83,11 +82,25 @@ def run_roles(
     return supervise(bringup, planner, _say_nothing, None, job.reports, None, departure=departure)
 
 
+def _read(job: RunOptions, role: RoleOptions, where: str) -> tuple[Host, ...]:
+    """The role's own hosts. Raises UsageError."""
+    if not role.hosts:
+        return ()
+    of = job.hosts._replace(hosts=role.hosts, hostfile=None, include="", exclude="")
+    try:
+        return read_hosts(of, None)
+    except UsageError as error:
+        raise UsageError(f"{where}.{role.name}, hosts: {str(error).removeprefix('--hosts: ')}") from None
+
+
 def _check(job: RunOptions, where: str) -> None:
     """Raise UsageError for what a job of several worlds can't be given."""
-    hosts = job.hosts._replace(heartbeat_timeout=HostOptions().heartbeat_timeout)
+    hosts = job.hosts
     wrong = {
-        "--hosts and its options": hosts != HostOptions(),
+        "--sync": hosts.sync,
+        "--sync-env": hosts.sync_env,
+        "--enter": hosts.enter,
+        "--spares": hosts.spares,
         "--nnodes, --master-… and --rdzv-…": job.nodes != NodeOptions(),
         "--backend mpi": job.backend == "mpi",
         "--tf-config": job.tf_config,
@@ -99,18 +112,20 @@ def _check(job: RunOptions, where: str) -> None:
         raise UsageError(f"{where}: {named} can't be combined with roles; leave it out")
 
 
-def _spec(job: RunOptions, roles: Sequence[RoleOptions], where: str) -> JobSpec:
-    """The job, with a spec for each role. Raises UsageError."""
+def _spec(job: RunOptions, roles: Sequence[RoleOptions], hosts: Sequence[Sequence[Host]], where: str) -> JobSpec:
+    """The job, with a spec for each role; `hosts`: those that each may run on. Raises UsageError."""
     start = os.getcwd()
     made = []
     try:
-        for role in roles:
+        for role, ones in zip(roles, hosts, strict=True):
             os.chdir(start)
             try:
-                spec = make_spec(role.options, (), WorldSpec())
+                spec = make_spec(role.options, ones, WorldSpec())
             except UsageError as error:
                 raise UsageError(f"{where}.{role.name}: {error}") from None
-            made.append(Role(role.name, spec, role.service, role.ports, role.ready, role.after, replicas=role.replicas))
+            made.append(
+                Role(role.name, spec, role.service, role.ports, role.ready, role.after, 0, role.replicas, role.gpus)
+            )
     finally:
         os.chdir(start)
     check_roles(made, where)

@@ -167,3 +167,20 @@ def test_a_job_that_waits_for_nvidia_smi_can_be_stopped(launchpad: Launchpad) ->
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=DEADLINE)
     assert job.returncode == 130
+
+
+def test_roles_see_disjoint_ones(launchpad: Launchpad, gpus: FakeGpus) -> None:
+    show = f"[{', '.join(map(repr, SHOW))}]"
+    (launchpad.folder / "job.toml").write_text(
+        f'[jobs.j]\ngpus = "free:6"\n[jobs.j.roles.a]\ntarget = {show}\nreplicas = 2\ngpus = 2\n'
+        f"[jobs.j.roles.b]\ntarget = {show}\nnproc = 2\ngpus = 1\n"
+        '[jobs.j.roles.c]\ntarget = ["sh", "-c", "echo none=$CUDA_VISIBLE_DEVICES"]\ngpus = 0\n'
+    )
+    gpus.change(1, processes=[["C", os.getpid()]])
+    done = launchpad.run("run", "--config", "job.toml", "--job", "j")
+    names = [gpus.uuids[index] for index in (0, 2, 3, 4, 5, 6)]
+    assert seen(done) == [*(",".join(names[at : at + 2]) for at in (0, 2)), *[",".join(names[4:])] * 2, "none="]
+    (launchpad.folder / "job.toml").write_text(f"[jobs.j]\n[jobs.j.roles.a]\ntarget = {show}\ngpus = 9\n")
+    done = launchpad.run("run", "--config", "job.toml", "--job", "j")
+    assert done.returncode == 2
+    assert "jobs.j.roles.a, gpus: it needs 9, and " in done.stderr

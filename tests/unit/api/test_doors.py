@@ -65,7 +65,7 @@ def test_a_job_file_takes_every_option_of_the_job() -> None:
         assert names <= taken or not names & taken, names
 
 
-@pytest.mark.parametrize("name", ["hosts", "host", "hostfile", "machinefile", "dry-run", "dry_run", "help"])
+@pytest.mark.parametrize("name", ["detach", "dry-run", "dry_run", "help"])
 def test_what_a_job_file_does_not_take_has_its_reason(name: str) -> None:
     with pytest.raises(lp.UsageError, match=f"^f.toml: {name}: it belongs on the command line: [a-z]"):
         job_file.parse_jobs(f'{name} = "1"', "f.toml", job_file._options(command))

@@ -17,7 +17,7 @@ TRAIN = Role("train", SPEC._replace(target=Target("script", "train.py"), nproc=2
 
 def joined() -> Plan:
     plans = [make_plan(role.spec, [NODE._replace(port=port)], "abc") for role, port in ((ROLLOUT, 1), (TRAIN, 2))]
-    return join_plans([ROLLOUT, TRAIN], plans, {"roll-out": [[10, 11], [20, 21]], "train": [[], []]}, cores=8)
+    return join_plans([ROLLOUT, TRAIN], plans, {"roll-out": [[10, 11], [20, 21]], "train": [[], []]}, {"node0": 8})
 
 
 def test_each_role_is_a_world_and_the_job_numbers_its_ranks_through() -> None:

@@ -1,0 +1,84 @@
+"""Where the ranks of each world of a job run: on its role's own hosts, on its share of the job's, or here. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from launchpad.errors import UsageError
+from launchpad.job.hosts import Host, Nproc, slots_of
+
+
+class RoleNeeds(NamedTuple):
+    """What a role needs."""
+
+    name: str
+    nproc: Nproc | None  # the ranks of each of its worlds; None: not given
+    replicas: int
+    hosts: tuple[Host, ...]  # its own; none: a share of the job's
+
+
+class Placed(NamedTuple):
+    """The ranks of a world on one host."""
+
+    host: Host | None  # None: this machine, and the job names no hosts
+    ranks: Nproc
+
+
+class _FreeSlots:
+    """Slots that are given away in the order of their hosts."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = hosts
+        self._left = [int(count) for count in slots_of(hosts, None)]
+        self.size = sum(self._left)
+
+    @property
+    def left(self) -> int:
+        return sum(self._left)
+
+    def take(self, ranks: int) -> list[Placed]:
+        """The next so many slots, of which there are enough."""
+        found = []
+        for place, host in enumerate(self._hosts):
+            count = min(ranks, self._left[place])
+            if count:
+                found.append(Placed(host, count))
+            self._left[place] -= count
+            ranks -= count
+        return found
+
+
+def place_worlds(roles: Sequence[RoleNeeds], hosts: Sequence[Host], where: str) -> list[list[Placed]]:
+    """The shares of each world, role by role and replica by replica. Raises UsageError that names the role.
+
+    `hosts`: the job's, whose slots go to the roles without hosts of their own, in order; `where` is for messages.
+    """
+    shared = _FreeSlots(hosts)
+    found: list[list[Placed]] = []
+    for role in roles:
+        if not role.hosts and not hosts:
+            found += [[Placed(None, role.nproc or 1)]] * role.replicas
+            continue
+        pool = _FreeSlots(role.hosts) if role.hosts else shared
+        ranks = _ranks(role, pool, f"{where}.{role.name}")
+        if ranks * role.replicas > pool.left:
+            whose = "its hosts have" if role.hosts else "the job's hosts have"
+            used = "" if pool.left == pool.size else f", of which {pool.left} are left for it"
+            of = f"{role.replicas} times {ranks}" if role.replicas > 1 else str(ranks)
+            raise UsageError(
+                f"{where}.{role.name}: it needs {of} ranks, and {whose} {pool.size}{used}; write HOST:N for more"
+            )
+        found += [pool.take(ranks) for _ in range(role.replicas)]
+    return found
+
+
+def _ranks(role: RoleNeeds, pool: _FreeSlots, where: str) -> int:
+    """How many ranks each of its worlds has."""
+    if isinstance(role.nproc, str):
+        raise UsageError(f"{where}, nproc: {role.nproc} has to be a number on hosts")
+    if role.nproc is not None or not role.hosts:
+        return role.nproc or 1
+    if pool.size % role.replicas:
+        raise UsageError(f"{where}: {role.replicas} replicas can't share the {pool.size} ranks of its hosts evenly")
+    return pool.size // role.replicas

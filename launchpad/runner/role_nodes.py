@@ -1,0 +1,212 @@
+"""Brings up the nodes of a job of several worlds: an agent for each world on each of its hosts, and where they meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from launchpad.console.message import say_on_stderr
+from launchpad.head.bringup import BringUp
+from launchpad.head.role_planner import RolePlanner, WorldNodes, hold_role_ports
+from launchpad.job.hosts import Host
+from launchpad.job.plan import NodePlacement, rank_count
+from launchpad.job.role_gpus import Wish, share_gpus
+from launchpad.job.role_places import Placed
+from launchpad.job.spec import JobSpec, Role
+from launchpad.protocol.commands import Probe
+from launchpad.protocol.events import AgentReady, NodeFacts
+from launchpad.runner.kept import look_for_image
+from launchpad.runner.links import LocalAgent
+from launchpad.runner.options import RunOptions
+from launchpad.transport import Link
+
+
+class RoleNode(NamedTuple):
+    """The ranks of a world on one host."""
+
+    role: Role
+    share: Placed
+
+
+def nodes_of(roles: Sequence[Role], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
+    """The job's nodes, and which of them are each world's. `shares`: of each world."""
+    nodes: list[RoleNode] = []
+    worlds = []
+    for role, own in zip(roles, shares, strict=True):
+        worlds.append(WorldNodes(range(len(nodes), len(nodes) + len(own))))
+        nodes += [RoleNode(role, share) for share in own]
+    return nodes, worlds
+
+
+def open_role_links(
+    nodes: Sequence[RoleNode], job: RunOptions, local: LocalAgent, closing: ExitStack, *, leaves: bool
+) -> list[Link]:
+    """A link to an agent for each node. Raises NodeError, UsageError."""
+    far = {place: one.share.host for place, one in enumerate(nodes) if one.share.host and not one.share.host.here}
+    agents: dict[int, LocalAgent] = {}
+    for place, one in enumerate(nodes):
+        if place not in far:
+            agents[place] = LocalAgent(leaves=leaves) if agents else local
+            if agents[place] is not local:
+                closing.callback(agents[place].close)
+            look_for_image(agents[place], one.role.spec, os.environ, executes=not one.role.spec.preload)
+            agents[place].begin()
+    links = {place: agent.link() for place, agent in agents.items()}
+    if far:
+        from launchpad.runner.connect import connect_all
+
+        if local not in agents.values():
+            local.close()
+        hosts: list[Host] = list(far.values())
+        python = nodes[next(iter(far))].role.spec.python
+        found, _ = connect_all(
+            *(hosts, local.link, closing.callback, job.hosts, python),
+            exact=job.python is not None,
+            quiet=job.reports.quiet,
+        )
+        for link in found:
+            closing.callback(link.close)
+        links |= dict(zip(far, found, strict=True))
+    for place, one in enumerate(nodes):
+        links[place].name = one.share.host.name if one.share.host else one.role.name
+    return [links[place] for place in range(len(nodes))]
+
+
+def bring_up_roles(
+    bringup: BringUp,
+    spec: JobSpec,
+    nodes: Sequence[RoleNode],
+    worlds: Sequence[WorldNodes],
+    links: Sequence[Link],
+    job: RunOptions,
+    where: str,
+) -> RolePlanner:
+    """Greet the agents, share out GPUs and ports, find where each world meets, lay out the ranks.
+
+    `where`: the place of the roles in their file. Raises NodeError, UsageError.
+    """
+    counted = [(one.share.ranks, one.role.spec.python) for one in nodes]
+    wants_gpus = any(one.role.gpus is not None for one in nodes)
+    silence = job.hosts.heartbeat_timeout if any(link.remote for link in links) else 0.0
+    ready = bringup.connect(
+        links,
+        count_gpus=wants_gpus or any(ranks in ("auto", "gpu") for ranks, _ in counted),
+        silence=silence,
+        accelerators=counted,
+    )
+    ready, roles = _with_gpus(bringup, spec, nodes, ready, where)
+    spec = spec._replace(roles=tuple(roles))
+    bringup.ready = ready
+    if any(one.share.host for one in nodes):
+        worlds = _meet(bringup, roles, nodes, worlds, links, quiet=job.reports.quiet)
+    ports = hold_role_ports(bringup, roles, ready, worlds)
+    return RolePlanner(spec, os.urandom(4).hex(), ready, worlds, ports, silence)
+
+
+def _host_of(one: RoleNode, ready: AgentReady) -> str:
+    return one.share.host.name if one.share.host else ready.hostname
+
+
+def _with_gpus(
+    bringup: BringUp,
+    spec: JobSpec,
+    nodes: Sequence[RoleNode],
+    ready: list[AgentReady],
+    where: str,
+) -> tuple[list[AgentReady], list[Role]]:
+    """The facts of the nodes with the GPUs that their ranks see, and roles that say so."""
+    roles = list(spec.roles)
+    if not spec.gpus and all(role.gpus is None for role in roles):
+        return ready, roles
+    from launchpad.head.gpu_leases import with_leases
+
+    hosts = [_host_of(one, facts) for one, facts in zip(nodes, ready, strict=True)]
+    first = {host: hosts.index(host) for host in hosts}  # the agent that leases the job's GPUs there
+    leasing = [spec if first[host] == node else spec._replace(gpus="") for node, host in enumerate(hosts)]
+    ready = with_leases(bringup, ready, leasing, bringup.job)
+    devices = {host: _devices(ready[node]) for host, node in first.items()}
+    wishes = [
+        Wish(one.role.name, host, rank_count(one.share.ranks, facts, one.role.name), one.role.gpus)
+        for one, host, facts in zip(nodes, hosts, ready, strict=True)
+    ]
+    for node, (host, shared) in enumerate(zip(hosts, share_gpus(wishes, devices, where), strict=True)):
+        if shared is not None or spec.gpus:
+            seen = devices[host] if shared is None else shared
+            ready[node] = ready[node]._replace(gpus=len(seen), visible_devices=",".join(seen))
+    for place, role in enumerate(roles):
+        if role.gpus is not None:  # the plan tells its ranks
+            roles[place] = role._replace(spec=role.spec._replace(gpus=str(role.gpus)))
+    return ready, roles
+
+
+def _devices(ready: AgentReady) -> list[str]:
+    """A node's GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    if ready.visible_devices is not None:
+        return [name.strip() for name in ready.visible_devices.split(",") if name.strip()]
+    return [str(number) for number in range(max(0, ready.gpus))]
+
+
+def _meet(
+    bringup: BringUp, roles: Sequence[Role], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
+    links: Sequence[Link], *, quiet: bool,
+) -> list[WorldNodes]:  # fmt: skip
+    """Probe all nodes, and find an address of each world that the hosts of all others reach."""
+    from launchpad.head.node_facts import address_at, find_master
+
+    names = [_host_of(one, ready) for one, ready in zip(nodes, bringup.ready, strict=True)]
+    facts = _probe(bringup, roles, nodes, worlds, links, names, quiet=quiet)
+    first = {name: names.index(name) for name in names}
+    known: dict[str, str] = {}  # by host: its address that all others reach
+    found = []
+    for world in worlds:
+        own = list(world.nodes)
+        host, here = names[own[0]], {names[node] for node in own}
+        others = [] if host in known else [node for name, node in first.items() if name not in here]
+        prefer = "" if links[own[0]].remote else _seen(links)
+        addresses = facts[own[0]].addresses
+        master, interfaces = find_master(bringup, [*own, *others], addresses, known.get(host, ""), 0, prefer)
+        known[host] = master.address
+        places = [
+            NodePlacement(
+                *(names[node], nodes[node].share.ranks, facts[node].python, nodes[node].role.spec.cwd),
+                interfaces[node] if len(own) > 1 else "",
+                address=address_at(interfaces[node], facts[node], master),
+            )
+            for node in own
+        ]
+        found.append(WorldNodes(own, places, master))
+    return found
+
+
+def _probe(
+    bringup: BringUp, roles: Sequence[Role], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
+    links: Sequence[Link], names: Sequence[str], *, quiet: bool,
+) -> list[NodeFacts]:  # fmt: skip
+    """The facts of all nodes. Raises NodeError if one can't run its role. `names`: of their hosts."""
+    from launchpad.head.node_facts import PROBE_SECONDS, check_nodes, clock_note
+
+    probes = {}
+    for node, (one, link) in enumerate(zip(nodes, links, strict=True)):
+        spec = one.role.spec
+        python = "" if link.remote or spec.python == sys.executable else spec.python
+        probes[node] = Probe(spec.cwd, spec.torch, python, dict(spec.environ), list(spec.target.needs))
+    facts: list[NodeFacts] = bringup.ask(probes, NodeFacts, PROBE_SECONDS)
+    for world, role in zip(worlds, roles, strict=True):
+        check_nodes([names[node] for node in world.nodes], [facts[node] for node in world.nodes], torch=role.spec.torch)
+    for _ in range(2):  # the first answer may be late: it waits for the probe
+        bringup.measure_clocks()
+    for name in dict.fromkeys(names):
+        node = names.index(name)
+        ready = bringup.nodes.in_our_time(node, bringup.ready[node])
+        if not quiet and (note := clock_note(name, ready, time.time(), time.monotonic_ns())):
+            say_on_stderr(note)
+    return facts
+
+
+def _seen(links: Sequence[Link]) -> str:
+    """The address by which a host sees this machine."""
+    return next(filter(None, (getattr(one, "own_address", "") for one in links if one.remote)), "")
