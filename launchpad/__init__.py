@@ -8,6 +8,7 @@ from ._version import __version__
 # The other public names, by module; each is imported on first use.
 _HOMES = {
     "launchpad.api.run": ("run",),
+    "launchpad.api.roles": ("Role",),
     "launchpad.api.ranks": ("Ranks", "ranks"),
     "launchpad.api.results": ("Results",),
     "launchpad.api.magic": ("load_ipython_extension",),
@@ -37,6 +38,7 @@ __all__ = [
     "Ranks",
     "RemoteTraceback",
     "Results",
+    "Role",
     "UnpicklableError",
     "UsageError",
     "WorldError",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from launchpad.api.magic import load_ipython_extension
     from launchpad.api.ranks import Ranks, ranks
     from launchpad.api.results import Results
+    from launchpad.api.roles import Role
     from launchpad.api.run import run
     from launchpad.errors import (
         ConnectError,

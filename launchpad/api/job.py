@@ -59,9 +59,14 @@ def check(name: str, backend: str | None, timeout: float | None) -> None:
             f"{name} was called in a rank (TORCHELASTIC_RUN_ID is set), so each rank would start ranks: call it "
             "in a process that no launcher has started; if a module calls it on import, move it into a function"
         )
+    check_backend(backend)
+    check_timeout(timeout)
+
+
+def check_backend(backend: str | None) -> None:
+    """Raises UsageError."""
     if backend is not None and backend not in get_args(Group):
         raise UsageError(f"backend={backend!r}: give 'auto', 'gloo', 'nccl', 'mpi', or None for no process group")
-    check_timeout(timeout)
 
 
 def check_timeout(timeout: float | None) -> None:
@@ -242,6 +247,12 @@ class FunctionJob:
 
     def results(self) -> Results:
         """Return the results, or raise the exception that says why there are none."""
+        self.raise_failure()
+        assert self._collector is not None
+        return self._collector.results()
+
+    def raise_failure(self) -> None:
+        """Raise the exception that says why there are no results, if so."""
         if self._interrupted:
             raise KeyboardInterrupt
         if self._error is not None:
@@ -249,7 +260,7 @@ class FunctionJob:
         assert self._collector is not None
         cause = self._cause
         if cause is None:
-            return self._collector.results()
+            return
         report = "\n".join(self._report)
         match cause.kind:
             case "failure":
@@ -348,17 +359,21 @@ class FunctionJob:
         if self._interrupted:
             abandon()
 
+    def _call_for(self, node: int) -> int:  # noqa: ARG002
+        """The descriptor of what the ranks of this node get first."""
+        return self._call
+
     def _with_files(self, plan: Plan, remote: Sequence[bool]) -> Plan:
         """The plan, with the paths of our memfds in the environment of this machine's ranks."""
         assert self._collector is not None
         self._collector.follow(plan)
-        call = linux.path_of(self._call)
         nodes = list(plan.nodes)
         for place, node in enumerate(nodes):
             if remote[node.index]:
                 continue
             ranks = []
             for rank in node.ranks:
+                call = linux.path_of(self._call_for(node.index))
                 own = {"LAUNCHPAD_CALL": call, **self._collector.environ(rank.rank)}
                 ranks.append(rank._replace(environ={**rank.environ, **own}))
             nodes[place] = dataclasses.replace(node, ranks=tuple(ranks))

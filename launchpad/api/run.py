@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
 from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
 from launchpad.api.options import JobOptions, is_count, run_options
@@ -18,7 +18,25 @@ from launchpad.job.limits import RestartLimit, Restarts
 from launchpad.job.spec import Bind, Target
 from launchpad.runner.doors import NOT_FOR_RUN
 
+if TYPE_CHECKING:
+    from launchpad.api.roles import Role
 
+
+@overload
+def run(
+    fn: Mapping[str, Role],
+    /,
+    *,
+    hosts: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    wdir: str | None = None,
+    ssh_config: str | None = None,
+    **more: Unpack[JobOptions],
+) -> dict[str, Any]: ...
+
+
+@overload
 def run(
     fn: Callable[..., Any],
     /,
@@ -38,7 +56,29 @@ def run(
     debug: int | tuple[int, int] | None = None,
     bind: Bind = "none",
     **more: Unpack[JobOptions],
-) -> Results:
+) -> Results: ...
+
+
+def run(
+    fn: Callable[..., Any] | Mapping[str, Role],
+    /,
+    *args: Any,
+    nproc: int | Literal["auto", "cpu", "gpu"] | None = None,
+    hosts: str | Sequence[str] | None = None,
+    backend: Group | None = "auto",
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    wdir: str | None = None,
+    sync: bool = False,
+    ssh_config: str | None = None,
+    max_restarts: int | tuple[int, float] = 0,
+    restart: Restarts = "judged",
+    progress: str | Sequence[str] = (),
+    input_rank: int = 0,
+    debug: int | tuple[int, int] | None = None,
+    bind: Bind = "none",
+    **more: Unpack[JobOptions],
+) -> Results | dict[str, Any]:
     """Call `fn(*args)` on each of `nproc` ranks, and return their results in rank order.
 
         def mean(x):
@@ -58,6 +98,9 @@ def run(
     so are `more`: `stall_timeout`, `spares`, `report` and others (`launchpad help functions`). The ranks run in the
     caller's interpreter; other hosts use the one at that path, else python3.
 
+    Several functions, each on ranks of its own, are one job: `launchpad.run({"rollout": Role(serve, service=True),
+    "train": Role(step, nproc=4)})` returns a dict with the results of each role that is no service (`launchpad.Role`).
+
     The function and its arguments are pickled with cloudpickle: what `__main__` defines by value, what modules define
     by reference. Large arrays and CPU tensors, both ways, are written once and mapped; tensors come back on the CPU.
 
@@ -66,12 +109,16 @@ def run(
     can't be unpickled here; JobTimeout; UnpicklableError, which names the part; UsageError; NodeError for hosts that
     can't be reached or are lost; and KeyboardInterrupt on Ctrl-C, which stops the ranks. Ranks can't call it.
     """
+    options = partial(run_options, "launchpad.run", more, JobOptions, NOT_FOR_RUN)
+    if isinstance(fn, Mapping):
+        from launchpad.api.roles import run_roles
+
+        _refuse_beside_roles(args=args, nproc=nproc, max_restarts=max_restarts, restart=restart != "judged",
+                             progress=progress, input_rank=input_rank, debug=debug is not None, bind=bind != "none",
+                             sync=sync, backend=backend != "auto")  # fmt: skip
+        return run_roles(fn, hosts, timeout, env, wdir, ssh_config, options)
     check("launchpad.run", backend, timeout)
-    if not isinstance(input_rank, int) or input_rank < 0:
-        raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
-    pair = isinstance(debug, tuple) and len(debug) == 2 and all(map(is_count, debug))
-    if not (debug is None or is_count(debug) or pair):
-        raise UsageError(f"debug={debug!r}: give a rank, or (rank, port)")
+    _check_ranks(input_rank, debug)
     patterns = (progress,) if isinstance(progress, str) else tuple(progress)
     limit = _restart_limit(max_restarts, restart, patterns)
     request = prepare(
@@ -79,7 +126,7 @@ def run(
         sync=sync,
         ssh_config=ssh_config,
         bind=bind,
-        more=partial(run_options, "launchpad.run", more, JobOptions, NOT_FOR_RUN),
+        more=options,
     )
     limits = request.spec.limits._replace(timeout=timeout, max_restarts=limit, restart=restart, progress=patterns)
     spec = request.spec._replace(
@@ -101,6 +148,20 @@ def run(
             job.end()
     finally:
         os.close(call)
+
+
+def _check_ranks(input_rank: object, debug: object) -> None:
+    if not isinstance(input_rank, int) or input_rank < 0:
+        raise UsageError(f"input_rank={input_rank!r}: give a rank, from 0 on")
+    pair = isinstance(debug, tuple) and len(debug) == 2 and all(map(is_count, debug))
+    if not (debug is None or is_count(debug) or pair):
+        raise UsageError(f"debug={debug!r}: give a rank, or (rank, port)")
+
+
+def _refuse_beside_roles(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"launchpad.run: {name} can't be given beside roles; give it to a Role if it has that")
 
 
 def _restart_limit(max_restarts: int | tuple[int, float], restart: Restarts, progress: Sequence[str]) -> RestartLimit:

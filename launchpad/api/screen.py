@@ -57,7 +57,7 @@ class Screen:
         self._devices[STDOUT] = Device(2 * count if same else count, None)
         self._devices[STDERR] = self._devices[STDOUT] if same else Device(count, None)
         self._template = template_of(spec.line_prefix, spec.role)
-        self._prefix = prefixes(plan.by_node, self._template)
+        self._prefix = prefixes(plan.by_node, self._template, roles=plan.roles)
         for place, node in enumerate(plan.nodes):
             for rank in node.ranks:
                 self._add(place, rank.rank, rank.local_rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from launchpad.job.spec import Role
+from launchpad.job.spec import RoleSpec
 
 
 class Begin(NamedTuple):
@@ -39,7 +39,7 @@ Action = Begin | Look | EndServices | FailRole
 class RoleOrder:
     """One attempt."""
 
-    def __init__(self, roles: Sequence[Role], ranks: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, roles: Sequence[RoleSpec], ranks: Mapping[str, Sequence[int]]) -> None:
         """`ranks`: of each role, in the job's numbering."""
         self._roles = {role.name: role for role in roles}
         self._ranks = ranks

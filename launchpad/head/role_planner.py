@@ -12,7 +12,7 @@ from launchpad.head.worlds import RoleWorld, Worlds
 from launchpad.job.membership import Seat
 from launchpad.job.plan import Master, NodePlacement, Plan, make_plan, rank_count
 from launchpad.job.roles import join_plans
-from launchpad.job.spec import JobSpec, Role
+from launchpad.job.spec import JobSpec, RoleSpec
 from launchpad.protocol.events import AgentReady
 
 
@@ -65,7 +65,7 @@ class RolePlanner(Planner):
 
 
 def hold_role_ports(
-    bringup: BringUp, roles: Sequence[Role], ready: Sequence[AgentReady], worlds: Sequence[WorldNodes]
+    bringup: BringUp, roles: Sequence[RoleSpec], ready: Sequence[AgentReady], worlds: Sequence[WorldNodes]
 ) -> dict[str, list[list[int]]]:
     """Have the worlds' nodes hold their ports: of each world, those of each rank. Raises NodeError, UsageError."""
     sizes = [0] * len(ready)

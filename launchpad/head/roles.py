@@ -14,7 +14,7 @@ from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOr
 from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, SignalWorld
 from launchpad.job.outcome import TIMED_OUT
 from launchpad.job.roles import address_of, host_port, variable_of
-from launchpad.job.spec import Role
+from launchpad.job.spec import RoleSpec
 from launchpad.protocol.commands import Command, Finish, Signal
 from launchpad.protocol.events import (
     Output,
@@ -52,7 +52,7 @@ class Roles(Part):
     takes = (RoleIsReady, SignalWorld, FinishWorld, RestartWorld, WorldStopping)
     sees = (RankStarted, RankExited, PhaseChanged, Output)
 
-    def __init__(self, hub: Hub, roles: Sequence[Role], ranks: dict[str, list[int]]) -> None:
+    def __init__(self, hub: Hub, roles: Sequence[RoleSpec], ranks: dict[str, list[int]]) -> None:
         """`ranks`: of each role, in the job's numbering."""
         self._hub = hub
         self._roles = {role.name: role for role in roles}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from launchpad.errors import UsageError
 from launchpad.job.outcome import ranks_in_words
 from launchpad.job.plan import NodePlan, Plan, RankPlan
-from launchpad.job.spec import Ready, Role
+from launchpad.job.spec import Ready, RoleSpec
 
 HOST = "127.0.0.1"
 
@@ -31,7 +31,7 @@ def parse_ready(text: str, ports: Sequence[str], seconds: float, where: str) -> 
     raise UsageError(f"{where}: {text!r} says nothing; write tcp:PORT, http:PORT/PATH, line:TEXT or command:COMMAND")
 
 
-def check_roles(roles: Sequence[Role], where: str) -> None:
+def check_roles(roles: Sequence[RoleSpec], where: str) -> None:
     """Raise UsageError if a role can never start, or the job never end."""
     names = [role.name for role in roles]
     for role in roles:
@@ -49,7 +49,7 @@ def check_roles(roles: Sequence[Role], where: str) -> None:
         raise UsageError(f"{where}: all roles are services, so the job would never end; say which one is the work")
 
 
-def replicas_of(roles: Sequence[Role]) -> list[Role]:
+def replicas_of(roles: Sequence[RoleSpec]) -> list[RoleSpec]:
     """The worlds of these roles: each replica is one. Who comes after a role waits for all of its replicas."""
     names = {role.name: [_world(role, replica) for replica in range(role.replicas)] for role in roles}
     return [
@@ -59,7 +59,7 @@ def replicas_of(roles: Sequence[Role]) -> list[Role]:
     ]
 
 
-def _world(role: Role, replica: int) -> str:
+def _world(role: RoleSpec, replica: int) -> str:
     return role.name if role.replicas == 1 else f"{role.name}.{replica}"
 
 
@@ -72,7 +72,10 @@ def _circle(waits: Mapping[str, set[str]]) -> list[str]:
 
 
 def join_plans(
-    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]], cores: Mapping[str, int]
+    roles: Sequence[RoleSpec],
+    plans: Sequence[Plan],
+    ports: Mapping[str, Sequence[Sequence[int]]],
+    cores: Mapping[str, int],
 ) -> Plan:
     """One plan of the worlds' own: nodes and ranks are numbered through; what a rank is told stays its world's.
 
@@ -121,7 +124,7 @@ def address_of(plan: Plan, rank: int) -> str:
 
 
 def _addresses(
-    roles: Sequence[Role], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]]
+    roles: Sequence[RoleSpec], plans: Sequence[Plan], ports: Mapping[str, Sequence[Sequence[int]]]
 ) -> dict[str, str]:
     """Where all find the ports of a role: LAUNCHPAD_ROLLOUT_HTTP=HOST:PORT, one of each rank of each replica."""
     found: dict[str, list[str]] = {}
@@ -132,7 +135,7 @@ def _addresses(
     return {name: ",".join(listed) for name, listed in found.items()}
 
 
-def _own(role: Role, ports: Sequence[Sequence[int]], rank: int) -> dict[str, str]:
+def _own(role: RoleSpec, ports: Sequence[Sequence[int]], rank: int) -> dict[str, str]:
     """What only its own ranks are told."""
     held = {f"LAUNCHPAD_PORT_{variable_of(port)}": str(ports[rank][place]) for place, port in enumerate(role.ports)}
     replica = {

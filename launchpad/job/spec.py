@@ -167,7 +167,7 @@ class Ready(NamedTuple):
         return f"{self.check}:{self.text}"
 
 
-class Role(NamedTuple):
+class RoleSpec(NamedTuple):
     """One world of the job: a role, or a replica of it."""
 
     name: str  # the role's; with several replicas and the number of this one, rollout.1
@@ -191,7 +191,7 @@ class JobSpec(NamedTuple):
 
     target: Target
     programs: tuple[Program, ...] = ()  # if there are several; the target is then the first one's
-    roles: tuple[Role, ...] = ()  # if there are several worlds; the target is then the first one's
+    roles: tuple[RoleSpec, ...] = ()  # if there are several worlds; the target is then the first one's
     nproc: Nproc = 1
     python: str = "python3"
     cwd: str = "."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from launchpad.diagnosis.diagnosis import Diagnosis, WorldDiagnosis
 from launchpad.head.machine import Judgement
 from launchpad.job.limits import Limits
-from launchpad.job.spec import Role
+from launchpad.job.spec import RoleSpec
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
@@ -81,7 +81,7 @@ class RestartJudge:
 class WorldJudges:
     """Judges for each world of a job whether to start it again."""
 
-    def __init__(self, diagnosis: Diagnosis, roles: Sequence[Role]) -> None:
+    def __init__(self, diagnosis: Diagnosis, roles: Sequence[RoleSpec]) -> None:
         """Created before the ranks start."""
         self._judges = {
             role.name: RestartJudge(diagnosis.world(role.name), role.spec.cwd, role.spec.limits)

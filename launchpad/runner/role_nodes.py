@@ -16,7 +16,7 @@ from launchpad.job.hosts import Host
 from launchpad.job.plan import NodePlacement, rank_count
 from launchpad.job.role_gpus import Wish, share_gpus
 from launchpad.job.role_places import Placed
-from launchpad.job.spec import JobSpec, Role
+from launchpad.job.spec import JobSpec, RoleSpec
 from launchpad.protocol.commands import Probe
 from launchpad.protocol.events import AgentReady, NodeFacts
 from launchpad.runner.kept import look_for_image
@@ -28,11 +28,11 @@ from launchpad.transport import Link
 class RoleNode(NamedTuple):
     """The ranks of a world on one host."""
 
-    role: Role
+    role: RoleSpec
     share: Placed
 
 
-def nodes_of(roles: Sequence[Role], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
+def nodes_of(roles: Sequence[RoleSpec], shares: Sequence[Sequence[Placed]]) -> tuple[list[RoleNode], list[WorldNodes]]:
     """The job's nodes, and which of them are each world's. `shares`: of each world."""
     nodes: list[RoleNode] = []
     worlds = []
@@ -117,7 +117,7 @@ def _with_gpus(
     nodes: Sequence[RoleNode],
     ready: list[AgentReady],
     where: str,
-) -> tuple[list[AgentReady], list[Role]]:
+) -> tuple[list[AgentReady], list[RoleSpec]]:
     """The facts of the nodes with the GPUs that their ranks see, and roles that say so."""
     roles = list(spec.roles)
     if not spec.gpus and all(role.gpus is None for role in roles):
@@ -151,7 +151,7 @@ def _devices(ready: AgentReady) -> list[str]:
 
 
 def _meet(
-    bringup: BringUp, roles: Sequence[Role], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
+    bringup: BringUp, roles: Sequence[RoleSpec], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
     links: Sequence[Link], *, quiet: bool,
 ) -> list[WorldNodes]:  # fmt: skip
     """Probe all nodes, and find an address of each world that the hosts of all others reach."""
@@ -183,7 +183,7 @@ def _meet(
 
 
 def _probe(
-    bringup: BringUp, roles: Sequence[Role], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
+    bringup: BringUp, roles: Sequence[RoleSpec], nodes: Sequence[RoleNode], worlds: Sequence[WorldNodes],
     links: Sequence[Link], names: Sequence[str], *, quiet: bool,
 ) -> list[NodeFacts]:  # fmt: skip
     """The facts of all nodes. Raises NodeError if one can't run its role. `names`: of their hosts."""

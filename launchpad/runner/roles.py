@@ -15,7 +15,7 @@ from launchpad.job.hosts import Host
 from launchpad.job.limits import RestartLimit
 from launchpad.job.role_places import RoleNeeds, place_worlds
 from launchpad.job.roles import check_roles, replicas_of
-from launchpad.job.spec import JobSpec, Ready, Role
+from launchpad.job.spec import JobSpec, Ready, RoleSpec
 from launchpad.job.world import WorldSpec
 from launchpad.runner.connect import read_hosts
 from launchpad.runner.links import LocalAgent
@@ -124,7 +124,7 @@ def _spec(job: RunOptions, roles: Sequence[RoleOptions], hosts: Sequence[Sequenc
             except UsageError as error:
                 raise UsageError(f"{where}.{role.name}: {error}") from None
             made.append(
-                Role(role.name, spec, role.service, role.ports, role.ready, role.after, 0, role.replicas, role.gpus)
+                RoleSpec(role.name, spec, role.service, role.ports, role.ready, role.after, 0, role.replicas, role.gpus)
             )
     finally:
         os.chdir(start)

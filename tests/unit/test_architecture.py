@@ -254,6 +254,6 @@ def test_functions_are_short() -> None:
 
 def test_the_public_surface_is_exact() -> None:
     errors = "ConnectError FrontendError JobTimeout LaunchpadError NodeError RankError Ranks RemoteTraceback".split()
-    more = "Results UnpicklableError UsageError WorldError __version__ load_ipython_extension ranks run stop_by".split()
-    assert launchpad.__all__ == [*errors, *more]
+    more = "Results Role UnpicklableError UsageError WorldError __version__".split()
+    assert launchpad.__all__ == [*errors, *more, "load_ipython_extension", "ranks", "run", "stop_by"]
     assert all(hasattr(launchpad, name) for name in launchpad.__all__)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
-from launchpad.job.spec import JobSpec, Ready, Role, Target
+from launchpad.job.spec import JobSpec, Ready, RoleSpec, Target
 
 SPEC = JobSpec(Target("script", "t.py"))
-SERVICE = Role("serve", SPEC, service=True, ready=Ready("tcp", "http"))
-TRAIN = Role("train", SPEC, after=("serve",))
+SERVICE = RoleSpec("serve", SPEC, service=True, ready=Ready("tcp", "http"))
+TRAIN = RoleSpec("train", SPEC, after=("serve",))
 RANKS = {"serve": [0, 1], "train": [2, 3]}
 
 
-def begun(*roles: Role) -> RoleOrder:
+def begun(*roles: RoleSpec) -> RoleOrder:
     order = RoleOrder(roles, RANKS)
     order.begin()
     return order
@@ -34,7 +34,7 @@ def test_a_service_without_a_check_is_ready_when_it_runs() -> None:
 
 
 def test_a_role_that_is_no_service_is_waited_for_until_it_has_ended_well() -> None:
-    first, then = Role("serve", SPEC), Role("train", SPEC, after=("serve",))
+    first, then = RoleSpec("serve", SPEC), RoleSpec("train", SPEC, after=("serve",))
     order = begun(first, then)
     assert [order.started(0), order.started(1), order.exited(1, 3), order.exited(0, 0)] == [[], [], [], []]
     order = begun(first, then)
@@ -63,13 +63,15 @@ def test_a_service_that_exits_with_0_before_that_has_failed() -> None:
 
 
 def test_a_role_that_ends_before_it_was_ready_leaves_the_others_waiting_forever() -> None:
-    order = begun(Role("serve", SPEC, ready=Ready("line", text="up")), TRAIN)
+    order = begun(RoleSpec("serve", SPEC, ready=Ready("line", text="up")), TRAIN)
     order.exited(0, 0)
     assert order.exited(1, 0) == [FailRole(1, "exited with code 0 before it was ready (line:up)")]
 
 
 def test_who_has_not_begun_waits_again_for_a_service_that_is_started_again() -> None:
-    order = RoleOrder([SERVICE, Role("other", SPEC), TRAIN._replace(after=("serve", "other"))], {**RANKS, "other": [4]})
+    order = RoleOrder(
+        [SERVICE, RoleSpec("other", SPEC), TRAIN._replace(after=("serve", "other"))], {**RANKS, "other": [4]}
+    )
     order.begin()
     order.got_ready("serve")
     order.restarted("serve")

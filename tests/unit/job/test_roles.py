@@ -7,12 +7,12 @@ import pytest
 from launchpad.errors import UsageError
 from launchpad.job.plan import Plan, make_plan
 from launchpad.job.roles import RoleNames, check_roles, join_plans, parse_ready
-from launchpad.job.spec import JobSpec, Ready, Role, Target
+from launchpad.job.spec import JobSpec, Ready, RoleSpec, Target
 from tests.support.plan import NODE
 
 SPEC = JobSpec(Target("script", "serve.py"), python="/py", cwd="/work")
-ROLLOUT = Role("roll-out", SPEC._replace(nproc=2), service=True, ports=("http", "grpc"))
-TRAIN = Role("train", SPEC._replace(target=Target("script", "train.py"), nproc=2), after=("roll-out",))
+ROLLOUT = RoleSpec("roll-out", SPEC._replace(nproc=2), service=True, ports=("http", "grpc"))
+TRAIN = RoleSpec("train", SPEC._replace(target=Target("script", "train.py"), nproc=2), after=("roll-out",))
 
 
 def joined() -> Plan:
@@ -72,8 +72,8 @@ def test_what_says_nothing(text: str, said: str) -> None:
         parse_ready(text, [], 60.0, "here")
 
 
-def after(name: str, *others: str, service: bool = False) -> Role:
-    return Role(name, SPEC, service=service, after=others)
+def after(name: str, *others: str, service: bool = False) -> RoleSpec:
+    return RoleSpec(name, SPEC, service=service, after=others)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def after(name: str, *others: str, service: bool = False) -> Role:
         ([after("a", service=True)], "all roles are services"),
     ],
 )
-def test_roles_that_could_never_start_or_end(roles: list[Role], said: str) -> None:
+def test_roles_that_could_never_start_or_end(roles: list[RoleSpec], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_roles(roles, "here")
 
