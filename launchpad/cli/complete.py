@@ -19,7 +19,7 @@ from launchpad.cli.shells import COMPLETION
 from launchpad.errors import UsageError
 
 # Jobs that have ended are nothing for these.
-_OF_RUNNING = ("stop", "stacks", "top", "debug", "profile")
+_OF_RUNNING = ("stop", "restart", "stacks", "top", "debug", "profile")
 
 # Of a description, menus show no more.
 _MOST_COLUMNS = 80

@@ -26,7 +26,7 @@ from launchpad.console.prefix import (
     torch_mark,
 )
 from launchpad.errors import UsageError
-from launchpad.job.spec import FoldChoice
+from launchpad.job.spec import FoldChoice, named
 from launchpad.protocol.events import STDOUT, JobPlanned, Output, Restarted
 from launchpad.record import bundle, job_store, replay
 
@@ -37,6 +37,7 @@ LOOK_SECONDS = 0.25
 @click.command("logs", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False)
 @click.option("-r", "--rank", "ranks", multiple=True, type=click.IntRange(min=0), help="Only this rank; repeatable.")
+@click.option("--role", "roles", multiple=True, metavar="ROLE", help="Only this role, or replica of one; repeatable.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends.")
 @click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression is found.")
 @click.option("--since", type=since, metavar="TIME", help="Only what was printed in the last 5m, 2h …")
@@ -51,6 +52,7 @@ LOOK_SECONDS = 0.25
 def command(
     job: str | None,
     ranks: tuple[int, ...],
+    roles: tuple[str, ...],
     follow: bool,
     grep: str | None,
     since: float | None,
@@ -61,15 +63,40 @@ def command(
     """Print the output of JOB's ranks, each line prefixed with its rank.
 
     JOB is an id that `launchpad jobs` lists, a prefix of one, or a bundle; the default is the latest job. Without
-    --log-dir, only the beginning and the end of each stream are kept.
+    --log-dir, only the beginning and the end of each stream are kept. With --role, --rank counts in each role.
     """
     if merge and follow:
         raise UsageError(
             "--merge time sorts output that already exists, and --follow waits for more; leave one of them out"
         )
     with bundle.opened(job, os.environ) as folder:
-        _print(folder, ranks, grep, since, attempt, fold, follow=follow, merge=merge is not None)
+        _print(
+            folder,
+            _of_roles(folder, roles, ranks) if roles else ranks,
+            grep,
+            since,
+            attempt,
+            fold,
+            follow=follow,
+            merge=merge is not None,
+        )
     return 0
+
+
+def _of_roles(folder: str, roles: Sequence[str], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The ranks of these roles, in the job's numbering; of each only `ranks`, if there are any."""
+    planned = replay.first_event(folder)
+    known = planned.roles if planned else ()
+    found: list[int] = []
+    for role in roles:
+        meant = [own for name, own in known if named(name, role)]
+        if not meant:
+            there = f"there are {', '.join(name for name, _ in known)}" if known else "the job has no roles"
+            raise UsageError(f"--role {role}: {there}")
+        found += [rank for own in meant for rank in own if not ranks or own.index(rank) in ranks]
+    if not found:
+        raise UsageError(f"--rank {ranks[0]}: {', '.join(roles)} has no such rank")
+    return tuple(found)
 
 
 def _print(

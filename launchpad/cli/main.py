@@ -25,6 +25,7 @@ COMMANDS = {
     "attach": "launchpad.cli.attach",
     "wait": "launchpad.cli.wait",
     "stop": "launchpad.cli.stop",
+    "restart": "launchpad.cli.restart",
     "join": "launchpad.cli.join",
     "smoke": "launchpad.cli.smoke",
     "bench": "launchpad.cli.bench",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import click
 
 from launchpad.cli.asking import answer
 from launchpad.cli.options import stop_signal
-from launchpad.control.client import send_signal
+from launchpad.control.client import ask, send_signal
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.job.hosts import some_of
 from launchpad.job.outcome import STOPPING
@@ -18,13 +19,19 @@ from launchpad.record import held_hosts, job_store, replay
 @click.command("stop", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", default="", required=False)
 @click.option("--signal", "signum", type=stop_signal, default="TERM", metavar="SIG", help="Default: TERM.")
-def command(job: str, signum: int) -> int:
+@click.option("--role", default="", metavar="ROLE", help="Stop only this role, or replica of one.")
+def command(job: str, signum: int, role: str) -> int:
     """Stop a running job, as if launchpad itself had got the signal.
 
     JOB is an id that `launchpad jobs` lists, or a prefix of one; the default is the latest running one. INT, TERM and
     HUP stop it; QUIT has it show where its ranks are; others, like USR1, are passed on to the ranks. This doesn't wait
-    for the end of the job: `launchpad wait` does.
+    for the end of the job: `launchpad wait` does. With --role, that role has then ended well, and the others run on.
     """
+    if role:
+        if signum != signal.SIGTERM:
+            raise UsageError("--role stops a role with its own stop signal; leave --signal out")
+        click.echo(answer("stop", job, lambda: ask(job, "stop", role=role)), err=True)
+        return 0
     try:
         text = answer("stop", job, lambda: send_signal(job, signum))
     except UsageError:

@@ -42,6 +42,7 @@ from launchpad.protocol.events import (
     Restarted,
     RoleAwaited,
     StdinUnused,
+    WorldAsked,
     WorldRestarted,
 )
 from launchpad.protocol.printable import printable
@@ -111,7 +112,8 @@ class Notes:
             NodeLost: self._lost,
             PhaseChanged: self._phase,
             Restarted: self._restarted,
-            WorldRestarted: self._world_restarted,
+            WorldRestarted: self._of_world,
+            WorldAsked: self._of_world,
         }
         self.deadline: float | None = None
 
@@ -282,7 +284,13 @@ class Notes:
         else:
             self._say(f"failed: {failure}; going on with {names}")
 
-    def _world_restarted(self, event: WorldRestarted) -> None:
+    def _of_world(self, event: WorldRestarted | WorldAsked) -> None:
+        if isinstance(event, WorldAsked):
+            what = "stopping" if event.what == "stop" else "restarting"
+            self._say(f"{what} {event.world}, as somebody has asked for it")
+            return
+        if not event.counted:
+            return
         failure = self._diagnosis.world(event.world).summary()
         of = f" of {event.most}" if not event.period else f"; at most {event.most} in {duration(event.period)}"
         self._say(f"failed: {failure}; restarting {event.world} (restart {event.restarts}{of})")

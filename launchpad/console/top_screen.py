@@ -164,6 +164,11 @@ def rank_lines(
     return lines
 
 
+def _are_roles(rows: Sequence[RankRow]) -> bool:
+    """Whether what stands for the hosts are roles, on one machine."""
+    return all(row.role in row.hosts for row in rows)
+
+
 def _cells(row: RankRow) -> dict[str, _Cell]:
     style = _STYLES.get(row.state, "")
     if row.state == ENDED:
@@ -179,7 +184,7 @@ def _cells(row: RankRow) -> dict[str, _Cell]:
         "lines/s": "" if row.lines < 0 else f"{row.lines:.3g}",
     }
     return {
-        "rank": (_ranks(row.ranks), ""),
+        "rank": (f"{row.role} {_ranks(row.own)}" if row.role else _ranks(row.ranks), ""),
         "host": (row.hosts[0][:_MOST_HOST] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts", ""),
         "state": (state_in_words(row), style),
         **{name: (text, "dim" if text in ("0", "0%") else "") for name, text in figures.items()},
@@ -288,7 +293,7 @@ def once(
     gpus = any(row.gpu_memory >= 0 for row in rows)
     shown = folded(rows, MOST_ONCE)
     below = below_ranks(shown, children, MOST_ONCE)
-    parts += rank_lines(shown, columns, hosts=several, gpus=gpus, below=below)
+    parts += rank_lines(shown, columns, hosts=several and not _are_roles(shown), gpus=gpus, below=below)
     return [line.rstrip() for line in text_of(Group(*parts), columns, os.environ, plain=plain)]
 
 
@@ -345,8 +350,9 @@ class RankList:
         gpus = any(row.gpu_memory >= 0 for row in every)
         selected = self._place - self._top
         below = below_ranks(rows, children, room)
+        hosts_too = several and not _are_roles(rows)
         parts += rank_lines(
-            shown, size.columns, hosts=several, gpus=gpus, selected=selected, widest=self._widest, below=below
+            shown, size.columns, hosts=hosts_too, gpus=gpus, selected=selected, widest=self._widest, below=below
         )
         lines = text_of(Group(*parts), size.columns, os.environ)[: size.rows - 2]
         more = len(rows) - self._top - len(shown)

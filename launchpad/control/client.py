@@ -17,9 +17,9 @@ class NoAnswer(UsageError):
     """The job is there, and doesn't answer."""
 
 
-def ask(job: str, what: str, **details: float) -> str:
-    """Ask a running job: `what` is "stacks", with `native` and `full`, perhaps `rank`, "debug", with `rank` and `port`,
-    "profile", with `rank`, -1 for all, and `seconds`, or "sample".
+def ask(job: str, what: str, **details: float | str) -> str:
+    """Ask a running job: `what` is "stacks", with `native` and `full`, perhaps `rank` or `role`, "debug", with `rank`
+    and `port`, "profile", with `rank`, -1 for all, and `seconds`, "stop" or "restart", with `role`, or "sample".
 
     `job`: an id, the start of one, or "" for the latest running job. Raises UsageError if no job matches, or several
     do, and if the job doesn't answer.

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from launchpad import linux
 from launchpad.control.sockets import ANSWER_SECONDS, REQUEST_SECONDS, folder, own_name
 from launchpad.job.outcome import signal_name
-from launchpad.protocol.events import DebugRequested, ProfileRequested, SampleRequested, StacksRequested, StopRequested
+from launchpad.protocol.events import (
+    DebugRequested,
+    ProfileRequested,
+    SampleRequested,
+    StacksRequested,
+    StopRequested,
+    WorldRequested,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -26,7 +33,7 @@ FIRST_SECONDS = 0.3
 CLOSE_SECONDS = 1.0
 
 # What can be asked of a job.
-Request = StacksRequested | DebugRequested | ProfileRequested | SampleRequested | StopRequested
+Request = StacksRequested | DebugRequested | ProfileRequested | SampleRequested | StopRequested | WorldRequested
 
 
 class ControlServer:
@@ -155,6 +162,9 @@ def _event(asker: int, request: dict[str, Any]) -> Request:
         return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
     if request["what"] == "signal":
         return StopRequested(now, int(request["signum"]))
+    if request["what"] in ("stop", "restart"):
+        return WorldRequested(now, asker, request["what"], str(request["role"]))
     if request["what"] == "sample":
         return SampleRequested(now, asker)
-    return StacksRequested(now, asker, bool(request["native"]), bool(request["full"]), int(request.get("rank", -1)))
+    native, full = bool(request["native"]), bool(request["full"])
+    return StacksRequested(now, asker, native, full, int(request.get("rank", -1)), str(request.get("role", "")))

@@ -66,6 +66,8 @@ class RankLook(NamedTuple):
     gpus: Sequence[Sequence[Any]] = ()  # GpuLooks
     lines: int = 0  # counted since somebody looked first
     last_line: str = ""
+    role: str = ""  # its world, if there are several
+    own: int = -1  # its number there
 
 
 class ChildLook(NamedTuple):
@@ -117,6 +119,8 @@ class RankRow(NamedTuple):
     gpu_memory: float
     lines: float  # per second
     last_line: str
+    role: str = ""
+    own: Sequence[int] = ()  # the numbers of the ranks there
 
 
 class ChildRow(NamedTuple):
@@ -171,6 +175,7 @@ def look_at(
                     *(number, history.node_name(one.node), one.pid, state if wait is _NO_WAIT else WAITING, code),
                     *(*wait, at, *known, gpus.get(number, ())),
                     *(lines.get(number, 0), last_line(one.tail.last(LINE_BYTES))),
+                    *(history.role(number), history.own_rank(number)),
                 ]
             )
         )
@@ -275,6 +280,8 @@ def _row(before: RankLook | None, after: RankLook, seconds: float) -> RankRow:
         gpu_memory=_sum([gpu.memory for gpu in gpus]),
         lines=-1.0 if before is None or seconds <= 0 or not after.taken else (after.lines - before.lines) / seconds,
         last_line=after.last_line,
+        role=after.role,
+        own=[after.own],
     )
 
 
@@ -323,7 +330,7 @@ def folded(rows: Sequence[RankRow], room: int) -> list[RankRow]:
         return list(rows)
     by_state: dict[tuple[Any, ...], list[RankRow]] = {}
     for row in rows:
-        by_state.setdefault((row.state, row.code, row.operation, row.number), []).append(row)
+        by_state.setdefault((row.role, row.state, row.code, row.operation, row.number), []).append(row)
     found: list[RankRow] = []
     for group in by_state.values():
         usual = [statistics.median(figures) for figures in zip(*map(_likeness, group), strict=True)]
@@ -351,6 +358,7 @@ def _merged(alike: Sequence[RankRow]) -> RankRow:
     first = alike[0]
     return first._replace(
         ranks=sorted(rank for row in alike for rank in row.ranks),
+        own=sorted(rank for row in alike for rank in row.own),
         hosts=sorted({host for row in alike for host in row.hosts}),
         seconds=max(row.seconds for row in alike),
         cpu=_mean([row.cpu for row in alike]),
@@ -380,7 +388,7 @@ def matching(rows: Iterable[RankRow], text: str) -> list[RankRow]:
     if wanted is not None:
         return [row for row in rows if any(row.ranks[0] in some for some in wanted)]
     text = text.lower()
-    return [row for row in rows if text in f"{row.hosts[0]} {state_in_words(row)} {row.last_line}".lower()]
+    return [row for row in rows if text in f"{row.role} {row.hosts[0]} {state_in_words(row)} {row.last_line}".lower()]
 
 
 def _ranks_of(text: str) -> list[range] | None:
@@ -443,6 +451,7 @@ def as_json(before: JobLook | None, after: JobLook) -> dict[str, Any]:
         ranks.append(
             {
                 "rank": look.rank,
+                **({"role": look.role, "role_rank": look.own} if look.role else {}),
                 "host": look.host,
                 "pid": look.pid,
                 "state": look.state,

@@ -23,7 +23,7 @@ class Diagnosis:
         """Add an event; sum up the attempt that ends with it."""
         if type(event) is Restarted and not self.changes_nodes:
             self.earlier.append(self.summary())
-        elif type(event) is WorldRestarted:
+        elif type(event) is WorldRestarted and event.counted:
             self.earlier.append(self.world(event.world).summary())
         if type(event) is PhaseChanged:
             self.deadline = 0.0 if event.phase == "over" and event.cause else None

@@ -6,7 +6,7 @@ import copy
 import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from launchpad.diagnosis import escapes
 from launchpad.diagnosis.output_tail import OutputTail
@@ -68,14 +68,6 @@ STDOUT_BYTES = 4096
 MOST_DOWNS = 50
 
 
-class Down(NamedTuple):
-    """A world that has failed, and was started again."""
-
-    world: str
-    history: History  # of that attempt of it
-    until: int = 0  # when it was ready again; 0: not yet
-
-
 class RankHistory:
     """One rank in this attempt."""
 
@@ -116,7 +108,8 @@ class History:
         self._roles: RoleNames | None = None
         self.restarts: dict[str, int] = {}  # by world: how often it was started again alone
         self.addresses: dict[str, str] = {}  # HOST:PORT: the world that others find there
-        self.downs: list[Down] = []  # how worlds have failed that were started again
+        # Worlds that have failed and were started again: each one's history until then, and when it was ready; 0: not.
+        self.downs: list[tuple[str, History, int]] = []
         self.attempt = 0
         self.begun = 0  # when this attempt did
         self.heads: list[HeadLost] = []  # that have led the job before this one
@@ -169,6 +162,10 @@ class History:
     def role(self, rank: int) -> str:
         """The rank's role, if the job has several."""
         return self._roles.of.get(rank, ("", 0))[0] if self._roles else ""
+
+    def own_rank(self, rank: int) -> int:
+        """The rank's number in its role."""
+        return self._roles.of.get(rank, ("", rank))[1] if self._roles else rank
 
     def in_words(self, ranks: Sequence[int]) -> str:
         """Ranks in words, by their roles if there are any."""
@@ -350,9 +347,7 @@ class History:
             case PortsTold():
                 self.addresses |= dict.fromkeys(event.addresses, event.world)
             case RoleReady(time=at, role=name):
-                self.downs = [
-                    down._replace(until=down.until or at) if down.world == name else down for down in self.downs
-                ]
+                self.downs = [(world, own, until or at * (world == name)) for world, own, until in self.downs]
 
     def _stop_world(self, event: WorldStopping) -> None:
         stop = PhaseChanged(event.time, "stopping", "failure", event.signum, event.seconds, event.ranks)
@@ -363,7 +358,8 @@ class History:
 
     def _restart_world(self, event: WorldRestarted) -> None:
         self.restarts[event.world] = event.restarts
-        self.downs = [*self.downs[1 - MOST_DOWNS :], Down(event.world, self.world(event.world))]
+        if event.counted:
+            self.downs = [*self.downs[1 - MOST_DOWNS :], (event.world, self.world(event.world), 0)]
         self.injected = [one for one in self.injected if one.rank not in event.ranks]
         for rank in event.ranks:
             self.stops.pop(rank, None)

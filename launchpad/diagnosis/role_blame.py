@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from launchpad.diagnosis.blame import LATE_NS, Evidence
 from launchpad.diagnosis.candidates import Candidate
-from launchpad.diagnosis.history import Down, History
+from launchpad.diagnosis.history import History
 
 # A world that was started again, and of which nobody knows when it was ready, was so after this time (ns).
 BACK_NS = 60_000_000_000
@@ -42,7 +42,11 @@ def over_worlds(history: History, evidence: Evidence, judge: Callable[[History],
     """
     gone = [
         *(_Gone(history.role(one.rank), one, 0) for one in evidence.own if one.rank >= 0),
-        *(found for down in history.downs if (found := _restarted(down, judge)) is not None),
+        *(
+            _Gone(world, cause._replace(again=True), until or cause.time + BACK_NS)
+            for world, attempt, until in history.downs
+            if (cause := judge(attempt)) is not None and cause.rank >= 0
+        ),
     ]
     own, secondary = [], []
     causes: list[Candidate] = []
@@ -62,14 +66,6 @@ def over_worlds(history: History, evidence: Evidence, judge: Callable[[History],
         role = history.role(victim.rank)
         evidence = evidence._replace(finished=[one for one in evidence.finished if history.role(one[1]) == role])
     return evidence
-
-
-def _restarted(down: Down, judge: Callable[[History], Candidate | None]) -> _Gone | None:
-    """A world that was started again."""
-    cause = judge(down.history)
-    if cause is None or cause.rank < 0:
-        return None
-    return _Gone(down.world, cause._replace(again=True), down.until or cause.time + BACK_NS)
 
 
 def _lost(history: History, one: Candidate, gone: Sequence[_Gone]) -> _Gone | None:

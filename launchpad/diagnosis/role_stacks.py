@@ -14,7 +14,8 @@ Roles = Sequence[Sequence[Any]]  # [name, [rank, …]] each
 
 def by_role(taken: StacksTaken, roles: Roles) -> Iterator[tuple[str, int, StacksTaken]]:
     """Each role's name, its first rank in the job, and its stacks, with the numbers that its ranks have in it."""
-    for name, ranks in roles:
+    here = [(name, ranks) for name, ranks in roles if not set(taken.ranks).isdisjoint(ranks)]
+    for name, ranks in here or roles:
         first = ranks[0]
         yield (
             name,

@@ -37,12 +37,12 @@ class Hub:
         tell: Callable[[Any], None],
         happened: Take,
         lose: Callable[[int, str], None],
-        again: Callable[[Collection[int], int], None],
+        again: Callable[[Collection[int], int, int], None],
     ) -> None:
         """`post` puts a message into the loop's inbox, from any thread. `tell` shows an event to the sinks.
 
         `happened` gives it to the state machine too. `lose` counts a node as lost, for this reason. `again` starts the
-        ranks of these nodes again, for the given time.
+        ranks of these nodes again: for which time, and after how many restarts.
         """
         self.nodes = nodes
         self.clock = clock

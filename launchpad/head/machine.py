@@ -299,6 +299,12 @@ class Machine:
         """A running rank has spawned these."""
         self.running.update(ranks)
 
+    def start_again(self, now: float) -> list[Action]:
+        """Stop all ranks and start them again, as the user asks for it; the nodes are those that are here."""
+        if self.phase != "running" or self.cause:
+            return []
+        return self._stop(Cause("joined"), self._on_request(signal.SIGTERM), now)
+
     def tick(self, now: float) -> list[Action]:
         """The actions that are due at `now`."""
         if self.deadline is None or now < self.deadline:

@@ -49,10 +49,16 @@ class RoleOrder:
         self._begun: set[str] = set()
         self.ready: set[str] = set()
         self._ended = False  # the services are being stopped
+        self._dismissed: set[str] = set()  # those that may end before the others
+        self._stopping: set[str] = set()  # those that are about to start again
 
     def held(self) -> list[str]:
         """The roles that have not begun."""
         return [name for name in self._roles if name not in self._begun]
+
+    def runs(self, name: str) -> bool:
+        """Whether a rank of it has not ended."""
+        return bool(self._running[name])
 
     def awaited(self, name: str) -> list[str]:
         """The roles for which this one waits."""
@@ -79,11 +85,21 @@ class RoleOrder:
                 return self.got_ready(name)
         return [Look(name)]
 
+    def stopping(self, name: str) -> None:
+        """A role is stopped to start again: how its ranks end doesn't count."""
+        self._stopping.add(name)
+
     def restarted(self, name: str) -> None:
         """A role is started again: who has not begun waits for it again."""
         self._to_start[name] = set(self._ranks[name])
         self._running[name] = set(self._ranks[name])
         self.ready.discard(name)
+        self._stopping.discard(name)
+
+    def dismiss(self, name: str) -> list[int]:
+        """A role is being stopped, and that it ends is no failure. Returns its ranks that run."""
+        self._dismissed.add(name)
+        return sorted(self._running[name])
 
     def got_ready(self, name: str) -> list[Action]:
         """A role is ready."""
@@ -93,12 +109,12 @@ class RoleOrder:
     def exited(self, rank: int, code: int) -> list[Action]:
         """A rank has exited. A failure is for the job's state machine to judge."""
         name = self._role_of.get(rank, "")
-        if not name or code != 0:
+        if not name or code != 0 or name in self._stopping:
             return []
         self._running[name].discard(rank)
         roles, role = self._roles.values(), self._roles[name]
         if role.service:
-            if self._ended:
+            if self._ended or name in self._dismissed:
                 return []
             return [FailRole(rank, "is a service, and exited with code 0 while other roles still ran")]
         if self._running[name]:

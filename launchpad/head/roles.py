@@ -11,10 +11,10 @@ from launchpad.head.hub import Hub
 from launchpad.head.part import Part
 from launchpad.head.readiness import ReadinessCheck
 from launchpad.head.role_order import Begin, EndServices, FailRole, Look, RoleOrder
-from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, SignalWorld
+from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, SignalWorld, StartAgain
 from launchpad.job.outcome import TIMED_OUT
 from launchpad.job.roles import address_of, host_port, variable_of
-from launchpad.job.spec import RoleSpec
+from launchpad.job.spec import RoleSpec, named
 from launchpad.protocol.commands import Command, Finish, Signal
 from launchpad.protocol.events import (
     Output,
@@ -25,6 +25,9 @@ from launchpad.protocol.events import (
     RankStarted,
     RoleAwaited,
     RoleReady,
+    WorldAnswered,
+    WorldAsked,
+    WorldRequested,
     WorldRestarted,
     WorldStopping,
 )
@@ -49,7 +52,7 @@ class RoleIsReady(Message):
 class Roles(Part):
     """The part above the worlds."""
 
-    takes = (RoleIsReady, SignalWorld, FinishWorld, RestartWorld, WorldStopping)
+    takes = (RoleIsReady, SignalWorld, FinishWorld, RestartWorld, WorldStopping, WorldRequested)
     sees = (RankStarted, RankExited, PhaseChanged, Output)
 
     def __init__(self, hub: Hub, roles: Sequence[RoleSpec], ranks: dict[str, list[int]]) -> None:
@@ -93,13 +96,16 @@ class Roles(Part):
                 self._is_ready(role)
             case WorldStopping(world=world):
                 self._forget(world)
+                self._order.stopping(world)
                 self._hub.tell(message._replace(time=time.monotonic_ns()))
-            case SignalWorld(world=world, signum=signum):
-                self._send_all(world, Signal(signum))
+            case SignalWorld(world=world, signum=signum, stops=stops):
+                self._send_all(world, Signal(signum, stops=stops))
             case FinishWorld(world=world):
                 self._send_all(world, Finish(leave=False))
-            case RestartWorld(world=world, restarts=restarts):
-                self._restart(world, restarts)
+            case RestartWorld():
+                self._restart(message)
+            case WorldRequested():
+                self._requested(message)
             case PhaseChanged(phase=phase) if phase in ("stopping", "over"):
                 self._drop_held()
 
@@ -107,12 +113,32 @@ class Roles(Part):
         for node in self._nodes[role]:
             self._hub.nodes.send(node, command)
 
-    def _restart(self, name: str, restarts: int) -> None:
+    def _requested(self, request: WorldRequested) -> None:
+        """Somebody wants to stop roles, or to have them start again."""
+        meant = [name for name in self._roles if named(name, request.role)]
+        begun = [name for name in meant if name not in self._order.held() and self._order.runs(name)]
+        text = ""
+        if not meant:
+            text = f"there is no role {request.role!r}, only {', '.join(self._roles)}"
+        elif not begun or self._hub.ends:
+            text = f"{request.role} is not running"
+        answer = f"{', '.join(begun)}: {'stopping' if request.what == 'stop' else 'starting again'}"
+        self._hub.tell(WorldAnswered(request.asker, text or answer, bool(text)))
+        for name in [] if text else begun:
+            self._hub.tell(WorldAsked(time.monotonic_ns(), name, request.what))
+            if request.what == "stop":
+                self._forget(name)
+                self._end(self._order.dismiss(name))
+            else:
+                self._hub.happened(-1, StartAgain(name))
+
+    def _restart(self, message: RestartWorld) -> None:
+        name, attempt, restarts, counted = message
         ranks, (most, period) = self._ranks[name], self._roles[name].spec.limits.max_restarts
         self._tails = {place: text for place, text in self._tails.items() if place[0] not in ranks}
         self._order.restarted(name)
-        self._hub.tell(WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0))
-        self._hub.again(self._nodes[name], restarts)
+        self._hub.tell(WorldRestarted(time.monotonic_ns(), name, ranks, restarts, most, period or 0.0, counted))
+        self._hub.again(self._nodes[name], attempt, restarts)
 
     def _tell_ports(self) -> None:
         for name, role in self._roles.items():
@@ -146,8 +172,9 @@ class Roles(Part):
                         self._hub.release(node)
                 case Look(role=role):
                     self._look(role)
-                case EndServices(ranks=ranks):
+                case EndServices(ranks=ranks):  # all else has ended well
                     self._end(ranks)
+                    self._drop_held()
                 case FailRole(rank=rank, reason=reason):
                     self._fail(rank, 1, reason)
 
@@ -215,10 +242,9 @@ class Roles(Part):
     # The end.
 
     def _end(self, ranks: list[int]) -> None:
-        """All else has ended well: the exit codes of the services don't count any more."""
+        """Stop these ranks, whose exit codes don't count any more."""
         self._hub.dismissed.update(ranks)
         self._hub.happened(-1, Dismissed(ranks))
-        self._drop_held()
         now = self._hub.clock.now()
         for name, role in self._roles.items():
             own, limits = [rank for rank in self._ranks[name] if rank in ranks], role.spec.limits

@@ -13,6 +13,7 @@ from launchpad.head.hub import Hub
 from launchpad.head.machine import TakeStacks
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.job.limits import IDLE_SECONDS
+from launchpad.job.spec import named
 from launchpad.protocol.commands import DumpStacks
 from launchpad.protocol.events import (
     SILENT,
@@ -29,6 +30,7 @@ from launchpad.protocol.events import (
     StacksTaken,
     Stalled,
     StopRequested,
+    WorldAnswered,
 )
 from launchpad.protocol.stacks import separate
 
@@ -65,6 +67,11 @@ class _StackRequest(NamedTuple):
     full: bool = False
     insists: bool = True
     rank: int = -1  # only this one; -1: all
+    ranks: Collection[int] | None = None  # only these; None: all
+
+    def wants(self, rank: int) -> bool:
+        """Whether it is about this rank."""
+        return self.rank in (-1, rank) and (self.ranks is None or rank in self.ranks)
 
 
 class StackRequests(Part):
@@ -124,14 +131,27 @@ class StackRequests(Part):
                 self._look_afresh()
             case StackDumps(number=number) if self._current is not None and number == self._number:
                 self._answered(message)
-            case StacksRequested(asker=asker, native=native, full=full, rank=rank):
-                self._waiting.append(_StackRequest("asked", "", asker, native, full, rank=rank))
+            case StacksRequested():
+                self._requested(message)
             case TakeStacks(why=why):
                 self._ask(why)
             case StopRequested(signum=signal.SIGQUIT):
                 self._ask("asked")
             case Listening() | Reached() if self._pairs is not None:  # else it is late, or somebody else has asked
                 self._pairs.on(source, message, self._hub.clock.now())
+
+    def _requested(self, message: StacksRequested) -> None:
+        ranks: Collection[int] | None = None
+        if message.role:
+            roles = self._hub.plan.roles
+            ranks = {rank for name, own in roles if named(name, message.role) for rank in own}
+            if not ranks:
+                known = f", only {', '.join(name for name, _ in roles)}" if roles else ""
+                text = f"there is no role {message.role!r}{known}"
+                self._hub.tell(WorldAnswered(message.asker, text, True))
+                return
+        asked = _StackRequest("asked", "", message.asker, message.native, message.full, rank=message.rank, ranks=ranks)
+        self._waiting.append(asked)
 
     def _answered(self, message: StackDumps) -> None:
         try:
@@ -230,8 +250,8 @@ class StackRequests(Part):
             self._early = {rank: one for rank, one in self._answers.items() if one.threads}
             return
         asked = [rank for rank in sorted(self._ranks) if rank in running or rank in self._answers]
-        ranks = [rank for rank in asked if request.rank in (-1, rank)]
-        answers = [self._answers[rank] for rank in sorted(self._answers) if request.rank in (-1, rank)]
+        ranks = [rank for rank in asked if request.wants(rank)]
+        answers = [self._answers[rank] for rank in sorted(self._answers) if request.wants(rank)]
         at = time.monotonic_ns()
         starting = [rank for rank in ranks if rank not in self._started]
         self._hub.post(StacksTaken(at, request.why, request.asker, request.full, ranks, answers, starting))

@@ -422,7 +422,7 @@ class Supervisor:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):
                 self._hub.begin(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
 
-    def _start_again(self, nodes: Collection[int], restarts: int) -> None:
+    def _start_again(self, nodes: Collection[int], attempt: int, restarts: int) -> None:
         """Start the ranks of these nodes again; all others run on."""
         ranks = [rank for node in nodes for rank in self._hub.ranks_of(node)]
         for part in self._parts:
@@ -432,7 +432,7 @@ class Supervisor:
         plan = self._hub.plan
         for node in plan.nodes:
             if node.index in nodes and node.index in self.nodes.open:
-                self._hub.begin(node.index, plan.start(node, restarts, restarts, self._flow.window, self._stdin))
+                self._hub.begin(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
 
     def _lose(self, node: int, reason: str, at: int | None = None, trace: str = "") -> None:
         """Count a node as lost, with its ranks. `at`: since when, if not now."""

@@ -1,9 +1,9 @@
-"""The state machine above the worlds of a job: each world that may restart has a machine of its own below it. No I/O.
+"""The state machine above the worlds of a job: each has a machine of its own below it. No I/O.
 
-While a world has restarts left, what happens to its ranks is its own machine's: the job's hears nothing of it, and all
-other worlds run on. Once they are used up, or when it has ended, its ranks are the job's, and the next failure ends it:
+As long as a world may restart, what happens to its ranks is its own machine's: the job's hears nothing of it, and all
+other worlds run on. A failure for which no restart is left, and its end, are the job's, with its ranks:
 
-    its own ──ended well, no restart left, none that would help, node lost, the job stops, dismissed──► the job's
+    its own ──failed without a restart left or that would help, ended well, node lost, dismissed, job stops──► the job's
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from launchpad.head.machine import FinishAttempt, Judgement, Machine, Meet, Phase, Restart, TakeStacks
 from launchpad.job.limits import Limits
-from launchpad.job.membership import Seat
+from launchpad.job.membership import Membership, Seat
 from launchpad.job.outcome import Cause
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
@@ -49,6 +49,7 @@ class SignalWorld(Message):
 
     world: str
     signum: int
+    stops: bool = False  # it is the one by which its user wants it to stop
 
 
 class FinishWorld(Message):
@@ -61,7 +62,15 @@ class RestartWorld(Message):
     """Start the ranks of a world again."""
 
     world: str
-    restarts: int  # how often that was done, this time included
+    attempt: int  # 1 for the first time
+    restarts: int  # how often that was done after a failure, this time included
+    counted: bool  # it has failed
+
+
+class StartAgain(Message):
+    """Stop the ranks of a world, and start them again, though none has failed."""
+
+    world: str
 
 
 class Dismissed(Message):
@@ -76,7 +85,7 @@ class Worlds:
     def __init__(self, job: Machine, worlds: Sequence[RoleWorld], judge: Judge, now: float) -> None:
         """`judge` is asked before each restart of the world that it is called with; see Machine for the rest."""
         self._job = job
-        self._own = {one.name: _Own(one, judge, now) for one in worlds if one.limits.max_restarts.most}
+        self._own = {one.name: _Own(one, judge, now) for one in worlds}
         self._by_rank = {rank: own for own in self._own.values() for rank in own.world.ranks}
         self._by_node = {seat.node: own for own in self._own.values() for seat in own.world.seats}
 
@@ -140,6 +149,9 @@ class Worlds:
                 return list(self._translated(own, own.machine.on(event, now, node), now))
             case NodeLost(node=lost) if lost in self._by_node:
                 return self._hand_over(self._by_node[lost], now, event)
+            case StartAgain(world=world):
+                found = self._own.get(world)
+                return list(self._translated(found, found.machine.start_again(now), now)) if found else []
             case Dismissed(ranks=ranks):
                 owns = {self._by_rank[rank].world.name: self._by_rank[rank] for rank in ranks if rank in self._by_rank}
                 return [action for own in owns.values() for action in self._hand_over(own, now)]
@@ -178,8 +190,8 @@ class Worlds:
         name, machine = own.world.name, own.machine
         for action in actions:
             match action:
-                case SendSignal(signum=signum):
-                    yield SignalWorld(name, signum)
+                case SendSignal(signum=signum, stops=stops):
+                    yield SignalWorld(name, signum, stops)
                 case PhaseChanged(phase="stopping", signum=signum, seconds=seconds, ranks=ranks):
                     yield WorldStopping(0, name, signum, seconds, ranks)
                 case PhaseChanged(phase="over"):
@@ -193,9 +205,9 @@ class Worlds:
                 case TakeStacks():  # it starts again soon, and nobody would see them
                     taken = StacksTaken(0, "failure", 0, False, [], [], [])
                     yield from self._translated(own, machine.on(taken, now), now)
-                case Restart(restarts=restarts):
+                case Restart(attempt=attempt, restarts=restarts, counted=counted):
                     own.gone.clear()
-                    yield RestartWorld(name, restarts)
+                    yield RestartWorld(name, attempt, restarts, counted)
 
     def _hand_over(self, own: _Own, now: float, event: Any = None) -> list[Any]:
         """From now on this world's ranks are the job's. `event`: what happens to them now, before it hears who left."""
@@ -212,12 +224,18 @@ class Worlds:
 
 
 class _Own:
-    """A world that has restarts left."""
+    """A world that has not failed for good."""
 
     def __init__(self, world: RoleWorld, judge: Judge, now: float) -> None:
         self.world = world
-        limits = Limits(grace=world.limits.grace, max_restarts=world.limits.max_restarts)
-        self.machine = Machine(world.seats, limits, now, judge=partial(judge, world.name), first=world.ranks[0])
+        self.machine = Machine(
+            world.seats,
+            world.limits._replace(timeout=None),
+            now,
+            membership=Membership(len(world.seats), len(world.seats), changes=True),  # may start again unless it failed
+            judge=partial(judge, world.name),
+            first=world.ranks[0],
+        )
         self.gone: set[int] = set()  # ranks that have exited in this attempt
 
 

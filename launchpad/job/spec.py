@@ -167,6 +167,11 @@ class Ready(NamedTuple):
         return f"{self.check}:{self.text}"
 
 
+def named(world: str, text: str) -> bool:
+    """Whether a text names this world: it, or the role of which it is a replica."""
+    return bool(text) and text in (world, world.rpartition(".")[0])
+
+
 class RoleSpec(NamedTuple):
     """One world of the job: a role, or a replica of it."""
 

@@ -995,6 +995,31 @@ class WorldStopping(Event, recorded=True):
     ranks: list[Rank]  # those that were still running
 
 
+class WorldRequested(Event):
+    """Somebody wants to stop a role of a running job, or have it start again."""
+
+    time: int
+    asker: int
+    what: str  # "stop", "restart"
+    role: str  # a role, or a replica of it
+
+
+class WorldAsked(Event, recorded=True):
+    """This is done to a world, as somebody has asked for it."""
+
+    time: int
+    world: str
+    what: str  # "stop", "restart"
+
+
+class WorldAnswered(Event):
+    """What becomes of a WorldRequested."""
+
+    asker: int
+    text: str
+    refused: bool
+
+
 class WorldRestarted(Event, recorded=True):
     """The ranks of one world were started again, while all others ran on."""
 
@@ -1004,6 +1029,7 @@ class WorldRestarted(Event, recorded=True):
     restarts: int  # how often this world was started again, of `most`
     most: int
     period: float = 0.0  # in how many seconds `most` restarts are allowed; 0: in all
+    counted: bool = True  # it had failed; otherwise somebody has asked for it
 
 
 class NotRestarted(Event, recorded=True):
@@ -1138,6 +1164,7 @@ class StacksRequested(Event):
     native: bool
     full: bool
     rank: int = -1  # only this one; -1: all
+    role: str = ""  # only the ranks of this one, or of this replica; "": all
 
 
 class DebugRequested(Event):

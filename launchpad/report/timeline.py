@@ -275,7 +275,8 @@ class TimelineBuilder:
     def _end_world(self, event: WorldRestarted, at: int) -> None:
         own = self._history.world(event.world)
         verdict = verdict_on(own)
-        self._mark(at, JOB, "restart", f"{event.world} started again: {summarize(own, verdict)}")
+        why = f": {summarize(own, verdict)}" if event.counted else ", as somebody had asked for it"
+        self._mark(at, JOB, "restart", f"{event.world} started again{why}")
         self._end_ranks([self._history.of(rank) for rank in event.ranks], verdict, at)
         self._begins |= dict.fromkeys(event.ranks, at)
 

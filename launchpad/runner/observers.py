@@ -11,6 +11,7 @@ from launchpad.console.debugger_sink import DebuggerSink
 from launchpad.console.notes import Notes
 from launchpad.console.stack_sink import StackSink
 from launchpad.console.top_sink import TopSink
+from launchpad.console.world_requests import WorldRequests
 from launchpad.control.server import ControlServer
 from launchpad.diagnosis.diagnosis import Diagnosis
 from launchpad.diagnosis.held_sink import HeldSink
@@ -65,8 +66,19 @@ class Observers:
         debuggers = DebuggerSink(say, self._control.answer)
         top = TopSink(self.diagnosis.history, spec.limits.max_restarts.most, self._control.answer)
         held = HeldSink(plan, self._tell_all)
+        requests = WorldRequests(self._control.answer)
         stragglers = StragglerSink(self.diagnosis.history, self._tell_all)
-        self._own: list[Sink] = [notes, self.diagnosis, held, stragglers, self._control, stacks, debuggers, top]
+        self._own: list[Sink] = [
+            notes,
+            self.diagnosis,
+            held,
+            stragglers,
+            self._control,
+            stacks,
+            debuggers,
+            top,
+            requests,
+        ]
         if plan.roles:  # collectives of different worlds can't be compared
             self._own.remove(stragglers)
         self.sinks: list[Sink] = []

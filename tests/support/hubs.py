@@ -54,7 +54,7 @@ class FakeJob:
             tell=self.told.append,
             happened=lambda _, event: self.happened.append(event),
             lose=lambda node, reason: self.lost.append((node, reason)),
-            again=lambda nodes, restarts: self.started_again.append((list(nodes), restarts)),
+            again=lambda nodes, _, restarts: self.started_again.append((list(nodes), restarts)),
         )
 
     @property

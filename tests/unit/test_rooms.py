@@ -33,7 +33,7 @@ REASONS = {
     "the command line itself: real/one_node, real/terminal": "cli",
     "process groups of ranks: real/torch, real/mpi": "collectives",
     "what a user sees of a job: real/one_node, real/terminal": (
-        "console/console console/debugger_sink console/stack_sink console/top_sink"
+        "console/console console/debugger_sink console/stack_sink console/top_sink console/world_requests"
     ),
     "another process asks a job: real/terminal/test_top.py, real/one_node/test_stacks.py": "control",
     "tested by the verdicts that it is part of": "diagnosis/escapes diagnosis/nested diagnosis/reasons",

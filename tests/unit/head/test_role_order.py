@@ -87,3 +87,20 @@ def test_a_rank_that_had_ended_well_runs_again_with_its_world() -> None:
     order.restarted("train")
     assert order.exited(3, 0) == []
     assert order.exited(2, 0) == [EndServices([0, 1])]
+
+
+def test_how_a_role_ends_that_is_about_to_start_again_does_not_count() -> None:
+    order = begun(SERVICE, TRAIN)
+    order.got_ready("serve")
+    for name, ranks in RANKS.items():
+        order.stopping(name)
+        assert [order.exited(rank, 0) for rank in ranks] == [[], []]
+        order.restarted(name)
+    order.exited(2, 0)
+    assert order.exited(3, 0) == [EndServices([0, 1])]
+
+
+def test_a_service_that_is_stopped_may_end() -> None:
+    order = begun(SERVICE, TRAIN)
+    assert order.dismiss("serve") == [0, 1]
+    assert [order.exited(0, 0), order.exited(1, 0), order.runs("serve")] == [[], [], False]

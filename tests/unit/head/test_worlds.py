@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launchpad.head.machine import FinishAttempt, Judgement, Machine
-from launchpad.head.worlds import Dismissed, FinishWorld, RestartWorld, RoleWorld, SignalWorld, Worlds
+from launchpad.head.worlds import (
+    Dismissed,
+    FinishWorld,
+    RestartWorld,
+    RoleWorld,
+    SignalWorld,
+    StartAgain,
+    Worlds,
+)
 from launchpad.job.limits import Limits, RestartLimit
 from launchpad.job.membership import Seat
 from launchpad.protocol.events import (
@@ -73,7 +81,7 @@ def test_a_world_is_stopped_and_starts_again_alone() -> None:
     assert job.exit(3, 7) == stopping("b", 2)
     assert job.worlds.running == {0, 1, 2, 4}
     assert job.exit(2, -15) == [FinishWorld("b")]
-    assert job.drained(1) == [RestartWorld("b", 1)]
+    assert job.drained(1) == [RestartWorld("b", 1, 1, True)]
     assert job.asked == ["b"]
     assert (job.worlds.phase, job.worlds.running) == ("running", {0, 1, 2, 3, 4})
 
@@ -117,6 +125,19 @@ def test_a_world_without_restarts_fails_for_all() -> None:
     assert job.worlds.running == {0, 2, 4}
 
 
+def test_a_world_starts_again_because_somebody_asks_for_it() -> None:
+    job = Job(most=0)
+    assert job.on(StartAgain("b")) == [
+        WorldStopping(0, "b", signal.SIGTERM, 30.0, [2, 3]),
+        SignalWorld("b", signal.SIGTERM),
+    ]
+    assert job.on(StartAgain("b")) == []
+    assert [job.exit(2), job.exit(3, -15)] == [[], [FinishWorld("b")]]
+    assert job.drained(1) == [RestartWorld("b", 1, 0, False)]
+    assert (job.asked, job.worlds.running) == ([], {0, 1, 2, 3, 4})
+    assert phases(job.exit(3, 7)) == [("stopping", [0, 1, 2, 4])], "and a failure is one"
+
+
 def test_the_job_ends_when_all_worlds_have() -> None:
     job = Job()
     assert [action for rank in (2, 0, 3, 1) for action in job.exit(rank)] == []
@@ -129,7 +150,7 @@ def test_a_service_that_exits_with_0_starts_again() -> None:
     job = Job()
     assert job.exit(4)[-1] == FinishWorld("c")
     assert job.on(RankFailed(0, 4, 1, "is a service")) == []
-    assert job.drained(2) == [RestartWorld("c", 1)]
+    assert job.drained(2) == [RestartWorld("c", 1, 1, True)]
     assert job.exit(4) == [], "it has no restart left, and its order says so"
     assert phases(job.on(RankFailed(0, 4, 1, "is a service"))) == [("stopping", [0, 1, 2, 3])]
 
@@ -184,7 +205,7 @@ def test_whatever_happens_it_ends(data: st.DataObject) -> None:
                 case FinishWorld(world=world):
                     assert not ranks_of[world] & running
                     draining.add(world)
-                case RestartWorld(world=world, restarts=count):
+                case RestartWorld(world=world, restarts=count, counted=True):
                     restarts[world] += 1
                     assert count == restarts[world]
                     running.update(ranks_of[world])
