@@ -37,7 +37,7 @@ from launchpad.protocol.message import Message
 GRACE_SECONDS = 30.0
 
 # When to say that a role waits for another, and how often again.
-FIRST_WORD = 5.0
+FIRST_WORD = 10.0
 
 # How much of a stream's end is kept, to find a text that comes in pieces.
 MOST_TAIL = 4096

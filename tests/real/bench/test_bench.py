@@ -30,7 +30,8 @@ def test_simulated_nodes_join_and_are_lost(part: str, count: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery", "succession"]
+    "name",
+    ["launch", "ssh", "scale", "collectives", "gallery", "chaos", "goodput", "recovery", "succession", "roles"],
 )
 def test_a_bench_says_what_it_does(name: str) -> None:
     assert f"{name}.py" in run(f"{name}.py", "--help")

@@ -192,3 +192,28 @@ def test_a_missing_launcher_is_named(launchpad: Launchpad) -> None:
     done = launchpad.run("run", "--nproc", 1, EXAMPLES / "frontend.py", "--frontend", "mpi")
     assert done.returncode == 2
     assert "no launcher has set PMI_RANK or OMPI_COMM_WORLD_RANK: start it as --help says" in done.stderr
+
+
+@needs_torch
+def test_a_parameter_server(launchpad: Launchpad) -> None:
+    config = EXAMPLES / "roles" / "parameter_server.toml"
+    shutil.copytree(EXAMPLES, launchpad.folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    done = launchpad.run("run", "--no-advice", "--config", config, "--job", "ps")
+    assert done.returncode == 0, done.stderr
+    found = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert [line.partition(":")[0] for line in found] == ["worker 0", "worker 1", "worker 2"]
+    # One that ends early may have met a gradient that another had computed from old weights.
+    assert min(float(line.split()[4]) for line in found) < 0.1, found
+
+
+@needs_torch
+@pytest.mark.skipif(not find_spec("torchft"), reason="this framework is not installed: torchft")
+def test_torchft(launchpad: Launchpad) -> None:
+    """A replica group is killed, and the others go on."""
+    shutil.copytree(EXAMPLES, launchpad.folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    config = EXAMPLES.parent / "configs" / "torchft.toml"
+    launchpad.environ["PATH"] = f"{sys.prefix}/bin:{launchpad.environ['PATH']}"
+    kill = ("--inject", "kill:2@15s")
+    done = launchpad.run("run", "--no-advice", "--config", config, "--job", "torchft", *kill)
+    assert done.returncode == 0, done.stderr
+    assert all(f"[train.{group}    0] step 20:" in done.stdout for group in range(3))

@@ -15,7 +15,8 @@ def test_who_is_to_blame(launchpad: Launchpad, play: Play) -> None:
     (launchpad.folder / "train.py").write_text(CLIENT + play.client + "\n")
     done = launchpad.run("run", "--config", "job.toml", "--job", "j")
     said = [line.removeprefix("launchpad: ") for line in done.stderr.splitlines() if line.startswith("launchpad: ")]
-    verdict = [line for line in said if not line.startswith("failed: ") and not line.endswith("sent SIGKILL")]
+    notes = ("failed: ", "train waits for ")
+    verdict = [line for line in said if not line.startswith(notes) and not line.endswith("sent SIGKILL")]
     assert done.returncode == play.code, done.stderr
     if not play.blamed:
         assert verdict == [], done.stderr

@@ -1,0 +1,138 @@
+"""What several worlds in one job cost: python tests/bench/roles.py [--runs 5]
+
+- start: as many roles of one rank beside one role of as many ranks, from the command to its end, in turns;
+- restart: four replicas of two ranks that all_reduce in a loop; a rank of one is killed again and again. Until its own
+  next all_reduce, and the longest step of the others over their median meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """\
+import os, sys, time
+import torch, torch.distributed as dist
+own = os.environ
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+with open(f"steps-{own['LAUNCHPAD_REPLICA']}-{own['RANK']}", "a", buffering=1) as file:
+    while not os.path.exists("over"):
+        dist.all_reduce(ones)
+        print(time.monotonic(), os.getpid(), file=file)
+        time.sleep(0.02)
+        stop = torch.tensor([float(os.path.exists("over"))])
+        dist.all_reduce(stop)
+        if stop.item():
+            break
+dist.destroy_process_group()
+"""
+
+PATIENCE = 60.0
+
+
+def launchpad(folder: Path, text: str) -> list[str]:
+    """The command for a job file of this text."""
+    (folder / "job.toml").write_text(text)
+    return [sys.executable, "-m", "launchpad", "run", "--no-advice", "--config", "job.toml", "--job", "j"]
+
+
+def seconds(folder: Path, text: str) -> float:
+    """How long the job takes."""
+    argv, begun = launchpad(folder, text), time.monotonic()
+    done = subprocess.run(argv, cwd=folder, env=environ(), stdin=subprocess.DEVNULL, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return time.monotonic() - begun
+
+
+def environ() -> dict[str, str]:
+    """Ours, with the checkout's launchpad."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def start(runs: int, ranks: int) -> None:
+    """The first part."""
+    one = f'[jobs.j.roles.a]\ntarget = "true"\nnproc = {ranks}\n'
+    many = "".join(f'[jobs.j.roles.a{number}]\ntarget = "true"\n' for number in range(ranks))
+    times: dict[str, list[float]] = {one: [], many: []}
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(runs):
+            for text, found in times.items():
+                found.append(seconds(Path(name), text))
+    alone, several = (statistics.median(found) for found in times.values())
+    print(f"one role of {ranks} ranks {alone:.3f} s, {ranks} of one {several:.3f} s: {several / alone:.2f} times")
+
+
+def steps(folder: Path, replica: int, rank: int = 0) -> list[tuple[float, int]]:
+    """When a rank has made its steps, with its pid."""
+    path = folder / f"steps-{replica}-{rank}"
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [(float(at), int(pid)) for at, pid, *_ in (line for line in lines if len(line) == 2)]
+
+
+def wait(folder: Path, replica: int, after: float) -> float:
+    """When a replica made its first step after that."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found = [at for at, _ in steps(folder, replica) if at > after]
+        if found:
+            return found[0]
+        time.sleep(0.002)
+    raise SystemExit(f"replica {replica} made no step in {PATIENCE:g} s")
+
+
+def restart(runs: int, replicas: int) -> None:
+    """The second part."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "steps.py").write_text(PROGRAM)
+        text = f'[jobs.j.roles.r]\ntarget = "steps.py"\nnproc = 2\nreplicas = {replicas}\nmax-restarts = {runs}\n'
+        job = subprocess.Popen(launchpad(folder, text), cwd=folder, env=environ(), stderr=subprocess.DEVNULL)
+        for replica in range(replicas):
+            wait(folder, replica, 0.0)
+        back = []
+        begun = time.monotonic() + 1
+        time.sleep(2)
+        for _ in range(runs):
+            killed = time.monotonic()
+            os.kill(steps(folder, 0, 1)[-1][1], signal.SIGKILL)
+            # The other rank may have got through one more step.
+            back.append(wait(folder, 0, killed + 0.03) - killed)
+            time.sleep(1)
+        ended = time.monotonic()
+        (folder / "over").touch()
+        job.wait(PATIENCE)
+        gaps = []
+        for replica in range(1, replicas):
+            times = [at for at, _ in steps(folder, replica) if begun < at < ended]
+            gaps.append([after - before for before, after in itertools.pairwise(times)])
+    print(f"killed {runs} times: its next all_reduce after {statistics.median(back):.3f} s (up to {max(back):.3f} s)")
+    worst = max(max(found) / statistics.median(found) for found in gaps)
+    print(f"the others' longest step: {worst:.2f} times their median of {statistics.median(gaps[0]):.3f} s")
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=32, help="of the first part")
+    parser.add_argument("--replicas", type=int, default=4, help="of the second part")
+    options = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    start(options.runs, options.ranks)
+    restart(options.runs, options.replicas)
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
