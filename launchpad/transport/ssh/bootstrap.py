@@ -1,9 +1,10 @@
 """Run on a node with nothing installed: unpack the bundle, unless it is there already, and run agent/arrival.py of it.
 
 This file is sent as text, as the first line on the link, and executed by any Python (see `transport/ssh/bundle.py`).
-So it imports nothing of ours, and even Python 3.6 can run it to say that it is too old. The second line is the bundle's
-hash and size, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or NEED, after which the bundle
-follows, or a sentence that says what went wrong. A shell's greeting may come before the mark.
+So it imports nothing of ours, and even Python 3.6 can run it to look for a newer one, or to say that it is too old. The
+second line is the bundle's hash and size, and what arrival.py is to do, as JSON. The answer is MARK and then HAVE, or
+NEED, after which the bundle follows, or a sentence that says what went wrong. A shell's greeting may come before the
+mark. The words of the command line are the minor versions of Python that may be used instead, the best one first.
 """
 
 import io
@@ -23,17 +24,38 @@ PACKAGE = "launchpad_node"
 # The directory next to it, with what a rank may import under launchpad's own name (agent/ranks/starter.py).
 FOR_RANKS = "for_ranks"
 
+# Where Pythons are, besides PATH, which is short for commands that come over SSH.
+PLACES = (
+    "/usr/local/bin",
+    "/usr/bin",
+    "/opt/*/bin",
+    "~/.local/bin",
+    "~/.pyenv/versions/*/bin",
+    "~/.local/share/uv/python/*/bin",
+    "~/*conda*/bin",
+    "~/miniforge*/bin",
+)
+
+# What a newer Python runs: this file and what followed it, from the descriptor that its second word names.
+_RUN_AGAIN = (
+    "import io,sys;given=io.FileIO(int(sys.argv[1]));line=given.readline();exec(eval(line));"
+    "main(io.FileIO(0,closefd=False),given.readline())"
+)
+
 # Bundles that were not used for this long belong to an old version.
 _KEPT_SECONDS = 30 * 86400
 
 
-def main(stdin: io.FileIO) -> None:
-    """Read the second line from `stdin`, a raw file. Never returns."""
-    digest, size, text = stdin.readline().decode().split(None, 2)
+def main(stdin: io.FileIO, given: bytes = b"") -> None:
+    """Read the second line from `stdin`, a raw file, unless it is `given`. Never returns."""
+    given = given or stdin.readline()
+    digest, size, text = given.decode().split(None, 2)
     asked = json.loads(text)
     if sys.version_info < (3, 10):  # noqa: UP036
+        _run_newer(given)
         version = ".".join(map(str, sys.version_info[:2]))
-        _refuse(f"its Python ({sys.executable}) is {version}; launchpad needs 3.10 or newer")
+        todo = "install one there" if sys.argv[1:-1] else "name another one with --python"
+        _refuse(f"its Python ({sys.executable}) is {version}, and launchpad needs 3.10 or newer: {todo}")
     if not sys.platform.startswith("linux"):
         _refuse(f"it runs {sys.platform}; launchpad's ranks need Linux")
     if "checkup" in asked:
@@ -70,6 +92,42 @@ def main(stdin: io.FileIO) -> None:
         os._exit(1)
     sys.path.insert(0, folder)
     _arrive(asked)
+
+
+def _run_newer(given: bytes) -> None:
+    """Have a Python that is new enough go on from here, if there is one."""
+    import tempfile
+
+    python = next(_newer(sys.argv[1:-1]), "")
+    if not python:
+        return
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(globals()["line"] + given)
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
+        os.execv(python, [python, "-I", "-S", "-c", _RUN_AGAIN, str(file.fileno()), sys.argv[-1]])
+
+
+def _newer(versions: "list[str]") -> "Iterator[str]":
+    """The Pythons here of these versions that do start."""
+    import glob
+    import subprocess
+
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    places += [path for place in PLACES for path in sorted(glob.glob(os.path.expanduser(place)))]
+    for version in versions:
+        for place in places:
+            path = os.path.join(place, "python" + version)
+            if os.access(path, os.X_OK):
+                check = "import sys; sys.exit(sys.version_info < (3, 10))"
+                argv = [path, "-I", "-S", "-c", check]
+                if (
+                    subprocess.call(
+                        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    )
+                    == 0
+                ):
+                    yield path
 
 
 def _arrive(asked: "dict[str, object]") -> NoReturn:

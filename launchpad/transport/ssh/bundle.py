@@ -49,6 +49,9 @@ _RUN = (
     f"len(line)=={{}} or os._exit({CUT});exec(eval(line));main(stdin)"
 )
 
+# The Pythons that may be used where python3 is too old; first the one like our own, for functions and --sync-env.
+_VERSIONS = dict.fromkeys(f"3.{minor}" for minor in (sys.version_info[1], 14, 13, 12, 11, 10))
+
 # What means something to csh (!, a newline) or fish (a backslash) even within single quotes.
 _QUOTED_OTHERWISE = re.compile(r"[!\n\\]")
 
@@ -107,7 +110,7 @@ class Startup(NamedTuple):
     """How to start on a node, and what."""
 
     python: str  # a path or a name
-    exact: bool = False  # use no other Python; otherwise python3 where there is no such file
+    exact: bool = False  # use no other Python; otherwise python3 where there is no such file, or a newer one
     enter: tuple[str, ...] = ()  # the words of --enter: a command that runs another one in a container
     asked: str = "{}"  # JSON for agent/arrival.py: {} for the agent
 
@@ -120,13 +123,17 @@ class Startup(NamedTuple):
     def words(self) -> list[str]:
         """The command line."""
         find = f"p={shlex.quote(self.python)}"
+        others: list[str] = []
         if not self.exact:
-            find += '; [ -x "$p" ] || p=python3'
+            others += _VERSIONS
+            names = " ".join(["python3", *(f"python{version}" for version in others), "python3"])
+            find += f'; [ -x "$p" ] || for p in {names}; do command -v $p >/dev/null && break; done'
         if self.enter:
             find = f"echo {ENTERED.decode().strip()}; {find}"
         run = _RUN.format(len(bootstrap()))
         # The last word is for a listing of processes.
-        return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{run}" launchpad-agent']
+        words = " ".join([*others, "launchpad-agent"])
+        return [*self.enter, "/bin/sh", "-c", f'{find}; exec "$p" -I -S -c "{run}" {words}']
 
     @property
     def command(self) -> str:

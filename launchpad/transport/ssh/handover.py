@@ -106,8 +106,10 @@ def not_started(name: str, code: int, output: bytes, stderr: bytes, startup: Sta
         text = f"a start-up file of its shell (~/.bashrc?) read what was meant for the agent{quoted}"
         return ConnectError("protocol", name, f"{text}; let it read only in interactive shells")
     if code in _CANT_RUN:
-        python = startup.python
-        return ConnectError("no Python", name, f"can't run {python} there{quoted}; name another one with --python")
+        python, todo = startup.python, "name another one with --python"
+        if not startup.exact and python != "python3":
+            python, todo = f"{python} or python3", "install Python 3.10 or newer, or name one with --python"
+        return ConnectError("no Python", name, f"can't run {python} there{quoted}; {todo}")
     ended = f"its shell exited with code {code}" if code >= 0 else "the connection ended"
     return ConnectError("protocol", name, f"{ended} before the agent started{quoted}")
 

@@ -303,18 +303,25 @@ def test_a_python_that_is_not_there_is_told_however_soon_the_host_hangs_up(
     pool.close()
 
 
+def play_old(python: Path) -> None:
+    """Make it an interpreter that says it is Python 3.8."""
+    python.write_text(
+        f"#!/bin/sh\nshift 3\nexec {sys.executable} "
+        '-c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(1))" "$@"\n'
+    )
+    python.chmod(0o755)
+
+
 @both_ways
 def test_a_python_that_is_too_old(launchpad: Launchpad, hosts: Hosts) -> None:
     """Played by the bootstrap itself, to which another version is told."""
     old = launchpad.folder / "old"
-    old.write_text(
-        f"#!/bin/sh\nshift 3\nexec {sys.executable} "
-        '-c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv.pop(1))" "$@"\n'
-    )
-    old.chmod(0o755)
+    play_old(old)
     done = hosts.run(launchpad, "-H", "n1", "--python", old, "show.py")
     assert done.returncode == 3
-    assert re.search(r"n1  no Python: its Python \(.*\) is 3\.8; launchpad needs 3\.10 or newer", done.stderr)
+    assert re.search(
+        r"n1  no Python: its Python \(.*\) is 3\.8, and launchpad needs 3\.10 or newer: name ", done.stderr
+    )
 
 
 @both_ways
@@ -499,6 +506,26 @@ def test_hosts_without_the_interpreter_are_named_once(launchpad: Launchpad, tmp_
     assert re.fullmatch(text % ("n1 and n2 have", "their"), done.stderr)
     assert re.fullmatch(text % ("n1 has", "its"), planned.stderr)
     assert [lines(one) for one in silent] == [["[0] hello"]] * 2
+
+
+@pytest.mark.parametrize("way", ["paramiko", "openssh"])
+def test_a_python3_that_is_too_old_gives_way_to_a_newer_one(launchpad: Launchpad, tmp_path: Path, way: str) -> None:
+    """Where PATH has both, and this machine's interpreter is not there."""
+    names, hidden = tmp_path / "bin", sys.executable.replace("/", "\\/")
+    names.mkdir()
+    (launchpad.folder / "show.py").write_text(SHOW)
+    play_old(names / "python3")
+    newer = names / f"python3.{sys.version_info[1]}"
+    newer.write_text(f'#!/bin/sh\nexport NEWER=yes; exec {sys.executable} "$@"\n')
+    newer.chmod(0o755)
+    shell = tmp_path / "shell"
+    shell.write_text(
+        f'#!/bin/sh\nexport PATH={names}:$PATH\neval "$(echo "$SSH_ORIGINAL_COMMAND" | sed "s/{hidden}/\\/gone/g")"\n'
+    )
+    shell.chmod(0o755)
+    with Hosts(launchpad, tmp_path / "ssh", f"ForceCommand {shell}") as hosts:
+        hosts.way = ("--ssh", way)
+        assert lines(hosts.run(launchpad, "-H", "n1", "show.py", "NEWER")) == ["[0] yes"]
 
 
 ASKS = """sh -c 'printf "Continue? "; while read -r x; do :; done'"""
