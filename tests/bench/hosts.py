@@ -28,7 +28,7 @@ _NEEDED = ("ip", "unshare", "sshd", "ssh", "ssh-keygen")
 _BOOT = """
 hostname "$1" && mount -t tmpfs -o mode=1777 none /dev/shm && mount --bind "$2/hosts" /etc/hosts &&
 { [ ! -e ~/.bashrc ] || mount --bind /dev/null ~/.bashrc; } &&
-ip link set lo up && exec "$3" -D -f "$2/$1/sshd_config" -E "$2/$1/log"
+{ [ -z "$4" ] || mount -t tmpfs none "$4"; } && ip link set lo up && exec "$3" -D -f "$2/$1/sshd_config" -E "$2/$1/log"
 """
 
 
@@ -46,10 +46,14 @@ def why_not() -> str:
 class Hosts:
     """n1 … nN, and what ssh needs to reach them: `ssh_config` names nothing of the user's own."""
 
-    def __init__(self, folder: Path, count: int, *, apart: bool = False) -> None:
-        """`apart`: each has a folder of its own for what launchpad keeps; otherwise they share one."""
+    def __init__(self, folder: Path, count: int, *, apart: bool = False, without: Path | None = None) -> None:
+        """`apart`: each has a folder of its own for what launchpad keeps; otherwise they share one.
+
+        `without`: a folder of this machine that is empty there.
+        """
         self.folder = folder
         self._apart = apart
+        self._without = str(without or "")
         self.names = [f"n{number}" for number in range(1, count + 1)]
         self.ssh_config = folder / "ssh_config"
         self._bridge = f"lpb{os.getpid()}"
@@ -134,7 +138,7 @@ PrintMotd no
     def _boot(self, name: str) -> subprocess.Popen[bytes]:
         sshd = shutil.which("sshd", path=_PATH)
         argv = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        argv += ["sh", "-c", _BOOT, f"host-{name}", name, str(self.folder), str(sshd)]
+        argv += ["sh", "-c", _BOOT, f"host-{name}", name, str(self.folder), str(sshd), self._without]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
         ours, theirs = f"{self._bridge}v{name[1:]}", Path(f"/proc/{process.pid}/ns/net")
         deadline = time.monotonic() + DEADLINE

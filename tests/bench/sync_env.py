@@ -1,9 +1,11 @@
 """An environment's way to hosts: `launchpad run --sync-env` beside rsync: python tests/bench/sync_env.py [--python P]
 
-Each host is a network namespace with its own sshd and a folder of its own for what is sent; all share this machine's
-cores and disk. rsync is `rsync -a` of the same prefix over the same ssh, one process for each host, all at once. Times
-are from the command line to its end; launchpad's are those of a whole job, of a rank on each host that prints nothing.
-Every run begins with empty folders, except "again".
+Each host is a network namespace with its own sshd and a folder of its own for what is sent, where the environment's
+own folder is empty; all share this machine's cores and disk, and none has a network that leads further. rsync is
+`rsync -a` of the same prefix over the same ssh, one process for each host, all at once. Times are from the command line
+to its end; launchpad's are those of a whole job, of a rank on each host that prints nothing. Every run begins with
+empty folders, except "again", which is the same job once more, and "sums", a job in which a rank of torch on each host
+takes part in an all_reduce.
 """
 
 from __future__ import annotations
@@ -24,6 +26,14 @@ from tests.bench.hosts import Hosts, why_not
 
 DEADLINE = 1800.0
 
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(int(total), "in all:", torch.__file__)
+"""
+
 
 def main() -> None:
     """Measure, and print a table."""
@@ -37,18 +47,22 @@ def main() -> None:
     prefix = Path(options.python).parent.parent
     files = [path.stat().st_size for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()]
     print(f"{prefix}: {len(files)} files, {sum(files) / 1e6:.0f} MB")
-    print("hosts  launchpad  rsync -a  ratio  again  peak memory of the launcher")
+    print("hosts  launchpad  rsync -a  ratio  again    sums    peak memory of the launcher")
     for count in map(int, options.hosts.split(",")):
-        with tempfile.TemporaryDirectory(prefix="lp-bench-") as folder, Hosts(Path(folder), count, apart=True) as hosts:
+        with (
+            tempfile.TemporaryDirectory(prefix="lp-bench-") as folder,
+            Hosts(Path(folder), count, apart=True, without=prefix) as hosts,
+        ):
             print(row(hosts, options.python, prefix, options.runs), flush=True)
 
 
 def row(hosts: Hosts, python: str, prefix: Path, runs: int) -> str:
     """Medians for these hosts. The two take turns, so that neither has the quieter hours."""
-    ours, theirs, again = [], [], []
+    ours, theirs, again, sums = [], [], [], []
     for _ in range(runs):
         ours.append(timed(lambda: launchpad(hosts, python)))
         again.append(timed(lambda: launchpad(hosts, python)))
+        sums.append(timed(lambda: all_reduce(hosts, python)))
         clear(hosts)
         theirs.append(timed(lambda: rsync(hosts, prefix)))
         clear(hosts)
@@ -56,7 +70,7 @@ def row(hosts: Hosts, python: str, prefix: Path, runs: int) -> str:
     mine, other = statistics.median(ours), statistics.median(theirs)
     return (
         f"{len(hosts.names):5}  {mine:7.1f} s  {other:6.1f} s  {mine / other:5.2f}  "
-        f"{statistics.median(again):.2f} s  {memory:.0f} MB"
+        f"{statistics.median(again):.2f} s  {statistics.median(sums):.2f} s  {memory:.0f} MB"
     )
 
 
@@ -67,10 +81,20 @@ def timed(work: Callable[[], None]) -> float:
     return time.monotonic() - begin
 
 
-def launchpad(hosts: Hosts, python: str) -> None:
-    """One job."""
-    words = ["--ssh-config", str(hosts.ssh_config), "-H", ",".join(hosts.names), "--python", python, "--sync-env"]
-    run([sys.executable, "-m", "launchpad", "run", *words, "true"])
+def launchpad(hosts: Hosts, python: str, *words: str) -> str:
+    """One job, and what it prints."""
+    options = ["--ssh-config", str(hosts.ssh_config), "-H", ",".join(hosts.names), "--python", python, "--sync-env"]
+    return run([sys.executable, "-m", "launchpad", "run", *options, *(words or ("true",))])
+
+
+def all_reduce(hosts: Hosts, python: str) -> None:
+    """A job of torch, which each host has from here."""
+    folder = hosts.folder / "program"
+    folder.mkdir(exist_ok=True)
+    (folder / "sum.py").write_text(PROGRAM)
+    said = launchpad(hosts, python, "--sync", "--wdir", str(folder), "sum.py").splitlines()
+    there = f"{len(hosts.names)} in all: {hosts.folder}"
+    assert [there in line for line in said] == [True] * len(hosts.names), said
 
 
 def rsync(hosts: Hosts, prefix: Path) -> None:
@@ -81,17 +105,18 @@ def rsync(hosts: Hosts, prefix: Path) -> None:
     assert [process.wait(DEADLINE) for process in processes] == [0] * len(processes)
 
 
-def run(argv: Sequence[str]) -> None:
-    """A command that must succeed."""
+def run(argv: Sequence[str]) -> str:
+    """The output of a command, which must succeed."""
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def clear(hosts: Hosts) -> None:
     """Remove what was sent, and let nothing of it be written while the next one is measured."""
     for name in hosts.names:
         for path in hosts.cache(name).glob("*"):
-            for part in [*path.glob("env-*"), *([path] if path.name == "rsync" else [])]:
+            for part in [*path.glob("env-*"), *path.glob("copy-*"), *([path] if path.name == "rsync" else [])]:
                 shutil.rmtree(part) if part.is_dir() else part.unlink()
     os.sync()
 
