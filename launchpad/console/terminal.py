@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,14 @@ from launchpad.protocol.events import STDERR
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
 # For a terminal that doesn't report its width.
 COLUMNS = 80
+
+# How many parts get a line at most.
+_MOST_PARTS = 8
 
 # How many hosts are named at most.
 _MOST_NAMES = 3
@@ -37,6 +41,14 @@ def columns(fd: int) -> int:
         return os.get_terminal_size(fd).columns or COLUMNS
     except OSError:  # the terminal is gone
         return COLUMNS
+
+
+def lines(fd: int) -> int:
+    """The height of the terminal; 0 if it doesn't report that."""
+    try:
+        return os.get_terminal_size(fd).lines
+    except OSError:  # the terminal is gone
+        return 0
 
 
 def drawn(what: RenderableType, fd: int, environ: Mapping[str, str], width: int = 0) -> bytes:
@@ -75,6 +87,7 @@ class HowFar(NamedTuple):
     text: str
     done: int
     total: int
+    parts: Mapping[str, HowFar] = {}  # by name, those of its parts that get a line each, where there is room
 
 
 def status_line(
@@ -100,17 +113,25 @@ class _Bar:
         self._of_bytes = of_bytes
         self._begin = time.monotonic()
         self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}  # by the part's name; "" for all
 
     def line(self) -> bytes:
-        """The line as it is now."""
-        if self._progress is None:
-            self._progress = self._make()
+        """The line as it is now, and below it one for each part."""
+        self._progress = self._progress or self._make()
         work = self._look()
-        (task,) = self._progress.tasks
-        self._progress.update(task.id, description=work.text, completed=work.done, total=work.total or None)
-        table = self._progress.make_tasks_table([task])
-        # Spare the last column, where a terminal may wrap. On a narrow one rich makes several lines: show the first.
-        return drawn(table, STDERR, os.environ, columns(STDERR) - 1).partition(b"\n")[0]
+        room = max(0, min(_MOST_PARTS, lines(STDERR) - 2))
+        shown = {"": work, **dict(itertools.islice(work.parts.items(), room))}
+        for name, part in shown.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task("")
+                self._progress.tasks[-1].start_time = self._begin
+            at = self._tasks[name]
+            self._progress.update(at, description=part.text, completed=part.done, total=part.total or None)
+        by_id = {task.id: task for task in self._progress.tasks}
+        table = self._progress.make_tasks_table([by_id[self._tasks[name]] for name in shown])
+        # Spare the last column, where a terminal may wrap. On a narrow one rich makes several lines of one.
+        text = drawn(table, STDERR, os.environ, columns(STDERR) - 1).rstrip(b"\n")
+        return text if text.count(b"\n") + 1 == len(shown) else text.partition(b"\n")[0]
 
     def _make(self) -> Progress:
         from rich import progress
@@ -122,11 +143,8 @@ class _Bar:
         text = progress.TextColumn(
             "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
         )
-        made = progress.Progress(
+        return progress.Progress(
             *(progress.BarColumn(_BAR_COLUMNS), *amounts, progress.TimeElapsedColumn(), text),
             get_time=time.monotonic,
             expand=True,
         )
-        made.add_task("")
-        made.tasks[0].start_time = self._begin
-        return made

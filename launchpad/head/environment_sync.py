@@ -14,7 +14,7 @@ from launchpad.errors import NodeError, failed_hosts
 from launchpad.head.bringup import BringUp
 from launchpad.head.environment import Environment, installed_wheels
 from launchpad.head.environment_source import Contents, EnvironmentSource
-from launchpad.head.sync import Progress, SourceFile, list_files, mirror, sync
+from launchpad.head.sync import Progress, SourceFile, Taken, list_files, mirror, sync
 from launchpad.job.wheels import Platform, remedy, why_not
 from launchpad.protocol.commands import FindEnvironment, MakeEnvironment, Sync
 from launchpad.protocol.events import EnvironmentFound, EnvironmentMade
@@ -104,10 +104,10 @@ def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents,
     """Send the nodes the files that they lack. Returns how much the one that lacked most was sent, for people."""
     most = 0
 
-    def note(host: str, taken: int, wanted: int) -> None:
+    def note(host: str, taken: Taken) -> None:
         nonlocal most
-        most = max(most, taken)
-        progress(host, taken, wanted)
+        most = max(most, taken.size)
+        progress(host, taken)
 
     rows = [list(file[:5]) for file in contents.files]
     advice = "repair the environment, and run the command again"

@@ -11,7 +11,9 @@ import os
 import socket
 import stat
 import subprocess
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from launchpad.errors import NodeError, UsageError, failed_hosts
@@ -25,7 +27,17 @@ from launchpad.protocol.events import Synced, Wanted
 MOST_BYTES = 256 << 20
 MOST_FILES = 20_000
 
-Progress = Callable[[str, int, int], None]  # host, bytes accepted, bytes wanted
+
+class Taken(NamedTuple):
+    """How much of what it wants a host has accepted."""
+
+    size: int
+    of_size: int
+    files: int
+    of_files: int
+
+
+Progress = Callable[[str, Taken], None]  # is told of a host
 
 
 class SyncedFile(NamedTuple):
@@ -152,13 +164,14 @@ def mirror(
     if problems:
         raise _not_stored(problems, bringup, option)
     places = {node: one.files for node, one in answers.items()}
-    wanted = {node: sum(sources[place].size for place in places[node]) for node in places}
+    ends = {node: list(accumulate(sources[place].size for place in places[node])) for node in places}
     sent = dict.fromkeys(places, 0)
     reader = SharedReader(places, lambda place: _read(sources[place], option))
 
     def taken(node: int, size: int) -> None:
         sent[node] += size
-        progress(bringup.nodes.name(node), sent[node], wanted[node])
+        files, all_sizes = bisect_right(ends[node], sent[node]), (ends[node] or [0])[-1]
+        progress(bringup.nodes.name(node), Taken(sent[node], all_sizes, files, len(ends[node])))
 
     for node in places:
         taken(node, 0)

@@ -1,4 +1,4 @@
-"""Shows a status line as the last line of the terminal while something takes long, and erases it afterwards.
+"""Shows a status line, or several, as the last of the terminal while something takes long, and erases it afterwards.
 
 Meanwhile, everything else that writes to the terminal does so inside `with aside`.
 """
@@ -20,7 +20,6 @@ DELAY_SECONDS = 1.0
 # How long to wait at the end for a terminal that is paused (Ctrl-S).
 LEAVE_SECONDS = 0.5
 
-_ERASE = b"\r\x1b[K"
 _NEWLINE = 10
 
 _lock = threading.Lock()
@@ -30,7 +29,7 @@ _mid_line = False  # the cursor is after an unfinished line of other output
 
 
 class StatusLine:
-    """Shows what `draw` returns, one line without its newline, once the block has taken DELAY_SECONDS.
+    """Shows what `draw` returns, lines without the last newline, once the block has taken DELAY_SECONDS.
 
     It is drawn on stderr's terminal, and only while we are in its foreground.
     """
@@ -41,7 +40,7 @@ class StatusLine:
         self._every = every
         self._shows = shows
         self._closed = threading.Event()
-        self._stands = False
+        self._stands = 0  # how many lines
         self._line = b""  # as last drawn
 
     def __enter__(self) -> Self:
@@ -76,15 +75,17 @@ class StatusLine:
     def erase(self) -> None:
         """Erase the line until it is drawn again. Call it with the lock held."""
         if self._stands:
-            self._stands = False
             if _in_foreground():
-                _write(_ERASE)
+                _write(_erase(self._stands))
+            self._stands = 0
 
     def put(self) -> None:
         """Show the line again, as last drawn. Call it with the lock held."""
         if self._line and not (_asides or _mid_line or self._closed.is_set()) and _in_foreground():
-            self._stands = True
-            _write(b"\r" + self._line + b"\x1b[K")
+            lines = self._line.split(b"\n")
+            before = _erase(self._stands) if self._stands > 1 else b"\r"
+            self._stands = len(lines)
+            _write(before + b"\x1b[K\r\n".join(lines) + b"\x1b[K")
 
     def _run(self) -> None:
         wait = DELAY_SECONDS
@@ -128,6 +129,11 @@ def wrote(end: int) -> None:
     """Report, inside `aside`, the last byte written: after an unfinished line there is no room for the status line."""
     global _mid_line
     _mid_line = end != _NEWLINE
+
+
+def _erase(lines: int) -> bytes:
+    """What erases so many lines, at the end of the last."""
+    return b"\x1b[%dA\r\x1b[J" % (lines - 1) if lines > 1 else b"\r\x1b[K"
 
 
 def _in_foreground() -> bool:

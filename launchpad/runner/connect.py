@@ -32,6 +32,7 @@ from launchpad.runner.this_machine import is_this_machine
 from launchpad.transport import Link
 
 if TYPE_CHECKING:
+    from launchpad.head.sync import Progress, Taken
     from launchpad.runner.connector import Connector
     from launchpad.transport.ssh.bundle import Startup
 
@@ -352,18 +353,23 @@ def supply(
 
 
 @contextlib.contextmanager
-def _progress(nodes: Sequence[int], *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+def _progress(nodes: Sequence[int], *, quiet: bool) -> Iterator[Progress]:
     """Show how far the nodes have come, by what the function is told."""
-    progress: dict[str, tuple[int, int]] = {}  # by host: bytes received, bytes needed
-
-    def note(host: str, taken: int, wanted: int) -> None:
-        progress[host] = taken, wanted
+    progress: dict[str, Taken] = {}  # by host
 
     def look() -> HowFar:
         hosts = dict(progress)
-        left = [name for name, (taken, wanted) in hosts.items() if taken < wanted]
-        taken, wanted = (sum(sizes) for sizes in zip(*hosts.values(), strict=True)) if hosts else (0, 0)
-        return HowFar(waiting(f"sync to {_hosts(len(nodes))}", left), taken, wanted)
+        left = {name: one for name, one in hosts.items() if one.size < one.of_size}
+        parts = {
+            name: HowFar(f"{name}: {one.files} of {one.of_files} files", one.size, one.of_size)
+            for name, one in left.items()
+        }
+        if len(nodes) == len(parts) == 1:
+            (one,) = parts.values()
+            return one._replace(text=f"sync to {one.text}")
+        size, of_size = (sum(one[place] for one in hosts.values()) for place in (0, 1))
+        text = waiting(f"sync to {_hosts(len(nodes))}", list(left))
+        return HowFar(text, size, of_size, parts)
 
     with status_line(look, of_bytes=True, quiet=quiet):
-        yield note
+        yield progress.__setitem__

@@ -40,19 +40,25 @@ def terminal(launchpad: Launchpad) -> Iterator[Start]:
 
 def screen(text: str) -> list[str]:
     """What a terminal shows when it has received this; only the escapes that launchpad and rich need are known."""
-    lines, column = [""], 0
+    lines, row, column = [""], 0, 0
     for part in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|[^\x1b]", text):
-        line = lines[-1]
+        line = lines[row]
         if part == "\r":
             column = 0
         elif part == "\n":
-            lines.append("")
+            row += 1
+            lines += [""] * (row == len(lines))
         elif part == "\x1b[K":
-            lines[-1] = line[:column]
+            lines[row] = line[:column]
+        elif part == "\x1b[J":
+            lines[row:] = [line[:column]]
+        elif part.endswith("A"):
+            row -= int(part[2:-1])
+            assert row >= 0, text
         elif part.startswith("\x1b"):
             assert part.endswith("m"), f"{part!r} in {text!r}"
         else:
-            lines[-1] = line[:column].ljust(column) + part + line[column + 1 :]
+            lines[row] = line[:column].ljust(column) + part + line[column + 1 :]
             column += 1
     return lines
 
@@ -155,7 +161,7 @@ def test_sync_tells_how_far_it_is(terminal: Start, launchpad: Launchpad, cluster
         "    sync._read = held_up\n"
     )
     one = terminal("run", "--ssh-config", cluster.ssh_config, "-H", "n1", "--sync", "true", PYTHONPATH=".")
-    one.expect(r"0\.0/2\.0.* MB.*sync to 1 host: waiting for n1")
+    one.expect(r"0\.0/2\.0.* MB.*sync to n1: \d of \d+ files")
     (launchpad.folder / "go").touch()
     text = one.rest()
     assert one.end() == 0, text
@@ -169,6 +175,25 @@ def test_it_is_one_line_and_leaves_the_last_column_free(monkeypatch: pytest.Monk
         line = _Bar(lambda: HowFar("reaching 9 hosts " * 9, 3, 0), of_bytes).line()
         assert b"\n" not in line
         assert len(screen(line.decode())[0]) < width
+
+
+@pytest.mark.parametrize(("width", "height", "shown"), [(100, 24, 9), (100, 5, 4), (100, 0, 1), (12, 24, 1)])
+def test_parts_have_lines_of_their_own_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, width: int, height: int, shown: int
+) -> None:
+    monkeypatch.setattr("launchpad.console.terminal.columns", lambda _: width)
+    monkeypatch.setattr("launchpad.console.terminal.lines", lambda _: height)
+    parts = {f"n{number}": HowFar(f"n{number}: 3 of 9 files", 10**6 * number, 10**7) for number in range(12)}
+    bar = _Bar(lambda: HowFar("sync to 12 hosts", 66 * 10**6, 12 * 10**7, parts), True)
+    lines = screen(bar.line().decode().replace("\n", "\r\n"))
+    assert len(lines) == shown
+    assert all(
+        f"{number}.0/10.0 MB" in line and f"n{number}: 3 of 9 files" in line for number, line in enumerate(lines[1:])
+    )
+    del parts["n0"]
+    lines = screen(bar.line().decode().replace("\n", "\r\n"))
+    assert len(lines) == shown
+    assert all(f"n{number}: 3" in line for number, line in enumerate(lines[1:], 1))
 
 
 # A sum of so many elements waits for its file.
@@ -248,12 +273,18 @@ writer.close()
 """
 
 
-def test_what_is_written_meanwhile_is_written_aside(launchpad: Launchpad) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_written_meanwhile_is_written_aside(launchpad: Launchpad, several: bool) -> None:
     """The status line makes room, and comes back behind a line's end only."""
-    one = Terminal([sys.executable, "-c", ASIDE], launchpad, {}, COLUMNS)
+    program = ASIDE.replace("<status>", "<status>\\n<of a>\\n<of b>") if several else ASIDE
+    one = Terminal([sys.executable, "-c", program], launchpad, {}, COLUMNS)
     text = one.rest()
     assert one.end() == 0, text
+    assert screen(text) == ["whole", "begun and ended", "question? answer", ""], text
     status = r"(\r<status>\x1b\[K)+\r\x1b\[K"
+    if several:
+        again = r"\x1b\[2A\r\x1b\[J"
+        status = rf"\r(<status>\x1b\[K\r+\n<of a>\x1b\[K\r+\n<of b>\x1b\[K{again})+"
     parts = ("", "whole\r\n", "begun and ended\r\n", r"question\? answer\r\n", "")
     assert re.fullmatch(status.join(parts), text), text
 
