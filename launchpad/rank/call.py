@@ -212,6 +212,7 @@ def prepare(about: dict[str, Any]) -> None:
 def load_function(given: memoryview) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and its arguments."""
     try:
+        pickling.import_beside("cloudpickle", first=True)  # which the pickle names
         function, arguments = pickling.load(given)[0]
     except ModuleNotFoundError as error:
         rank = os.environ["RANK"]

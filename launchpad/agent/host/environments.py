@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 
 from ...protocol.commands import CACHE, HERE, FindEnvironment, MakeEnvironment, Start
 from ...protocol.events import EnvironmentFound, EnvironmentMade
@@ -51,14 +51,21 @@ class Environments(AgentPart):
         """Look for one, or have one work."""
         answer = find(command) if isinstance(command, FindEnvironment) else make(command)
         self._python = answer.python
+        self._activate(os.environ)  # for a health check
         self._hub.outbox.say(answer)
 
     def starting(self, start: Start, environ: dict[str, str]) -> None:
-        """Let ranks find its programs, as if it were activated."""
+        """Let ranks find its programs."""
+        self._activate(environ)
+
+    def _activate(self, environ: MutableMapping[str, str]) -> None:
+        """What `activate` in a venv does."""
         if self._python:
             folder = os.path.dirname(self._python)
             environ["VIRTUAL_ENV"] = os.path.dirname(folder)
-            environ["PATH"] = os.pathsep.join(filter(None, (folder, environ.get("PATH") or os.environ.get("PATH"))))
+            path = environ.get("PATH") or os.environ.get("PATH", "")
+            if path.partition(os.pathsep)[0] != folder:
+                environ["PATH"] = os.pathsep.join(filter(None, (folder, path)))
 
 
 def find(command: FindEnvironment) -> EnvironmentFound:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import launchpad as lp
 from launchpad.errors import UsageError
 from launchpad.head.environment_source import EnvironmentSource
 from tests.support.command import DEADLINE, Launchpad
@@ -97,6 +98,32 @@ def test_its_programs_are_found_there(launchpad: Launchpad, hosts: Hosts, made: 
     words = ("--python", made.python, "-H", "n1", "--sync-env", "--no-python", "own-tool")
     (shown,), _ = ran(hosts.run(launchpad, *words))
     assert shown.startswith(f"[0] own first {hosts.cache}/launchpad/env-venv-")
+
+
+def test_a_health_check_finds_its_programs_too(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
+    words = ("--python", made.python, "-H", "n1", "--sync-env", "--health", "python -c 'import own; exit(own.WHAT)'")
+    done = hosts.run(launchpad, *words, "true")
+    assert done.returncode == 3
+    assert done.stderr.endswith("  n1  its health check ended with exit code 1, and said:\n        own\n")
+
+
+def test_functions_are_called_in_it(hosts: Hosts, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played by a caller whose interpreter is that of a small environment."""
+
+    def where() -> tuple[str, str, str]:
+        import editable  # type: ignore[import-not-found]
+        import own  # type: ignore[import-not-found]
+
+        return own.WHAT, editable.WHAT, sys.prefix
+
+    monkeypatch.setattr(sys, "executable", str(made.python))
+    hosts.forget_agent()  # what ranks need of launchpad comes with it
+    there = {"hosts": "n1", "ssh_config": str(hosts.ssh_config)}
+    (found,) = lp.run(where, backend=None, sync_env=True, **there)
+    assert found[:2] == ("own", "first")
+    assert found[2].startswith(f"{hosts.cache}/launchpad/env-venv-")
+    with pytest.raises(lp.NodeError, match=r"n1  its health check ended with exit code 1, and said:\n *own"):
+        lp.run(where, backend=None, sync_env=True, health="python -c 'import own; exit(own.WHAT)'", **there)
 
 
 def test_a_missing_module_says_if_sync_env_would_help(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
