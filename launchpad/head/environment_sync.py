@@ -22,6 +22,9 @@ from launchpad.protocol.events import EnvironmentFound, EnvironmentMade
 # It may have to load several Pythons over a network.
 _FIND_SECONDS = 60.0
 
+# Tens of thousands of files are looked at and linked, maybe over a network.
+_COMPARE_SECONDS = 900.0
+
 # Starts the environment's Python, which may be on a slow disk.
 _MAKE_SECONDS = 120.0
 
@@ -113,7 +116,7 @@ def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents,
     advice = "repair the environment, and run the command again"
     sources = [SourceFile(file.source, file.size, advice) for file in contents.files]
     request = Sync(name, rows, contents.digests)
-    mirror(bringup, nodes, request, sources, "--sync-env", note)
+    mirror(bringup, nodes, request, sources, "--sync-env", note, _COMPARE_SECONDS)
     return f"{most / 1e6:.0f} MB"
 
 

@@ -152,13 +152,15 @@ def mirror(
     sources: Sequence[SourceFile],
     option: str,
     progress: Progress,
+    seconds: float = STUCK_SECONDS,
 ) -> dict[int, str]:
     """Have the nodes store the files of the request, of which they are sent what they lack. Returns the folders.
 
-    `option` asked for it. Raises NodeError with a line for each node that can't store them.
+    `option` asked for it. `seconds`: how long a node may take to find out what it lacks. Raises NodeError with a line
+    for each node that can't store them.
     """
     answers: dict[int, Wanted] = dict(
-        zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, STUCK_SECONDS), strict=True)
+        zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, seconds), strict=True)
     )
     problems = {bringup.nodes.name(node): one.problem for node, one in answers.items() if one.problem}
     if problems:

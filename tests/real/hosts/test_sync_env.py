@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +127,42 @@ def test_functions_are_called_in_it(hosts: Hosts, made: Made, monkeypatch: pytes
     assert found[2].startswith(f"{hosts.cache}/launchpad/env-venv-")
     with pytest.raises(lp.NodeError, match=r"n1  its health check ended with exit code 1, and said:\n *own"):
         lp.run(where, backend=None, sync_env=True, health="python -c 'import own; exit(own.WHAT)'", **there)
+
+
+def python_in(prefix: Path) -> Path:
+    """Make a copy of this Python there, which works from any folder and says that it is conda's."""
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    left_out = ("test", "idlelib", "site-packages", "dist-packages", "__pycache__", "config-*", "lib2to3", "tkinter")
+    shutil.copytree(sysconfig.get_path("stdlib"), prefix / "lib" / name, ignore=shutil.ignore_patterns(*left_out))
+    for library in Path(sysconfig.get_config_var("LIBDIR")).glob(f"lib{name}*.so*"):
+        shutil.copy2(library, prefix / "lib", follow_symlinks=False)
+    (prefix / "bin").mkdir()
+    shutil.copy2(os.path.realpath(sys.executable), prefix / "bin" / name)
+    (prefix / "bin" / "python").symlink_to(name)
+    (prefix / "conda-meta").mkdir()
+    return prefix / "bin" / "python"
+
+
+@pytest.mark.parametrize("kind", ["prefix", "venv"])
+def test_an_interpreter_that_works_from_any_folder_comes_along(
+    launchpad: Launchpad, hosts: Hosts, tmp_path: Path, kind: str
+) -> None:
+    prefix, python = tmp_path / "conda", python_in(tmp_path / "conda")
+    if kind == "venv":
+        prefix = tmp_path / "venv"
+        subprocess.run([python, "-m", "venv", "--without-pip", prefix], check=True, timeout=DEADLINE)
+        python = prefix / "bin" / "python"
+    show = "import own, os, sys; print(own.WHAT, sys.prefix, sys.base_prefix, os.__file__)"
+    (launchpad.folder / "where.py").write_text(f"{show}\n")
+    packages = prefix / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(exist_ok=True)
+    (packages / "own.py").write_text("WHAT = 'own'\n")
+    (shown,), _ = ran(hosts.run(launchpad, "--python", python, "-H", "n1", "--sync-env", "where.py"))
+    _, what, copy, base, library = shown.split()
+    assert what == "own"
+    assert copy.startswith(f"{hosts.cache}/launchpad/env-{kind.replace('prefix', 'conda')}-")
+    assert base == (f"{copy}/python" if kind == "venv" else copy)
+    assert library.startswith(f"{base}/lib/")
 
 
 def test_a_missing_module_says_if_sync_env_would_help(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
