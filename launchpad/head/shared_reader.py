@@ -24,7 +24,8 @@ class SharedReader:
 
     def __init__(self, wanted: Mapping[int, Sequence[int]], read: Callable[[int], Iterator[bytes]]) -> None:
         """`wanted`: by node, its files, ascending. `read`: the bytes of a file, in pieces of at most PIECE_BYTES."""
-        self._wanted = {node: frozenset(files) for node, files in wanted.items()}
+        sets = {id(files): frozenset(files) for files in wanted.values()}
+        self._wanted = {node: sets[id(files)] for node, files in wanted.items()}
         self._takers = Counter(file for files in wanted.values() for file in files)
         self._source = ((file, data) for file in sorted(self._takers) for data in read(file))
         self._kept: dict[int, _Piece] = {}  # by number

@@ -14,7 +14,7 @@ import subprocess
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.head.bringup import BringUp
@@ -22,6 +22,7 @@ from launchpad.head.sender import PIECE_BYTES, STUCK_SECONDS, send
 from launchpad.head.shared_reader import SharedReader
 from launchpad.protocol.commands import Sync
 from launchpad.protocol.events import Synced, Wanted
+from launchpad.protocol.wire import encoded
 
 # Limits for a folder outside a git work tree.
 MOST_BYTES = 256 << 20
@@ -38,6 +39,8 @@ class Taken(NamedTuple):
 
 
 Progress = Callable[[str, Taken], None]  # is told of a host
+
+Made = TypeVar("Made")
 
 
 class SyncedFile(NamedTuple):
@@ -160,13 +163,13 @@ def mirror(
     for each node that can't store them.
     """
     answers: dict[int, Wanted] = dict(
-        zip(nodes, bringup.ask(dict.fromkeys(nodes, request), Wanted, seconds), strict=True)
+        zip(nodes, bringup.ask(dict.fromkeys(nodes, encoded(request)), Wanted, seconds), strict=True)
     )
     problems = {bringup.nodes.name(node): one.problem for node, one in answers.items() if one.problem}
     if problems:
         raise _not_stored(problems, bringup, option)
-    places = {node: one.files for node, one in answers.items()}
-    ends = {node: list(accumulate(sources[place].size for place in places[node])) for node in places}
+    places = _shared({node: tuple(one.files) for node, one in answers.items()}, tuple)
+    ends = _shared(places, lambda files: list(accumulate(sources[place].size for place in files)))
     sent = dict.fromkeys(places, 0)
     reader = SharedReader(places, lambda place: _read(sources[place], option))
 
@@ -182,6 +185,15 @@ def mirror(
     if problems := {bringup.nodes.name(node): one.problem for node, one in ended.items() if one.problem}:
         raise _not_stored(problems, bringup, option)
     return {node: one.folder for node, one in answers.items()}
+
+
+def _shared(files: Mapping[int, tuple[int, ...]], make: Callable[[tuple[int, ...]], Made]) -> dict[int, Made]:
+    """What is made of each node's files: one object for all that want the same ones."""
+    made: dict[tuple[int, ...], Made] = {}
+    for wanted in files.values():
+        if wanted not in made:
+            made[wanted] = make(wanted)
+    return {node: made[wanted] for node, wanted in files.items()}
 
 
 def _not_stored(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:

@@ -9,7 +9,7 @@ import json
 import struct
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from .commands import COMMANDS, Command
 from .events import EVENTS, Event, Output
@@ -36,8 +36,19 @@ class WireError(Exception):
     """The bytes on the link are not valid frames."""
 
 
+class _Frame(bytes):
+    """A message that is encoded already."""
+
+
+def encoded(command: Command) -> Command:
+    """The command as it is sent: a large one for several nodes is encoded once."""
+    return cast(Command, _Frame(encode(command)))
+
+
 def encode(message: Event | Command) -> bytes:
     """One message as one frame."""
+    if isinstance(message, _Frame):
+        return message
     layout = _RAW.get(type(message))
     if layout is not None:
         fields: list[Any] = list(message)

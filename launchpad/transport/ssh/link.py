@@ -112,7 +112,8 @@ class SshLink:
     def _write(self) -> None:
         try:
             while (frame := self._outbox.get()) is not None:
-                self._channel.sendall(frame)
+                # Of bytes, paramiko would copy the rest for each packet.
+                self._channel.sendall(memoryview(frame))  # type: ignore[arg-type]
             self._channel.shutdown_write()
         except (OSError, EOFError, paramiko.SSHException):  # the reader reports it
             pass

@@ -121,3 +121,9 @@ def test_output_shorter_than_its_header_does_not_consume_the_next_frame() -> Non
 
 def test_messages_before_garbage_are_delivered() -> None:
     assert decode([encode(Signal(2)) + b"SSH-2.0-OpenSSH"]) == ([Signal(2)], True)
+
+
+def test_a_message_for_several_nodes_is_encoded_once() -> None:
+    once = wire.encoded(Signal(2))
+    assert encode(once) is encode(once)
+    assert decode([encode(once), encode(once)]) == ([Signal(2)] * 2, False)
