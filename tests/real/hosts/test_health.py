@@ -197,9 +197,10 @@ def test_a_node_that_joins_is_checked_and_told(launchpad: Launchpad) -> None:
     (launchpad.folder / "check.sh").write_text(CHECK)
     (launchpad.folder / "show.py").write_text(SHOW)
     ill(launchpad, "b")
-    line = ["run", *c10d(free_port(), nnodes="1:2"), "--health", "sh check.sh", "show.py"]
+    port = free_port()
+    line = ["run", *c10d(port, nnodes="1:2"), "--health", "sh check.sh", "show.py"]
     jobs = [launchpad.start(*line, env={**launchpad.environ, "WHO": "a"})]
-    wait_until(lambda: leads(jobs[0]), "the first one to lead the job")
+    wait_until(lambda: leads(jobs[0], port), "the first one to lead the job")
     jobs.append(launchpad.start(*line, env={**launchpad.environ, "WHO": "b"}))
     ended = sorted(ends(job) for job in jobs)
     assert sorted(code for code, _, _ in ended) == [0, 4]
