@@ -86,12 +86,13 @@ def test_a_launcher_that_joins_has_its_own_allocation(launchpad: Launchpad) -> N
 
 def test_a_node_that_has_to_go_gives_all_ranks_their_time(launchpad: Launchpad) -> None:
     """The job goes on without it, from an attempt that has no limit."""
-    options = [*c10d(free_port(), nnodes="1:2", grace="200", rdzv_conf="last_call_timeout=600"), "asks_time.py", "wait"]
+    port = free_port()
+    options = [*c10d(port, nnodes="1:2", grace="200", rdzv_conf="last_call_timeout=600"), "asks_time.py", "wait"]
     head, other = (launchpad.start("run", *options) for _ in range(2))
     for job in (head, other):
         assert job.stdout is not None
         assert b"left: None" in job.stdout.readline()
-    if not leads(head):
+    if not leads(head, port):
         head, other = other, head
     other.send_signal(signal.SIGTERM)
     out, _ = other.communicate(timeout=DEADLINE)
