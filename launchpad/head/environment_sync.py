@@ -100,7 +100,8 @@ def _refuse(bringup: BringUp, environment: Environment, found: Mapping[int, Envi
         if text := one.problem or why_not(installed, environment.version, here, place):
             problems[bringup.nodes.name(node)] = text
     if problems:
-        raise NodeError(failed_hosts(problems, len(bringup.nodes), remedy(environment.version)))
+        todo = remedy(environment.version, list(problems.values()))
+        raise NodeError(failed_hosts(problems, len(bringup.nodes), todo))
 
 
 def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents, progress: Progress) -> str:

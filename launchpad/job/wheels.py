@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # PEP 600's names of the older tags.
 _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+
+_REMEDIES = {
+    "no Python": "install python{version} there, or make the environment with uv's Python or conda's, which are sent",
+    "old glibc": "install wheels here that an older glibc will do for, or leave out the hosts with one",
+    "no glibc": "without glibc, install the packages there, and leave out --sync-env",
+    "other platform": "for another platform, install the packages there, and leave out --sync-env",
+}
 
 
 class Wheel(NamedTuple):
@@ -53,12 +61,10 @@ def why_not(wheels: Sequence[Wheel], version: str, here: str, there: Platform) -
     return ""
 
 
-def remedy(version: str) -> str:
-    """What to do about hosts that can't have the environment."""
-    return (
-        f"install python{version} there, or make the environment with uv's Python or conda's, which are sent with it; "
-        "for an older glibc or another platform there have to be other wheels"
-    )
+def remedy(version: str, whys: Iterable[str]) -> str:
+    """What to do about hosts that can't have the environment, for these reasons."""
+    todo = [text for kind, text in _REMEDIES.items() if any(why.startswith(kind) for why in whys)]
+    return "; ".join(todo).format(version=version)
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -250,7 +250,7 @@ def _unfit(answers: HostAnswers, hosts: Sequence[Host], python: str, cwd: str) -
         if seen is not None:
             there = Platform(seen.machine, seen.glibc, seen.python or interpreter.relocatable)
             if why := why_not(wheels, interpreter.version, os.uname().machine, there):
-                found[place] = why, remedy(interpreter.version)
+                found[place] = why, remedy(interpreter.version, [why])
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launchpad.job.wheels import Platform, Wheel, glibc_needed, why_not
+from launchpad.job.wheels import Platform, Wheel, glibc_needed, remedy, why_not
 
 TORCH = Wheel("torch", ("cp311-cp311-manylinux_2_28_x86_64",))
 NUMPY = Wheel("numpy", ("cp311-cp311-manylinux_2_17_x86_64", "cp311-cp311-manylinux2014_x86_64"))
@@ -50,3 +50,16 @@ def test_why_not(there: Platform, text: str) -> None:
 def test_pure_python_runs_with_any_c_library() -> None:
     assert why_not([CLICK], "3.11", "x86_64", Platform("x86_64", "", True)) == ""
     assert why_not([], "3.11", "x86_64", Platform("x86_64", "2.5", True)) == ""
+
+
+def test_the_advice_is_for_what_is_wrong() -> None:
+    old = why_not([TORCH], "3.11", "x86_64", Platform("x86_64", "2.17", True))
+    none = why_not([TORCH], "3.11", "x86_64", Platform("x86_64", "2.36", False))
+    assert (
+        remedy("3.11", [old]) == "install wheels here that an older glibc will do for, or leave out the hosts with one"
+    )
+    assert remedy("3.11", [none]).startswith(
+        "install python3.11 there, or make the environment with uv's Python or conda's"
+    )
+    assert remedy("3.11", [old, none]) == f"{remedy('3.11', [none])}; {remedy('3.11', [old])}"
+    assert remedy("3.11", ["/home: Permission denied"]) == ""
