@@ -132,7 +132,7 @@ def test_functions_are_called_in_it(hosts: Hosts, made: Made, monkeypatch: pytes
 def python_in(prefix: Path) -> Path:
     """Make a copy of this Python there, which works from any folder and says that it is conda's."""
     name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    left_out = ("test", "idlelib", "site-packages", "dist-packages", "__pycache__", "config-*", "lib2to3", "tkinter")
+    left_out = ("test", "idlelib", "site-packages", "dist-packages", "config-*", "lib2to3", "tkinter")
     shutil.copytree(sysconfig.get_path("stdlib"), prefix / "lib" / name, ignore=shutil.ignore_patterns(*left_out))
     for library in Path(sysconfig.get_config_var("LIBDIR")).glob(f"lib{name}*.so*"):
         shutil.copy2(library, prefix / "lib", follow_symlinks=False)
