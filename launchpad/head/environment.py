@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.errors import UsageError
-from launchpad.head.sync import name_of_copy
+from launchpad.head.sync import SyncedFile, list_files, name_of_copy
 from launchpad.job.wheels import Wheel
 from launchpad.protocol.commands import CACHE, HERE
 
@@ -177,6 +177,21 @@ def describe(interpreter: Interpreter) -> tuple[Environment, Listing]:
         installed=_installed(interpreter, system),
     )
     return environment, Listing(kept, compiled)
+
+
+def files_outside(folder: str) -> list[SyncedFile]:
+    """The files of a folder elsewhere. Links to files outside it are followed: strict editable installs have such.
+
+    Raises UsageError if they are too many.
+    """
+    found = []
+    for file in list_files(folder):
+        path = os.path.join(folder, file.path)
+        if file.link and not _link_within(path, folder) and os.path.isfile(path):
+            facts = os.stat(path)
+            file = SyncedFile(file.path, facts.st_mode & 0o777, facts.st_size, facts.st_mtime_ns, "")
+        found.append(file)
+    return found
 
 
 def installed_folders(interpreter: Interpreter) -> list[str]:

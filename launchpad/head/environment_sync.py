@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from launchpad.errors import NodeError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.environment import Environment, installed_wheels
+from launchpad.head.environment import Environment, files_outside, installed_wheels
 from launchpad.head.environment_source import Contents, EnvironmentSource
-from launchpad.head.sync import Progress, SourceFile, Taken, list_files, mirror, sync
+from launchpad.head.sync import Progress, SourceFile, Taken, mirror, sync
 from launchpad.job.wheels import Platform, remedy, why_not
 from launchpad.protocol.commands import FindEnvironment, MakeEnvironment, Sync
 from launchpad.protocol.events import EnvironmentFound, EnvironmentMade
@@ -52,7 +52,7 @@ def sync_environment(
     if lacking:
         _refuse(bringup, environment, {node: found[node] for node in lacking})
     for folder in environment.outside:
-        sync(bringup, nodes, folder, _meanwhile(bringup, partial(list_files, folder)), progress)
+        sync(bringup, nodes, folder, _meanwhile(bringup, partial(files_outside, folder)), progress)
     if lacking:
         size = _send(bringup, lacking, environment.name, _meanwhile(bringup, source.contents), progress)
         pythons |= _make(bringup, environment, {node: environment.python or found[node].base for node in lacking})

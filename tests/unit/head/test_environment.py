@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.head.environment import Environment, EnvironmentFile, Interpreter, describe, digests, installed_wheels
+from launchpad.head.environment import (
+    Environment,
+    EnvironmentFile,
+    Interpreter,
+    describe,
+    digests,
+    files_outside,
+    installed_wheels,
+)
 from launchpad.head.sync import name_of_copy
 from launchpad.protocol.commands import CACHE, HERE
 
@@ -102,6 +110,22 @@ def test_editable_installs_and_other_folders_are_copied_beside(venv: Path, tmp_p
     mine, more = (f"{CACHE}/{name_of_copy(str(one))}" for one in (package, other))
     assert texts(found)[f"{PACKAGES}/__editable___mine_finder.py"] == f"MAPPING = {{'mine': '{mine}'}}\n"
     assert texts(found)[f"{PACKAGES}/_launchpad.pth"] == f"{more}\n"
+
+
+def test_links_that_a_strict_editable_install_consists_of_are_followed(tmp_path: Path) -> None:
+    source = write(tmp_path / "src" / "mine.py", "here\n", 0o600)
+    links = tmp_path / "build"
+    write(links / "own.py", "")
+    for name, target in (
+        ("mine.py", source),
+        ("again.py", "own.py"),
+        ("gone.py", "nowhere.py"),
+        ("all", source.parent),
+    ):
+        (links / name).symlink_to(target)
+    found = {file.path: file for file in files_outside(str(links))}
+    assert found["mine.py"][1:] == (0o600, 5, source.stat().st_mtime_ns, "")
+    assert [found[name].link for name in ("again.py", "gone.py", "all")] == ["own.py", "nowhere.py", str(source.parent)]
 
 
 def test_packages_of_the_system_come_along_where_they_are_seen(venv: Path, tmp_path: Path) -> None:
