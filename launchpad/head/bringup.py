@@ -12,6 +12,7 @@ from typing import Any
 from launchpad._version import __version__
 from launchpad.errors import NodeError
 from launchpad.head.nodes import Nodes
+from launchpad.head.own_signals import Stopped
 from launchpad.head.requester import Requester
 from launchpad.job.hosts import ACCELERATORS
 from launchpad.job.outcome import STOPPING
@@ -100,7 +101,7 @@ class BringUp(Requester):
                 continue
             match event:
                 case StopRequested(signum=signum) if signum in STOPPING:
-                    raise SystemExit(128 + signum)
+                    raise Stopped(signum)
                 case StopRequested(signum=signal.SIGTSTP):
                     self.nodes.suspend()
                 case Suspended():

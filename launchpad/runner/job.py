@@ -17,7 +17,7 @@ from launchpad.runner.kept import asked_of_hosts, look_for_image
 from launchpad.runner.links import open_links
 from launchpad.runner.options import RunOptions, with_absolute_paths
 from launchpad.runner.spec import make_spec, make_world_spec, supplies_for, with_gpus
-from launchpad.runner.stoppable import stoppable
+from launchpad.runner.stoppable import stoppable, told
 
 if TYPE_CHECKING:
     from launchpad.head.arrivals import Reopen
@@ -85,7 +85,9 @@ def run_job(
     from launchpad.runner.nodes import bring_up, members_of
 
     members = members_of(hosts, links, spec, options.nproc, by_srun=options.hosts.by_srun)
-    planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=options.reports.quiet)
+    quiet = options.reports.quiet
+    with told(_say_nothing if quiet else say_on_stderr):
+        planner = bring_up(bringup, spec, members, links, supplies, options.hosts, membership, quiet=quiet)
     if show is not None:
         show(_explained(planner))
         if world.meeting is not None:

@@ -17,9 +17,15 @@ def stopped_by(signum: int) -> str:
 @contextlib.contextmanager
 def stoppable(say: Callable[[str], None]) -> Iterator[None]:
     """As `exit_on_signals`, and `say` what has happened."""
+    with told(say), own_signals.exit_on_signals():
+        yield
+
+
+@contextlib.contextmanager
+def told(say: Callable[[str], None]) -> Iterator[None]:
+    """If a signal ends this, `say` so."""
     try:
-        with own_signals.exit_on_signals():
-            yield
+        yield
     except own_signals.Stopped as stopped:
         say(stopped_by(stopped.signum))
         raise

@@ -165,8 +165,8 @@ def test_a_job_that_waits_for_nvidia_smi_can_be_stopped(launchpad: Launchpad) ->
     job = launchpad.start("run", "--gpus", "1", *SHOW)
     wait_until(asked.exists, "nvidia-smi to be asked")
     job.send_signal(signal.SIGINT)
-    job.communicate(timeout=DEADLINE)
-    assert job.returncode == 130
+    _, said = job.communicate(timeout=DEADLINE)
+    assert (job.returncode, said) == (130, b"launchpad: stopped by SIGINT before any rank was started\n")
 
 
 def test_roles_see_disjoint_ones(launchpad: Launchpad, gpus: FakeGpus) -> None:
