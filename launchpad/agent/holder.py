@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .. import linux
 from ..protocol import wire
-from ..protocol.commands import LetGo, Resume, Taken
+from ..protocol.commands import EventsTaken, LetGo, Resume
 from ..protocol.events import AgentFailed, CommandsTaken, HoldEnded, LinkHeld
 from .backlog import Backlog
 from .host import processes
@@ -289,7 +289,7 @@ class Holder:
             self._let_in(connection, wire.decode(frame))
             return
         self._heard = time.monotonic()
-        if kind is Taken:
+        if kind is EventsTaken:
             self._backlog.acknowledge(wire.decode(frame).events)
         elif kind is LetGo:
             self._hang_up_on_agent()

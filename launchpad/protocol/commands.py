@@ -377,7 +377,7 @@ class Resume(Command):
     taken: int  # how many of them the head has; -1: it doesn't know, and wants those that have not been acknowledged
 
 
-class Taken(Command):
+class EventsTaken(Command):
     """For the holder: the head has so many of the agent's frames."""
 
     events: int

@@ -36,18 +36,18 @@ class WireError(Exception):
     """The bytes on the link are not valid frames."""
 
 
-class _Frame(bytes):
+class _Encoded(bytes):
     """A message that is encoded already."""
 
 
 def encoded(command: Command) -> Command:
     """The command as it is sent: a large one for several nodes is encoded once."""
-    return cast(Command, _Frame(encode(command)))
+    return cast(Command, _Encoded(encode(command)))
 
 
 def encode(message: Event | Command) -> bytes:
     """One message as one frame."""
-    if isinstance(message, _Frame):
+    if isinstance(message, _Encoded):
         return message
     layout = _RAW.get(type(message))
     if layout is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from launchpad.errors import ConnectError
-from launchpad.protocol.commands import Command, LetGo, Ping, Taken
+from launchpad.protocol.commands import Command, EventsTaken, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, HoldEnded, LinkHeld, Output
 from launchpad.transport import Link
 
@@ -195,7 +195,7 @@ class HeldLink:
         got = self._got
         with self._lock:
             if self._inner is not None and got > self._told:
-                self._inner.send(Taken(got))
+                self._inner.send(EventsTaken(got))
                 self._told, self._unacknowledged = got, 0
 
     def _let_go(self) -> Link | None:

@@ -33,7 +33,7 @@ STAIRCASE: dict[str, set[str]] = {
     "control": {"errors", "job", "linux", "protocol"},
     "output": {"caller", "protocol"},
     "diagnosis": {"job", "protocol"},
-    "doctor": {"protocol"},
+    "doctor": {"job", "protocol"},
     "head": {"_version", "caller", "doctor", "errors", "job", "linux", "protocol", "transport"},
     "console": {"caller", "diagnosis", "doctor", "errors", "job", "output", "protocol"},
     "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol"},

@@ -46,7 +46,7 @@ REASONS = {
         "head/roles head/session_calls head/sink head/stdin_forwarder"
     ),
     "processes that are kept: real/images": "image/facts image/huge_pages image/keeper_control image/place",
-    "plain values, tested through those who read them": "job/duration job/state job/world",
+    "plain values, tested through those who read them": "job/duration job/state",
     "files and pipes: real/one_node/test_run_output.py": "output",
     "values that test_wire.py sends and reads": "protocol/defaults protocol/gpus protocol/message",
     "runs in the ranks: real": "rank",

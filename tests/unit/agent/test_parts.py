@@ -32,7 +32,7 @@ OF_THE_LOOP = (
 # What is sent to others than an agent.
 NOT_FOR_AGENTS = (
     *(commands.KeeperRequest, commands.Check, commands.JobEnded, commands.RosterChanged, commands.HeadMoved),
-    *(commands.Resume, commands.Taken, commands.LetGo),
+    *(commands.Resume, commands.EventsTaken, commands.LetGo),
 )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launchpad.errors import ConnectError
-from launchpad.protocol.commands import Fence, LetGo, Ping, Taken
+from launchpad.protocol.commands import EventsTaken, Fence, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, Fenced, HoldEnded, LinkHeld
 from launchpad.transport.held_link import HeldLink
 from launchpad.transport.memory import MemoryLink
@@ -70,7 +70,7 @@ def heard(link: MemoryLink, count: int) -> list[int]:
         if isinstance(command, Fence):
             found.append(command.number)
         else:
-            assert isinstance(command, Ping | Taken), command
+            assert isinstance(command, Ping | EventsTaken), command
     return found
 
 
