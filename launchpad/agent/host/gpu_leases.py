@@ -54,6 +54,7 @@ class GpuLeases(PartWithChildren):
     def __init__(self, hub: AgentHub) -> None:
         super().__init__(hub)
         self._held: list[int] = []  # descriptors
+        self._leased: list[str] = []  # UUIDs
         self._touch_at: float | None = None
 
     def on(self, command: LeaseGpus | ListGpus) -> None:
@@ -78,11 +79,10 @@ class GpuLeases(PartWithChildren):
         if isinstance(command, ListGpus):
             self._hub.outbox.say(GpusListed(now, listed(folder(), found), problem))
             return
-        uuids: list[str] = []
-        if not problem:
-            uuids, self._held, problem = lease(folder(), nvidia_smi.visible(found, os.environ), command)
+        if not problem and not self._held:  # otherwise the next head of the same job asks
+            self._leased, self._held, problem = lease(folder(), nvidia_smi.visible(found, os.environ), command)
             self._touch_at = time.monotonic() + _TOUCH_SECONDS
-        self._hub.outbox.say(GpusLeased(now, uuids, problem))
+        self._hub.outbox.say(GpusLeased(now, self._leased, problem))
 
     @property
     def deadline(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -13,13 +14,15 @@ from launchpad.job.offer import NodeOffer
 from launchpad.job.succession import Lead, Peer, Roster
 from launchpad.runner.joining import _all_back, _in_order
 from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.gpus import FakeGpus
 from tests.support.joined import Job, c10d, ends, leads, said_until, started
 from tests.support.sshd import free_port
 
 # Each attempt of each rank leaves a file; they end when the test says so. Rank 1 may fail once, after rank 0 has begun.
 STAYS = """\
 import glob, os, sys, time
-print("node", os.environ["GROUP_RANK"], "restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+gpus = filter(None, [os.environ.get("CUDA_VISIBLE_DEVICES")])
+print("node", os.environ["GROUP_RANK"], "restarts", os.environ["TORCHELASTIC_RESTART_COUNT"], *gpus, flush=True)
 open(f"{os.environ['RANK']}-{time.time_ns()}", "w").close()
 if os.environ["RANK"] == "1" and os.path.exists("fail"):
     while not glob.glob("0-*"): time.sleep(0.01)
@@ -174,6 +177,28 @@ def test_the_job_is_found_at_another_place_than_the_endpoint(launchpad: Launchpa
     started(launchpad, 3 + 2 + 3)
     (launchpad.folder / "go").touch()
     assert [ends(job)[0] for job in others] == [0, 0, 0]
+
+
+def test_gpus_stay_with_their_nodes(launchpad: Launchpad) -> None:
+    """The agents have leased them already when the next head asks for them."""
+    folder = launchpad.folder / "smi"
+    folder.mkdir()
+    launchpad.environ["PATH"] = f"{folder}:{launchpad.environ['PATH']}"
+    launchpad.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    with contextlib.closing(FakeGpus(folder)) as gpus:
+        port = free_port()
+        first = begin(launchpad, port, "2:3", "--gpus", "0,", last_call=DEADLINE)
+        wait_until(lambda: leads(first, port), "the first one to listen")
+        more = [begin(launchpad, port, "2:3", "--gpus", gpu, last_call=DEADLINE) for gpu in ("1,", "2,")]
+        started(launchpad, 3)
+        first.kill()
+        first.communicate(timeout=DEADLINE)
+        started(launchpad, 3 + 2)
+        (launchpad.folder / "go").touch()
+        for job, uuid in zip(more, gpus.uuids[1:3], strict=True):
+            code, out, err = ends(job)
+            assert code == 0, err
+            assert [line.split()[-1] for line in out.splitlines()] == [uuid, uuid], "under both heads"
 
 
 def test_nobody_waits_longer_than_the_join_timeout(launchpad: Launchpad) -> None:

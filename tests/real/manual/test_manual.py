@@ -74,6 +74,10 @@ NOT_RUN = {
     r"\./solver": "needs an MPI program in C; tests/real/mpi/test_run_mpi.py has one",
     r"^launchpad doctor": "depends on the machine; tests/real/hosts/test_doctor_hosts.py has some with known faults",
     r"^launchpad bench": "measures for a minute; tests/real/bench/test_bench_command.py has short ones",
+    r"configs/torchft": "needs torchft; test_examples.py runs it where it is",
+    r"^launchpad (stacks --role|logs --role|restart|stop --role)": (
+        "asks a job that runs; tests/real/one_node/test_role_requests.py has one"
+    ),
     r"(configs|examples)/frameworks|dask-mpi": "needs a framework; test_frameworks.py runs those that are there",
     r"^python -m pytest|^\.ci/run|^ruff ": "the tests themselves",
 }
