@@ -14,8 +14,9 @@ from launchpad.protocol.commands import Command, Finish, Hello, Ping, Signal, St
 from launchpad.protocol.events import AgentFailed, Drained, Pong, RankExited, StartFailed
 from launchpad.transport import Link
 
-# The launcher notices first that the head is silent, and asks its agent to end the ranks; the agent would leave.
-PATIENCE = 1.5
+# The launcher notices first that the head is silent, and asks its agent to end the ranks; the agent would leave. Of a
+# launcher that is stopped it must leave before a scheduler ends the job, which lets nobody tidy up.
+PATIENCE = 1.1
 
 
 class OwnAgent:

@@ -194,9 +194,12 @@ def test_who_was_to_wait_for_a_service_still_does_after_it_was_started_again(lau
 def test_a_service_that_is_about_to_start_again_when_all_others_have_ended_does_not(launchpad: Launchpad) -> None:
     """Its other rank takes its time to stop."""
     (launchpad.folder / "serve.py").write_text(
-        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w').close())\n"
-        "if os.environ['RANK'] == '1':\n    raise SystemExit(3)\nprint('serves', flush=True)\n"
-        "while not os.path.exists('ended'): signal.pause()\n"
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: open('told', 'w').close())\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    while not os.path.exists('up'): time.sleep(0.01)\n"
+        "    raise SystemExit(3)\n"
+        "print('serves', flush=True)\nopen('up', 'w').close()\n"
+        "while not os.path.exists('ended'): time.sleep(0.01)\n"
     )
     (launchpad.folder / "client.py").write_text(
         "import os, time\nwhile not os.path.exists('told'): time.sleep(0.01)\nopen('ended', 'w').close()\n"
