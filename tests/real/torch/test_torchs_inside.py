@@ -175,7 +175,7 @@ def test_the_manual_names_all_that_is_used_of_torchs_inside() -> None:
 # Private names of Python's and of other packages.
 OF_OTHERS = {
     *("_replace", "_fields", "_asdict", "_exit", "_getframe", "_current_frames", "_current_exceptions", "_shutdown"),
-    *("_active", "_popen", "_children", "_pool", "_threads_queues"),
+    *("_active", "_popen", "_children", "_pool", "_threads_queues", "_state"),
     *("_excepthook", "_run_exitfuncs", "_clear", "_run_module_as_main", "_registry", "_DummyThread", "_names"),
 }
 FOLDERS = {"collectives", "rank", "bench"}
