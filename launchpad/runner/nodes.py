@@ -56,7 +56,7 @@ def bring_up(
     Without `members` the only node is this machine. `roster`: as for BringUp. Raises NodeError, UsageError.
     """
     run_id = spec.world.run_id or os.urandom(4).hex()
-    silence = 0.0 if options.keep_running else options.heartbeat_timeout  # held links have heartbeats of their own
+    silence = options.silence
     facts = bringup.connect(
         links,
         count_gpus=bool({"auto", "gpu"} & {spec.nproc, *(member.nproc for member in members)}),

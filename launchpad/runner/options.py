@@ -35,6 +35,13 @@ class HostOptions(NamedTuple):
     spares: int = 0  # of the hosts, how many wait to take the place of a lost one: the last ones
 
     @property
+    def silence(self) -> float:
+        """After how many seconds head and agents count a silent other side as lost; 0: held links have heartbeats of
+        their own.
+        """
+        return 0.0 if self.keep_running else self.heartbeat_timeout
+
+    @property
     def given(self) -> bool:
         """Whether any of these was given; read_hosts rejects the others if no hosts are named."""
         return self != HostOptions(heartbeat_timeout=self.heartbeat_timeout, spares=self.spares)

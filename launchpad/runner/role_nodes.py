@@ -91,7 +91,7 @@ def bring_up_roles(
     """
     counted = [(one.share.ranks, one.role.spec.python) for one in nodes]
     wants_gpus = any(one.role.gpus is not None for one in nodes)
-    silence = job.hosts.heartbeat_timeout if any(link.remote for link in links) else 0.0
+    silence = job.hosts.silence if any(link.remote for link in links) else 0.0
     ready = bringup.connect(
         links,
         count_gpus=wants_gpus or any(ranks in ("auto", "gpu") for ranks, _ in counted),

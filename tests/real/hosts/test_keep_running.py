@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -14,7 +15,7 @@ import pytest
 from tests.support.command import DEADLINE, Launchpad, wait_until
 from tests.support.joined import said_until
 from tests.support.netns import Network, needs_namespaces
-from tests.support.node_faults import Head, Job, Start
+from tests.support.node_faults import SILENCE, Head, Job, Start
 from tests.support.node_faults import head as head
 from tests.support.node_faults import network as network
 from tests.support.node_faults import start as start
@@ -105,6 +106,27 @@ def test_a_host_that_was_cut_off_is_in_contact_again(counting: Callable[..., Cou
     job.told("h1 is in contact again, after ")
     job.go()
     assert job.end() == 0
+
+
+def test_roles_on_hosts_go_on_too(head: Head, start: Start, network: Network) -> None:
+    """For longer than a host without contact would otherwise have."""
+    (head.folder / "job.toml").write_text('[jobs.j.roles.a]\ntarget = "waits.py"\nnproc = 4\n')
+    (head.folder / "waits.py").write_text(
+        "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    job = start(2, "--keep-running", "60s", "--config", "job.toml", "--job", "j", bufsize=0)
+    assert job.process.stdout is not None
+    for _ in range(4):
+        assert job.process.stdout.readline().endswith(b"up\n")
+    network.partition("h1")
+    said_until(job.process, "lost contact with h1")
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() > begun + 2 * SILENCE, "the agent's patience to be over")
+    network.heal("h1")
+    said_until(job.process, "is in contact again, after ")
+    (head.folder / "go").touch()
+    code, err = job.end()
+    assert code == 0, err
 
 
 def test_it_need_not_be_the_same_sshd(counting: Callable[..., Counting], network: Network) -> None:
