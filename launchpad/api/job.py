@@ -230,6 +230,13 @@ class FunctionJob:
         self._around: list[str] = []  # those of them that say more than the exception of the rank that failed
         self._blamed = -1  # the rank that failed first, which may not be the one that was reported first
 
+    def run(self) -> None:
+        """Run the ranks to their end, and show what they print. Ctrl-C stops them."""
+        with interrupts(self.interrupt):
+            self.thread.start()
+            self.screen.show()
+            self.thread.join()
+
     def interrupt(self) -> None:
         """Stop the ranks on Ctrl-C; kill them on the second."""
         self._interrupted = True

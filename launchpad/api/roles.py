@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launchpad.api.job import FunctionJob, Group, JobRequest, check, check_backend, check_timeout, interrupts, prepare
+from launchpad.api.job import FunctionJob, Group, JobRequest, check, check_backend, check_timeout, prepare
 from launchpad.api.packing import deliver, name_of, pack
 from launchpad.api.results import ResultCollector, Results
 from launchpad.api.screen import Screen
@@ -17,7 +16,7 @@ from launchpad.job.hosts import Host
 from launchpad.job.limits import RestartLimit
 from launchpad.job.plan import Plan
 from launchpad.job.role_places import Placed, RoleNeeds, place_worlds
-from launchpad.job.roles import RoleNames, check_roles, parse_ready, replicas_of
+from launchpad.job.roles import ROLE_NAMES, RoleNames, check_ports, check_roles, is_role_name, parse_ready, replicas_of
 from launchpad.job.spec import READY_SECONDS, Ready, RoleSpec, Target
 from launchpad.runner.links import LocalAgent
 from launchpad.runner.options import RunOptions
@@ -69,6 +68,7 @@ class Role:
         self.hosts = hosts
         self.service = bool(service)
         self.ports = (ports,) if isinstance(ports, str) else tuple(ports)
+        check_ports(self.ports, "Role: ports")
         self.after = (after,) if isinstance(after, str) else tuple(after)
         self.ready = Ready("started" if service else "ended", seconds=ready_timeout)
         if ready is not None:
@@ -121,8 +121,8 @@ def _check_names(roles: Mapping[str, Role]) -> None:
     if not roles:
         raise UsageError(f"{_WHERE} needs at least one role")
     for name, role in roles.items():
-        if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]*", name):
-            raise UsageError(f"{_WHERE}: {name!r}: a role's name has letters, digits, '-' and '_' only")
+        if not isinstance(name, str) or not is_role_name(name):
+            raise UsageError(f"{_WHERE}: {name!r}: {ROLE_NAMES}")
         if not isinstance(role, Role):
             raise UsageError(f"{_WHERE}: {name}: give launchpad.Role(function, …), not {role!r:.80}")
 
@@ -220,10 +220,7 @@ def run_roles(
         screen = Screen(sys.stdout, sys.stderr)
         job = RoleJob(made, calls, screen)
         try:
-            with interrupts(job.interrupt):
-                job.thread.start()
-                screen.show()
-                job.thread.join()
+            job.run()
             return job.by_role()
         finally:
             job.end()

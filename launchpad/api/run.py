@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, overload
 
-from launchpad.api.job import FunctionJob, Group, check, interrupts, prepare
+from launchpad.api.job import FunctionJob, Group, check, prepare
 from launchpad.api.options import JobOptions, is_count, run_options
 from launchpad.api.packing import name_of, pack
 from launchpad.api.results import ResultCollector, Results
@@ -139,10 +139,7 @@ def run(
         screen = Screen(sys.stdout, sys.stderr)
         job = FunctionJob(request._replace(spec=spec), call, screen, ResultCollector)
         try:
-            with interrupts(job.interrupt):
-                job.thread.start()
-                screen.show()
-                job.thread.join()
+            job.run()
             return job.results()
         finally:
             job.end()

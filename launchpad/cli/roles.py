@@ -14,7 +14,6 @@ after = "rollout"
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ import click
 
 from launchpad.errors import UsageError
 from launchpad.job.duration import parse_seconds
-from launchpad.job.roles import parse_ready
+from launchpad.job.roles import ROLE_NAMES, check_ports, is_role_name, parse_ready
 from launchpad.job.spec import READY_SECONDS, Ready
 from launchpad.runner.options import RunOptions
 from launchpad.runner.roles import RoleOptions
@@ -52,8 +51,8 @@ def read_roles(tables: Any, job: RunOptions, command: click.Command, where: str)
 
 
 def _role(name: str, table: Table, job: RunOptions, command: click.Command, where: str) -> RoleOptions:
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise UsageError(f"{where}: a role's name has letters, digits, '-' and '_' only")
+    if not is_role_name(name):
+        raise UsageError(f"{where}: {ROLE_NAMES}")
     settings = {key.replace("_", "-"): value for key, value in table.items()}
     for key in settings:
         if key not in (*_OPTIONS, *_ONLY_HERE):
@@ -63,10 +62,7 @@ def _role(name: str, table: Table, job: RunOptions, command: click.Command, wher
         raise UsageError(f'{where} has no target; add target = "script.py"')
     service = _flag(settings, "service", where)
     ports = _names(settings, "ports", where)
-    if wrong := next((one for one in ports if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", one)), ""):
-        raise UsageError(f"{where}, ports: {wrong!r} is not a port's name; launchpad chooses the number")
-    if len(set(ports)) < len(ports):
-        raise UsageError(f"{where}, ports: the same name twice; keep one")
+    check_ports(ports, f"{where}, ports")
     seconds = _seconds(settings, where)
     ready = Ready("started" if service else "ended", seconds=seconds)
     if "ready" in settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,23 @@ from launchpad.job.spec import Ready, RoleSpec
 HOST = "127.0.0.1"
 
 THREADS = "OMP_NUM_THREADS"
+
+
+# What is wrong with any other name.
+ROLE_NAMES = "a role's name has letters, digits, '-' and '_' only"
+
+
+def is_role_name(name: str) -> bool:
+    """Whether a role can be called so."""
+    return re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]*", name) is not None
+
+
+def check_ports(names: Sequence[str], where: str) -> None:
+    """Raise UsageError if ports can't be called so."""
+    if wrong := next((one for one in names if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", one)), ""):
+        raise UsageError(f"{where}: {wrong!r} is not a port's name; launchpad chooses the number")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{where}: the same name twice; keep one")
 
 
 def parse_ready(text: str, ports: Sequence[str], seconds: float, where: str) -> Ready:

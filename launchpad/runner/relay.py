@@ -130,11 +130,8 @@ class Relay:
         self._survives = False  # the job goes on when its head is lost
         self._tried: set[str] = set()  # the keys of those whose doors we have tried
         self._signals: frozenset[int] = frozenset()  # to handle
-        self._places = [
-            (meeting.host, meeting.port),
-            *meeting.elsewhere,
-            *meeting.others,
-        ]  # where to look for the head at first
+        # Where to look for the head at first.
+        self._places = [(meeting.host, meeting.port), *meeting.elsewhere, *meeting.others]
         self._moved: HeadPlace | None = None  # where the head is that we are to join
         self._door = door
         if door is not None:
