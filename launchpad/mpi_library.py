@@ -7,6 +7,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .elf import Elf, expanded, read_elf
+
 OPEN_MPI, MPICH, INTEL = "openmpi", "mpich", "intel"
 ABIS = {OPEN_MPI: OPEN_MPI, MPICH: MPICH, INTEL: MPICH}  # as MPI4PY_MPIABI names them
 NO_MPI4PY = "mpi4py is not installed"
@@ -30,64 +32,6 @@ class Mpi(NamedTuple):
     library: str  # "openmpi", "mpich" or "intel"; "" if it is not known
     path: str  # its libmpi; "" if that is not known
     why: str  # as a clause: "a.out is linked with /usr/lib/libmpi.so.40"
-
-
-class Elf(NamedTuple):
-    """What an ELF file says about the libraries that it needs."""
-
-    needed: list[str]
-    rpath: list[str]  # for the libraries that its own ones need too
-    runpath: list[str]
-    names: bytes  # of its symbols
-
-    @property
-    def library(self) -> str:
-        """Which MPI it is."""
-        if b"ompi_mpi_comm_self" in self.names:
-            return OPEN_MPI
-        return INTEL if b"I_MPI_Check_image_status" in self.names else MPICH
-
-
-def read_elf(path: str) -> Elf | None:
-    """The dynamic section of a 64-bit file in this byte order (elf(5)); None for any other file."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(64)
-            if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-                return None
-            start, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
-            file.seek(start)
-            table = file.read(size * count)
-            loads, dynamic = [], (0, 0)
-            for at in range(0, size * count, size):
-                kind, _, offset, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
-                if kind == 1:
-                    loads.append((address, offset, length))
-                elif kind == 2:
-                    dynamic = (offset, length)
-            file.seek(dynamic[0])
-            entries = list(struct.iter_unpack("<qQ", file.read(dynamic[1] // 16 * 16)))
-            values = dict(entries)
-            strings = values.get(5, 0)
-            offset = next(
-                (offset + strings - address for address, offset, length in loads if 0 <= strings - address < length), -1
-            )
-            if offset < 0:
-                return None
-            file.seek(offset)
-            names = file.read(values.get(10, 0))
-    except (OSError, ValueError, OverflowError, struct.error):  # damaged offsets
-        return None
-
-    def text(at: int) -> str:
-        return os.fsdecode(names[at : names.find(b"\0", at)])
-
-    def paths(tag: int) -> list[str]:
-        origin = os.path.dirname(os.path.realpath(path))
-        listed = text(values[tag]).split(":") if tag in values else []
-        return [one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for one in listed if one]
-
-    return Elf([text(value) for tag, value in entries if tag == 1], paths(15), paths(29), names)
 
 
 class Search:
@@ -121,9 +65,10 @@ class Search:
             elf = read_elf(at)
             if elf is None:
                 continue
-            rpath = [] if elf.runpath else [*elf.rpath, *inherited]
+            runpath = expanded(elf.runpath, at)
+            rpath = [] if runpath else [*expanded(elf.rpath, at), *inherited]
             for name in elf.needed:
-                found = "" if _SYSTEM.fullmatch(name) else self.find(name, rpath, elf.runpath)
+                found = "" if _SYSTEM.fullmatch(name) else self.find(name, rpath, runpath)
                 if found and found not in seen:
                     seen.add(found)
                     queue.append((found, rpath))
@@ -159,7 +104,7 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> Mpi:
         path = Search(environ).needed(program, _LINKED)
         elf = read_elf(path) if path else None
         if elf is not None:
-            return Mpi(elf.library, path, f"{word} is linked with {path}")
+            return Mpi(_library(elf), path, f"{word} is linked with {path}")
     return Mpi("", "", f"{argv[0]} is not linked with MPI")
 
 
@@ -177,7 +122,7 @@ def installed(library: str, argv: Sequence[str], environ: Mapping[str, str], cwd
         for name in _LOADED:
             path = os.path.join(prefix, "lib", name)
             elf = read_elf(path)
-            if elf is not None and elf.library == library:
+            if elf is not None and _library(elf) == library:
                 return path
     return ""
 
@@ -243,9 +188,16 @@ def of_python(python: str, environ: Mapping[str, str]) -> Mpi:
     return Mpi("", "", "mpi4py finds no MPI library")
 
 
+def _library(elf: Elf) -> str:
+    """Which MPI a libmpi is."""
+    if b"ompi_mpi_comm_self" in elf.names:
+        return OPEN_MPI
+    return INTEL if b"I_MPI_Check_image_status" in elf.names else MPICH
+
+
 def _named(path: str, why: str) -> Mpi:
     elf = read_elf(path)
-    return Mpi(elf.library if elf else "", path, why)
+    return Mpi(_library(elf) if elf else "", path, why)
 
 
 def _prefixes(python: str, environ: Mapping[str, str]) -> Iterator[str]:

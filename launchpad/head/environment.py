@@ -7,20 +7,18 @@ editable install or PYTHONPATH leads to.
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
 import json
 import os
 import re
-import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launchpad.errors import UsageError
-from launchpad.head.sync import SyncedFile, list_files, name_of_copy
-from launchpad.job.wheels import Wheel
+from launchpad.head.environment_files import Entry, EnvironmentFolder, Listing, is_in, walk
+from launchpad.head.folder_listing import name_of_copy
+from launchpad.head.outside_files import topmost
 from launchpad.protocol.commands import CACHE, HERE
 
 # An interpreter may have to be loaded over a network.
@@ -86,17 +84,6 @@ class Interpreter(NamedTuple):
         return self.prefix != self.base_prefix or self.relocatable
 
 
-class EnvironmentFile(NamedTuple):
-    """A file or link to send; the fields but the last are as in commands.Sync."""
-
-    path: str  # relative to the environment's folder
-    permissions: int
-    size: int
-    modified: int
-    link: str
-    source: str  # where it is here
-
-
 class Environment(NamedTuple):
     """An environment that hosts can be given; its files are listed apart."""
 
@@ -109,17 +96,6 @@ class Environment(NamedTuple):
     texts: list[list[Any]]  # as in commands.MakeEnvironment
     outside: list[str]  # folders elsewhere that it imports from; hosts get copies of them
     installed: list[str]  # the folders here that have the packages
-
-
-class Listing(NamedTuple):
-    """The files of an environment, sorted, but for the compiled ones, which come and go as modules are imported."""
-
-    files: list[EnvironmentFile]
-    compiled: list[tuple[str, str]]  # the folders of those: where they are here, and their paths in the environment
-
-    def all(self) -> list[EnvironmentFile]:
-        """The compiled files, too."""
-        return sorted([*self.files, *(file for top, to in self.compiled for file in _walk(top, to, None, []))])
 
 
 def ask_interpreter(python: str, cwd: str, environ: Mapping[str, str]) -> Interpreter:
@@ -143,30 +119,30 @@ def describe(interpreter: Interpreter) -> tuple[Environment, Listing]:
     """What the interpreter's environment consists of. Raises OSError for a folder that can't be read."""
     prefix, base, version = interpreter.prefix, interpreter.base_prefix, interpreter.version
     is_venv = prefix != base
-    files: list[EnvironmentFile] = []
+    folders: list[EnvironmentFolder] = []
     compiled: list[tuple[str, str]] = []
     if is_venv:
-        files += _walk(prefix, "", _OWN, compiled)
+        folders += walk(prefix, "", _OWN, compiled)
         if interpreter.relocatable:
-            files += _walk(base, "python", _NOT_IMPORTED, compiled)
+            folders += walk(base, "python", _NOT_IMPORTED, compiled)
     elif interpreter.relocatable:
-        files += _walk(prefix, "", _NOT_IMPORTED, compiled)
+        folders += walk(prefix, "", _NOT_IMPORTED, compiled)
     system, others = _elsewhere(interpreter)
-    outside = _topmost([*others, *interpreter.editable])
+    outside = topmost([*others, *interpreter.editable])
     for number, folder in enumerate(system):
-        files += _walk(folder, f"lib/site-{number}", None, compiled)
+        folders += walk(folder, f"lib/site-{number}", None, compiled)
+    folders.sort()
     packages = f"lib/python{version}/site-packages"
     if interpreter.own:
         packages = os.path.relpath(interpreter.packages, prefix)
-    texts, kept = _texts(files, interpreter, packages, outside)
+    texts = _texts(folders, interpreter, packages, outside)
     lines = [_in_copy(folder, outside) for folder in others]
     lines += [f"import site; site.addsitedir('{HERE}/lib/site-{number}')" for number in range(len(system))]
     texts.append([f"{packages}/{_PATHS_FILE}", 0o644, "".join(f"{line}\n" for line in lines)])
-    kept.sort()
     name = os.path.basename(prefix.rstrip("/")) or "root"
     python = f"{'python/' if is_venv else ''}bin/python{version}" if interpreter.relocatable else ""
     environment = Environment(
-        name=f"env-{name}-{_digest(interpreter, kept, texts)}",
+        name=f"env-{name}-{_digest(interpreter, folders, texts)}",
         prefix=prefix,
         version=version,
         abi=interpreter.abi,
@@ -176,22 +152,19 @@ def describe(interpreter: Interpreter) -> tuple[Environment, Listing]:
         outside=outside,
         installed=_installed(interpreter, system),
     )
-    return environment, Listing(kept, compiled)
+    return environment, Listing(folders, compiled, _places(interpreter, system, outside))
 
 
-def files_outside(folder: str) -> list[SyncedFile]:
-    """The files of a folder elsewhere. Links to files outside it are followed: strict editable installs have such.
-
-    Raises UsageError if they are too many.
-    """
-    found = []
-    for file in list_files(folder):
-        path = os.path.join(folder, file.path)
-        if file.link and not _link_within(path, folder) and os.path.isfile(path):
-            facts = os.stat(path)
-            file = SyncedFile(file.path, facts.st_mode & 0o777, facts.st_size, facts.st_mtime_ns, "")
-        found.append(file)
-    return found
+def _places(interpreter: Interpreter, system: Sequence[str], outside: Sequence[str]) -> dict[str, str]:
+    """Where the folders here will be on a host."""
+    prefix, base = interpreter.prefix, interpreter.base_prefix
+    places = {folder: f"{HERE}/lib/site-{number}" for number, folder in enumerate(system)}
+    places |= {folder: _in_copy(folder, outside) for folder in outside}
+    if interpreter.own:
+        places[prefix] = HERE
+        if prefix != base and interpreter.relocatable:
+            places[base] = f"{HERE}/python"
+    return {os.path.realpath(folder): place for folder, place in places.items()} | places
 
 
 def installed_folders(interpreter: Interpreter) -> list[str]:
@@ -209,96 +182,47 @@ def _elsewhere(interpreter: Interpreter) -> tuple[list[str], list[str]]:
     prefixes += [interpreter.base_prefix] if interpreter.relocatable else []
     system, outside = [], []
     for folder in dict.fromkeys(interpreter.folders):
-        if any(_is_in(folder, prefix) for prefix in prefixes) or not os.path.isdir(folder):
+        if any(is_in(folder, prefix) for prefix in prefixes) or not os.path.isdir(folder):
             continue
         if os.path.basename(folder) in _INSTALLED:
             system.append(folder)
-        elif not any(_is_in(folder, library) for library in interpreter.library):
+        elif not any(is_in(folder, library) for library in interpreter.library):
             outside.append(folder)
     return system, outside
 
 
-def _topmost(paths: Sequence[str]) -> list[str]:
-    """The folders of these, or of these files, that are not inside another one."""
-    folders = sorted({os.path.dirname(path) if path.endswith(".py") else path for path in paths})
-    return [one for one in folders if not any(one != other and _is_in(one, other) for other in folders)]
-
-
 def _in_copy(path: str, outside: Sequence[str]) -> str:
     """Where the path is on a host."""
-    folder = next(folder for folder in outside if _is_in(path, folder))
+    folder = next(folder for folder in outside if is_in(path, folder))
     return f"{CACHE}/{name_of_copy(folder)}{path.removeprefix(folder)}"
 
 
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(os.path.join(folder, ""))
-
-
-def _walk(top: str, to: str, but: re.Pattern[str] | None, compiled: list[tuple[str, str]]) -> Iterator[EnvironmentFile]:
-    """The files below a folder, whose path in the environment is `to`; without those whose path below it matches.
-
-    Folders of compiled files are only noted in `compiled`.
-    """
-    left = [(top, "", f"{to}/" if to else "")]
-    seen = set()
-    while left:
-        folder, relative, inside = left.pop()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = entry.name
-                if but is not None and but.fullmatch(f"{relative}{name}"):
-                    continue
-                try:
-                    linked = entry.is_symlink()
-                    if linked and (link := _link_within(entry.path, top)):
-                        yield EnvironmentFile(inside + name, 0o777, 0, 0, link, entry.path)
-                    elif not entry.is_dir():
-                        facts = entry.stat()
-                        if stat.S_ISREG(facts.st_mode):
-                            mode, size, modified = facts.st_mode & 0o777, facts.st_size, facts.st_mtime_ns
-                            yield EnvironmentFile(inside + name, mode, size, modified, "", entry.path)
-                    elif name == "__pycache__":
-                        compiled.append((entry.path, inside + name))
-                    else:
-                        if linked:  # it leads out, maybe to a folder that we are in
-                            facts = entry.stat()
-                            if (facts.st_dev, facts.st_ino) in seen:
-                                continue
-                            seen.add((facts.st_dev, facts.st_ino))
-                        left.append((entry.path, f"{relative}{name}/", f"{inside}{name}/"))
-                except OSError:  # a link that leads nowhere
-                    continue
-
-
-def _link_within(path: str, top: str) -> str:
-    """A link's target, relative to its folder, if it stays below `top`; else ""."""
-    folder = os.path.dirname(path)
-    target = os.path.normpath(os.path.join(folder, os.readlink(path)))
-    return os.path.relpath(target, folder) if _is_in(target, top) else ""
-
-
 def _texts(
-    files: Sequence[EnvironmentFile], interpreter: Interpreter, packages: str, outside: Sequence[str]
-) -> tuple[list[list[Any]], list[EnvironmentFile]]:
-    """The small files with paths in them, which are others on a host, with marks in their place; and the rest."""
+    folders: Sequence[EnvironmentFolder], interpreter: Interpreter, packages: str, outside: Sequence[str]
+) -> list[list[Any]]:
+    """Take out the small files with paths in them, which are others on a host. Returns them, with marks for those."""
     texts: list[list[Any]] = []
-    kept = []
     places = {f"{prefix}/": f"{HERE}/" for prefix in (interpreter.prefix, os.path.realpath(interpreter.prefix))}
     copies = {folder: _in_copy(folder, outside) for folder in outside}
-    for file in files:
-        folder, _, name = file.path.rpartition("/")
-        text = ""
-        if file.link or file.size > _SCRIPT_BYTES:
-            pass
-        elif folder == "bin":
-            text = _replaced(file.source, places, start="#!")
-        elif folder == packages and name.startswith("__editable__"):
-            text = _replaced(file.source, copies)
-        if text:
-            texts.append([file.path, file.permissions, text])
-        else:
-            kept.append(file)
-    return sorted(texts), kept
+    for folder in folders:
+        if folder.path not in ("bin", packages):
+            continue
+        kept: list[Entry] = []
+        for entry in folder.entries:
+            name, permissions, size, _, link = entry
+            text, source = "", f"{folder.source}/{name}"
+            if link or size > _SCRIPT_BYTES:
+                pass
+            elif folder.path == "bin":
+                text = _replaced(source, places, start="#!")
+            elif name.startswith("__editable__"):
+                text = _replaced(source, copies)
+            if text:
+                texts.append([f"{folder.path}/{name}", permissions, text])
+            else:
+                kept.append(entry)
+        folder.entries[:] = kept
+    return sorted(texts)
 
 
 def _replaced(path: str, places: Mapping[str, str], start: str = "") -> str:
@@ -317,55 +241,8 @@ def _replaced(path: str, places: Mapping[str, str], start: str = "") -> str:
     return text if text != before else ""
 
 
-def _digest(interpreter: Interpreter, files: Sequence[EnvironmentFile], texts: Sequence[Sequence[Any]]) -> str:
-    told = json.dumps([interpreter.version, interpreter.abi, texts])
-    lines = [f"{path}\0{mode:o} {size} {modified} {link}" for path, mode, size, modified, link, _ in files]
-    return hashlib.sha256("\0".join([told, *lines]).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def digests(files: Sequence[EnvironmentFile], installed: Sequence[str]) -> list[str]:
-    """The SHA-256 of each file, "" for links. `installed`: the folders with the packages.
-
-    Most are taken from the RECORD of a wheel, unless the file has changed since; the other files are read.
-    """
-    known = {path: one for folder in installed for path, one in _recorded(folder)}
-    found = []
-    for file in files:
-        digest, size, written = known.get(file.source, ("", -1, 0))
-        if file.link or file.size == 0:
-            found.append("")
-        elif digest and size == file.size and file.modified <= written:
-            found.append(digest)
-        else:
-            with open(file.source, "rb") as opened:
-                found.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return found
-
-
-def installed_wheels(folders: Sequence[str]) -> list[Wheel]:
-    """The wheels in these folders, with their tags."""
-    found = []
+def _digest(interpreter: Interpreter, folders: Sequence[EnvironmentFolder], texts: Sequence[Sequence[Any]]) -> str:
+    found = hashlib.sha256(json.dumps([interpreter.version, interpreter.abi, texts]).encode())
     for folder in folders:
-        for name in os.listdir(folder):
-            if name.endswith(".dist-info"):
-                try:
-                    with open(os.path.join(folder, name, "WHEEL"), encoding="utf-8", errors="replace") as file:
-                        tags = tuple(line[4:].strip() for line in file if line.startswith("Tag:"))
-                except OSError:  # it was not installed from one
-                    continue
-                found.append(Wheel(name.partition("-")[0], tags))
-    return sorted(found)
-
-
-def _recorded(folder: str) -> Iterator[tuple[str, tuple[str, int, int]]]:
-    """The paths that the wheels' RECORDs in a folder name; of each the hash, the size, and when that was written."""
-    for name in os.listdir(folder):
-        record = os.path.join(folder, name, "RECORD")
-        if not name.endswith(".dist-info") or not os.path.exists(record):
-            continue
-        written = os.stat(record).st_mtime_ns
-        with open(record, newline="", encoding="utf-8", errors="surrogateescape") as file:
-            for path, digest, size, *_ in (row for row in csv.reader(file) if len(row) >= 3):
-                if digest.startswith("sha256=") and size.isdecimal():
-                    raw = base64.urlsafe_b64decode(digest.removeprefix("sha256=") + "=")
-                    yield os.path.normpath(os.path.join(folder, path)), (raw.hex(), int(size), written)
+        found.update(repr((folder.path, folder.entries)).encode())  # which escapes what can't be encoded
+    return found.hexdigest()[:16]

@@ -6,15 +6,18 @@ Every file's size and time is looked at each time, which takes a moment for tens
 from __future__ import annotations
 
 import contextlib
+import marshal  # the quickest there is, and both processes are of one Python
 import os
-import pickle
 import subprocess
 import sys
 import threading
 from typing import Any, NamedTuple
 
 from launchpad.errors import UsageError
-from launchpad.head.environment import Environment, EnvironmentFile, ask_interpreter, describe, digests
+from launchpad.head.environment import Environment, ask_interpreter, describe
+from launchpad.head.environment_files import EnvironmentFile, Listing
+from launchpad.head.folder_listing import SyncedFile
+from launchpad.head.outside_files import Outside, look_outside
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -27,6 +30,7 @@ class Contents(NamedTuple):
 
     files: list[EnvironmentFile]
     digests: list[str]  # of each
+    libraries: list[str]  # as in commands.MakeEnvironment
 
 
 class EnvironmentSource:
@@ -37,36 +41,46 @@ class EnvironmentSource:
         self._words = [python, cwd]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._environment: Environment | None = None
+        self._first: Environment | None = None
+        self._latest: Environment | None = None
+        self._outside: list[Outside] | None = None
         self._contents: Contents | None = None
         self._start()
 
     def environment(self) -> Environment:
         """The environment as it is at the start. Raises UsageError."""
         with self._lock:
-            if self._environment is None:
-                self._environment = self._describe()
-            return self._environment
+            if self._first is None:
+                self._first = self._describe()
+            return self._first
+
+    def outside(self) -> list[Outside]:
+        """The folders elsewhere that it imports from, as they are now. Raises UsageError."""
+        with self._lock:
+            self._describe()
+            assert self._outside is not None
+            return self._outside
 
     def contents(self) -> Contents:
         """Its files. Raises UsageError if they can't be read, or if it is no longer the environment that it was."""
         environment = self.environment()
         with self._lock:
+            if self._describe() != environment:
+                self._end()
+                raise UsageError(
+                    f"--sync-env: {environment.prefix} has changed since the job began, and further hosts would "
+                    "get another one; start the job again"
+                )
             if self._contents is None:
-                if self._process is None and self._describe() != environment:
-                    self._end()
-                    raise UsageError(
-                        f"--sync-env: {environment.prefix} has changed since the job began, and further hosts would "
-                        "get another one; start the job again"
-                    )
                 self._contents = self._list()
                 self._end()
             return self._contents
 
     def rest(self) -> None:
-        """Leave no process. What is asked for later takes a new one."""
+        """Leave no process, and forget what it said. What is asked for later takes a new one."""
         with self._lock:
             self._end()
+            self._latest = self._outside = self._contents = None
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(
@@ -80,7 +94,14 @@ class EnvironmentSource:
 
     def _describe(self) -> Environment:
         """What the process says unasked."""
-        return Environment(*self._hear(self._process or self._start()))
+        if self._latest is None:
+            environment, outside = self._hear(self._process or self._start())
+            self._latest = Environment(*environment)
+            self._outside = [
+                Outside(folder, [SyncedFile(*file) for file in files], libraries)
+                for folder, files, libraries in outside
+            ]
+        return self._latest
 
     def _list(self) -> Contents:
         """What it says then, if it is asked."""
@@ -89,14 +110,14 @@ class EnvironmentSource:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(b"\n")
             self._process.stdin.flush()
-        files, hashes = self._hear(self._process)
-        return Contents([EnvironmentFile(*file) for file in files], hashes)
+        files, hashes, libraries = self._hear(self._process)
+        return Contents([EnvironmentFile(*file) for file in files], hashes, libraries)
 
     def _hear(self, process: subprocess.Popen[bytes]) -> Any:
         assert process.stdout is not None
         try:
-            said = pickle.load(process.stdout)
-        except (EOFError, pickle.UnpicklingError):
+            said = marshal.load(process.stdout)
+        except (EOFError, ValueError, TypeError):
             said = "--sync-env: the process that looks through the environment has ended; run the command again"
         if isinstance(said, str):
             self._end()
@@ -116,17 +137,32 @@ def main() -> None:
     try:
         python, cwd = sys.argv[1:]
         environment, listing = describe(ask_interpreter(python, cwd, os.environ))
-        _say(tuple(environment))
+        outside = [look_outside(folder, listing.places) for folder in environment.outside]
+        _say(
+            (
+                tuple(environment),
+                [(folder, [*map(tuple, files)], libraries) for folder, files, libraries in outside],
+            )
+        )
         if sys.stdin.buffer.readline():
-            files = listing.all()
-            _say(([tuple(file) for file in files], digests(files, environment.installed)))
+            _say(_contents(environment, listing))
     except UsageError as error:
         _say(str(error))
     except OSError as error:
         _say(f"--sync-env: {error.filename} can't be read: {error.strerror}; repair the environment")
 
 
-def _say(what: object) -> None:
+def _contents(environment: Environment, listing: Listing) -> Any:
+    from launchpad.head.environment_records import digests  # only if they are asked for
+    from launchpad.head.run_paths import Linked, library_folders
+
+    files = listing.all()
+    linked = [Linked(file.source, file.permissions) for file in files if not file.link]
+    libraries = library_folders(linked, listing.places)
+    return [*map(tuple, files)], digests(files, environment.installed), libraries
+
+
+def _say(what: Any) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
-        pickle.dump(what, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+        sys.stdout.buffer.write(marshal.dumps(what))
         sys.stdout.buffer.flush()

@@ -7,12 +7,12 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import TypeVar
 
 from launchpad.errors import NodeError, failed_hosts
 from launchpad.head.bringup import BringUp
-from launchpad.head.environment import Environment, files_outside, installed_wheels
+from launchpad.head.environment import Environment
+from launchpad.head.environment_records import installed_wheels
 from launchpad.head.environment_source import Contents, EnvironmentSource
 from launchpad.head.sync import Progress, SourceFile, Taken, mirror, sync
 from launchpad.job.wheels import Platform, remedy, why_not
@@ -44,18 +44,22 @@ def sync_environment(
     `say` is told what was sent to whom. Raises NodeError with a line for each node that can't have it.
     """
     environment = _meanwhile(bringup, source.environment)
-    request = FindEnvironment(environment.name, environment.version, environment.abi, environment.python)
+    outside = _meanwhile(bringup, source.outside)
+    libraries = [library for one in outside for library in one.libraries]
+    request = FindEnvironment(environment.name, environment.version, environment.abi, environment.python, libraries)
     answers = bringup.ask(dict.fromkeys(nodes, request), EnvironmentFound, _FIND_SECONDS)
     found: dict[int, EnvironmentFound] = dict(zip(nodes, answers, strict=True))
     pythons = {node: one.python for node, one in found.items() if one.python}
     lacking = [node for node in nodes if node not in pythons]
     if lacking:
         _refuse(bringup, environment, {node: found[node] for node in lacking})
-    for folder in environment.outside:
-        sync(bringup, nodes, folder, _meanwhile(bringup, partial(files_outside, folder)), progress)
+    for one in outside:
+        sync(bringup, nodes, one.folder, one.files, progress)
     if lacking:
-        size = _send(bringup, lacking, environment.name, _meanwhile(bringup, source.contents), progress)
-        pythons |= _make(bringup, environment, {node: environment.python or found[node].base for node in lacking})
+        contents = _meanwhile(bringup, source.contents)
+        size = _send(bringup, lacking, environment.name, contents, progress)
+        bases = {node: environment.python or found[node].base for node in lacking}
+        pythons |= _make(bringup, environment, contents.libraries, bases)
         say(f"sent {size} of {environment.prefix} to {_names(bringup, lacking)}")
     else:
         say(f"{_names(bringup, nodes)} had {environment.prefix} already; nothing was sent")
@@ -121,12 +125,14 @@ def _send(bringup: BringUp, nodes: Sequence[int], name: str, contents: Contents,
     return f"{most / 1e6:.0f} MB"
 
 
-def _make(bringup: BringUp, environment: Environment, pythons: Mapping[int, str]) -> dict[int, str]:
+def _make(
+    bringup: BringUp, environment: Environment, libraries: list[str], pythons: Mapping[int, str]
+) -> dict[int, str]:
     """Have the environment work on these nodes, with this interpreter on each. Returns the environment's."""
     origin = f"{socket.gethostname()}:{environment.prefix}"
     commands = {
         node: MakeEnvironment(
-            environment.name, origin, environment.version, python, environment.venv, environment.texts
+            *(environment.name, origin, environment.version, python, environment.venv, environment.texts, libraries)
         )
         for node, python in pythons.items()
     }

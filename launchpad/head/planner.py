@@ -17,8 +17,8 @@ from launchpad.transport import Link
 
 if TYPE_CHECKING:
     from launchpad.head.environment_source import EnvironmentSource
+    from launchpad.head.folder_listing import SyncedFile
     from launchpad.head.health import Unwell
-    from launchpad.head.sync import SyncedFile
     from launchpad.head.worlds import Worlds
     from launchpad.job.succession import Roster
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .message import Message
 
-# What stands in MakeEnvironment.texts for the environment's folder, and for the one that it and the copies are in.
+# What stands in a text for an environment's folder, and for the one that it and the copies are in.
 HERE = "\0here"
 CACHE = "\0cache"
 
@@ -65,6 +65,7 @@ class FindEnvironment(Command):
     version: str  # of its Python, like "3.11"
     abi: str  # how the names of that Python's extension modules end
     python: str  # the interpreter that comes with it, relative to its folder; "": look for one here
+    libraries: list[str]  # as in MakeEnvironment: those that shared libraries outside of it look for
 
 
 class MakeEnvironment(Command):
@@ -76,6 +77,7 @@ class MakeEnvironment(Command):
     python: str  # the interpreter: a path, or relative to the folder
     venv: bool  # whether the folder is to be a venv of that
     texts: list[list[Any]]  # [path, permissions, text] of each further file; HERE and CACHE in a text are paths here
+    libraries: list[str]  # folders, with the same marks, of libraries that others of it look for
 
 
 class LeaseGpus(Command):

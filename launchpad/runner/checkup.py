@@ -235,7 +235,8 @@ def check_up(
 
 def _unfit(answers: HostAnswers, hosts: Sequence[Host], python: str, cwd: str) -> dict[int, tuple[str, str]]:
     """The other hosts that can't have this machine's environment, with the reason and the remedy. Raises UsageError."""
-    from launchpad.head.environment import ask_interpreter, installed_folders, installed_wheels
+    from launchpad.head.environment import ask_interpreter, installed_folders
+    from launchpad.head.environment_records import installed_wheels
     from launchpad.job.wheels import Platform, remedy, why_not
 
     interpreter = ask_interpreter(python, cwd, os.environ)

@@ -213,16 +213,16 @@ def supplies_for(options: HostOptions, spec: JobSpec, closing: ExitStack) -> Sup
     from launchpad.head.planner import Supplies  # only once the agent has been asked for
 
     supplies = Supplies()
-    if options.sync:
-        from launchpad.head.sync import list_files
-
-        supplies = supplies._replace(files=list_files(spec.cwd, spec.log_dir))
-    if options.sync_env:
+    if options.sync_env:  # which takes longer, in a process of its own
         from launchpad.head.environment_source import EnvironmentSource
 
         environment = EnvironmentSource(spec.python, spec.cwd)
         closing.callback(environment.rest)
         supplies = supplies._replace(environment=environment)
+    if options.sync:
+        from launchpad.head.folder_listing import list_files
+
+        supplies = supplies._replace(files=list_files(spec.cwd, spec.log_dir))
     return supplies
 
 

@@ -21,10 +21,11 @@ ROOT = Path(launchpad.__file__).parent
 # A room, and the rooms that it may import from: a staircase, the leaves first.
 STAIRCASE: dict[str, set[str]] = {
     "_version": set(),
+    "elf": set(),
     "errors": set(),
     "linux": set(),
     "listeners": {"linux"},
-    "mpi_library": set(),
+    "mpi_library": {"elf"},
     "caller": set(),
     "image": {"linux"},
     "protocol": {"linux"},
@@ -34,7 +35,7 @@ STAIRCASE: dict[str, set[str]] = {
     "output": {"caller", "protocol"},
     "diagnosis": {"job", "protocol"},
     "doctor": {"job", "protocol"},
-    "head": {"_version", "caller", "doctor", "errors", "job", "linux", "protocol", "transport"},
+    "head": {"_version", "caller", "doctor", "elf", "errors", "job", "linux", "protocol", "transport"},
     "console": {"caller", "diagnosis", "doctor", "errors", "job", "output", "protocol"},
     "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol"},
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
@@ -83,7 +84,7 @@ BY_NAME = {
 }
 
 # What is sent to nodes: it imports the standard library only.
-SHIPPED = ("_version", "agent", "forkserver", "image", "linux", "listeners", "mpi_library", "protocol", "rank")
+SHIPPED = ("_version", "agent", "elf", "forkserver", "image", "linux", "listeners", "mpi_library", "protocol", "rank")
 
 # Where a heavy package may be imported at all.
 HOMES = {

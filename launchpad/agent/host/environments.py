@@ -46,11 +46,16 @@ class Environments(AgentPart):
     def __init__(self, hub: AgentHub) -> None:
         super().__init__(hub)
         self._python = ""  # the interpreter of the environment that the ranks run in
+        self._libraries: list[str] = []  # folders, for the dynamic linker
 
     def on(self, command: FindEnvironment | MakeEnvironment) -> None:
         """Look for one, or have one work."""
         answer = find(command) if isinstance(command, FindEnvironment) else make(command)
         self._python = answer.python
+        if isinstance(command, FindEnvironment):
+            self._libraries = command.libraries
+        if self._python:
+            self._libraries = _library_folders(os.path.dirname(os.path.dirname(self._python)), self._libraries)
         self._activate(os.environ)  # for a health check
         self._hub.outbox.say(answer)
 
@@ -59,13 +64,32 @@ class Environments(AgentPart):
         self._activate(environ)
 
     def _activate(self, environ: MutableMapping[str, str]) -> None:
-        """What `activate` in a venv does."""
+        """What `activate` in a venv does. Libraries that were found by an absolute path are found by a variable."""
         if self._python:
             folder = os.path.dirname(self._python)
             environ["VIRTUAL_ENV"] = os.path.dirname(folder)
-            path = environ.get("PATH") or os.environ.get("PATH", "")
-            if path.partition(os.pathsep)[0] != folder:
-                environ["PATH"] = os.pathsep.join(filter(None, (folder, path)))
+            _put_first(environ, "PATH", folder)
+            _put_first(environ, "LD_LIBRARY_PATH", os.pathsep.join(self._libraries))
+
+
+def _put_first(environ: MutableMapping[str, str], name: str, paths: str) -> None:
+    before = environ.get(name) or os.environ.get(name, "")
+    if paths and not f"{before}{os.pathsep}".startswith(f"{paths}{os.pathsep}"):
+        environ[name] = os.pathsep.join(filter(None, (paths, before)))
+
+
+def _library_folders(folder: str, beside: Sequence[str]) -> list[str]:
+    """Where shared libraries look for others: those of the environment, and those `beside` it."""
+    try:
+        with open(os.path.join(folder, MARK)) as file:
+            own: list[str] = json.load(file).get("libraries", [])
+    except (OSError, ValueError):  # it is being removed
+        own = []
+    return list(dict.fromkeys(_placed(one, folder) for one in (*own, *beside)))
+
+
+def _placed(text: str, folder: str) -> str:
+    return text.replace(HERE, folder).replace(CACHE, os.path.dirname(folder))
 
 
 def find(command: FindEnvironment) -> EnvironmentFound:
@@ -87,16 +111,16 @@ def find(command: FindEnvironment) -> EnvironmentFound:
 def make(command: MakeEnvironment) -> EnvironmentMade:
     """Write what differs from machine to machine, try the interpreter, and mark the environment as whole."""
     try:
-        base = base_folder()
-        folder = path_in(base, command.name)
+        folder = path_in(base_folder(), command.name)
         if command.venv:
             _make_venv(folder, command.python, command.version)
         for path, permissions, text in command.texts:
-            _write(path_in(folder, path), text.replace(HERE, folder).replace(CACHE, base), permissions)
+            _write(path_in(folder, path), _placed(text, folder), permissions)
         python = _python_in(folder)
-        problem = _try(python, folder)
+        problem = _try(python, folder, [_placed(one, folder) for one in command.libraries])
         if not problem:
-            _write(os.path.join(folder, MARK), json.dumps({"origin": command.origin}), 0o600)
+            mark = {"origin": command.origin, "libraries": command.libraries}
+            _write(os.path.join(folder, MARK), json.dumps(mark), 0o600)
     except (OSError, ValueError) as error:
         return EnvironmentMade(time.monotonic_ns(), "", describe(error))
     return EnvironmentMade(time.monotonic_ns(), "" if problem else python, problem)
@@ -129,11 +153,15 @@ def _write(path: str, text: str, permissions: int) -> None:
     os.chmod(path, permissions)
 
 
-def _try(python: str, folder: str) -> str:
+def _try(python: str, folder: str, libraries: Sequence[str]) -> str:
     """Why the interpreter doesn't work; "" if it does."""
     argv = [python, "-c", "import sys; print(sys.prefix)"]
+    environ = dict(os.environ)
+    _put_first(environ, "LD_LIBRARY_PATH", os.pathsep.join(libraries))
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_SECONDS, check=False)
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRIAL_SECONDS, check=False, env=environ
+        )
     except subprocess.TimeoutExpired:
         return f"{python} doesn't start within {_TRIAL_SECONDS:g} s"
     said = (done.stdout or done.stderr).decode(errors="replace").splitlines()[-1:]

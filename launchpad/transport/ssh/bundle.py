@@ -22,6 +22,7 @@ _ROOT = os.path.dirname(os.path.dirname(_HERE))
 _CONTENTS = (
     "__init__.py",
     "_version.py",
+    "elf.py",
     "linux.py",
     "listeners.py",
     "mpi_library.py",

@@ -231,16 +231,50 @@ def bare(tmp_path: Path, made: Made) -> Iterator[Network]:
         yield network
 
 
+def run_in(network: Network, launchpad: Launchpad, made: Made, *words: str) -> tuple[list[str], list[str]]:
+    """Run a program on the hosts; see `ran`."""
+    options = ("--ssh-config", network.ssh_config, "--python", made.python, "-H", "h1,h2", "--sync", "--sync-env")
+    argv = network.argv(*launchpad.argv("run", *options, *words))
+    return ran(
+        subprocess.run(
+            argv, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, timeout=DEADLINE
+        )
+    )
+
+
 @needs_namespaces
 def test_hosts_without_any_packages_run_a_program_of_several_ranks(
     launchpad: Launchpad, bare: Network, made: Made
 ) -> None:
     (launchpad.folder / "where.py").write_text(f"{SHOW}\n")
-    words = ("--ssh-config", bare.ssh_config, "--python", made.python, "-H", "h1,h2", "--sync", "--sync-env", "--check")
-    argv = bare.argv(*launchpad.argv("run", *words, "where.py"))
-    done = subprocess.run(
-        argv, env=launchpad.environ, cwd=launchpad.folder, capture_output=True, text=True, timeout=DEADLINE
-    )
-    shown, said = ran(done)
+    shown, said = run_in(bare, launchpad, made, "--check", "where.py")
     assert [line.split()[:4] for line in shown] == [["[h1", "0]", "own", "first"], ["[h2", "1]", "own", "first"]]
     assert re.fullmatch(rf"launchpad: sent \d+ MB of {made.prefix} to h1, h2", said[-1])
+
+
+@needs_namespaces
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_libraries_find_each_other_where_they_name_folders_of_this_machine(
+    launchpad: Launchpad, bare: Network, made: Made
+) -> None:
+    """One in the environment, and one that was built in the source tree of an editable install."""
+
+    def compiled(library: Path, text: str, *more: str) -> Path:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        source = library.with_suffix(".c")
+        source.write_text(text)
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source, *more]
+        subprocess.run(command, check=True, timeout=DEADLINE)
+        return library
+
+    show = ["import ctypes, own, editable, os.path as p"]
+    for number, folder, module in ((1, made.prefix / "lib", "own"), (2, made.source / "build", "editable")):
+        needed = compiled(folder / f"libneeded{number}.so", f"int needed{number}(void) {{ return {number}; }}")
+        beside = made.packages if module == "own" else made.source
+        text = f"int needed{number}(void); int user(void) {{ return needed{number}(); }}"
+        compiled(beside / "user.so", text, str(needed), f"-Wl,-rpath,{folder}", "-Wl,--enable-new-dtags")
+        show.append(f"print(ctypes.CDLL(p.join(p.dirname({module}.__file__), 'user.so')).user(), end=' ')")
+    (launchpad.folder / "where.py").write_text("\n".join([*show, "print(p.dirname(own.__file__))\n"]))
+    for _ in range(2):  # the second time, nobody looks at the libraries in the environment
+        shown, _ = run_in(bare, launchpad, made, "where.py")
+        assert [line.split()[2:4] for line in shown] == [["1", "2"]] * 2

@@ -9,27 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.head.environment import (
-    Environment,
-    EnvironmentFile,
-    Interpreter,
-    describe,
-    digests,
-    files_outside,
-    installed_wheels,
-)
-from launchpad.head.sync import name_of_copy
+from launchpad.head.environment import Environment, Interpreter, describe
+from launchpad.head.environment_files import EnvironmentFile, Listing
+from launchpad.head.environment_records import digests, installed_wheels
+from launchpad.head.folder_listing import name_of_copy
 from launchpad.protocol.commands import CACHE, HERE
+from tests.support.trees import write
 
 ABI = ".cpython-311-x86_64-linux-gnu.so"
 PACKAGES = "lib/python3.11/site-packages"
-
-
-def write(path: Path, text: str, mode: int = 0o644) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(mode)
-    return path
 
 
 @pytest.fixture
@@ -59,6 +47,11 @@ def files(of: Interpreter) -> list[EnvironmentFile]:
     return describe(of)[1].all()
 
 
+def kept(listing: Listing) -> list[EnvironmentFile]:
+    """Without the compiled files."""
+    return sorted(file for folder in listing.folders for file in folder.files())
+
+
 def paths(of: Interpreter) -> list[str]:
     return [file.path for file in files(of)]
 
@@ -69,11 +62,12 @@ def texts(environment: Environment) -> dict[str, str]:
 
 def test_a_venv_is_sent_without_what_is_made_there(venv: Path) -> None:
     found, listing = describe(interpreter(venv))
-    assert [file.path for file in listing.files] == ["bin/program", f"{PACKAGES}/tool.py", "lib64"]
-    assert listing.files[0].permissions == 0o755
-    assert listing.files[2].link == "lib"
+    assert [file.path for file in kept(listing)] == ["bin/program", f"{PACKAGES}/tool.py", "lib64"]
+    assert kept(listing)[0].permissions == 0o755
+    assert kept(listing)[2].link == "lib"
     assert texts(found)["bin/tool"] == f"#!{HERE}/bin/python\nimport tool\n"
     assert (found.venv, found.python, found.outside) == (True, "", [])
+    assert listing.places == {str(venv): HERE}
     assert found.name.startswith("env-venv-")
 
 
@@ -112,22 +106,6 @@ def test_editable_installs_and_other_folders_are_copied_beside(venv: Path, tmp_p
     assert texts(found)[f"{PACKAGES}/_launchpad.pth"] == f"{more}\n"
 
 
-def test_links_that_a_strict_editable_install_consists_of_are_followed(tmp_path: Path) -> None:
-    source = write(tmp_path / "src" / "mine.py", "here\n", 0o600)
-    links = tmp_path / "build"
-    write(links / "own.py", "")
-    for name, target in (
-        ("mine.py", source),
-        ("again.py", "own.py"),
-        ("gone.py", "nowhere.py"),
-        ("all", source.parent),
-    ):
-        (links / name).symlink_to(target)
-    found = {file.path: file for file in files_outside(str(links))}
-    assert found["mine.py"][1:] == (0o600, 5, source.stat().st_mtime_ns, "")
-    assert [found[name].link for name in ("again.py", "gone.py", "all")] == ["own.py", "nowhere.py", str(source.parent)]
-
-
 def test_packages_of_the_system_come_along_where_they_are_seen(venv: Path, tmp_path: Path) -> None:
     system = write(tmp_path / "dist-packages" / "old.py", "").parent
     seen = interpreter(venv, folders=[str(system), "/usr/lib/python3.11/lib-dynload"])
@@ -141,8 +119,9 @@ def test_a_relocatable_interpreter_comes_along(venv: Path, tmp_path: Path) -> No
     write(base / "bin" / "python3.11", "\x7fELF", 0o755)
     write(base / "lib" / "python3.11" / "os.py", "")
     found, listing = describe(interpreter(venv, str(base), relocatable=True))
-    assert {"python/bin/python3.11", "python/lib/python3.11/os.py"} < {file.path for file in listing.files}
+    assert {"python/bin/python3.11", "python/lib/python3.11/os.py"} < {file.path for file in kept(listing)}
     assert (found.venv, found.python) == (True, "python/bin/python3.11")
+    assert listing.places == {str(venv): HERE, str(base): f"{HERE}/python"}
 
 
 def test_a_conda_prefix_is_sent_whole(tmp_path: Path) -> None:
@@ -153,7 +132,7 @@ def test_a_conda_prefix_is_sent_whole(tmp_path: Path) -> None:
     write(prefix / "conda-meta" / "history", "")
     write(prefix / "pkgs" / "cached", "")
     found, listing = describe(interpreter(prefix, str(prefix), relocatable=True))
-    assert [file.path for file in listing.files] == ["bin/python3.11", "lib/libz.so", f"{PACKAGES}/x.py"]
+    assert [file.path for file in kept(listing)] == ["bin/python3.11", "lib/libz.so", f"{PACKAGES}/x.py"]
     assert (found.venv, found.python) == (False, "bin/python3.11")
 
 
@@ -169,7 +148,7 @@ def test_hashes_are_taken_from_the_wheels_records_unless_a_file_was_changed(venv
     os.utime(same, (1, 1))
     os.utime(changed, ns=(1, record.stat().st_mtime_ns + 1))
     found, listing = describe(interpreter(venv))
-    by_path = {file.path: one for file, one in zip(listing.files, digests(listing.files, found.installed), strict=True)}
+    by_path = {file.path: one for file, one in zip(kept(listing), digests(kept(listing), found.installed), strict=True)}
     assert by_path[f"{PACKAGES}/same.py"] == hashlib.sha256(b"AS IT WAS").hexdigest(), "it was not read"
     assert by_path[f"{PACKAGES}/changed.py"] == hashlib.sha256(b"new\n").hexdigest()
     assert by_path["lib64"] == ""

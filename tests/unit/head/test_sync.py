@@ -1,4 +1,4 @@
-"""head/sync and agent/host/synced_folder: which files are sent, and how a copy is updated."""
+"""head/sync, head/folder_listing and agent/host/synced_folder: which files are sent, and how a copy is updated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from launchpad.agent.host import synced_folder
 from launchpad.agent.host.synced_folder import SyncedFolder
 from launchpad.errors import NodeError, UsageError
-from launchpad.head import sender, sync
+from launchpad.head import folder_listing, sender, sync
 from launchpad.head.bringup import BringUp
+from launchpad.head.folder_listing import SyncedFile, list_files
 from launchpad.head.nodes import Nodes
-from launchpad.head.sync import SyncedFile, list_files
 from launchpad.protocol.commands import FileChunk, Finish, Ping, Sync
 from launchpad.protocol.events import ChunksTaken, Pong, Synced, Wanted
 from launchpad.transport.memory import MemoryLink
@@ -49,7 +49,7 @@ def test_a_file_that_has_become_a_pipe_is_not_waited_for(tmp_path: Path) -> None
 
 def test_too_much_outside_of_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "large").write_bytes(bytes(100))
-    monkeypatch.setattr(sync, "MOST_BYTES", 99)
+    monkeypatch.setattr(folder_listing, "MOST_BYTES", 99)
     with pytest.raises(UsageError, match=r"^--sync: .* has more than 0 MiB or 20000 files; run git init in it"):
         list_files(str(tmp_path))
 
