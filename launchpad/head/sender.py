@@ -48,6 +48,11 @@ class Window:
         self._in_flight -= size
 
     @property
+    def waits(self) -> bool:
+        """Whether the node has yet to accept what was sent to it."""
+        return self._in_flight > 0
+
+    @property
     def done(self) -> bool:
         """Whether the node has accepted everything."""
         return self._ended and self._in_flight <= 0
@@ -78,7 +83,8 @@ def send(
                 bringup.nodes.send(node, piece)
         heard = bringup.hear(deadline)
         if heard is None:
-            names = ", ".join(map(bringup.nodes.name, left))
+            stuck = [node for node in left if windows[node].waits] or left  # others may be held up by them
+            names = ", ".join(map(bringup.nodes.name, stuck))
             raise NodeError(f"{names}: accepted nothing of {what} for {STUCK_SECONDS:g} s")
         node, event = heard
         if isinstance(event, ChunksTaken):

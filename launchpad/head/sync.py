@@ -29,6 +29,7 @@ class Taken(NamedTuple):
 
 Progress = Callable[[str, Taken], None]  # is told of a host
 
+Of = TypeVar("Of")
 Made = TypeVar("Made")
 
 
@@ -73,12 +74,14 @@ def mirror(
     problems = {bringup.nodes.name(node): one.problem for node, one in answers.items() if one.problem}
     if problems:
         raise _not_stored(problems, bringup, option)
-    places = _shared({node: tuple(one.files) for node, one in answers.items()}, tuple)
+    runs = {node: tuple((first, end) for first, end in one.files) for node, one in answers.items()}
+    places = _shared(runs, lambda several: tuple(place for run in several for place in range(*run)))
     ends = _shared(places, lambda files: list(accumulate(sources[place].size for place in files)))
     sent = dict.fromkeys(places, 0)
-    reader = SharedReader(places, lambda place: _read(sources[place], option))
+    reader = SharedReader(places, lambda place, start: _read(sources[place], option, start), bringup.clock)
 
     def taken(node: int, size: int) -> None:
+        reader.taken(node)
         sent[node] += size
         files, all_sizes = bisect_right(ends[node], sent[node]), (ends[node] or [0])[-1]
         progress(bringup.nodes.name(node), Taken(sent[node], all_sizes, files, len(ends[node])))
@@ -92,13 +95,13 @@ def mirror(
     return {node: one.folder for node, one in answers.items()}
 
 
-def _shared(files: Mapping[int, tuple[int, ...]], make: Callable[[tuple[int, ...]], Made]) -> dict[int, Made]:
-    """What is made of each node's files: one object for all that want the same ones."""
-    made: dict[tuple[int, ...], Made] = {}
-    for wanted in files.values():
-        if wanted not in made:
-            made[wanted] = make(wanted)
-    return {node: made[wanted] for node, wanted in files.items()}
+def _shared(of_nodes: Mapping[int, Of], make: Callable[[Of], Made]) -> dict[int, Made]:
+    """What is made of something of each node: one object for all that have the same."""
+    made: dict[Of, Made] = {}
+    for one in of_nodes.values():
+        if one not in made:
+            made[one] = make(one)
+    return {node: made[one] for node, one in of_nodes.items()}
 
 
 def _not_stored(problems: Mapping[str, str], bringup: BringUp, option: str) -> NodeError:
@@ -107,12 +110,14 @@ def _not_stored(problems: Mapping[str, str], bringup: BringUp, option: str) -> N
     return NodeError(failed_hosts(told, len(bringup.nodes), remedy))
 
 
-def _read(source: SourceFile, option: str) -> Iterator[bytes]:
-    left = source.size
+def _read(source: SourceFile, option: str, start: int = 0) -> Iterator[bytes]:
+    left = source.size - start
     if left == 0:
         return
     try:
         with open(source.path, "rb", buffering=0, opener=_open_now) as opened:
+            if start:
+                opened.seek(start)
             while left and (data := opened.read(min(left, PIECE_BYTES))):
                 left -= len(data)
                 yield data

@@ -259,7 +259,7 @@ class Wanted(Event, about=the_node):
 
     time: int
     folder: str  # the copy on this node; "" if it can't be made
-    files: list[int]  # those to be sent, by their index in Sync.files
+    files: list[list[int]]  # [first, last + 1] of each run of those to be sent, by their index in Sync.files
     problem: str
 
 

@@ -32,6 +32,9 @@ _OUTPUT = _RAW[Output]
 _OUTPUT_CODE = CODES[Output]
 
 
+Sent = typing.TypeVar("Sent", bound=Command)
+
+
 class WireError(Exception):
     """The bytes on the link are not valid frames."""
 
@@ -39,10 +42,15 @@ class WireError(Exception):
 class _Encoded(bytes):
     """A message that is encoded already."""
 
+    @property
+    def data(self) -> memoryview:
+        """The raw bytes that it carries."""
+        return memoryview(self)[_HEAD.size + _RAW[MESSAGES[self[4]]].size :]
 
-def encoded(command: Command) -> Command:
-    """The command as it is sent: a large one for several nodes is encoded once."""
-    return cast(Command, _Encoded(encode(command)))
+
+def encoded(command: Sent) -> Sent:
+    """The command as it is sent, with `data` alone as a field: a large one for several nodes is encoded once."""
+    return cast(Sent, _Encoded(encode(command)))
 
 
 def encode(message: Event | Command) -> bytes:

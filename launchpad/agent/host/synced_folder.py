@@ -14,6 +14,7 @@ import os
 import stat
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from ... import linux
@@ -85,7 +86,7 @@ class SyncedFolder:
             self._check_room()
         except (OSError, ValueError) as error:
             return [Wanted(time.monotonic_ns(), "", [], describe(error))]
-        wanted = [Wanted(time.monotonic_ns(), self._folder, list(self._wanted), "")]
+        wanted = [Wanted(time.monotonic_ns(), self._folder, _runs(self._wanted), "")]
         try:
             self._skip_empty()
             return [*wanted, *self._conclude()]
@@ -286,6 +287,17 @@ class SyncedFolder:
                     os.rmdir(path)
             except OSError:  # it is gone already, or the folder is not empty
                 pass
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Ascending numbers as [first, last + 1] of each run."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    return runs
 
 
 def _remove(path: str) -> None:
