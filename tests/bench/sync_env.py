@@ -4,8 +4,8 @@ Each host is a network namespace with its own sshd and a folder of its own for w
 own folder is empty; all share this machine's cores and disk, and none has a network that leads further. rsync is
 `rsync -a` of the same prefix over the same ssh, one process for each host, all at once. Times are from the command line
 to its end; launchpad's are those of a whole job, of a rank on each host that prints nothing. Every run begins with
-empty folders, except "again", which is the same job once more, and "sums", a job in which a rank of torch on each host
-takes part in an all_reduce.
+empty folders, except "again", which is the same job once more, "without", the same without --sync-env, right after it,
+and "sums", a job in which a rank of torch on each host takes part in an all_reduce.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from pathlib import Path
 from tests.bench.hosts import Hosts, why_not
 
 DEADLINE = 1800.0
+
+# How often the same job is run again for one transfer.
+AGAIN = 5
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -47,7 +50,7 @@ def main() -> None:
     prefix = Path(options.python).parent.parent
     files = [path.stat().st_size for path in prefix.rglob("*") if path.is_file() and not path.is_symlink()]
     print(f"{prefix}: {len(files)} files, {sum(files) / 1e6:.0f} MB")
-    print("hosts  launchpad  rsync -a  ratio  again    sums    peak memory of the launcher")
+    print("hosts  launchpad  rsync -a  ratio  again   without  sums    launcher's peak memory  load")
     for count in map(int, options.hosts.split(",")):
         with (
             tempfile.TemporaryDirectory(prefix="lp-bench-") as folder,
@@ -58,19 +61,21 @@ def main() -> None:
 
 def row(hosts: Hosts, python: str, prefix: Path, runs: int) -> str:
     """Medians for these hosts. The two take turns, so that neither has the quieter hours."""
-    ours, theirs, again, sums = [], [], [], []
+    ours, theirs, again, without, sums, memory = [], [], [], [], [], 0.0
     for _ in range(runs):
         ours.append(timed(lambda: launchpad(hosts, python)))
-        again.append(timed(lambda: launchpad(hosts, python)))
+        memory = max(memory, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+        for _ in range(AGAIN):
+            again.append(timed(lambda: launchpad(hosts, python)))
+            without.append(timed(lambda: run([*command(hosts), "true"])))
         sums.append(timed(lambda: all_reduce(hosts, python)))
         clear(hosts)
         theirs.append(timed(lambda: rsync(hosts, prefix)))
         clear(hosts)
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    mine, other = statistics.median(ours), statistics.median(theirs)
+    mine, other, second, plain, summed = map(statistics.median, (ours, theirs, again, without, sums))
     return (
-        f"{len(hosts.names):5}  {mine:7.1f} s  {other:6.1f} s  {mine / other:5.2f}  "
-        f"{statistics.median(again):.2f} s  {statistics.median(sums):.2f} s  {memory:.0f} MB"
+        f"{len(hosts.names):5}  {mine:7.1f} s  {other:6.1f} s  {mine / other:5.2f}  {second:.2f} s  {plain:.2f} s   "
+        f"{summed:.2f} s  {memory:4.0f} MB                 {os.getloadavg()[0]:.0f}"
     )
 
 
@@ -81,10 +86,23 @@ def timed(work: Callable[[], None]) -> float:
     return time.monotonic() - begin
 
 
+def command(hosts: Hosts) -> list[str]:
+    """Of a job on all hosts."""
+    return [
+        sys.executable,
+        "-m",
+        "launchpad",
+        "run",
+        "--ssh-config",
+        str(hosts.ssh_config),
+        "-H",
+        ",".join(hosts.names),
+    ]
+
+
 def launchpad(hosts: Hosts, python: str, *words: str) -> str:
     """One job, and what it prints."""
-    options = ["--ssh-config", str(hosts.ssh_config), "-H", ",".join(hosts.names), "--python", python, "--sync-env"]
-    return run([sys.executable, "-m", "launchpad", "run", *options, *(words or ("true",))])
+    return run([*command(hosts), "--python", python, "--sync-env", *(words or ("true",))])
 
 
 def all_reduce(hosts: Hosts, python: str) -> None:
