@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 10.0
 MOST_ALONE = 4
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """Bytes of a file, and who wants it."""
 
     file: int
@@ -30,7 +30,7 @@ class _Part(NamedTuple):
     nodes: frozenset[int]
 
 
-class _Kept(NamedTuple):
+class _SharedChunk(NamedTuple):
     """A chunk that not all nodes have accepted."""
 
     file: int  # where it begins
@@ -55,8 +55,8 @@ class SharedReader:
         self._wanted = wanted
         self._read = read
         self._clock = clock
-        self._source = _chunks(self._parts(_wanting(wanted)))
-        self._kept: dict[int, _Kept] = {}  # by number
+        self._source = _chunks(self._pieces(_wanting(wanted)))
+        self._kept: dict[int, _SharedChunk] = {}  # by number
         self._kept_bytes = 0
         self._next = 0  # the number of the next chunk to be read
         self._be_patient()  # sets until when how many bytes are to be read
@@ -85,20 +85,20 @@ class SharedReader:
         if self._in_flight[node]:
             self._drop(self._in_flight[node].popleft(), node)
 
-    def _parts(self, nodes: Mapping[int, frozenset[int]]) -> Iterator[_Part]:
+    def _pieces(self, nodes: Mapping[int, frozenset[int]]) -> Iterator[_Piece]:
         for file in sorted(nodes):
             start = 0
             for data in self._read(file, 0):
-                yield _Part(file, start, data, nodes[file])
+                yield _Piece(file, start, data, nodes[file])
                 start += len(data)
 
-    def _rest(self, node: int) -> Iterator[_Part]:
+    def _rest(self, node: int) -> Iterator[_Piece]:
         first, start = self._alone[node]
         itself = frozenset([node])
         for file in self._wanted[node]:
             if file >= first:
                 for data in self._read(file, start if file == first else 0):
-                    yield _Part(file, 0, data, itself)
+                    yield _Piece(file, 0, data, itself)
 
     def _read_on(self) -> bool:
         for kept in self._source:
@@ -157,21 +157,21 @@ def _wanting(wanted: Mapping[int, Sequence[int]]) -> dict[int, frozenset[int]]:
     return found
 
 
-def _chunks(parts: Iterator[_Part]) -> Iterator[_Kept]:
-    """The parts, small ones together if the same nodes want them."""
-    batch: list[_Part] = []
+def _chunks(pieces: Iterator[_Piece]) -> Iterator[_SharedChunk]:
+    """The pieces, small ones together if the same nodes want them."""
+    batch: list[_Piece] = []
     size = 0
-    for part in parts:
-        if batch and (size + len(part.data) > PIECE_BYTES or part.nodes != batch[0].nodes):
+    for piece in pieces:
+        if batch and (size + len(piece.data) > PIECE_BYTES or piece.nodes != batch[0].nodes):
             yield _chunk(batch)
             batch, size = [], 0
-        batch.append(part)
-        size += len(part.data)
+        batch.append(piece)
+        size += len(piece.data)
     if batch:
         yield _chunk(batch)
 
 
-def _chunk(batch: Sequence[_Part]) -> _Kept:
+def _chunk(batch: Sequence[_Piece]) -> _SharedChunk:
     first = batch[0]
-    frame = encoded(FileChunk(first.file, b"".join(part.data for part in batch)))
-    return _Kept(first.file, first.start, frame, set(first.nodes))
+    frame = encoded(FileChunk(first.file, b"".join(piece.data for piece in batch)))
+    return _SharedChunk(first.file, first.start, frame, set(first.nodes))

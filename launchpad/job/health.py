@@ -38,5 +38,5 @@ def parse_health(text: str, seconds: float) -> HealthCheck:
         raise UsageError("--health: give a command like 'dcgmi diag -r 1', or doctor")
     for word in words:
         if word in _SHELLS or (word.endswith(";") and word != words[-1]):
-            raise UsageError(f"--health {text}: {word} is for a shell, and none runs it; write sh -c '…'")
+            raise UsageError(f"--health {text!r}: {word!r} is for a shell, and none runs it; write sh -c '…'")
     return HealthCheck(tuple(words), seconds)

@@ -32,7 +32,7 @@ from .nvidia_smi import GpuDevice
 # What nvidia-smi has told, as JSON.
 _MOST_SEEN = 1 << 20
 
-_NO_NVIDIA_SMI = "there is no nvidia-smi, which knows the GPUs"
+_NO_NVIDIA_SMI = "there is no nvidia-smi, which knows the GPUs; put it on PATH"
 
 # The device of AMD's driver for computing.
 AMD = "/dev/kfd"

@@ -67,7 +67,8 @@ class HostProbe(AgentPart):
     def on(self, command: Probe) -> None:
         """Report the facts."""
         facts = probe(command, self._versions)
-        self._brings_launchpad = command.torch and not facts.launchpad
+        # If the interpreter was not asked, it may have one of its own.
+        self._brings_launchpad = self._answer is not None and not self._answer[2]
         self._hub.outbox.say(facts)
 
     def _versions(self, *asked: Any) -> Versions | None:

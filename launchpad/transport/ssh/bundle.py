@@ -38,7 +38,7 @@ _FOR_FUNCTIONS = "cloudpickle"
 
 # What a script imports from an installed launchpad, and what the ranks of `launchpad bench` run; where none is
 # installed, ranks find this on their path.
-_FOR_RANKS = ("__init__.py", "_version.py", "errors.py", "collectives", "bench")
+_FOR_RANKS = ("__init__.py", "_version.py", "errors.py", "time_left.py", "collectives", "bench")
 
 # The exit code of a Python that did not get the whole first line: somebody else has read it, or there is no input.
 CUT = os.EX_DATAERR

@@ -97,6 +97,17 @@ def test_what_is_kept_is_shown_and_removed_but_not_while_it_is_used(
     assert not [path.name for path in (hosts.cache / "launchpad").iterdir() if not path.name.startswith("agent-")]
 
 
+def test_ranks_may_ask_how_long_they_have_although_it_has_no_launchpad(
+    launchpad: Launchpad, hosts: Hosts, made: Made
+) -> None:
+    (launchpad.folder / "asks.py").write_text("import launchpad, own; print(3000 < launchpad.stop_by() < 3600)\n")
+    hosts.forget_agent()  # launchpad comes with it
+    shown, _ = ran(
+        hosts.run(launchpad, "--python", made.python, "-H", "n1", "--sync-env", "--timeout", "1h", "asks.py")
+    )
+    assert shown == ["[0] True"]
+
+
 def test_its_programs_are_found_there(launchpad: Launchpad, hosts: Hosts, made: Made) -> None:
     words = ("--python", made.python, "-H", "n1", "--sync-env", "--no-python", "own-tool")
     (shown,), _ = ran(hosts.run(launchpad, *words))

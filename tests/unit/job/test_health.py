@@ -27,8 +27,8 @@ def test_words_are_split_as_a_shell_would(text: str, words: tuple[str, ...]) -> 
     [
         ("", "--health: give a command like 'dcgmi diag -r 1', or doctor"),
         ("a 'b", "--health a 'b: no closing quotation; quote it as in a shell"),
-        ("a | b", "--health a | b: | is for a shell, and none runs it; write sh -c '…'"),
-        ("a; b", "--health a; b: a; is for a shell, and none runs it; write sh -c '…'"),
+        ("a | b", "--health 'a | b': '|' is for a shell, and none runs it; write sh -c '…'"),
+        ("a; b", "--health 'a; b': 'a;' is for a shell, and none runs it; write sh -c '…'"),
     ],
 )
 def test_what_is_no_command_is_refused(text: str, said: str) -> None:
