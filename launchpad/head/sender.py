@@ -68,8 +68,9 @@ def send(
 ) -> dict[int, Any]:
     """Send each node its pieces, until it has accepted them all or, if `until` is given, has sent that event.
 
-    Returns each node's `until` event. `taken` gets a node and the number of bytes that it has newly accepted; `what`
-    names the data in messages. Raises NodeError if no node accepts anything any more.
+    Returns each node's `until` event; if one has a `problem`, nothing more is sent to any node. `taken` gets a node and
+    the number of bytes that it has newly accepted; `what` names the data in messages. Raises NodeError if no node
+    accepts anything any more.
     """
     windows = {node: Window(one) for node, one in pieces.items()}
     ended: dict[int, Any] = {}
@@ -92,6 +93,8 @@ def send(
             taken(node, event.size)
         elif until is not None and isinstance(event, until):
             ended[node] = event
+            if ended[node].problem:
+                return ended
         else:
             continue
         deadline = bringup.clock() + STUCK_SECONDS

@@ -127,13 +127,18 @@ def test_each_node_gets_all_and_never_more_than_its_window_at_once(lab: Lab) -> 
 
 
 def test_until_a_node_says_so(lab: Lab) -> None:
-    """Also where nothing is sent, and where it says so before all was taken: there is no room."""
-    lab.links[1].say(Synced(0, ""))
+    """Also where nothing is sent."""
+    for link in lab.links:
+        link.say(Synced(0, ""))
+    assert send(lab.bringup, {0: calls(4), 1: calls()}, "it", until=Synced) == dict.fromkeys((0, 1), Synced(0, ""))
+
+
+def test_one_that_has_no_room_ends_it_for_all(lab: Lab) -> None:
     lab.links[0].say(ChunksTaken(0, 4))
     lab.links[0].say(Synced(0, "the disk is full"))
-    ended = send(lab.bringup, {0: calls(4, 4, 4, 4), 1: calls()}, "it", until=Synced)
-    assert ended == {0: Synced(0, "the disk is full"), 1: Synced(0, "")}
-    assert lab.links[0].heard.qsize() == 2
+    ended = send(lab.bringup, {0: calls(4, 4, 4, 4), 1: calls(4, 4)}, "it", until=Synced)
+    assert ended == {0: Synced(0, "the disk is full")}
+    assert [link.heard.qsize() for link in lab.links] == [2, 1]
 
 
 def test_a_node_that_takes_nothing_is_given_up_whatever_it_says(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
