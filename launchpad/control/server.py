@@ -161,7 +161,7 @@ def _event(asker: int, request: dict[str, Any]) -> Request:
     if request["what"] == "profile":
         return ProfileRequested(now, asker, int(request["rank"]), float(request["seconds"]))
     if request["what"] == "signal":
-        return StopRequested(now, int(request["signum"]))
+        return StopRequested(now, int(request["signum"]), asked=True)
     if request["what"] in ("stop", "restart"):
         return WorldRequested(now, asker, request["what"], str(request["role"]))
     if request["what"] == "sample":

@@ -26,6 +26,7 @@ from launchpad.protocol.events import (
     MilestoneReached,
     ModulesImported,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
     NodesApart,
     NotRestarted,
@@ -272,10 +273,8 @@ class History:
                     self.planned = self.planned._replace(nodes=[*self.planned.nodes, (name, [])])
             case ClocksSeen(doubts=doubts):
                 self.doubts |= {node: max(doubt, self.doubts.get(node, 0)) for node, doubt in doubts}
-            case StopRequested(signum=signum, reason=reason) if signum in STOPPING and not self.signum:
-                self.signum, self.time_to_stop = signum, reason
-            case StopRequested(signum=signum) if signum not in (*STOPPING, *_OURS):
-                self._passed_on.add((signum, _EVERYWHERE))
+            case StopRequested() | NodeLeaving(node=0):  # the head's own, whose part ends
+                self._signalled(event)
             case SignalPassedOn(signum=signum, node=node):
                 self._passed_on.add((signum, node))
             case ConsoleClosed(reason=reason):
@@ -380,6 +379,13 @@ class History:
                 one.failed = one.failed or event
             case StartFailed():
                 one.not_started = event
+
+    def _signalled(self, event: StopRequested | NodeLeaving) -> None:
+        if event.signum in STOPPING and not self.signum:
+            self.signum = event.signum
+            self.time_to_stop = event.reason if isinstance(event, StopRequested) else ""
+        elif event.signum not in (*STOPPING, *_OURS):
+            self._passed_on.add((event.signum, _EVERYWHERE))
 
     def _compared(self, event: ArrivalsCompared) -> None:
         from launchpad.diagnosis.stragglers import Tally

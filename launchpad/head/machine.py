@@ -24,8 +24,8 @@ from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
+    GaveWay,
     LeftoversAwaited,
-    MajorityLost,
     NodeDoubted,
     NodeJoined,
     NodeLeaving,
@@ -77,6 +77,9 @@ SWEEP_SECONDS = 15.0
 
 # A silent node is found lost up to a ping's interval after its time.
 SILENCES = 1.5
+
+# Of the nodes of a job that may go on without its head, the head's own.
+HEADS_OWN = 0
 
 Phase = Literal["running", "stopping", "clearing", "over"]
 
@@ -132,6 +135,12 @@ class Release(Message):
     signum: int  # what its launchpad got
 
 
+class HandOver(Message):
+    """Our own node is to leave, and no rank is running: have the others go on. GaveWay once they can."""
+
+    signum: int  # what we got
+
+
 class TakeStacks(Message):
     """Take the stacks of the ranks; the job ends when StacksTaken arrives, or when that takes too long.
 
@@ -166,6 +175,7 @@ Action = (
     | Restart
     | Reopen
     | Release
+    | HandOver
     | TakeStacks
     | Leave
     | GiveUp
@@ -238,6 +248,8 @@ class Machine:
         self._unanswered = False  # SIGKILL to the ranks that are running
         self._leftovers = False  # the job has ended well, and what its ranks left behind is waited for
         self._outvoted = ""  # why others may go on without us
+        self._hands_over = False
+        self._sent = 0  # the last signal that the ranks got from the ladder
         self._waited = waited
         self._in_vain: set[int] = set()  # ranks that waited in vain for others
 
@@ -287,7 +299,7 @@ class Machine:
                 return self._leave(leaver, signum, now)
             case NodeLost():
                 return self._lose(event, now)
-            case MajorityLost():
+            case GaveWay():
                 return self._give_way(event, now)
             case NodeJoined():
                 return self._welcome(event, now)
@@ -389,17 +401,19 @@ class Machine:
         assert self.cause is not None
         return [*again, *(self._stop(self.cause, self._after_failure(), now) if self.phase == "running" else [])]
 
-    def _give_way(self, lost: MajorityLost, now: float) -> list[Action]:
+    def _give_way(self, event: GaveWay, now: float) -> list[Action]:
         """End the job here: others may go on with it."""
-        self._outvoted = lost.reason
+        self._outvoted = event.reason
         if self.phase == "clearing":
-            return self._refuse(lost.reason, now)
+            if HEADS_OWN in self._leaving:
+                self.cause = Cause("signal", signum=self._leaving[HEADS_OWN])
+            return self._refuse(event.reason, now)
         if self.phase == "over":
             return []
         if self.phase == "stopping":
             self._ladder = [self._kill]
             return self._step(now)
-        return self._stop(Cause("lost", node=lost.node, text=lost.reason), [self._kill], now)
+        return self._stop(Cause("lost", node=event.node, text=event.reason), [self._kill], now)
 
     def _blame(self, lost: NodeLost, takes_part: bool) -> None:
         """Other ranks may have failed because of it, and their exits may be heard first."""
@@ -448,7 +462,7 @@ class Machine:
                 return self._step(now)
             return []
         self._leaving[node] = signum
-        if node not in self._taking_part:
+        if node not in self._taking_part and node != HEADS_OWN:
             return self._release(node)
         if self.phase == "running" and not self.cause:
             return self._stop(Cause("left", node=node), self._on_request(signum), now)
@@ -457,8 +471,8 @@ class Machine:
         return []
 
     def _release(self, node: int) -> list[Action]:
-        """Let a node go if it is to leave."""
-        if node not in self._leaving:
+        """Let a node go if it is to leave; the head's own goes last."""
+        if node not in self._leaving or node == HEADS_OWN:
             return []
         del self._here[node]
         return [Release(node, self._leaving.pop(node))]
@@ -533,6 +547,11 @@ class Machine:
                 self._doubted |= new
                 told = [NodeDoubted(int(now * 1e9), node, *judgement.doubted[node]) for node in sorted(new)]
                 return [*told, *self._cleared(now)]
+        if HEADS_OWN in self._leaving:
+            if self._hands_over:
+                return []
+            self._hands_over = True
+            return [HandOver(self._leaving[HEADS_OWN])]
         seats = self._next_seats()
         if not seats:
             self._meeting = ()
@@ -593,7 +612,10 @@ class Machine:
         """A stop signal while we are stopping."""
         if self.cause and self.cause.kind in ("joined", "left"):  # the first one for the whole job
             self.cause = Cause("signal", signum=signum)
-            self._ladder = self._on_request(signum)
+            ladder = self._on_request(signum)
+            if ladder[0][0] == self._sent:
+                return []
+            self._ladder = ladder
             return self._step(now)
         if self._goes_on(now):
             self.cause = Cause("signal", signum=signum)  # cancel the restart
@@ -634,6 +656,7 @@ class Machine:
                 self.deadline, self._unanswered = now + SWEEP_SECONDS, True
             return over
         signum, seconds = self._ladder.pop(0)
+        self._sent = signum
         self.deadline = self._step_at = now + seconds
         if self._waiting_at_prompt:
             self.deadline = min(self._step_at, now + GRACE_AT_PROMPT)

@@ -223,14 +223,18 @@ class Nodes:
         self.ended(node)
         self._nodes[node].put = _forget
 
-    def abandon(self, node: int, ended: JobEnded) -> None:
-        """Hang up on a lost node, and forget it. One that has joined is told, if it can be."""
+    def hang_up(self, node: int) -> None:
+        """Close the connection to a node, and forget it."""
         self.forget(node)
-        if isinstance(self._nodes[node].link, Delivering):
-            self.send(node, ended)
         # Closing a connection whose far end is silent takes time.
         lost = self._nodes[node]
         threading.Thread(target=lost.abandon, args=(2 * self.silence,), name=f"abandon-{node}", daemon=True).start()
+
+    def abandon(self, node: int, ended: JobEnded) -> None:
+        """Hang up on a lost node. One that has joined is told, if it can be."""
+        if isinstance(self._nodes[node].link, Delivering):
+            self.send(node, ended)
+        self.hang_up(node)
         if self._stopping:  # it may never report that its ranks are suspended
             self.resume()
 

@@ -7,19 +7,30 @@ from typing import Any
 
 from launchpad.head.arrivals import Door, Superseded
 from launchpad.head.hub import Hub
-from launchpad.head.machine import Release
+from launchpad.head.machine import HEADS_OWN, HandOver, Release
 from launchpad.head.part import InvalidMessage, Part
 from launchpad.head.planner import Planner
-from launchpad.job.succession import Age, Peer, Roster, Rosters, can_lead, in_force, may_go_on, without_own
+from launchpad.job.succession import (
+    MOST_EARLIER,
+    Age,
+    EarlierHead,
+    Peer,
+    Roster,
+    Rosters,
+    can_lead,
+    in_force,
+    may_go_on,
+    without_own,
+)
 from launchpad.job.world import place
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import CantLead, DoorsTried, MajorityLost, NodeJoined, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLost, RosterHeld
 
 
 class RosterKeeper(Part):
-    """Sends a new roster with every change, and keeps those that may count. Node 0 is the head's own."""
+    """Sends a new roster with every change, and keeps those that may count."""
 
-    takes = (RosterHeld, DoorsTried, Superseded)
+    takes = (RosterHeld, DoorsTried, Superseded, HandOver)
     sees = (NodeJoined, NodeLost, Release)
 
     def __init__(self, hub: Hub, planner: Planner, door: Door) -> None:
@@ -37,13 +48,15 @@ class RosterKeeper(Part):
         self._left: set[str] = set()  # those that took leave, and so can't go on without us
         self._held: dict[str, Age] = {}  # the newest that each has acknowledged
         self._goes_on = False  # the job, when it loses a node
+        self._leaving = 0  # the signal that has us leave
+        self._handed_over = False  # a roster without us has been in force
         self._missed: dict[str, dict[str, str]] = {}  # who may lead, and can't be reached by whom, and why
         self._told: set[str] = set()  # who can't lead, as the user knows
 
     def start(self) -> None:
         """Say who is here, and that a restart is used up: before ranks start, as we may be lost the moment they do."""
         if not self._peers:
-            for node in sorted({0, *self._hub.nodes.open}):
+            for node in sorted({HEADS_OWN, *self._hub.nodes.open}):
                 self._add(node)
         self._change()
 
@@ -58,7 +71,7 @@ class RosterKeeper(Part):
             case DoorsTried(missed=missed):
                 self._miss(source, missed)
             case Superseded(by=by):
-                self._give_way(0, f"the job is led from {by} by now: its part here ends")
+                self._give_way(HEADS_OWN, f"the job is led from {by} by now: its part here ends")
             case NodeJoined(node=node) if node:
                 self._add(node)
                 self._change()
@@ -67,6 +80,12 @@ class RosterKeeper(Part):
                 self._lost(node)
             case Release(node=node):
                 self._left.add(self._forget(node).key)
+                self._change()
+            case HandOver(signum=signum):
+                self._leaving = signum
+                own = self._forget(HEADS_OWN)
+                self._left.add(own.key)
+                self._earlier = (*self._earlier, EarlierHead(own.name, self._job, time.time()))[-MOST_EARLIER:]
                 self._change()
 
     def _add(self, node: int) -> None:
@@ -100,7 +119,9 @@ class RosterKeeper(Part):
 
     def _lost(self, node: int) -> None:
         here = {peer.key for peer in self._peers.values()}
-        if may_go_on(self._rosters, here | self._left):
+        if not here:  # all others, while we were about to leave
+            self._hub.happened(-1, GaveWay(time.monotonic_ns(), node, "the other nodes were lost"))
+        elif may_go_on(self._rosters, here | self._left):
             self._change()
         else:
             most = max(len(roster.peers) for roster in self._rosters)
@@ -111,7 +132,7 @@ class RosterKeeper(Part):
         if self._hub.phase != "over":
             if self._goes_on:  # otherwise the others end as well
                 self._door.give_way(without_own(self._own, self._rosters))
-            self._hub.happened(-1, MajorityLost(time.monotonic_ns(), node, reason))
+            self._hub.happened(-1, GaveWay(time.monotonic_ns(), node, reason))
 
     def _change(self) -> None:
         """Make a roster of those that are here, in the order of their ranks."""
@@ -125,8 +146,8 @@ class RosterKeeper(Part):
         self._rosters = (*self._rosters, new)
         self._held[self._own] = new.age
         self._settle()
-        self._goes_on = survives = self._survives(len(peers) > len(seats))
-        for node in self._peers.keys() & self._hub.nodes.open - {0}:
+        self._goes_on = survives = bool(self._leaving) or self._survives(len(peers) > len(seats))
+        for node in self._peers.keys() & self._hub.nodes.open - {HEADS_OWN}:
             self._hub.nodes.send(node, RosterChanged(list(self._rosters), survives))
 
     def _survives(self, spares: bool) -> bool:
@@ -137,3 +158,17 @@ class RosterKeeper(Part):
     def _settle(self) -> None:
         """Forget the rosters that don't count any more."""
         self._rosters = in_force(self._rosters, self._held)
+        if self._leaving and len(self._rosters) == 1:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Hang up on the others, once they know that a roster without us is in force: any of them may lead by it."""
+        if not self._handed_over:
+            self._handed_over = True
+            self._change()  # acknowledging this one, they know it of the one before
+            return
+        self._door.give_way(self._rosters, 128 + self._leaving)
+        for node in self._peers:
+            self._hub.nodes.hang_up(node)
+        reason = "this node has left the job, which goes on without it"
+        self._hub.happened(-1, GaveWay(time.monotonic_ns(), HEADS_OWN, reason))

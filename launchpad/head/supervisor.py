@@ -19,7 +19,17 @@ from launchpad.head.bringup import BringUp
 from launchpad.head.clock import Clock
 from launchpad.head.flow import Flow
 from launchpad.head.hub import GoesOn, Hub, StandsStill
-from launchpad.head.machine import FinishAttempt, GiveUp, Judgement, Leave, Machine, Release, Restart, Suspend
+from launchpad.head.machine import (
+    HEADS_OWN,
+    FinishAttempt,
+    GiveUp,
+    Judgement,
+    Leave,
+    Machine,
+    Release,
+    Restart,
+    Suspend,
+)
 from launchpad.head.part import InvalidMessage, Part, Take, seers, takers
 from launchpad.head.parts import parts_of
 from launchpad.head.planner import Planner
@@ -113,6 +123,7 @@ class Supervisor:
         self._stdin = stdin or Stdin()
         self._inbox = bringup.inbox
         self._early = bringup.early
+        self._door = door
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
         self._gone: set[int] = set()  # ranks that have exited in this attempt
         plan, size = planner.plan, len(planner.plan.seats)
@@ -322,14 +333,23 @@ class Supervisor:
 
     def _stop_requested(self, source: int, event: StopRequested) -> None:
         """A signal to us, or to the launchpad of a node that has joined."""
-        if source >= 0 and (event.signum not in FOR_THE_HEAD or event.reason):
+        if source >= 0 and (event.signum not in FOR_THE_HEAD or event.reason or event.asked):
             raise InvalidMessage
         if self._is_the_same_request(source, event):
             return
         happened: StopRequested | NodeLeaving = event
-        if source >= 0 and event.signum in STOPPING and self.machine.can_spare(source, self.clock.limits()):
-            happened = NodeLeaving(event.time, source, event.signum)
+        leaver = source
+        if source < 0 and not event.asked and event.signum != signal.SIGINT:
+            leaver = HEADS_OWN  # Ctrl-C where the job is led is for all of it
+        if event.signum in STOPPING and self._can_spare(leaver):
+            happened = NodeLeaving(event.time, leaver, event.signum)
         self._happened(source, happened)
+
+    def _can_spare(self, node: int) -> bool:
+        """Whether the job goes on if this node leaves. The head's own can if another launcher can lead."""
+        if node == HEADS_OWN and not (self._door is not None and self._door.can_hand_over):
+            return False
+        return node >= 0 and self.machine.can_spare(node, self.clock.limits())
 
     def _is_the_same_request(self, source: int, event: StopRequested) -> bool:
         """Whether this signal has stopped the job already: a scheduler sends it to us and to the nodes that joined."""

@@ -49,6 +49,11 @@ class Roster(NamedTuple):
     earlier: tuple[EarlierHead, ...] = ()  # the last of them
 
     @property
+    def left_by_head(self) -> bool:
+        """Whether its head is about to leave the others, and has told them so."""
+        return all(peer.key != self.head for peer in self.peers)
+
+    @property
     def age(self) -> Age:
         """Grows from roster to roster. Of two heads of one term at most one gets a roster in force."""
         return self.term, self.change, self.head
@@ -169,8 +174,9 @@ def first_roster(me: str, lead: Lead, peers: Mapping[str, Peer], lost: float = 0
     place = {key: number for number, key in enumerate(order)}
     here = sorted(peers, key=lambda key: place.get(key, len(place)))
     last = lead.rosters[-1]
-    name = next((peer.name for peer in last.peers if peer.key == last.head), "")
-    earlier = (*last.earlier, EarlierHead(name, last.job, lost))[-MOST_EARLIER:]
+    names = [peer.name for peer in last.peers if peer.key == last.head]
+    head_lost = [EarlierHead(name, last.job, lost) for name in names or [""] if not last.left_by_head]
+    earlier = (*last.earlier, *head_lost)[-MOST_EARLIER:]
     members = tuple(peers[key] for key in here)
     return Roster(lead.term, 0, me, members, last.least, last.attempt + 1, last.restarts, earlier=earlier)
 

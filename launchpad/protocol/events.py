@@ -894,11 +894,11 @@ class CantLead(Event, recorded=True):
     why: str
 
 
-class MajorityLost(Event):
-    """More than half of the job's nodes have been lost to this one, and may go on without it."""
+class GaveWay(Event):
+    """The head ends its part of the job, as the other nodes go on without it, or may do so."""
 
     time: int
-    node: int  # the last one that was lost
+    node: int  # because of it: the last one that was lost, or the head's own, which has left
     reason: str
 
 
@@ -931,6 +931,7 @@ class StopRequested(Event, about=the_node, recorded=True):
     time: int
     signum: Signum
     reason: str = ""  # why it is time; only from the head
+    asked: bool = False  # the whole job is meant: by `launchpad stop`, or on a terminal that is attached
 
 
 class SignalPassedOn(Event, about=the_node, recorded=True):

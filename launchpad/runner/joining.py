@@ -118,6 +118,7 @@ class Joining:
         self._lost = takeover.lost if takeover is not None else 0.0  # when, in seconds since 1970
         self._moved: HeadPlace | None = None  # another one leads it
         self._gave_way: Rosters | None = None  # what counts, now that others may go on without us
+        self._gave_way_with = NODE_LOST  # the exit code of the job's part here
         self._secret = secret
         if takeover is not None:
             self._waiting = False
@@ -285,7 +286,7 @@ class Joining:
         return RosterChanged([*self.lead.rosters, first], True)
 
     def follow(self) -> Following | None:
-        """Lead no more, if that is so. The nodes join the next head, or look for one."""
+        """Lead no more, if that is so. The nodes join the next head, or look for one. None if we have left the job."""
         if self._moved is None and self._gave_way is None:
             return None
         for link, _ in self._nodes:
@@ -293,6 +294,8 @@ class Joining:
                 link.send(HeadMoved(self._moved.host, self._moved.port))
             else:
                 link.abandon()
+        if self._gave_way_with != NODE_LOST:
+            return None
         return Following(self._server, self.own, self._gave_way or (), self._moved)
 
     def give_up(self, failed: str) -> Following:
@@ -305,11 +308,17 @@ class Joining:
 
     def goes_on(self, code: int) -> bool:
         """Whether the job, which has ended here with this exit code, may go on without us."""
-        return self._gave_way is not None and code == NODE_LOST
+        return self._gave_way is not None and code == self._gave_way_with
 
-    def give_way(self, rosters: Rosters) -> None:
-        """The job ends here, as others may go on with it. These rosters count."""
-        self._gave_way = rosters
+    @property
+    def can_hand_over(self) -> bool:
+        """Whether another launcher can lead the job after us."""
+        links = [link for link, _ in self._nodes if not link.gone.is_set()]
+        return not self._meeting.static and any(self._peers[link].port for link in links)
+
+    def give_way(self, rosters: Rosters, code: int = NODE_LOST) -> None:
+        """The job ends here with this exit code, as others may go on with it. These rosters count."""
+        self._gave_way, self._gave_way_with = rosters, code
 
     # While the job runs.
 

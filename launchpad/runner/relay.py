@@ -233,10 +233,15 @@ class Relay:
             self.say(f"the job is led from {place(moved.host, moved.port)} by now: this node joins it there")
         if not self._offer.rosters:
             return self._join(moved)
-        peers = len(self._offer.rosters[-1].peers)
-        others = f"more than half of its {peers} nodes to meet" if peers > 2 else "launchpad to be started there again"
+        newest = self._offer.rosters[-1]
+        peers = len(newest.peers)
+        waiting = "waiting for launchpad to be started there again"
+        if newest.left_by_head:
+            waiting = "it goes on without it"
+        elif peers > 2:
+            waiting = f"waiting for more than half of its {peers} nodes to meet"
         if not self._quiet and moved is None:
-            self.say(f"{self._lost}; waiting for {others}")
+            self.say(f"{self._lost}; {waiting}")
         self._begin()
         self._earlier = self._attempt + 1
         if not self._offer.lost:
@@ -511,9 +516,10 @@ class Relay:
         self._offer = dataclasses.replace(self._offer, rosters=rosters, lost=0.0)
         self._survives = changed.survives
         head.send(RosterHeld(time.monotonic_ns(), newest.change))
-        leader = next((peer for peer in newest.peers if peer.key == newest.head), None)
-        if leader is None:
+        if newest.left_by_head:
+            self._lost = f"{newest.earlier[-1].name} has left the job, which it led"
             return
+        leader = next(peer for peer in newest.peers if peer.key == newest.head)
         if before and before[-1].head != newest.head and not self._quiet:
             self.say(f"the job goes on, led from {leader.name}")
         host, port = (leader.host, leader.port) if leader.host else (self._meeting.host, self._meeting.port)

@@ -135,7 +135,8 @@ class HeadSearch:
             if answer["seeks"] is not None:
                 with contextlib.suppress(TypeError):
                     found[key] = typed(Age, answer["seeks"])
-            elif key == self._newest.head:  # started in its place: all meet there, as without it there may be too few
+            elif key == (self._newest.head if not self._newest.left_by_head else ""):
+                # Started in its place: all meet there, as without it there may be too few.
                 found[key] = (self._newest.term, self._newest.change + 1, self._newest.head)
         self._ages |= found
         return found

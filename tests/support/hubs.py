@@ -17,6 +17,10 @@ class FakeNodes:
     def __init__(self, *nodes: int) -> None:
         self.open = set(nodes)
         self.sent: list[Any] = []
+        self.hung_up: list[int] = []
+
+    def hang_up(self, node: int) -> None:
+        self.hung_up.append(node)
 
     def name(self, node: int) -> str:
         return f"h{node}"

@@ -37,7 +37,7 @@ HESITATES = 3 * SECOND  # how long a launcher that could lead waits for those be
 class Fault(NamedTuple):
     """Something that happens before `ticks` pass."""
 
-    kind: str  # cut, part, heal, kill, pause, resume, return
+    kind: str  # cut, part, heal, kill, power, leave, pause, resume, return
     nodes: tuple[int, ...]
     ticks: int
 
@@ -63,6 +63,8 @@ class Launcher:
         self.node = node
         self.world = world
         self.alive, self.paused = True, False
+        self.leaves = False  # as a head that has been told to
+        self.handed_over = False  # a roster without us has been in force
         self.leads = False
         self.settled = False  # a roster of ours is in force
         self.runs = False  # as a head: its ranks and those of its nodes
@@ -142,6 +144,11 @@ class Launcher:
         if not may_go_on(self.rosters, here):
             self._step_down()
             return
+        if self.leaves:
+            del here[self.key]
+            if not here:
+                self._leave()
+                return
         known = [peer for peer in newest.peers if peer.key in here]
         peers = (*known, *(here[key] for key in sorted(here.keys() - {peer.key for peer in known})))
         if peers != newest.peers or self.renews:
@@ -151,7 +158,18 @@ class Launcher:
         if settled != self.rosters:
             self._tell(settled)
         self.settled = self.settled or len(self.rosters) == 1
-        self.runs = self.settled and len(here) >= newest.least
+        self.runs = self.settled and len(here) >= newest.least and not self.leaves
+        if self.leaves and len(self.rosters) == 1 and self.rosters[0].left_by_head:
+            if self.handed_over:
+                self._leave()
+            else:
+                self.handed_over = True
+                self._change(peers)
+
+    def _leave(self) -> None:
+        self.alive = self.runs = False
+        for connection in self.connections:
+            self._send(connection, "gone", None)
 
     def _let_in(self) -> None:
         """Newcomers, once a roster of ours is in force."""
@@ -168,6 +186,7 @@ class Launcher:
                 self._hang_up(connection)
             else:
                 self.admitted.append(connection)
+                self.renews = True  # it may have hung up and come back between two of our turns
         self.admitted = [one for one in self.admitted if one in self.guests]
 
     def _change(self, peers: Sequence[Peer]) -> None:
@@ -218,8 +237,10 @@ class Launcher:
             self._wait_at(sorted(leading)[-1:] or sorted(seeking))
             return
         newest = self.rosters[-1]
-        if self.world.gathers(self) and newest.head in {peer.key for peer in newest.peers if peer.at_endpoint}:
-            seeking[newest.head] = (newest.term, newest.change + 1, newest.head)
+        at_endpoint = {peer.key for peer in newest.peers if peer.at_endpoint}
+        if self.world.gathers(self) and (newest.head in at_endpoint or (newest.left_by_head and not at_endpoint)):
+            there = newest.head if at_endpoint else self.world.nodes[0].key
+            seeking[there] = (newest.term, newest.change + 1, newest.head)
         waiting = {one.other(self).key: held for one, held in self.guests.items() if held is not None}
         hesitated = self.able_since is not None and self.world.now - self.able_since > HESITATES
         match succession(self.key, self.rosters, Sight(waiting, leading, seeking, hesitated)):
@@ -334,6 +355,10 @@ class World:
                     one.alive = one.runs = False
                     for connection in one.connections if fault.kind == "kill" else ():
                         one._send(connection, "gone", None)
+            case "leave":
+                for one in chosen:
+                    one.leaves = one.leads and one.settled
+                    one.runs = one.runs and not one.leaves
             case "pause" | "resume":
                 for one in chosen:
                     one.paused = fault.kind == "pause"
@@ -361,7 +386,7 @@ class World:
 
     def must_be_up(self, together: set[int]) -> bool:
         """Whether enough of all rosters is here that may still count for these nodes, which now reach each other."""
-        there = [one for one in self.nodes if one.node in together and one.alive and not one.paused]
+        there = [one for one in self.nodes if one.node in together and one.alive and not (one.paused or one.leaves)]
         held = {one.key: one.rosters for one in there if one.rosters}
         if not held or len(there) < self.least:
             return False

@@ -134,7 +134,8 @@ def test_the_pods_form_one_world(launchpad: Launchpad) -> None:
     assert sorted(Pods(launchpad, WHERE, "3").end()) == ALL
 
 
-def test_a_pod_that_is_lost_is_replaced_also_the_first_one(launchpad: Launchpad) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM], ids=["lost", "evicted"])
+def test_a_pod_that_is_lost_or_evicted_is_replaced_also_the_first_one(launchpad: Launchpad, signum: int) -> None:
     pods = Pods(launchpad, WHERE + STAYS, "2:3")
 
     def begun(count: int) -> None:
@@ -143,8 +144,9 @@ def test_a_pod_that_is_lost_is_replaced_also_the_first_one(launchpad: Launchpad)
     begun(6)
     first = next(number for number, pod in enumerate(pods.started) if leads(pod, pods.port))
     for number, ranks in ((first, 6), ((first + 1) % 3, 16)):
-        pods.started[number].kill()
+        pods.started[number].send_signal(signum)
         pods.started[number].communicate(timeout=DEADLINE)
+        assert pods.started[number].returncode in (-signal.SIGKILL, 128 + signal.SIGTERM), "no other pod is recreated"
         begun(ranks + 4)
         pods.started[number] = pods.start(number)
         begun(ranks + 4 + 6)

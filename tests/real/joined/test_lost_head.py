@@ -118,6 +118,47 @@ def test_another_node_leads_and_the_one_that_was_lost_joins_it(launchpad: Launch
     assert out.splitlines() == ["[2] node 2 restarts 0", "[1] node 1 restarts 0"]
 
 
+@pytest.mark.parametrize("size", ["1:2", "2:3"])
+def test_a_head_that_gets_term_leaves_the_job(launchpad: Launchpad, size: str) -> None:
+    """Its machine is taken away: the others go on, and it joins them when it comes back."""
+    port, most = free_port(), int(size[-1])
+    first = begin(launchpad, port, size, last_call=DEADLINE)
+    wait_until(lambda: leads(first, port), "the first one to listen")
+    others = [begin(launchpad, port, size, last_call=DEADLINE) for _ in range(most - 1)]
+    started(launchpad, most)
+    first.send_signal(signal.SIGTERM)
+    code, out, err = ends(first)
+    assert code == 128 + signal.SIGTERM, err
+    assert "launchpad: this node has left the job, which goes on without it" in err
+    assert out == "[0] node 0 restarts 0\n"
+    started(launchpad, most + most - 1)
+    again = begin(launchpad, port, size, last_call=DEADLINE)
+    started(launchpad, most + most - 1 + most)
+    (launchpad.folder / "go").touch()
+    for job in others:
+        code, _, err = ends(job)
+        assert code == 0, err
+        assert "has left the job, which it led; it goes on without it" in err
+    code, out, err = ends(again)
+    assert (code, out) == (0, f"[{most - 1}] node {most - 1} restarts 0\n"), err
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "stop", "term"])
+def test_who_leads_can_end_the_job_for_all(launchpad: Launchpad, how: str) -> None:
+    """By Ctrl-C or `launchpad stop`; by TERM if the others are too few."""
+    port, size = free_port(), "2" if how == "term" else "1:2"
+    jobs = [begin(launchpad, port, size, last_call=DEADLINE) for _ in range(2)]
+    started(launchpad, 2)
+    head = next(job for job in jobs if leads(job, port))
+    if how == "stop":
+        wait_until(lambda: launchpad.run("stop").returncode == 0, "the job to listen to commands")
+    else:
+        head.send_signal(signal.SIGINT if how == "ctrl-c" else signal.SIGTERM)
+    expected = 128 + (signal.SIGINT if how == "ctrl-c" else signal.SIGTERM)
+    assert [ends(job)[0] for job in jobs] == [expected, expected]
+    assert len(list(launchpad.folder.glob("[0-9]*-*"))) == 2
+
+
 def test_all_reports_go_on_under_the_next_head(launchpad: Launchpad) -> None:
     """The nodes share a folder."""
     reports = (

@@ -24,6 +24,7 @@ from launchpad.head.machine import (
     TIMEOUT_DRAIN_SECONDS,
     FinishAttempt,
     GiveUp,
+    HandOver,
     Judgement,
     Leave,
     Machine,
@@ -43,8 +44,8 @@ from launchpad.protocol.events import (
     ConsoleClosed,
     Drained,
     ExceptionRaised,
+    GaveWay,
     LeftoversAwaited,
-    MajorityLost,
     NodeDoubted,
     NodeJoined,
     NodeLeaving,
@@ -892,8 +893,8 @@ def test_a_node_that_is_lost_while_the_others_meet() -> None:
     assert type(machine.on(SeatsReady(0, (Seat(1, 1),)), START)[0]) is Restart
 
 
-def outvoted(node: int) -> MajorityLost:
-    return MajorityLost(0, node, "others may go on")
+def outvoted(node: int) -> GaveWay:
+    return GaveWay(0, node, "others may go on")
 
 
 def test_a_node_without_which_others_may_go_on_ends_the_job() -> None:
@@ -953,11 +954,37 @@ def test_a_node_that_is_told_to_leave_is_released_when_its_ranks_have_saved_thei
 
 def test_the_place_of_a_node_that_leaves_is_taken_by_a_spare() -> None:
     machine = on_two(SPARE, {2: 1})
-    machine.on(leaving(0), START)
+    machine.on(leaving(1), START)
     machine.on(exited(0, -TERM), START)
     machine.on(exited(1, -TERM), START)
-    assert machine.on(Drained(0), START, 0) == [Release(0, TERM)]
-    assert machine.on(Drained(0), START, 1) == [Meet((Seat(2, 1), Seat(1, 1)))]
+    assert machine.on(Drained(0), START, 1) == [Release(1, TERM)]
+    assert machine.on(Drained(0), START, 0) == [Meet((Seat(0, 1), Seat(2, 1)))]
+
+
+def test_the_head_leaves_once_nothing_is_left_of_the_attempt() -> None:
+    machine = on_two(ELASTIC)
+    assert machine.can_spare(0, START)
+    assert sent(machine.on(leaving(0), START)) == [TERM]
+    machine.on(exited(0, -TERM), START)
+    machine.on(exited(1, -TERM), START)
+    assert machine.on(Drained(0), START, 0) == []
+    assert machine.on(Drained(0), START, 1) == [HandOver(TERM)]
+    assert machine.on(joined(2), START) == [], "the next head takes it"
+    refused, *_, finish = machine.on(GaveWay(0, 0, "it has left"), START)
+    assert refused == NotRestarted(int(START * 1e9), "it has left")
+    assert finish == FinishAttempt(leave=True)
+    assert machine.exit_code == 128 + TERM
+
+
+def test_a_scheduler_stops_all_nodes_the_leading_one_first() -> None:
+    """The ranks get its signal once."""
+    machine = on_two(ELASTIC)
+    assert sent(machine.on(leaving(0), START)) == [TERM]
+    assert not machine.can_spare(1, START), "then no node would be left"
+    assert machine.on(StopRequested(0, TERM), START) == []
+    machine.on(exited(0, -TERM), START)
+    machine.on(exited(1, -TERM), START)
+    assert (machine.phase, machine.cause) == ("over", Cause("signal", signum=TERM))
 
 
 def test_a_spare_leaves_at_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from launchpad.head.arrivals import JoinFailed
 from launchpad.head.bringup import BringUp
-from launchpad.head.machine import Action
+from launchpad.head.machine import Action, HandOver
 from launchpad.head.nodes import Nodes
 from launchpad.head.part import InvalidMessage, Part, seers, takers
 from launchpad.head.parts import parts_of
@@ -109,7 +109,8 @@ def test_no_part_takes_what_is_the_supervisor_s_own() -> None:
 
 def test_every_action_of_the_state_machine_has_a_taker() -> None:
     supervisor = supervisor_of(JobSpec(Target("program", "true")))
-    assert {kind for kind in Action.__args__ if not supervisor._takers.get(kind)} == set()  # type: ignore[attr-defined]
+    without = {kind for kind in Action.__args__ if not supervisor._takers.get(kind)}  # type: ignore[attr-defined]
+    assert without == {HandOver}, "it takes a door, at which another launcher has joined that can lead"
 
 
 def test_a_job_has_only_the_parts_that_it_needs() -> None:

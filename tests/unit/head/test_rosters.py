@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launchpad.head.arrivals import Superseded
-from launchpad.head.machine import Release
+from launchpad.head.machine import HandOver, Release
 from launchpad.head.part import InvalidMessage
 from launchpad.head.rosters import RosterKeeper
 from launchpad.job.limits import Limits, RestartLimit
@@ -17,7 +18,7 @@ from launchpad.job.plan import NodePlan, Plan, RankPlan
 from launchpad.job.spec import JobSpec, Target
 from launchpad.job.succession import Peer, Roster, Rosters
 from launchpad.protocol.commands import RosterChanged
-from launchpad.protocol.events import CantLead, DoorsTried, MajorityLost, NodeJoined, NodeLost, RosterHeld
+from launchpad.protocol.events import CantLead, DoorsTried, GaveWay, NodeJoined, NodeLost, RosterHeld
 from tests.support.hubs import FakeJob, FakeNodes
 
 
@@ -44,8 +45,12 @@ class FakeDoor:
         self._came += 1
         return Peer(f"key{self._came}", "", f"10.0.0.{link.number}", 40000)
 
-    def give_way(self, rosters: Rosters) -> None:
-        self.gave_way = rosters
+    @property
+    def can_hand_over(self) -> bool:
+        return True
+
+    def give_way(self, rosters: Rosters, code: int = 4) -> None:
+        self.gave_way, self.code = rosters, code
 
     def goes_on(self, code: int) -> bool:  # noqa: ARG002
         return bool(self.gave_way)
@@ -128,7 +133,7 @@ def test_a_head_that_loses_more_than_half_at_once_says_so() -> None:
     head = Head(0, 1, 2)
     assert head.loses(1) == []
     (lost,) = head.loses(2)
-    assert isinstance(lost, MajorityLost)
+    assert isinstance(lost, GaveWay)
     assert lost.node == 2
     assert lost.reason == "more than half of the job's 3 nodes were lost, and may go on together: its part here ends"
     (left,) = head.door.gave_way
@@ -141,7 +146,37 @@ def test_a_head_waits_for_no_other_if_the_job_ends_with_the_loss_of_a_node() -> 
     head.nodes.open.difference_update((1, 2, 3))
     for node in (3, 1, 2):
         head.keeper.on(-1, NodeLost(0, node, "silent", []))
-    assert MajorityLost in map(type, head.job.happened)
+    assert GaveWay in map(type, head.job.happened)
+    assert head.door.gave_way == ()
+
+
+def test_a_head_that_leaves_hangs_up_when_the_others_know_that_they_go_on_without_it() -> None:
+    head = Head(0, 1, 2)
+    head.holds(0, 1, 2)
+    head.told()
+    head.keeper.on(-1, HandOver(signal.SIGTERM))
+    assert head.names() == [["h2", "h0", "h1"], ["h2", "h1"]]
+    head.holds(1, 1)
+    assert (head.told(), head.nodes.hung_up) == ([], [])
+    head.holds(1, 2)
+    assert head.names() == [["h2", "h1"], ["h2", "h1"]], "they have to know that it counts"
+    head.holds(2, 1)
+    head.holds(2, 2)
+    assert sorted(head.nodes.hung_up) == [1, 2]
+    (left,) = head.job.happened
+    assert left == GaveWay(left.time, 0, "this node has left the job, which goes on without it")
+    assert head.door.code == 128 + signal.SIGTERM
+    (last,) = head.door.gave_way
+    assert last.left_by_head
+    assert last.earlier[-1].job == "1a2b"
+
+
+def test_a_head_that_leaves_while_all_others_are_lost() -> None:
+    head = Head(0, 1)
+    head.holds(0, 1)
+    head.keeper.on(-1, HandOver(signal.SIGTERM))
+    (lost,) = head.loses(1)
+    assert isinstance(lost, GaveWay)
     assert head.door.gave_way == ()
 
 
@@ -220,7 +255,7 @@ def test_a_head_ends_its_part_when_another_one_leads_the_job() -> None:
     head = Head(0, 1)
     head.keeper.on(-1, Superseded("h1:29400"))
     (lost,) = head.job.happened
-    assert isinstance(lost, MajorityLost)
+    assert isinstance(lost, GaveWay)
     assert lost.reason == "the job is led from h1:29400 by now: its part here ends"
     head.job.at(0.0, phase="over")
     head.keeper.on(-1, Superseded("h1:29400"))

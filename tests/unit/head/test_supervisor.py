@@ -324,10 +324,13 @@ def test_an_agent_that_speaks_of_another_node_s_rank_is_a_lost_node(play: Play) 
     ("said", "reason"),
     [
         (StopRequested(0, 77), "malformed StopRequested frame: 77 is not what it should be"),
-        (StopRequested(0, 20), "its agent sent an invalid message: StopRequested(time=0, signum=20, reason='')"),
+        (
+            StopRequested(0, 20),
+            "its agent sent an invalid message: StopRequested(time=0, signum=20, reason='', asked=False)",
+        ),
         (
             StopRequested(0, 15, "now"),
-            "its agent sent an invalid message: StopRequested(time=0, signum=15, reason='now')",
+            "its agent sent an invalid message: StopRequested(time=0, signum=15, reason='now', asked=False)",
         ),
         (
             Hindrances(0, [(0, math.nan, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)], {}),

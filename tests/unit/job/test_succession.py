@@ -186,11 +186,23 @@ def test_the_first_roster_of_a_new_head_keeps_the_order_and_the_restarts() -> No
     assert (first.term, first.change, first.head, first.attempt, first.restarts) == (5, 0, "b", 8, 2)
 
 
+def test_a_head_that_has_left_was_not_lost() -> None:
+    """Its last roster says that it has led, and any of the others may lead by it, with more than half of them."""
+    left = roster("bc", head="a")._replace(earlier=(EarlierHead("a", "1a2b", 11.0),))
+    assert left.left_by_head
+    assert not roster("ab").left_by_head
+    assert succession("b", (left,), Sight({"c": (left,)})) == Lead((left,), 2, frozenset("bc"))
+    alone = roster("b", head="a")
+    assert succession("b", (alone,), Sight()) == Lead((alone,), 2, frozenset("b"))
+    peers = {key: Peer(key, key) for key in "bc"}
+    assert first_roster("b", Lead((left,), 2, frozenset("bc")), peers, 12.0).earlier == left.earlier
+
+
 # Histories.
 
 FAULTS = st.builds(
     Fault,
-    st.sampled_from(("cut", "part", "heal", "kill", "power", "pause", "resume", "return")),
+    st.sampled_from(("cut", "part", "heal", "kill", "power", "leave", "pause", "resume", "return")),
     st.lists(st.integers(0, 6), min_size=1, max_size=5).map(tuple),
     st.sampled_from((0, 1, 2, SECOND, 2 * SECOND, 10, 4 * SECOND, 10 * SECOND)),
 )
