@@ -59,15 +59,14 @@ class Backlog:
         self._next, self._read = upto, self._read + size
         return data
 
-    def rewind(self) -> None:
-        """Take all out once more."""
-        self._next, self._read = 0, self._start
+    def rewind(self, count: int) -> None:
+        """Take those after the first so many of all out once more. Raises ValueError if they are not there."""
+        at = self._position(count)
+        self._next, self._read = at, self._start + sum(self._sizes[:at])
 
     def acknowledge(self, count: int) -> None:
         """The head has so many frames, of all that there have been. Raises ValueError if it can't."""
-        done = count - self._first
-        if not 0 <= done <= len(self._sizes):
-            raise ValueError(f"{count} is not between {self._first} and {self._first + len(self._sizes)}")
+        done = self._position(count)
         self._start += sum(self._sizes[:done])
         del self._sizes[:done]
         self._first, self._next, self._read = count, max(0, self._next - done), max(self._read, self._start)
@@ -76,6 +75,13 @@ class Backlog:
             self._start = self._end = self._read = 0
         elif self._start > STALE_BYTES:
             self._move()
+
+    def _position(self, count: int) -> int:
+        """Of those that are kept. Raises ValueError."""
+        at = count - self._first
+        if not 0 <= at <= len(self._sizes):
+            raise ValueError(f"{count} is not between {self._first} and {self._first + len(self._sizes)}")
+        return at
 
     def _move(self) -> None:
         """Copy what is kept into a new file."""

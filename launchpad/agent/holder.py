@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .. import linux
 from ..protocol import wire
-from ..protocol.commands import EventsTaken, LetGo, Resume
+from ..protocol.commands import EventsTaken, LetGo, Resume, Start
 from ..protocol.events import AgentFailed, CommandsTaken, HoldEnded, LinkHeld
 from .backlog import Backlog
 from .host import processes
@@ -27,6 +27,9 @@ from .ranks import rundir
 
 # What is kept at most for a head that is away. The ranks wait when there is more, as for a slow reader.
 KEPT_BYTES = 256 << 20
+
+# For how long an agent is kept at most whose ranks were not started: nobody could take them over.
+_BEFORE_SECONDS = 30.0
 
 # How much to read or write at once.
 _PIECE_BYTES = 256 << 10
@@ -88,13 +91,13 @@ def _listen(folder: str) -> socket.socket:
     return listener
 
 
-def bridge(place: str, secret: str, taken: int) -> NoReturn:
+def bridge(place: str, secret: str, taken: int, done: int = -1) -> NoReturn:
     """Join our standard streams with the holder in this folder, until one side ends. Never returns."""
     processes.outlive_signals()
     link = socket.socket(socket.AF_UNIX)
     try:
         linux.by_short_path(os.path.join(place, _SOCKET), link.connect)
-        link.sendall(wire.encode(Resume(secret, taken)))
+        link.sendall(wire.encode(Resume(secret, taken, done)))
     except OSError:
         _end("nothing of the job is left there: its time without a head was over, or the host was started again")
     poll = select.poll()
@@ -167,7 +170,8 @@ class Holder:
         self._listener = listener
         self._folder = folder
         self._secret = secret.encode()
-        self._seconds = seconds
+        self._seconds = min(seconds, _BEFORE_SECONDS)
+        self._after_start = seconds
         self._poll = Poll()
         self._backlog = Backlog(folder)
         self._from_agent = bytearray()
@@ -208,7 +212,9 @@ class Holder:
         """Whether there is nothing left to do."""
         if not self._agent_gone:
             return False
-        told = self._head is not None and not self._head.out and not self._backlog.waiting and not self._unfiled
+        head, backlog = self._head, self._backlog
+        left = backlog.waiting or (head is not None and head.out) if self._let_go else backlog.size
+        told = head is not None and not left and not self._unfiled
         return told or (self._let_go and time.monotonic() >= (self._closes_at or 0.0))
 
     # The agent.
@@ -294,6 +300,8 @@ class Holder:
         elif kind is LetGo:
             self._hang_up_on_agent()
         else:
+            if kind is Start:
+                self._seconds = self._after_start
             self._commands += 1
             self._to_agent += frame
 
@@ -301,8 +309,9 @@ class Holder:
         """It is the head's, and the one before it, if it is still there, is dead."""
         if not hmac.compare_digest(resume.secret.encode(), self._secret):
             raise PermissionError
-        self._backlog.acknowledge(self._backlog.first if resume.taken < 0 else resume.taken)
-        self._backlog.rewind()
+        taken = self._backlog.first if resume.taken < 0 else resume.taken
+        self._backlog.acknowledge(taken if resume.done < 0 else max(self._backlog.first, resume.done))
+        self._backlog.rewind(taken)
         connection.knows = True
         before, self._head = self._head, connection
         if before is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from launchpad.console.debugger_sink import REFUSED
 from launchpad.errors import UsageError
 from launchpad.protocol.printable import printable_lines
-from launchpad.record import job_store, replay
+from launchpad.record import held_hosts, job_store, replay
 
 
 def answer(command: str, job: str, ask: Callable[[], str]) -> str:
@@ -16,12 +16,21 @@ def answer(command: str, job: str, ask: Callable[[], str]) -> str:
     try:
         text = ask()
     except UsageError as error:
-        raise UsageError(f"{error}{_elsewhere(job, command)}") from None
+        raise UsageError(f"{error}{_headless(job) or _elsewhere(job, command)}") from None
     if not text:
         raise UsageError("the job ended before it could answer")
     if text.startswith(REFUSED):
         raise UsageError(text.removeprefix(REFUSED))
     return "\n".join(printable_lines(text))
+
+
+def _headless(job: str) -> str:
+    """A hint at a job that goes on, though its launchpad is gone."""
+    try:
+        found = held_hosts.headless(replay.find_job(job or None, os.environ))
+    except UsageError:
+        return ""
+    return f"; job {found.job} is {found}" if found else ""
 
 
 def _elsewhere(job: str, command: str) -> str:

@@ -21,7 +21,7 @@ from launchpad.head.stdin_forwarder import StdinForwarder
 from launchpad.job.outcome import OUTPUT_CLOSED
 from launchpad.job.spec import FoldChoice
 from launchpad.protocol.events import STDOUT, ConsoleClosed, Output, StdinRead, StopRequested, Written
-from launchpad.record import job_store, replay
+from launchpad.record import held_hosts, job_store, replay
 from launchpad.record.console_record import ConsoleEntry, ConsoleReader, segments
 from launchpad.record.recorded_verdict import look_at
 
@@ -54,11 +54,18 @@ def command(job: str | None, since: float | None, fold: FoldChoice | None) -> in
     """Show what a job that was started with --detach prints, until it ends; the exit code is the job's.
 
     JOB is an id that `launchpad run --detach` printed or `launchpad jobs` lists, or a prefix of one; the default is
-    the latest detached job. Ctrl-C is passed on to the job; Ctrl-P Ctrl-Q leaves it running, and so does closing the
-    terminal. Several terminals can attach.
+    the latest detached job. If its launchpad was killed, and it was started with --keep-running, launchpad takes it
+    over, as with `launchpad resume`. Ctrl-C is passed on to the job; Ctrl-P Ctrl-Q leaves it running, and so does
+    closing the terminal. Several terminals can attach.
     """
     folder = _find(job)
     running = is_running(folder)
+    if not running and held_hosts.headless(folder):
+        from launchpad.cli.resume import resume_detached
+
+        if code := resume_detached(folder):
+            return code
+        running = True
     reader = ConsoleReader(folder)
     if since is not None:
         reader.start_since(time.time() - since)
@@ -73,6 +80,8 @@ def _find(job: str | None) -> str:
         folder = replay.find_job(job, os.environ)
         if not segments(folder):
             name = os.path.basename(folder)
+            if goes_on := held_hosts.headless(folder):
+                raise UsageError(f"job {name} is {goes_on}")
             raise UsageError(f"job {name} was not started with --detach; `launchpad logs {name}` shows its output")
         return folder
     place = job_store.jobs_folder(os.environ)

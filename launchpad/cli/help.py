@@ -62,6 +62,7 @@ _ALIASES = {
     "numa": "binding",
     "mpmd": "roles",
     "perfetto": "reports",
+    "resume": "detached",
     "slurm": "hosts",
     "straggler": "slow",
     "stragglers": "slow",

@@ -17,7 +17,7 @@ from launchpad.errors import UsageError
 from launchpad.image import keeper_control, place
 from launchpad.protocol.events import STDOUT
 from launchpad.protocol.printable import printable
-from launchpad.record import job_store
+from launchpad.record import held_hosts, job_store
 from launchpad.record.files import Unreadable
 from launchpad.record.liveness import is_visible, own_process
 from launchpad.record.recorded_verdict import look_at
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # By kind of verdict; all others are failures.
-_STYLES = {"none": "green", "running": "bold yellow", "signal": "yellow"}
+_STYLES = {"none": "green", "running": "bold yellow", "headless": "bold yellow", "signal": "yellow"}
 
 
 @click.command(
@@ -121,6 +121,8 @@ def _row(folder: str, name: str) -> dict[str, Any] | None:
     try:
         history, verdict, _ = look_at(folder)
         kind, how = verdict.kind, _how(history, verdict)
+        if kind == "cut off" and (goes_on := held_hosts.headless(folder)):
+            kind, how = "headless", str(goes_on)
     except Unreadable as error:
         history, kind, how = History(), "unreadable", f"unreadable ({error.why})"
     except UsageError:  # just removed

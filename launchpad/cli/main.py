@@ -23,6 +23,7 @@ COMMANDS = {
     "run": "launchpad.cli.run",
     "launch": "launchpad.cli.launch",
     "attach": "launchpad.cli.attach",
+    "resume": "launchpad.cli.resume",
     "wait": "launchpad.cli.wait",
     "stop": "launchpad.cli.stop",
     "restart": "launchpad.cli.restart",

@@ -369,7 +369,8 @@ _OPTIONS = (
         type=seconds,
         default="0",
         metavar="TIME",
-        help="Ranks go on for so long while their host has no contact with launchpad, which reconnects by itself.",
+        help="Ranks go on for so long while their host has no contact with launchpad, which reconnects by itself; if "
+        "launchpad is killed, launchpad resume takes over.",
     ),
     _hosts(
         "--spares",

@@ -13,7 +13,7 @@ from launchpad.control.client import ask, send_signal
 from launchpad.errors import NodeError, UsageError, failed_hosts
 from launchpad.job.hosts import some_of
 from launchpad.job.outcome import STOPPING
-from launchpad.record import held_hosts, job_store, replay
+from launchpad.record import held_hosts, replay
 
 
 @click.command("stop", context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,7 +48,7 @@ def _orphaned(job: str) -> str:
         folder = replay.find_job(job or None, os.environ)
     except UsageError:
         return ""
-    return folder if held_hosts.read(folder) and job_store.state_of(folder) == "over" else ""
+    return folder if held_hosts.headless(folder) else ""
 
 
 def _end_orphans(folder: str) -> str:

@@ -10,7 +10,6 @@ import click
 from launchpad.console.message import say_on_stderr
 from launchpad.diagnosis.verdict_text import CUT_OFF
 from launchpad.errors import UsageError
-from launchpad.job.hosts import some_of
 from launchpad.job.outcome import NODE_LOST
 from launchpad.record import held_hosts, job_store, replay
 from launchpad.record.recorded_verdict import look_at
@@ -41,9 +40,8 @@ def wait_for(folder: str) -> int:
         return history.over.code
     name = os.path.basename(folder)
     say_on_stderr(f"job {name}: {CUT_OFF}", bad=True)
-    if held := held_hosts.read(folder):
-        where = some_of([one.name for one in held])
-        say_on_stderr(f"its ranks on {where} may go on for a while; `launchpad stop {name}` ends them")
+    if goes_on := held_hosts.headless(folder):
+        say_on_stderr(f"it is {goes_on}")
     return verdict.exit_code or NODE_LOST
 
 

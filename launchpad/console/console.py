@@ -25,6 +25,7 @@ from launchpad.console.prefix import (
 )
 from launchpad.job.plan import Plan
 from launchpad.job.spec import FoldChoice, JobSpec
+from launchpad.output.mark import SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import (
     STDERR,
@@ -73,6 +74,9 @@ class ConsoleOutput(Protocol):
 
     def flush(self) -> None:
         """Show what is held, and end the lines that the ranks left unfinished."""
+
+    def mark(self, mark: SinkMark) -> None:
+        """Say how far it is written, if it is kept."""
 
     def leave(self, lines: Sequence[str]) -> None:
         """Say these while output waits for a reader that may never read it, and don't wait for that."""
@@ -124,6 +128,8 @@ class Console:
             if event.nodes:
                 self._prefixes.clear()
                 self._begin(event.nodes, event.shown_there)
+        if type(event) is SinkMark:
+            self._shown.mark(event)
         if type(event) is not Output:
             return False
         prefix = self._prefixes.get((event.rank, event.stream))
@@ -266,6 +272,9 @@ class StandardStreams:
         """Show what is held, and end the lines that the ranks left unfinished."""
         for fd, device in self._devices.items():
             self._put(fd, device.close([s for s in self._streams.values() if self._devices[s.fd] is device]))
+
+    def mark(self, mark: SinkMark) -> None:
+        """Nothing of it is kept."""
 
     def leave(self, lines: Sequence[str]) -> None:
         """Say these while output waits for a reader that may never read it, and don't wait for that."""

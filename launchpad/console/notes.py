@@ -20,6 +20,7 @@ from launchpad.protocol.events import (
     ContactRegained,
     FaultInjected,
     FaultMissed,
+    HeadResumed,
     ImageUnused,
     LeftoversAwaited,
     LogFailed,
@@ -32,6 +33,7 @@ from launchpad.protocol.events import (
     NodeUnwell,
     NoMpi,
     NotForked,
+    NotResumable,
     OrphansKilled,
     OwnWorld,
     PhaseChanged,
@@ -173,6 +175,11 @@ class Notes:
                 self._say(f"{what}; run it with < /dev/null to leave standard input to other commands")
             case AtPrompt(rank=rank, waits=waits):
                 self._at_prompt(rank, waits=waits)
+            case HeadResumed(away=away):
+                job, before = self._history.planned.job, duration(round(away)) if away >= 1 else f"{away:.1f} s"
+                self._say(f"took over job {job} after {before} without launchpad; `launchpad logs {job}` shows all")
+            case NotResumable(reason=reason):
+                self._say(f"`launchpad resume` can't take over if launchpad is killed from now on: {reason}")
             case RanksHeld(why="idle", lines=lines):
                 self._say(_idle(lines))
 

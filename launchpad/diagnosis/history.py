@@ -21,6 +21,7 @@ from launchpad.protocol.events import (
     ExceptionRaised,
     FaultInjected,
     HeadLost,
+    HeadResumed,
     JobOver,
     JobPlanned,
     MilestoneReached,
@@ -30,6 +31,7 @@ from launchpad.protocol.events import (
     NodeLost,
     NodesApart,
     NotRestarted,
+    NotResumable,
     Output,
     PhaseChanged,
     PortsTold,
@@ -67,6 +69,10 @@ STDOUT_BYTES = 4096
 
 # How many failures of worlds that were started again are known: the latest.
 MOST_DOWNS = 50
+
+
+# What identifies the head's process.
+_OF_HEAD = ("pid", "host", "boot", "pids", "born")
 
 
 class RankHistory:
@@ -144,6 +150,7 @@ class History:
         self.in_vain = False  # the ranks waited for what nobody was left to do
         self.never_started: list[int] = []  # ranks of roles that were waiting for others
         self.stops: dict[int, PhaseChanged] = {}  # by rank of a world that was stopped alone: how
+        self.not_resumable = ""  # why nothing can take over if launchpad is killed (--keep-running)
         self.not_restarted = ""  # why the ranks are not started again, although restarts are allowed
         self.apart: list[tuple[int, int]] = []  # pairs of nodes of which the first could not reach the second
         self._tally: Tally | None = None
@@ -300,6 +307,15 @@ class History:
                 self._of_world(event)
             case NotRestarted(reason=reason):
                 self.not_restarted = reason
+            case NotResumable() | HeadResumed() | JobOver():
+                self._of_head(event)
+
+    def _of_head(self, event: NotResumable | HeadResumed | JobOver) -> None:
+        match event:
+            case NotResumable(reason=reason):
+                self.not_resumable = reason
+            case HeadResumed():
+                self.planned = self.planned._replace(**{name: getattr(event, name) for name in _OF_HEAD})
             case JobOver():
                 self.over = event
 

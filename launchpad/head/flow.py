@@ -64,6 +64,8 @@ class Flow:
 
     def written(self, output: Output) -> None:
         """A sink that held it has written it."""
+        if id(output) not in self._held:  # another head has given credit for it
+            return
         holders, _, start = self._held.pop(id(output))
         if holders > 1:
             self._held[id(output)] = (holders - 1, output, start)

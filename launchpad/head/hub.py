@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from launchpad.head.worlds import Worlds
 
 
+# What another head needs to go on.
+_STATE = ("_machine", "_held", "_ranks_of", "node_of", "plan", "lost", "dismissed", "gone")
+
+
 class StandsStill(Message):
     """The head is about to be suspended (Ctrl-Z)."""
 
@@ -53,9 +57,19 @@ class Hub:
         self.again = again
         self.lost: set[int] = set()  # nodes whose messages don't count any more
         self.dismissed: set[int] = set()  # ranks that were stopped because they are needed no more
+        self.gone: set[int] = set()  # ranks that have exited in this attempt
         self._held: dict[int, Start | None] = {}  # by node whose ranks must not start yet: what would start them
         self._machine = machine
         self.place(plan)
+
+    def state(self) -> dict[str, Any]:
+        """What another head needs to go on from here."""
+        return {name: vars(self)[name] for name in _STATE}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Go on where another head was."""
+        self._machine.go_on(state["_machine"])
+        vars(self).update({name: value for name, value in state.items() if name != "_machine"})
 
     def place(self, plan: Plan) -> None:
         """The ranks of the next attempt run where this plan says."""

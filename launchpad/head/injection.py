@@ -32,6 +32,12 @@ class Injector(Part):
         """The hosts may be others than before."""
         self._place = {node.name: node.index for node in self._hub.plan.nodes}
 
+    def go_on(self, started: Collection[int]) -> None:
+        """The faults that another head has injected are over."""
+        self._running = set(started)
+        self._single.clear()
+        self._kill = None
+
     @property
     def deadline(self) -> float | None:
         """When to call `tick`."""

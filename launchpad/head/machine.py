@@ -253,6 +253,23 @@ class Machine:
         self._waited = waited
         self._in_vain: set[int] = set()  # ranks that waited in vain for others
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another head: everything but whom to ask."""
+        return {name: value for name, value in vars(self).items() if name not in ("_waited", "_judge")}
+
+    def go_on(self, before: "Machine") -> None:
+        """Go on where another head's was."""
+        vars(self).update(before.__getstate__())
+
+    def move_clock(self, by: int) -> None:
+        """The clock of events is ahead by so many ns from now on."""
+        self._failed_at += by if self._failed_at else 0
+
+    def underway(self) -> list[Action]:
+        """What another head was doing for this."""
+        actions: list[Action] = [Reopen(tuple(sorted(self._reopening)))] if self._reopening else []
+        return [*actions, Meet(self._meeting)] if self.phase == "clearing" and self._meeting else actions
+
     @property
     def exit_code(self) -> int:
         """The job's exit code so far."""

@@ -1,14 +1,12 @@
 """The agents as the head sees them: their links, their clocks and their heartbeats."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from launchpad.errors import NodeError
 from launchpad.protocol import wire
@@ -26,6 +24,18 @@ DRIFT = 2e-4
 LATE_SECONDS = 1.0
 
 
+class ClockState(NamedTuple):
+    """What is known of a node's clock. In ns."""
+
+    offset: int = 0  # it minus ours
+    uncertain: int = 1 << 62  # the round-trip time of that measurement
+    learnt: int = 0  # when we made it
+
+    def moved(self, by: int) -> "ClockState":
+        """The same where our clock is ahead of the one before by so much."""
+        return ClockState(self.offset - by, self.uncertain, self.learnt + by)
+
+
 class Node:
     """One agent: its link, its clock, and when it was last heard from."""
 
@@ -34,10 +44,7 @@ class Node:
         self.link = link
         self.put = put
         self.heard = 0.0  # seconds of time.monotonic(); written by the reader's thread
-        # In ns: its clock minus ours, the round-trip time of that measurement, and when we made it.
-        self._offset = 0
-        self._uncertain = 1 << 62
-        self._learnt = 0
+        self.clock = ClockState()
         self._cut: threading.Event | None = None  # we treat the link as dead; set when the far end has hung up
 
     def send(self, command: Command) -> None:
@@ -82,7 +89,7 @@ class Node:
             return
         self.heard = time.monotonic()
         if isinstance(event, Exception):
-            event = AgentFailed(time.monotonic_ns() + self._offset, str(event))
+            event = AgentFailed(time.monotonic_ns() + self.clock.offset, str(event))
         if type(event) is Pong:  # handled here, so that time spent in the inbox does not count
             self.learn(event)
         self.put(LinkClosed(time.monotonic_ns()) if event is None else event)
@@ -94,19 +101,18 @@ class Node:
         now = time.monotonic_ns()
         round_trip = now - event.ping
         if 0 <= round_trip < 2 * self.doubt():
-            self._uncertain = round_trip
-            self._learnt = now
-            self._offset = event.time - (event.ping + now) // 2
+            self.clock = ClockState(event.time - (event.ping + now) // 2, round_trip, now)
 
     def doubt(self) -> int:
         """How wrong a converted time may be, in ns: half the round trip, plus the drift of the clocks since."""
         if not self.link.remote:
             return 0
-        return self._uncertain // 2 + int((time.monotonic_ns() - self._learnt) * DRIFT)
+        return self.clock.uncertain // 2 + int((time.monotonic_ns() - self.clock.learnt) * DRIFT)
 
     def in_our_time(self, event: Any) -> Any:
         """The event, with its time converted to our clock."""
-        return event._make((event.time - self._offset, *event[1:])) if self._offset else event
+        offset = self.clock.offset
+        return event._make((event.time - offset, *event[1:])) if offset else event
 
 
 class Nodes:

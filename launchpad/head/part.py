@@ -40,6 +40,9 @@ class Part:
     def start(self) -> None:
         """The ranks are about to be started, for the first time or again."""
 
+    def go_on(self, started: Collection[int]) -> None:
+        """Another head is gone, and we take over; these ranks have a process. Called instead of the first `start`."""
+
     def close(self) -> None:
         """The job is over."""
 

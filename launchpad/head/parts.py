@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from launchpad.head.arrivals import Arrivals, Door, Reopen
 from launchpad.head.debuggers import RankDebuggers
@@ -18,9 +19,19 @@ from launchpad.head.stack_requests import StackRequests
 from launchpad.head.stop_by import StopTimes
 from launchpad.job.plan import Stdin
 
+if TYPE_CHECKING:
+    from launchpad.head.checkpoints import CheckpointStore
+
 
 def parts_of(
-    hub: Hub, planner: Planner, stdin: Stdin, *, reopen: Reopen | None, door: Door | None, advises: bool = False
+    hub: Hub,
+    planner: Planner,
+    stdin: Stdin,
+    *,
+    reopen: Reopen | None,
+    door: Door | None,
+    advises: bool = False,
+    keeper: CheckpointStore | None = None,
 ) -> list[Part]:
     """The parts of this job, in the order in which they have their turns. What few jobs need is loaded for them.
 
@@ -60,6 +71,10 @@ def parts_of(
         from launchpad.head.stop_before import StopBefore
 
         parts.append(StopBefore(hub, spec.limits.stop_at))
+    if keeper is not None:
+        from launchpad.head.checkpoints import Checkpoints
+
+        parts.append(Checkpoints(hub, planner, stdin, keeper))
     return parts
 
 

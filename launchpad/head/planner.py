@@ -1,7 +1,7 @@
 """Plans each attempt: keeps what is known of the job's nodes and where they meet. Brings up those that come later."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad.errors import NodeError, UsageError
 from launchpad.head.bringup import BringUp
@@ -140,6 +140,10 @@ class Planner:
             from launchpad.job.faults import check_targets
 
             check_targets(spec.faults, self.plan.world_size, [node.name for node in self.plan.nodes])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another head: what nodes that come later are given stays here."""
+        return {**vars(self), "_supplies": Supplies(), "amend": None, "supply": None}
 
     def ruled(self, machine: Machine, judge: Callable[..., Judgement], now: float) -> "Machine | Worlds":  # noqa: ARG002
         """The state machine of the job: this one, unless there are several worlds."""

@@ -199,6 +199,10 @@ class StackRequests(Part):
         if self._current is not None and self._current.why == SOON:
             self._until = 0.0
 
+    def go_on(self, started: Collection[int]) -> None:
+        """Those can answer."""
+        self._started = set(started)
+
     def tick(self, now: float) -> None:
         """Finish the current request if it is complete, and begin the next."""
         running, waits = self._hub.running, self._hub.clock.waits_for_person

@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchpad.head.arrivals import Door
 from launchpad.head.arrivals import Reopen as ReopenLink
@@ -38,10 +38,13 @@ from launchpad.head.standing import NEEDS_PART, OF_LOST, may_send
 from launchpad.job.membership import Membership
 from launchpad.job.outcome import FOR_THE_HEAD, NODE_LOST, STOPPING, Cause, exit_in_words
 from launchpad.job.plan import Stdin
-from launchpad.protocol.commands import Credit, JobEnded
+from launchpad.protocol.commands import Credit, JobEnded, StdinData
 from launchpad.protocol.commands import Finish as FinishCommand
 from launchpad.protocol.commands import Signal as SendSignal
 from launchpad.protocol.events import (
+    RESULT,
+    STDERR,
+    STDOUT,
     AgentFailed,
     AgentReady,
     ArrivalTimes,
@@ -77,6 +80,9 @@ from launchpad.protocol.events import (
     Written,
 )
 
+if TYPE_CHECKING:
+    from launchpad.head.checkpoints import CheckpointStore, HeadState
+
 # For so many seconds messages are taken before the deadlines are looked at again. To look takes as long as most
 # messages; it must not wait for the end of a flood of output.
 _BETWEEN_DEADLINES = 0.01
@@ -107,25 +113,28 @@ class Supervisor:
         advises: bool = False,
         waited: Callable[[ExceptionRaised], bool] = lambda _: False,
         judge: Callable[..., Judgement] = Judgement,
+        keeper: CheckpointStore | None = None,
+        before: HeadState | None = None,
     ) -> None:
         """Take over the nodes of a finished `bringup`; the job's limits are those of the planner's spec.
 
         `reopen` makes a new link to a lost node; it is called in threads of its own. `door`: where machines join while
         the job runs. `advises`: tell the user where the ranks are if nothing moves for long. `waited`: whether an
         exception says that its rank waited in vain. `judge` is asked before each restart, when all sinks know
-        everything about the last attempt.
+        everything about the last attempt. `keeper` has another head go on if we are gone.
+        `before`: a head that is gone, whose ranks we take over.
         """
         self.nodes = bringup.nodes
-        self.clock = Clock()
+        self.clock = before.clock if before is not None else Clock()
         self.leaving = False  # don't wait for output that nobody takes
         self._planner = planner
         self._sinks = sinks
         self._stdin = stdin or Stdin()
+        self._before = before
         self._inbox = bringup.inbox
         self._early = bringup.early
         self._door = door
         self._asked: set[int] = set()  # nodes whose launchpad has got a signal that stops the job; -1: ours
-        self._gone: set[int] = set()  # ranks that have exited in this attempt
         plan, size = planner.plan, len(planner.plan.seats)
         machine = Machine(
             plan.seats,
@@ -151,7 +160,9 @@ class Supervisor:
             lose=self._lose,
             again=self._start_again,
         )
-        self._parts = parts_of(self._hub, planner, self._stdin, reopen=reopen, door=door, advises=advises)
+        self._parts = parts_of(
+            self._hub, planner, self._stdin, reopen=reopen, door=door, advises=advises, keeper=keeper
+        )
         self._ticking = [part for part in self._parts if type(part).tick is not Part.tick]
         self._takers = self._routes()
         self._seers = seers(self._parts)
@@ -198,7 +209,10 @@ class Supervisor:
             self._hub.post(event)
         self.nodes.forgive(self.clock.monotonic())
         try:
-            self._start()
+            if self._before is None:
+                self._start()
+            else:
+                self._go_on(self._before)
             while self._goes_on():
                 self._round()
         finally:
@@ -312,9 +326,9 @@ class Supervisor:
         self._lose(source, event.reason, event.time, event.trace)
 
     def _exited(self, source: int, event: RankExited) -> None:
-        if event.rank in self._gone:
+        if event.rank in self._hub.gone:
             raise InvalidMessage
-        self._gone.add(event.rank)
+        self._hub.gone.add(event.rank)
         if event.rank in self._hub.dismissed:
             event = event._replace(code=0, why=f"it was stopped, as all others had ended: {exit_in_words(event.code)}")
         self._happened(source, event)
@@ -433,7 +447,7 @@ class Supervisor:
     def _start(self) -> None:
         plan, attempt, restarts = self._hub.plan, self.machine.attempt, self.machine.restarts
         self._flow.start(attempt)
-        self._gone.clear()
+        self._hub.gone.clear()
         for part in self._parts:
             part.start()
         if self._planner.spec.report_bindings or any(rank.binding for rank in plan.ranks):
@@ -442,13 +456,26 @@ class Supervisor:
             if node.index in self.nodes.open and (node.ranks or attempt == 0):
                 self._hub.begin(node.index, plan.start(node, attempt, restarts, self._flow.window, self._stdin))
 
+    def _go_on(self, before: HeadState) -> None:
+        """Take over the ranks. What their streams had of another window may be lost: they get one more."""
+        self._hub.go_on(before.hub)
+        self._flow.start(self.machine.attempt)
+        for part in self._parts:
+            part.go_on(before.started)
+        for rank in sorted(before.started & set(self._hub.running)):
+            for stream in (STDOUT, STDERR, RESULT):
+                self._give_credit(rank, stream, self._flow.window)
+        if before.input_sent:
+            self._hub.send(self._hub.plan.input_rank, StdinData(b""))
+        self._act(self.machine.underway())
+
     def _start_again(self, nodes: Collection[int], attempt: int, restarts: int) -> None:
         """Start the ranks of these nodes again; all others run on."""
         ranks = [rank for node in nodes for rank in self._hub.ranks_of(node)]
         for part in self._parts:
             part.lose(ranks, "it has ended, and is started again")
         self._flow.start_again(ranks)
-        self._gone.difference_update(ranks)
+        self._hub.gone.difference_update(ranks)
         plan = self._hub.plan
         for node in plan.nodes:
             if node.index in nodes and node.index in self.nodes.open:

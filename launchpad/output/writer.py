@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import select
+import stat
 import threading
 from collections.abc import Callable, Sequence
 
 from launchpad.output import status_line
+from launchpad.output.mark import SinkMark
 from launchpad.protocol.events import Output, Written
 
 Target = int | str  # a descriptor, or the path of a file to append to
@@ -27,16 +29,21 @@ class Writer:
         """`report` is called for each written Output, and `failed` once for each target that can't be written to."""
         self._report = report
         self._failed = failed
-        self._queue: queue.SimpleQueue[tuple[Sequence[tuple[Target, bytes]], Output | None] | str | None]
+        self._queue: queue.SimpleQueue[tuple[Sequence[tuple[Target, bytes]], Output | None] | str | SinkMark | None]
         self._queue = queue.SimpleQueue()
         self._files = OpenFiles()
         self._dead: set[Target] = set()
+        self._written: set[Target] = set()
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
     def put(self, pieces: Sequence[tuple[Target, bytes]], output: Output | None = None) -> None:
         """Queue (target, bytes) pieces; when they are written, `output` is reported."""
         self._queue.put((pieces, output))
+
+    def mark(self, mark: SinkMark) -> None:
+        """Tell it how long our files are when everything so far is written."""
+        self._queue.put(mark)
 
     def finish(self, path: str) -> None:
         """Close this file when everything so far is written."""
@@ -51,6 +58,9 @@ class Writer:
         while (item := self._queue.get()) is not None:
             if isinstance(item, str):
                 self._files.close(item)
+                continue
+            if isinstance(item, SinkMark):
+                item.written(dict(filter(None, map(_size, self._written))))
                 continue
             pieces, output = item
             start = 0
@@ -92,6 +102,17 @@ class Writer:
                 written -= len(views.pop(0))
             if views:
                 views[0] = views[0][written:]
+        self._written.add(target)
+
+
+def _size(target: Target) -> tuple[str, int] | None:
+    """The path and length of a file; None for standard streams, and for what is no file."""
+    try:
+        found = os.stat(target)
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else target
+    except OSError:
+        return None
+    return (path, found.st_size) if stat.S_ISREG(found.st_mode) and target not in (0, 1, 2) else None
 
 
 class OpenFiles:

@@ -377,6 +377,7 @@ class Resume(Command):
 
     secret: str
     taken: int  # how many of them the head has; -1: it doesn't know, and wants those that have not been acknowledged
+    done: int = -1  # how many of these need not be kept; -1: all
 
 
 class EventsTaken(Command):

@@ -1150,6 +1150,27 @@ class ArrivalsCompared(Event, recorded=True):
     far: Sequence[FarNode] = ()  # nodes that are much farther away
 
 
+class HeadResumed(Event, recorded=True):
+    """`launchpad resume` has taken over, as the launchpad before was killed. Fields like those of JobPlanned."""
+
+    time: int
+    wall: float
+    pid: int
+    host: str
+    boot: str
+    pids: str
+    born: float
+    away: Figure  # how long the job had been without launchpad, about, in seconds
+    ahead: int  # by how much this launchpad's clock is ahead of the clock before, in ns; 0 on the same machine
+
+
+class NotResumable(Event, recorded=True):
+    """If launchpad is killed from now on, nothing can take over (--keep-running)."""
+
+    time: int
+    reason: str
+
+
 class JobOver(Event, recorded=True):
     """The last event of a job, unless launchpad died before its end."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from launchpad.job.outcome import exit_in_words
-from launchpad.protocol.events import JobPlanned, Restarted
+from launchpad.protocol.events import HeadResumed, JobPlanned, Restarted
 from launchpad.record import files, job_store
 from launchpad.record.event_lines import event_of
 from launchpad.record.scanner import Scanner
@@ -15,7 +15,7 @@ from launchpad.record.scanner import Scanner
 WHOLE_BYTES = 8 << 20
 
 # What says who takes part in an attempt.
-_LAYOUT = ("JobPlanned", "Restarted", "RanksSpawned", "NodeJoined")
+_LAYOUT = ("JobPlanned", "Restarted", "RanksSpawned", "NodeJoined", "HeadResumed")
 
 
 class PassedAttempt(NamedTuple):
@@ -33,6 +33,7 @@ class Passed(NamedTuple):
     offset: int = 0  # where reading goes on, in bytes
     events: tuple[Any, ...] = ()  # what is to be known of them; the last one is the Restarted before the offset
     attempts: tuple[PassedAttempt, ...] = ()
+    ahead: int = 0  # by how many ns the clock of what follows is ahead of that of the first event
 
     @property
     def earlier(self) -> list[str]:
@@ -67,7 +68,10 @@ def passed(folder: str) -> Passed:
     if len(begins) <= job_store.LAST_ATTEMPTS or not isinstance(known[0][1], JobPlanned):
         return NONE
     last = begins[-job_store.LAST_ATTEMPTS]
-    before = [event for _, event in known[: last + 1]]
+    before, ahead = [], 0
+    for _, event in known[: last + 1]:
+        ahead += event.ahead if isinstance(event, HeadResumed) else 0
+        before.append(event._replace(time=event.time - ahead) if ahead else event)
     # A Restarted that changes nothing is of no further use.
     kept = [event for event in before[:-1] if not isinstance(event, Restarted) or event.nodes]
     restarts = [event for event in before if isinstance(event, Restarted)]
@@ -76,7 +80,7 @@ def passed(folder: str) -> Passed:
         PassedAttempt(began, event.time, event.counted, _in_few_words(event))
         for began, event in zip(times, restarts, strict=False)
     ]
-    return Passed(known[last][0], (*kept, before[-1]), tuple(ended))
+    return Passed(known[last][0], (*kept, before[-1]), tuple(ended), ahead)
 
 
 def _in_few_words(event: Restarted) -> str:

@@ -13,15 +13,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from launchpad.console.console import LAST_WORDS_SECONDS
 from launchpad.console.message import say_on_stderr
 from launchpad.console.prefix import Prefix
+from launchpad.output.mark import SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output
 from launchpad.record import files, job_store
 from launchpad.record.journal import LARGE_BYTES
+
+if TYPE_CHECKING:
+    from launchpad.output.mark import Resumed
 
 # All segments together are less than the job store has room for.
 SEGMENT_BYTES = 128 << 20
@@ -65,9 +69,10 @@ class ConsoleEntry(NamedTuple):
 class ConsoleRecord:
     """What the console of a job is shown on instead of a terminal."""
 
-    def __init__(self, post: Callable[[Any], None]) -> None:
-        """`post` takes the head's own events."""
+    def __init__(self, post: Callable[[Any], None], resumed: Resumed | None = None) -> None:
+        """`post` takes the head's own events. `resumed`: where to go on."""
         self._post = post
+        self._resumed = resumed
         self._folder = ""
         self._number = 0
         self._size = 0  # bytes in this segment
@@ -77,7 +82,17 @@ class ConsoleRecord:
     def begin(self, folder: str) -> None:
         """Record in this folder from now on, also what is written to our standard output and error. Raises OSError."""
         self._folder = folder
+        if self._resumed is not None:
+            self._number, self._size, self._within = self._resumed.states["console"]
+            self._number -= 1
+        size = self._size
         self._next_segment()
+        self._size = size
+
+    def mark(self, mark: SinkMark) -> None:
+        """Say what is recorded."""
+        mark.awaits("console", (self._number, self._size, set(self._within)))
+        self._writer.mark(mark)
 
     def show(self, output: Output, prefix: Prefix) -> bool:
         """Record output of a rank. True: the writer holds its bytes."""

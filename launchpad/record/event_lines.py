@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 from launchpad.errors import UsageError
+from launchpad.output.mark import SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import EVENTS, STDOUT, ConsoleClosed, LogFailed, Output, Restarted, WorldRestarted
 from launchpad.protocol.typed import Convert, converter
@@ -17,6 +18,7 @@ from launchpad.protocol.typed import Convert, converter
 if TYPE_CHECKING:
     from launchpad.diagnosis.history import History
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.output.mark import Resumed
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -70,19 +72,25 @@ class EventLines:
     A slow reader slows the job down, as at the console. Raises UsageError if the file can't be written.
     """
 
-    def __init__(self, path: str, post: Callable[[Any], None], *, adds: bool = False) -> None:
-        """`path`: "-" or a file, which is truncated unless `adds`."""
+    def __init__(
+        self, path: str, post: Callable[[Any], None], *, adds: bool = False, resumed: "Resumed | None" = None
+    ) -> None:
+        """`path`: "-" or a file, which is truncated unless it `adds`. `resumed`: where to go on."""
         self._path = path
         self._post = post
         self._fd = STDOUT
         if path != "-":
             try:
-                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if adds else os.O_TRUNC), 0o600)
+                how = os.O_APPEND if adds or resumed else os.O_TRUNC
+                self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600)
             except OSError as error:
                 raise UsageError(f"--events {path}: {error.strerror}; choose a writable file, or -") from None
         self._writer = Writer(post, self._failed)
         # By rank and stream: a piece may end amid a character. U+FFFD replaces what is not UTF-8.
         self._decoders = defaultdict[tuple[int, int], Any](lambda: _decoder(errors="replace"))
+        if resumed is not None:
+            for key, state in resumed.states.get("events", {}).items():
+                self._decoders[key].setstate(state)
 
     def on(self, event: Any) -> bool:
         """Write an event; True if the writer now holds an Output's bytes."""
@@ -90,12 +98,18 @@ class EventLines:
             text = self._decoders[event.rank, event.stream].decode(event.data)
             self._writer.put([(self._fd, text_line(event, text).encode() + b"\n")], event)
             return True
+        if type(event) is SinkMark:
+            self._mark(event)
         if type(event) in (Restarted, WorldRestarted):
             self._write_rest()
         line = line_of(event)
         if line is not None:
             self._writer.put([(self._fd, line.encode() + b"\n")])
         return False
+
+    def _mark(self, mark: SinkMark) -> None:
+        mark.awaits("events", {key: decoder.getstate() for key, decoder in self._decoders.items()})
+        self._writer.mark(mark)
 
     deadline = None
 

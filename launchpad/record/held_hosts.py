@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from launchpad.protocol.typed import typed
-from launchpad.record import files
+from launchpad.record import checkpoint, files, job_store, liveness
 
 HELD = "held.json"
 
@@ -23,8 +24,44 @@ class HeldHost(NamedTuple):
     python: str
     ssh: str  # --ssh; "" for as it needs it
     ssh_config: str  # --ssh-config; "" for the user's
+    here: bool  # it is the machine that launchpad ran on, and is reached without SSH
     place: str
     secret: str
+    seconds: float = 0.0  # for as long it is kept without launchpad
+
+
+class Headless(NamedTuple):
+    """A job whose launchpad was killed, and whose ranks go on. Times are in seconds since 1970."""
+
+    job: str
+    since: float  # about
+    until: float
+    hosts: list[str]
+    resumable: bool
+
+    def __str__(self) -> str:
+        """Since when, and until when."""
+        since, until = (_clock_time(at) for at in (self.since, self.until))
+        what = f"`launchpad resume {self.job}` takes it over" if self.resumable else f"`launchpad stop {self.job}` does"
+        return f"without launchpad since {since}; {what}, or its ranks end at {until}"
+
+
+def headless(folder: str) -> Headless | None:
+    """What goes on of the job in this folder, if its launchpad is gone; None if that is there, or nothing goes on."""
+    held = read(folder)
+    found = files.status(folder, checkpoint.CHECKPOINT)
+    begun = found or files.status(folder, HELD)
+    if begun is None or job_store.state_of(folder) != "over" or liveness.has_ended(folder, job_store.EVENTS):
+        return None
+    seconds = max((one.seconds for one in held), default=0.0)
+    hosts = [one.name for one in held]
+    return Headless(os.path.basename(folder), begun.st_mtime, begun.st_mtime + seconds, hosts, found is not None)
+
+
+def _clock_time(at: float) -> str:
+    """With the date, unless that is today's."""
+    then = time.localtime(at)
+    return time.strftime("%H:%M" if then[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def write(folder: str, held: Sequence[HeldHost]) -> None:

@@ -13,14 +13,15 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launchpad import linux
 from launchpad.job.plan import Plan
+from launchpad.output.mark import Resumed, SinkMark
 from launchpad.output.writer import OpenFiles
 from launchpad.protocol.events import STDOUT, LogFailed, Output, RanksSpawned, RankStarted, Restarted, Sampled
-from launchpad.record import job_store
+from launchpad.record import files, job_store
 from launchpad.record.event_lines import line_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ LARGE_BYTES = 8 << 20
 
 CLOSE_SECONDS = 3.0
 
+# More of a line that is not complete is not shown again.
+LONGEST_LINE = 64 << 10
+
 _NAMES = {STDOUT: "stdout", 2: "stderr"}
 
 
@@ -68,6 +72,28 @@ class _StreamRecord:
         self.left_out = 0
 
 
+class JournalState(NamedTuple):
+    """What the journal needs to go on from a mark."""
+
+    attempt: int
+    streams: dict[tuple[int, int], tuple[str, str, bool, int, bool]]  # those of _StreamRecord, without what is pending
+    places: int
+    joined: set[int]
+    folders: dict[int, str]
+
+
+def unfinished(resumed: Resumed) -> Iterator[Output]:
+    """Of each stream that ends amid a line in this record, the beginning of that line."""
+    journal: JournalState = resumed.states["journal"]
+    for (rank, stream), (folder, name, _, size, over) in journal.streams.items():
+        path = f"{folder}/{name}"
+        number, end = resumed.states["segments"].get(path, (0, 0)) if over else (0, size)
+        path = f"{path}.{number}.log" if number else f"{path}.log"
+        line = files.read(resumed.folder, path, max(0, end - LONGEST_LINE), LONGEST_LINE).rpartition(b"\n")[2]
+        if line:
+            yield Output(0, rank, stream, line)
+
+
 class _Write(NamedTuple):
     """Bytes for a file. `segment`: they belong to the end of a stream, which is kept in segments."""
 
@@ -83,7 +109,15 @@ class _Remove(NamedTuple):
     data: bytes = b""
 
 
-_Piece = _Write | _Remove
+class _Marked(NamedTuple):
+    """Everything before it has to be on its way to the disk."""
+
+    mark: SinkMark
+    path: str = ""
+    data: bytes = b""
+
+
+_Piece = _Write | _Remove | _Marked
 
 
 class Journal:
@@ -97,8 +131,12 @@ class Journal:
         say: Callable[[str], None],
         post: Callable[[Any], None],
         environ: Mapping[str, str],
+        resumed: Resumed | None = None,
     ) -> None:
-        """`files`: the sink that keeps whole streams; its folder is then the job's."""
+        """`files`: the sink that keeps whole streams; its folder is then the job's.
+
+        `resumed`: where to go on.
+        """
         self.folder = ""
         self._job = job
         self._files = files
@@ -115,7 +153,10 @@ class Journal:
         self._joined = {rank.rank for node in plan.nodes if node.shown_there for rank in node.ranks}
         self._folders = job_store.rank_folders(plan)
         try:
-            folder = files.folder if files else job_store.make_folder(environ, job)
+            if resumed is not None:
+                folder = resumed.folder
+            else:
+                folder = files.folder if files else job_store.make_folder(environ, job)
             self._lock = os.open(os.path.join(folder, job_store.EVENTS), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             where = error.filename or job_store.jobs_folder(environ)
@@ -124,15 +165,19 @@ class Journal:
             return
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if files:
+            if files and resumed is None:
                 job_store.link_folder(environ, job, folder)
         except OSError:  # a file system without locks, or a read-only state folder
             pass
         self.folder = folder
         self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._plan = plan
-        self._told = False  # what the job is run with has been written
-        writer = _JournalWriter(self._queue, os.dup(self._lock), folder, self)
+        self._told = resumed is not None  # what the job is run with has been written
+        segments: dict[str, list[int]] = {}  # by stream: number of the current segment, bytes in it
+        if resumed is not None:
+            self._restore(resumed.states["journal"])
+            segments = resumed.states["segments"]
+        writer = _JournalWriter(self._queue, os.dup(self._lock), folder, self, segments)
         self._thread = threading.Thread(target=writer.run, daemon=True)
         self._thread.start()
 
@@ -142,6 +187,9 @@ class Journal:
             return False
         if type(event) is Output:
             self._output(event)
+            return False
+        if type(event) is SinkMark:
+            self._mark(event)
             return False
         line = line_of(event)
         if line is not None:
@@ -196,6 +244,20 @@ class Journal:
             )
         stream.size += size
 
+    def _mark(self, mark: SinkMark) -> None:
+        self._flush(though_full=True)
+        streams = {key: (one.folder, one.name, one.elsewhere, one.size, one.over) for key, one in self._streams.items()}
+        state = JournalState(self._attempt, streams, self._places, set(self._joined), dict(self._folders))
+        mark.awaits("journal", state)
+        self._put(_Marked(mark))
+
+    def _restore(self, state: JournalState) -> None:
+        self._attempt, self._places = state.attempt, state.places
+        self._joined, self._folders = state.joined, state.folders
+        for key, (folder, name, elsewhere, size, over) in state.streams.items():
+            stream = self._streams[key] = _StreamRecord(folder, name, elsewhere)
+            stream.size, stream.over = size, over
+
     def _keep_end(self, stream: _StreamRecord, data: bytes) -> None:
         most = self._head_bytes // SEGMENTS
         stream.over = True
@@ -211,10 +273,11 @@ class Journal:
         if self._flush_at is None:
             self._flush_at = time.monotonic() + FLUSH_SECONDS
 
-    def _flush(self) -> None:
+    def _flush(self, *, though_full: bool = False) -> None:
         self._flush_at = None
         for stream in self._streams.values():
-            if not stream.pending or self._put_bytes - self._done_bytes > MOST_WAITING:
+            full = self._put_bytes - self._done_bytes > MOST_WAITING and not though_full
+            if not stream.pending or full:
                 continue
             mark = b"\n\xe2\x80\xa6 %d bytes left out here \xe2\x80\xa6\n" % stream.left_out if stream.left_out else b""
             self._put(_Write(f"{stream.folder}/{stream.name}", mark + b"".join(stream.pending), segment=True))
@@ -289,13 +352,22 @@ _BESIDES = {job_store.CIRCUMSTANCES, job_store.SAMPLES}
 class _JournalWriter:
     """The writer thread: opens, writes and removes files."""
 
-    def __init__(self, pieces: queue.SimpleQueue[_Piece | None], events: int, folder: str, journal: Journal) -> None:
+    def __init__(
+        self,
+        pieces: queue.SimpleQueue[_Piece | None],
+        events: int,
+        folder: str,
+        journal: Journal,
+        segments: dict[str, list[int]],
+    ) -> None:
+        """`segments`: by stream: number of the current segment, bytes in it."""
         self._pieces = pieces
         self._folder = folder
         self._journal = journal
         self._events = events
         self._streams = OpenFiles()
-        self._segments: dict[str, list[int]] = {}  # by stream: number of the current segment, bytes in it
+        self._segments = segments
+        self._changed: set[str] = set()  # files, since the last mark
         self._written = 0
         self._failed: set[str] = set()  # paths that can't be written
 
@@ -318,6 +390,8 @@ class _JournalWriter:
                     if not piece.path or (piece.path not in _BESIDES and not self._failed - _BESIDES):
                         self._journal.failed(os.path.join(self._folder, piece.path or job_store.EVENTS), error)
                     self._failed.add(piece.path)
+            elif isinstance(piece, _Marked):
+                piece.mark.fail()
             self._journal.done(len(piece.data))
         if self._written > LARGE_BYTES:
             self._journal.make_room(self._written)
@@ -326,10 +400,21 @@ class _JournalWriter:
         if isinstance(piece, _Remove):
             self._remove(piece.path)
             return
+        if isinstance(piece, _Marked):
+            self._mark(piece.mark)
+            return
         fd = self._segment(piece) if piece.segment else self._open(piece.path)
         data = piece.data if piece.path != job_store.CIRCUMSTANCES else self._journal.circumstances()
         linux.write_all(fd, data)
         self._written += len(data)
+        self._changed.add(f"{piece.path}.{self._segments[piece.path][0]}.log" if piece.segment else piece.path)
+
+    def _mark(self, mark: SinkMark) -> None:
+        """Say what the record has. It needs to survive this process, not this machine's power."""
+        mark.states["segments"] = {path: list(state) for path, state in self._segments.items()}
+        paths = [os.path.join(self._folder, path or job_store.EVENTS) for path in self._changed]
+        self._changed.clear()
+        mark.written({path: os.stat(path).st_size for path in paths if os.path.exists(path)})
 
     def _remove(self, folder: str) -> None:
         """Remove the output of an attempt long past; files that are open would still take room."""

@@ -7,7 +7,7 @@ locks for each host separately. So the first event also identifies launchpad's p
 import fcntl
 import os
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from launchpad import linux
 from launchpad.protocol.events import JobOver, JobPlanned
@@ -53,11 +53,22 @@ def state_of(folder: str, name: str) -> State:
         if lock == "held":
             return "running"
         planned = event_of(file.readline(files.MOST_BYTES))
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-        last = event_of(file.read().rstrip(b"\n").rpartition(b"\n")[2])
-    return judge(
-        lock, planned if isinstance(planned, JobPlanned) else None, isinstance(last, JobOver), own_process(), lives
-    )
+        over = _is_over(file)
+    return judge(lock, planned if isinstance(planned, JobPlanned) else None, over, own_process(), lives)
+
+
+def has_ended(folder: str, name: str) -> bool:
+    """Whether the events in this file of a job's folder end with a JobOver."""
+    try:
+        with files.open_file(folder, name) as file:
+            return _is_over(file)
+    except (OSError, files.Unreadable):
+        return True
+
+
+def _is_over(file: BinaryIO) -> bool:
+    file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+    return isinstance(event_of(file.read().rstrip(b"\n").rpartition(b"\n")[2]), JobOver)
 
 
 def judge(

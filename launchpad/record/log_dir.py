@@ -10,14 +10,18 @@ import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launchpad.console.prefix import encoded, template_of
 from launchpad.errors import UsageError
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
+from launchpad.output.mark import SinkMark
 from launchpad.output.writer import Target, Writer
 from launchpad.protocol.events import STDERR, STDOUT, LogFailed, Output, RankRaised, RanksSpawned, Restarted
+
+if TYPE_CHECKING:
+    from launchpad.output.mark import Resumed
 
 _NAMES = {STDOUT: "stdout.log", STDERR: "stderr.log"}
 
@@ -32,18 +36,18 @@ class Filter:
         """`mark`: what stands before the lines of a rank."""
         self._mark = mark
         self._texts = [text.encode(errors="surrogateescape") for text in texts]
-        self._held: dict[int, bytes] = {}
+        self.held: dict[int, bytes] = {}  # by rank: the line that is not complete
 
     def pick(self, rank: int, data: bytes) -> bytes:
         """The lines completed by `data` that contain one of the texts, each with its rank in front."""
-        *whole, self._held[rank] = (self._held.get(rank, b"") + data).split(b"\n")
-        if len(self._held[rank]) > LONGEST_LINE:
-            whole.append(self._held.pop(rank))
+        *whole, self.held[rank] = (self.held.get(rank, b"") + data).split(b"\n")
+        if len(self.held[rank]) > LONGEST_LINE:
+            whole.append(self.held.pop(rank))
         return self._among(rank, whole)
 
     def rest(self) -> bytes:
         """Of the lines that are not complete, those that contain one. What comes next begins a line."""
-        held, self._held = self._held, {}
+        held, self.held = self.held, {}
         return b"".join(self._among(rank, [line]) for rank, line in held.items())
 
     def _among(self, rank: int, lines: Sequence[bytes]) -> bytes:
@@ -63,9 +67,13 @@ class Files:
         job: str,
         attempt: int = 0,
         keep_alive: Callable[[], None] | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
-        """`job`: launchpad's own random id of the job. `keep_alive` is called often while many files are made."""
-        self.folder = os.path.join(log_dir, f"{plan.run_id}_{job}")
+        """`job`: launchpad's own random id of the job. `keep_alive` is called often while many files are made.
+
+        `resumed`: where to go on.
+        """
+        self.folder = resumed.folder if resumed else os.path.join(log_dir, f"{plan.run_id}_{job}")
         self._spec = spec
         self._keep_alive = keep_alive
         self._template = template_of(spec.line_prefix, spec.role)
@@ -77,13 +85,17 @@ class Files:
         self._filters = {stream: Filter(texts, self._mark) for stream, texts in spec.filters.items() if texts}
         self._filtered: dict[int, str] = {}  # paths, by stream
         try:
-            os.makedirs(log_dir, exist_ok=True)
-            os.mkdir(self.folder, 0o700)
+            if resumed is None:
+                os.makedirs(log_dir, exist_ok=True)
+                os.mkdir(self.folder, 0o700)
             self._make(attempt)
         except OSError as error:
             raise UsageError(
                 f"--log-dir {log_dir}: {error.filename or log_dir}: {error.strerror}; choose a writable folder"
             ) from None
+        if resumed is not None:
+            for stream, held in resumed.states["files"].items():
+                self._filters[stream].held = held
         self._writer = Writer(post, self._failed)
 
     @property
@@ -162,6 +174,9 @@ class Files:
             if path is not None:
                 self._writer.put([(path, event.data)], event)
                 return True
+        elif type(event) is SinkMark:
+            event.awaits("files", {stream: dict(one.held) for stream, one in self._filters.items()})
+            self._writer.mark(event)
         elif type(event) is RankRaised and event.rank in self._folders:
             path = os.path.join(self._folders[event.rank], "error.json")
             try:

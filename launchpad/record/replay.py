@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from launchpad.diagnosis.history import STDOUT_BYTES
 from launchpad.diagnosis.output_tail import TAIL_BYTES
 from launchpad.errors import UsageError
-from launchpad.protocol.events import STDERR, STDOUT, JobPlanned, Output, RanksSpawned, Restarted
+from launchpad.protocol.events import STDERR, STDOUT, HeadResumed, JobPlanned, Output, RanksSpawned, Restarted
 from launchpad.record import files, job_store
 from launchpad.record.attempts import NONE, Passed, layout
 from launchpad.record.event_lines import OutputPlace, event_of
@@ -22,7 +22,7 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _PART = re.compile(r"(stdout|stderr)(?:\.([0-9]{1,9}))?\.log")
 
 # What an OutputReader reads of events.jsonl.
-_READ = ("Output", "JobPlanned", "Restarted", "RanksSpawned")
+_READ = ("Output", "JobPlanned", "Restarted", "RanksSpawned", "HeadResumed")
 
 # How much of a file is read at a time.
 _BLOCK_BYTES = 1 << 20
@@ -47,10 +47,11 @@ def find_job(name: str | None, environ: Mapping[str, str]) -> str:
 def read_events(folder: str, passed: Passed = NONE) -> Iterator[Any]:
     """The events. Before each restart, and at the end, come the last words of every rank, as one Output each.
 
-    `passed`: the attempts to leave out. Raises UsageError if the record can't be read, as all here do.
+    Their times are by one clock. `passed`: the attempts to leave out. Raises UsageError if the record can't be read,
+    as all here do.
     """
     folders: dict[int, str] = {}
-    attempt = 0
+    attempt, ahead = 0, passed.ahead
     for event in passed.events:
         if isinstance(event, JobPlanned | Restarted | RanksSpawned):
             add_ranks(folders, event)
@@ -60,6 +61,8 @@ def read_events(folder: str, passed: Passed = NONE) -> Iterator[Any]:
         event = event_of(line)
         if event is None or isinstance(event, OutputPlace):
             continue
+        ahead += event.ahead if isinstance(event, HeadResumed) else 0
+        event = event._replace(time=event.time - ahead) if ahead else event
         if isinstance(event, JobPlanned | RanksSpawned):
             add_ranks(folders, event)
         if isinstance(event, Restarted):
@@ -231,6 +234,7 @@ class OutputReader:
         self._only = attempt
         self._since = since
         self._began = 0.0  # launchpad's clock, as seconds since 1970
+        self._ahead = 0  # the clock of what is read is, of that, in ns
         self._file = files.open_file(folder, job_store.EVENTS)
         self._scanner = Scanner(folder, self._file, *_READ)
         self._attempt = 0
@@ -249,7 +253,7 @@ class OutputReader:
         for _, line in self._scanner.more():
             event = event_of(line)
             if isinstance(event, OutputPlace):
-                yield from self._placed(event)
+                yield from self._placed(event._replace(time=event.time - self._ahead))
                 continue
             if isinstance(event, Restarted):
                 yield from self.rest()
@@ -265,6 +269,8 @@ class OutputReader:
             self._began = event.wall - event.time / 1e9
         elif isinstance(event, Restarted):
             self._attempt = event.attempt
+        elif isinstance(event, HeadResumed):
+            self._ahead += event.ahead
 
     def _placed(self, said: OutputPlace) -> Iterator[Output]:
         if self._ranks is not None and said.rank not in self._ranks:

@@ -6,7 +6,6 @@ for one works for all. They differ in where the ranks' output goes, and in who i
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,10 @@ from launchpad.runner.outlets.outlet import Ended, Outlet
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.output.mark import Resumed
+    from launchpad.record.keeper import CheckpointKeeper
     from launchpad.record.log_dir import Files
+    from launchpad.runner.takeover import Before, Settings
 
 
 class Conductor:
@@ -41,8 +43,12 @@ class Conductor:
         quiet: bool = False,
         verbose: bool = False,
         outlets: Sequence[Outlet] = (),
+        settings: Settings | None = None,
+        before: Before | None = None,
     ) -> None:
-        """`say` shows answers and, unless `quiet`, notes; if `verbose`, more.
+        """`say` shows answers and, unless `quiet`, notes; if `verbose`, more. `settings`: for a head that takes over.
+
+        `before`: the head that we take over from.
 
         Raises UsageError for faults that nobody would notice, and for a folder of log files that can't be written.
         """
@@ -62,7 +68,11 @@ class Conductor:
         self._sinks: list[Sink] = []
         self._guests: Sequence[Sink] = ()
         self._code = 1
-        files = _files(bringup, spec, plan, self.job)
+        self._settings = settings
+        self._before = before
+        self._keeper: CheckpointKeeper | None = None
+        resumed = before.resumed if before else None
+        files = _files(bringup, spec, plan, self.job, resumed)
         self._files = [files] if files else []
         self.observers = Observers(
             *(self.job, spec, plan, bringup.post, say),
@@ -70,6 +80,7 @@ class Conductor:
             verbose=verbose,
             files=files,
             earlier=planner.before.earlier if planner.before else (),
+            resumed=resumed,
         )
         self.diagnosis = self.observers.diagnosis
         self.note = self.observers.note
@@ -81,29 +92,17 @@ class Conductor:
         """
         for outlet in self._outlets:
             outlet.begin(self.observers.journal.folder)
-        if self._planner.spec.limits.keep_running:
-            self._note_held()
+        if self._planner.spec.limits.keep_running and self.observers.journal.folder:
+            self._keeper = self._make_keeper(self.observers.journal.folder)
         self._guests = guests
         followers = [outlet.sink for outlet in self._outlets if outlet.sink is not None]
-        self._sinks = self.observers.begin([*self._files, *shows, *guests, *followers])
+        event = self._before.event if self._before else None
+        self._sinks = self.observers.begin([*self._files, *shows, *guests, *followers], event)
 
-    def _note_held(self) -> None:
-        """Note where ranks would go on without us."""
-        from launchpad.record import held_hosts
-        from launchpad.transport.held_link import HeldLink
+    def _make_keeper(self, folder: str) -> CheckpointKeeper:
+        from launchpad.record.keeper import CheckpointKeeper
 
-        nodes = self._bringup.nodes
-        links = [nodes[number].link for number in range(len(nodes))]
-        held = [held_hosts.HeldHost(one.name, *one.way, *one.held) for one in links if isinstance(one, HeldLink)]
-        if self.observers.journal.folder:
-            with contextlib.suppress(OSError):  # a full disk: they end by themselves
-                held_hosts.write(self.observers.journal.folder, held)
-
-    def _forget_held(self) -> None:
-        if self._planner.spec.limits.keep_running:
-            from launchpad.record import held_hosts
-
-            held_hosts.remove(self.observers.journal.folder)
+        return CheckpointKeeper(folder, self._settings, self._before.checkpoint if self._before else None)
 
     def run(
         self,
@@ -126,6 +125,8 @@ class Conductor:
                 advises=advises,
                 waited=waited,
                 judge=self.observers.restart_judge(spec),
+                keeper=self._keeper,
+                before=self._before.head if self._before else None,
             )
             self._code, self.cause = supervisor.run()
             self.leaving = supervisor.leaving
@@ -161,16 +162,18 @@ class Conductor:
         """Have the outlets finish, if it is known how the job `ended`, and close the record."""
         if ended is not None:
             self._finish(ended)
-        self._forget_held()
         for sink in reversed(self._sinks):  # the record comes first among them: until it is closed, others wait for it
             if sink not in self._guests:
                 sink.close()
+        if self._keeper is not None:
+            self._keeper.close()
 
     def leave(self, ended: Ended) -> None:
         """The same as `over` and `close`, without waiting for anybody who takes no output."""
         self.observers.journal.on(JobOver(time.monotonic_ns(), self._code))
         self.observers.journal.finish()
-        self._forget_held()
+        if self._keeper is not None:
+            self._keeper.close()
         self._finish(ended)
 
     def _finish(self, ended: Ended) -> None:
@@ -192,14 +195,15 @@ class Conductor:
             self._say(f"{outlet.name} failed because of a bug in launchpad: {what} ({at})")
 
 
-def _files(bringup: BringUp, spec: JobSpec, plan: Plan, job: str) -> Files | None:
+def _files(bringup: BringUp, spec: JobSpec, plan: Plan, job: str, resumed: Resumed | None) -> Files | None:
     """The log files, if any are asked for."""
     if spec.log_dir is None and not spec.redirects and not spec.tee and not any(spec.filters.values()):
         return None
     from launchpad.record.log_dir import Files, temporary_folder
 
     log_dir = spec.log_dir or temporary_folder()
-    return Files(spec, plan, log_dir, bringup.post, job, keep_alive=bringup.nodes.keep_alive)
+    attempt = resumed.states["journal"].attempt if resumed else 0
+    return Files(spec, plan, log_dir, bringup.post, job, attempt, bringup.nodes.keep_alive, resumed)
 
 
 def _exit_code(cause: Cause, verdict: Verdict) -> int:

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from launchpad.transport.ssh.bundle import Startup
 
 # Options that make no sense without hosts.
-_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync", "sync_env", "keep_running")
+_ABOUT_HOSTS = ("include", "exclude", "ssh", "ssh_config", "accept_new_host_keys", "sync", "sync_env")
 
 
 def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
-    """The hosts that the options name, if any; --enter alone names this machine. Raises UsageError.
+    """The hosts that the options name, if any; --enter or --keep-running alone names this machine. Raises UsageError.
 
     `nproc` is the value of --nproc.
     """
@@ -63,7 +63,7 @@ def read_hosts(options: HostOptions, nproc: Nproc | None) -> tuple[Host, ...]:
             if getattr(options, name) and not (entering and name in ("sync", "sync_env")):
                 shown = name.replace("_", "-")
                 raise UsageError(f"--{shown} needs hosts; name them with --hosts or --hostfile, or leave it out")
-        if not entering:
+        if not entering and not options.keep_running:
             return ()
         hosts = parse_hosts("localhost")
     hosts = choose_hosts(hosts, options.include, options.exclude)
@@ -114,7 +114,7 @@ def connect_all(
 
     startup = Startup(python, exact, enter_words(options))
     startups = [startup._replace(asked=text) for text in asked] or [startup] * len(hosts)
-    far = {place: host for place, host in enumerate(hosts) if startup.enter or not host.here}
+    far = {place: host for place, host in enumerate(hosts) if startup.enter or options.keep_running or not host.here}
     links: dict[int, Link] = {}
     for place, host in enumerate(hosts):
         if place not in far:

@@ -24,6 +24,7 @@ from launchpad.transport.ssh.config import SshConfig
 from launchpad.transport.ssh.handover import START_SECONDS
 
 if TYPE_CHECKING:
+    from launchpad.transport.held_link import HeldLink, LinkState
     from launchpad.transport.ssh.connection_pool import ConnectionPool
     from launchpad.transport.ssh.known_hosts import KnownHosts
     from launchpad.transport.ssh.openssh import OpenSsh
@@ -71,11 +72,19 @@ class Connector:
             return self._connect(host, startup)
         from launchpad.transport.held_link import HeldLink
 
-        def dial(asked: Mapping[str, Any]) -> Link:
-            return self._connect(host, startup._replace(asked=json.dumps(json.loads(startup.asked) | asked)))
-
-        way = (host.user, host.port, startup.python, self._way or "", self._ssh_config)
+        dial = functools.partial(self._dial, host, startup)
+        way = (host.user, host.port, startup.python, self._way or "", self._ssh_config, host.here)
         return HeldLink(host.name, way, dial, self._keep_running, self._silence)
+
+    def resume(self, host: Host, state: LinkState) -> HeldLink:
+        """The link that was in this state. It is not connected yet."""
+        from launchpad.transport.held_link import HeldLink
+
+        dial = functools.partial(self._dial, host, Startup(state.way[2]))
+        return HeldLink(state.name, state.way, dial, state.seconds, state.silence, state)
+
+    def _dial(self, host: Host, startup: Startup, asked: Mapping[str, Any]) -> Link:
+        return self._connect(host, startup._replace(asked=json.dumps(json.loads(startup.asked) | asked)))
 
     def _connect(self, host: Host, startup: Startup) -> Link:
         if host.here:

@@ -240,6 +240,9 @@ def _hosts(options: RunOptions) -> tuple[Host, ...]:
     named = options.hosts
     if options.nodes.nnodes != "1":
         named = named._replace(sync=False)  # it is also for nodes that join
+        if named.keep_running and named.hosts is None and named.hostfile is None and not named.allocation:
+            nodes = options.nodes.nnodes
+            raise UsageError(f"--keep-running is for a job of one launchpad, not for --nnodes {nodes}; leave it out")
     if not named.given:
         return ()
     from launchpad.runner.connect import read_hosts

@@ -102,7 +102,7 @@ def open_links(
         return [local.link()], lambda _: local.reopen()
     from launchpad.runner.connect import connect_all
 
-    if options.enter or not any(host.here for host in hosts):
+    if options.enter or options.keep_running or not any(host.here for host in hosts):
         local.close()
 
     def at_end(abandon: Callable[[], None]) -> None:

@@ -21,7 +21,15 @@ from launchpad.head.sink import Sink
 from launchpad.job.masking import masked_words
 from launchpad.job.plan import Plan
 from launchpad.job.spec import JobSpec
-from launchpad.protocol.events import STDOUT, ArrivalsCompared, ExceptionRaised, HeadLost, JobPlanned, RanksHeld
+from launchpad.protocol.events import (
+    STDOUT,
+    ArrivalsCompared,
+    ExceptionRaised,
+    HeadLost,
+    HeadResumed,
+    JobPlanned,
+    RanksHeld,
+)
 from launchpad.record.job_store import rank_folders
 from launchpad.record.journal import Journal
 from launchpad.record.liveness import own_process
@@ -29,6 +37,7 @@ from launchpad.record.liveness import own_process
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
     from launchpad.job.succession import EarlierHead
+    from launchpad.output.mark import Resumed
     from launchpad.record.log_dir import Files
 
 
@@ -47,10 +56,11 @@ class Observers:
         verbose: bool = False,
         files: Files | None = None,
         earlier: Sequence[EarlierHead] = (),
+        resumed: Resumed | None = None,
     ) -> None:
         """`post` takes the head's own events. `say` shows answers and, unless `quiet`, notes; if `verbose`, more.
 
-        `earlier`: who has led the job before.
+        `earlier`: who has led the job before. `resumed`: where to go on with its record.
         """
         self.note: Callable[[str], None] = _say_nothing if quiet else say
         self.diagnosis = Diagnosis()
@@ -59,7 +69,9 @@ class Observers:
             reports_bindings=spec.report_bindings,
             hides=lambda local_rank: spec.hides(local_rank, STDOUT),
         )
-        self.journal = Journal(job, plan, files if files and files.has_streams else None, self.note, post, os.environ)
+        self.journal = Journal(
+            job, plan, files if files and files.has_streams else None, self.note, post, os.environ, resumed
+        )
         self.folder = files.folder if files else self.journal.folder  # "" if nothing is kept
         self._control = ControlServer(job, post)
         stacks = StackSink(say, self.folder, plan, self._control.answer)
@@ -82,17 +94,28 @@ class Observers:
         if plan.roles:  # collectives of different worlds can't be compared
             self._own.remove(stragglers)
         self.sinks: list[Sink] = []
-        self._first: list[JobPlanned | HeadLost] = [planned(job, spec, plan, self.journal.folder)]
+        self._first: list[JobPlanned | HeadLost | HeadResumed] = [planned(job, spec, plan, self.journal.folder)]
         self._first += [HeadLost(time.monotonic_ns(), *one) for one in earlier]
 
-    def begin(self, shown: Sequence[Sink]) -> list[Sink]:
-        """Announce the job to all sinks, including the given ones that show its output. Returns them all."""
+    def begin(self, shown: Sequence[Sink], resumed: HeadResumed | None = None) -> list[Sink]:
+        """Announce the job to all sinks, including the given ones that show its output. Returns them all.
+
+        If we have taken it over, its record tells the diagnosis what there was.
+        """
         self.sinks = [self.journal, *shown, *self._own]
-        for event in self._first:
-            self._tell_all(event)
+        if resumed is not None:
+            from launchpad.record.replay import read_events
+
+            events = list(read_events(self.journal.folder))
+            ahead = resumed.ahead + sum(event.ahead for event in events if isinstance(event, HeadResumed))
+            for event in events:
+                self.diagnosis.on(event._replace(time=event.time + ahead) if event.time else event)
+            self._first = [resumed]
+        for first in self._first:
+            self._tell_all(first)
         return self.sinks
 
-    def _tell_all(self, event: JobPlanned | HeadLost | RanksHeld | ArrivalsCompared) -> None:
+    def _tell_all(self, event: JobPlanned | HeadLost | HeadResumed | RanksHeld | ArrivalsCompared) -> None:
         for sink in self.sinks:
             sink.on(event)
 

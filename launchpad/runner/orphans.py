@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from launchpad.job.hosts import parse_hosts
+from launchpad.job.hosts import Host
 from launchpad.protocol.commands import LetGo
 from launchpad.protocol.events import HoldEnded
-from launchpad.record import held_hosts
+from launchpad.record import checkpoint, held_hosts
 from launchpad.record.held_hosts import HeldHost
 from launchpad.runner.connect import reach
 from launchpad.runner.connector import Connector
@@ -32,6 +32,7 @@ def end_orphans(folder: str) -> OrphansEnded:
     for way in dict.fromkeys((one.ssh, one.ssh_config) for one in held):
         _end([one for one in held if (one.ssh, one.ssh_config) == way], done)
     if not done.failed:
+        checkpoint.remove(folder)
         held_hosts.remove(folder)
     return done
 
@@ -40,10 +41,7 @@ def _end(held: list[HeldHost], done: OrphansEnded) -> None:
     """End them on hosts that are reached the same way."""
     way = held[0]
     options = HostOptions(ssh=way.ssh or None, ssh_config=way.ssh_config or None)  # type: ignore[arg-type]
-    far = {
-        place: parse_hosts(one.name)[0]._replace(name=one.name, user=one.user, port=one.port)
-        for place, one in enumerate(held)
-    }
+    far = {place: Host(one.name, one.user, one.port, here=one.here) for place, one in enumerate(held)}
     startups = [
         Startup(one.python, asked=json.dumps({"resume": {"place": one.place, "secret": one.secret, "taken": -1}}))
         for one in held

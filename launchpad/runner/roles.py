@@ -60,6 +60,8 @@ def run_roles(
     _check(job, where)
     own = [_read(job, role, where) for role in roles]
     names = job.hosts.hosts is not None or job.hosts.hostfile is not None
+    if job.hosts.keep_running and not names and not any(own):
+        raise UsageError(f"{where}: --keep-running needs hosts for roles; name them with --hosts, or leave it out")
     shared = read_hosts(job.hosts, None) if names or (job.hosts.given and not any(own)) else ()
     shares = place_worlds(
         [RoleNeeds(role.name, role.options.nproc, role.replicas, ones) for role, ones in zip(roles, own, strict=True)],

@@ -27,6 +27,7 @@ from launchpad.job.plan import Plan, Stdin
 from launchpad.job.spec import JobSpec, StreamMap
 from launchpad.protocol.events import STDOUT
 from launchpad.record import job_store
+from launchpad.record.journal import unfinished
 from launchpad.runner.conductor import Conductor
 from launchpad.runner.options import ReportOptions
 from launchpad.runner.outlets import outlets_of
@@ -36,8 +37,10 @@ from launchpad.runner.suggestion import suggestion
 
 if TYPE_CHECKING:
     from launchpad.diagnosis.verdict import Verdict
+    from launchpad.output.mark import Resumed
     from launchpad.record.console_record import ConsoleRecord
     from launchpad.runner.departure import Departure
+    from launchpad.runner.takeover import Before, Settings
 
 Taker = Callable[[Callable[[Any], None]], Sink]  # called with a function that posts the head's own events
 Tell = Callable[[list[str], int], None]  # tells nodes that have joined why the job ended, and its exit code
@@ -55,35 +58,42 @@ def supervise(
     taker: Taker | None,
     door: Door | None = None,
     departure: Departure | None = None,
+    before: Before | None = None,
 ) -> int:
     """Run the job on these nodes and return its exit code. Raises UsageError for files that can't be written.
 
     `reopen` makes a new link to a lost node; `taker` makes a sink that gets the ranks' standard output instead of the
-    console. `departure`: leave the terminal before the ranks start.
+    console. `departure`: leave the terminal before the ranks start. `before`: the head that we take over from.
     """
     spec, plan = planner.spec, planner.plan
     takers = [taker(bringup.post)] if taker is not None else []
-    record = _console_record(bringup) if departure is not None else None
+    resumed = before.resumed if before else None
+    record = _console_record(bringup, resumed) if departure is not None else None
     shown = spec._replace(redirects=StreamMap(everywhere=STDOUT), tee=StreamMap()) if takers else spec
     destination: ConsoleOutput = record or StandardStreams(
         len(plan.ranks), os.environ, bringup.post, reports.fold, template=template_of(spec.line_prefix, spec.role)
     )
     console = Console(shown, plan, destination, shows=reports.events != "-")
-    outlets = outlets_of(reports, console, bringup.post, os.environ, console)
+    outlets = outlets_of(reports, console, bringup.post, os.environ, console, resumed)
     conductor = Conductor(
         *(bringup, planner, console.say),
         quiet=reports.quiet,
         verbose=reports.verbose,
         outlets=outlets,
+        settings=_settings(spec, reports, departure) if not takers else None,
+        before=before,
     )
     stale = StaleStores(spec.target, spec.environ.values(), conductor.note)
     conductor.begin([*takers, console, stale])
     if departure is not None and record is not None:
         _leave(departure, conductor, record)
+    elif resumed is not None:
+        for output in unfinished(resumed):
+            console.on(output)
     reader = plan.node_of(spec.input_rank)
-    here = not bringup.nodes[reader.index].link.remote
+    here = before is None and not bringup.nodes[reader.index].link.remote
     advises = os.isatty(2) and departure is None and not (reports.quiet or reports.no_advice) and plan.world_size > 1
-    _run(conductor, spec, plan, console, reopen, door, sent=not (here or reader.shown_there), advises=advises)
+    _run(conductor, spec, plan, console, reopen, door, sent=not (here or before or reader.shown_there), advises=advises)
     _advise(conductor, spec, reports, here=here)
     ended = conductor.conclude(door)
     tell(_told(conductor, ended), ended.code)
@@ -105,10 +115,19 @@ def supervise(
     return ended.code
 
 
-def _console_record(bringup: BringUp) -> ConsoleRecord:
+def _settings(spec: JobSpec, reports: ReportOptions, departure: Departure | None) -> Settings | None:
+    """For a launchpad that takes over, if one may have to."""
+    if not spec.limits.keep_running:
+        return None
+    from launchpad.runner.takeover import Settings
+
+    return Settings(reports, detached=departure is not None)
+
+
+def _console_record(bringup: BringUp, resumed: Resumed | None) -> ConsoleRecord:
     from launchpad.record.console_record import ConsoleRecord
 
-    return ConsoleRecord(bringup.post)
+    return ConsoleRecord(bringup.post, resumed)
 
 
 def _run(

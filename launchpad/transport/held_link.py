@@ -1,4 +1,9 @@
-"""A Link that outlives its connection: the far end keeps the agent, and what it says, until we are back."""
+"""A Link that outlives its connection: the far end keeps the agent, and what it says, until we are back.
+
+It may outlive its process too: its state at a checkpoint is a value (LinkState), from which another process goes on.
+Then the far end keeps all events that are not in a checkpoint, and commands wait for one that has them: so none is
+carried out twice, whatever happens in between.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import chain
+from math import inf
+from typing import Any, NamedTuple
 
 from launchpad.errors import ConnectError
-from launchpad.protocol.commands import Command, EventsTaken, LetGo, Ping
+from launchpad.protocol.commands import Command, Credit, EventsTaken, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, HoldEnded, LinkHeld, Output
 from launchpad.transport import Link
 
@@ -26,8 +33,32 @@ _BYTES = 1 << 20
 _PINGS = 4
 _SILENCE = 30.0
 
-Way = tuple[str, int, str, str, str]  # user, port, Python, --ssh, --ssh-config
+Way = tuple[str, int, str, str, str, bool]  # user, port, Python, --ssh, --ssh-config, whether it is this machine
 Dial = Callable[[dict[str, Any]], Link]  # what to ask of agent/arrival.py. Raises ConnectError.
+
+# These wait for no checkpoint: it does no harm if they are sent again.
+_FREE = (Credit, Ping)
+
+
+class LinkState(NamedTuple):
+    """A link at a checkpoint."""
+
+    name: str
+    way: Way
+    seconds: float  # as HeldLink's, like the next one
+    silence: float
+    place: str  # of the holder
+    secret: str
+    got: int  # how many events
+    known: int  # how many commands the far end has, as far as we know
+    commands: tuple[Command, ...]  # those after them
+    sure: int  # how many of these it may have, too; if it has more, those were free
+    queued: int  # how many commands there have been in this process
+    ended: bool  # the agent has ended
+
+
+class HolderGone(ConnectError):
+    """Nothing of the job is left there; `text` says why."""
 
 
 class HeldLink:
@@ -35,8 +66,10 @@ class HeldLink:
 
     remote = True
 
-    def __init__(self, name: str, way: Way, dial: Dial, seconds: float, silence: float) -> None:
-        """Connect. Raises ConnectError.
+    def __init__(
+        self, name: str, way: Way, dial: Dial, seconds: float, silence: float, state: LinkState | None = None
+    ) -> None:
+        """Connect. Raises ConnectError. With `state`, of another process, `take_over` does that.
 
         `way`: how `dial` gets there, for others that have to. `seconds`: for how long the far end keeps the agent
         without us. `silence`: after so many seconds a silent connection is dead; 0: never.
@@ -47,19 +80,31 @@ class HeldLink:
         self._seconds = seconds
         self._silence = silence
         self._secret = secrets.token_hex(16)
-        self._lock = threading.Lock()  # guards the next three
+        self._lock = threading.Lock()  # guards the next eight
         self._sent: deque[Command] = deque()  # that the far end may not have
-        self._forgotten = 0  # how many it has
-        self._inner: Link | None = dial({"hold": {"seconds": seconds, "secret": self._secret}})
+        self._forgotten = 0  # how many before these it has
+        self._passed = 0  # how many have been sent over the last connection, or need not be
+        self._allowed = inf  # how many may be sent: those that a checkpoint has
+        self._before = 0  # how many commands the far end has of other processes
+        self._sure: int | None = None  # of those taken over, how many may have been sent; None: it has told
+        self._wants: Callable[[], None] = _nothing  # asks for a checkpoint
+        self._inner: Link | None = None
         self._dead: Link | None = None  # the last one that we have hung up on
         self._place = ""  # of the holder
-        self._got = 0  # how many events, of which it knows `_told`
-        self._told = 0
+        self.gate = threading.Lock()  # an event is counted and passed on, or neither, while one has it
+        self._got = 0  # how many events
+        self._told = 0  # how many of them the far end has forgotten
         self._unacknowledged = 0  # bytes of output
         self._heard = time.monotonic()
         self._ahead = 0  # how far its clock is ahead of ours, about, in ns
         self._over = threading.Event()
+        self._ended = False  # the agent has
         self._unreachable = False  # the last try to come back has failed
+        self._dialled: tuple[Link, Iterator[Any]] | None = None  # by `take_over`
+        if state is None:
+            self._inner = dial({"hold": {"seconds": seconds, "secret": self._secret}})
+        else:
+            self._restore(state)
         self.python_sought: str = getattr(self._inner, "python_sought", "")
         self.own_address: str = getattr(self._inner, "own_address", "")
         threading.Thread(target=self._beat, name=f"beat-{name}", daemon=True).start()
@@ -73,8 +118,90 @@ class HeldLink:
         """Queue a command. It is sent again if it was lost with the connection."""
         with self._lock:
             self._sent.append(command)
-            if self._inner is not None:
-                self._inner.send(command)
+            self._pass_on()
+            waits = self._allowed <= self._passed < self._forgotten + len(self._sent)
+        if waits:
+            self._wants()
+
+    def _pass_on(self) -> None:
+        """Send what may be sent. With the lock."""
+        while self._inner is not None and self._passed < self._forgotten + len(self._sent):
+            command = self._sent[self._passed - self._forgotten]
+            if self._passed >= self._allowed and not isinstance(command, _FREE):
+                break
+            self._inner.send(command)
+            self._passed += 1
+
+    # Checkpoints.
+
+    def keep(self, wants: Callable[[], None]) -> None:
+        """From now on, nothing is forgotten before `commit`. `wants` asks for a checkpoint, in any thread."""
+        with self._lock:
+            self._allowed = min(self._allowed, self._forgotten + len(self._sent))
+            self._wants = wants
+
+    def state(self, got: int) -> LinkState:
+        """The link at a checkpoint, where so many of its events have been taken."""
+        with self._lock:
+            commands = tuple(self._sent)
+            return LinkState(
+                *(self.name, self.way, self._seconds, self._silence, self._place, self._secret),
+                got=got,
+                known=self._before + self._forgotten,
+                commands=commands,
+                sure=len(commands) if self._sure is None else self._sure,
+                queued=self._forgotten + len(commands),
+                ended=self._ended and got == self._got,
+            )
+
+    @property
+    def got(self) -> int:
+        """How many events there have been."""
+        return self._got
+
+    def commit(self, state: LinkState) -> None:
+        """A checkpoint has this state."""
+        with self._lock:
+            self._allowed = max(self._allowed, state.queued)
+            self._pass_on()
+        self._acknowledge(state.got)
+
+    def let_pass(self) -> None:
+        """There are no more checkpoints."""
+        with self._lock:
+            self._allowed, self._wants = inf, _nothing
+            self._pass_on()
+        self._acknowledge(self._got)
+
+    @property
+    def _keeps(self) -> bool:
+        return self._allowed != inf
+
+    # Taking over.
+
+    def _restore(self, state: LinkState) -> None:
+        self._secret, self._place = state.secret, state.place
+        self._got = self._told = state.got
+        self._before = state.known
+        self._sent.extend(state.commands)
+        self._sure = state.sure
+        self._allowed = len(state.commands)
+        self._ended = state.ended
+
+    def take_over(self) -> None:
+        """Connect to the holder. Raises ConnectError; HolderGone if there is none."""
+        inner = self._resume()
+        stream = inner.messages()
+        try:
+            first = next(stream, None)
+        except OSError as error:
+            raise ConnectError("protocol", self.name, str(error)) from None
+        if isinstance(first, HoldEnded):
+            inner.close()
+            raise HolderGone("protocol", self.name, first.reason)
+        if first is None:
+            raise ConnectError("protocol", self.name, "the connection was closed at once")
+        self._dialled = inner, chain([first], stream)
 
     def _beat(self) -> None:
         """Have the agent give a sign of life, and hang up on a connection that has none."""
@@ -88,13 +215,22 @@ class HeldLink:
                 self._hang_up_on(inner)
                 continue
             self.send(Ping(time.monotonic_ns()))
-            self._acknowledge()
+            if not self._keeps:
+                self._acknowledge(self._got)
 
     def messages(self) -> Iterator[Any]:
         """The agent's events, until it ends. Raises OSError if it was out of reach for too long, and WireError."""
-        inner, lost_at = self._inner, 0.0
-        while inner is not None:
-            for event in self._until_lost(inner):
+        inner, stream = self._dialled or (self._inner, None)
+        lost_at = 0.0
+        while not self._ended:
+            if inner is None:
+                if not lost_at:
+                    lost_at = time.monotonic()
+                    yield ContactLost(time.monotonic_ns() + self._ahead, self._seconds)
+                inner = self._again(lost_at + self._seconds)
+                if inner is None:
+                    return
+            for event in self._until_lost(stream or inner.messages()):
                 self._note(event)
                 match event:
                     case LinkHeld():
@@ -105,26 +241,28 @@ class HeldLink:
                     case CommandsTaken(commands=count):
                         self._forget(count)
                     case HoldEnded(reason=""):
-                        self._got += 1
-                        self._acknowledge()
+                        with self.gate:
+                            self._got += 1
+                            self._ended = True
+                        if not self._keeps:
+                            self._acknowledge(self._got)
                         return
                     case HoldEnded(reason=reason):
                         raise OSError(reason)
                     case _:
+                        with self.gate:
+                            self._got += 1
+                            yield event
                         self._count(event)
-                        yield event
             if self._over.is_set() or not self._place:
                 return
             self._hang_up_on(inner)
-            if not lost_at:
-                lost_at = time.monotonic()
-                yield ContactLost(time.monotonic_ns() + self._ahead, self._seconds)
-            inner = self._again(lost_at + self._seconds)
+            inner = stream = None
 
-    def _until_lost(self, inner: Link) -> Iterator[Any]:
+    def _until_lost(self, stream: Iterator[Any]) -> Iterator[Any]:
         """Its messages. If it can be resumed, it ends without an error."""
         try:
-            yield from inner.messages()
+            yield from stream
         except OSError:
             if not self._place:
                 raise
@@ -164,35 +302,37 @@ class HeldLink:
         return None
 
     def _resume(self) -> Link:
-        return self._dial({"resume": {"place": self._place, "secret": self._secret, "taken": self._got}})
+        asked = {"place": self._place, "secret": self._secret, "taken": self._got, "done": self._told}
+        return self._dial({"resume": asked})
 
     def _begin(self, inner: Link, held: LinkHeld) -> None:
         """Go on there, with the commands that the far end doesn't have."""
         if not self._place:  # the first connection
             self._place = held.place
             return
+        with self._lock:
+            if self._sure is not None:  # what it has beyond that was sent after the checkpoint, and free
+                self._before = max(self._before, held.taken - self._sure)
+                self._sure = None
         self._forget(held.taken)
         with self._lock:
-            for command in self._sent:
-                inner.send(command)
-            self._inner = inner
+            self._passed, self._inner = self._forgotten, inner
+            self._pass_on()
 
     def _forget(self, count: int) -> None:
         """The far end has so many commands."""
         with self._lock:
-            while self._forgotten < count and self._sent:
+            while self._before + self._forgotten < count and self._sent:
                 self._sent.popleft()
                 self._forgotten += 1
 
     def _count(self, event: Any) -> None:
-        self._got += 1
         self._unacknowledged += len(event.data) if type(event) is Output else 0
-        if self._got - self._told >= _EVENTS or self._unacknowledged >= _BYTES:
-            self._acknowledge()
+        if not self._keeps and (self._got - self._told >= _EVENTS or self._unacknowledged >= _BYTES):
+            self._acknowledge(self._got)
 
-    def _acknowledge(self) -> None:
-        """Tell the far end what it may forget."""
-        got = self._got
+    def _acknowledge(self, got: int) -> None:
+        """Have the far end forget so many events."""
         with self._lock:
             if self._inner is not None and got > self._told:
                 self._inner.send(EventsTaken(got))
@@ -210,6 +350,8 @@ class HeldLink:
                 inner = self._resume()
             except ConnectError:
                 return None
+        if self._got > self._told:
+            inner.send(EventsTaken(self._got))
         inner.send(LetGo())
         return inner
 
@@ -222,3 +364,7 @@ class HeldLink:
     def abandon(self) -> None:
         """Hang up for good. Only to the end of the agent, if it can be reached, is there a way to be sure of it."""
         self.close()
+
+
+def _nothing() -> None:
+    """Asks for nothing."""

@@ -35,9 +35,9 @@ STAIRCASE: dict[str, set[str]] = {
     "output": {"caller", "protocol"},
     "diagnosis": {"job", "protocol"},
     "doctor": {"job", "protocol"},
-    "head": {"_version", "caller", "doctor", "elf", "errors", "job", "linux", "protocol", "transport"},
+    "head": {"_version", "caller", "doctor", "elf", "errors", "job", "linux", "output", "protocol", "transport"},
     "console": {"caller", "diagnosis", "doctor", "errors", "job", "output", "protocol"},
-    "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol"},
+    "record": {"_version", "console", "diagnosis", "errors", "job", "linux", "output", "protocol", "transport"},
     "report": {"_version", "diagnosis", "errors", "job", "protocol", "record"},
     "runner": {
         *("console", "control", "diagnosis", "doctor", "errors", "head", "image", "job", "linux", "listeners"),

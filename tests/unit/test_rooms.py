@@ -16,7 +16,6 @@ TESTS = Path(__file__).parents[1]
 REASONS = {
     "names what is public": "__init__",
     "starts the command: real/one_node": "__main__",
-    "a number": "_version",
     "looks at processes and hosts: real/one_node, real/hosts": (
         "agent/__main__ agent/arrival agent/guard agent/holder agent/host/processes agent/loop "
         "agent/net/port agent/net/reachability agent/ranks/call_lines agent/ranks/calls agent/ranks/leftovers "

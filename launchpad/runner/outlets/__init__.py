@@ -10,6 +10,7 @@ from launchpad.runner.outlets.outlet import Outlet, Says
 
 if TYPE_CHECKING:
     from launchpad.console.console import Console
+    from launchpad.output.mark import Resumed
 
 # CI systems set one of these.
 _CI_VARIABLES = ("GITHUB_ACTIONS", "GITLAB_CI", "TEAMCITY_VERSION", "BUILDKITE")
@@ -21,16 +22,18 @@ def outlets_of(
     post: Callable[[Any], None],
     environ: Mapping[str, str],
     console: Console | None = None,
+    resumed: Resumed | None = None,
 ) -> list[Outlet]:
     """Those of this job, in the order of their turns. Raises UsageError for files that can't be written.
 
-    `post` takes the head's own events. CI systems read what the `console` shows, if there is one.
+    `post` takes the head's own events. CI systems read what the `console` shows, if there is one. `resumed`: where to
+    go on with files that grow.
     """
     found: list[Outlet] = []
     if reports.events is not None:
         from launchpad.runner.outlets.events import EventsOutlet
 
-        found.append(EventsOutlet(reports, post))
+        found.append(EventsOutlet(reports, post, resumed))
     if console is not None and any(name in environ for name in _CI_VARIABLES):
         from launchpad.runner.outlets.ci import CiOutlet
 

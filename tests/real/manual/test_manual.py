@@ -71,6 +71,7 @@ NOT_RUN = {
     r"^kubectl": "needs a cluster; tests/real/joined/test_kubernetes.py reads the file",
     r"--enter ": "needs a container; tests/real/hosts/test_enter.py makes some",
     r"-n gpu|--nproc gpu|--gpus": "needs a GPU",
+    r"^launchpad attach .*takes the job over": "needs a killed launchpad; tests/real/hosts/test_resume.py kills some",
     r"\./solver": "needs an MPI program in C; tests/real/mpi/test_run_mpi.py has one",
     r"^launchpad doctor": "depends on the machine; tests/real/hosts/test_doctor_hosts.py has some with known faults",
     r"^launchpad bench": "measures for a minute; tests/real/bench/test_bench_command.py has short ones",

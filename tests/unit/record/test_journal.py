@@ -12,12 +12,15 @@ from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
 from launchpad.protocol.events import (
+    HeadResumed,
+    JobOver,
     JobPlanned,
     NodeLost,
     Output,
     PhaseChanged,
     RankExited,
     RanksSpawned,
+    RankStarted,
     Restarted,
 )
 from launchpad.record import job_store, replay
@@ -110,3 +113,28 @@ def test_the_traceback_of_an_agent_that_broke_down_is_on_record() -> None:
         "the job's node was lost: its agent broke down, by a bug of launchpad's: KeyError: 'x'; its ranks were killed; "
         "the traceback is in events.jsonl"
     ]
+
+
+def test_times_are_by_one_clock_though_launchpad_was_resumed_after_a_reboot(tmp_path: Path) -> None:
+    events = [
+        JobPlanned(1_000, 1.7e9, "0a1b", 1, "id", ["true"], "/work", [["a", [0]]], {"0": "0"}, 0.0, ""),
+        RankStarted(2_000, 0, 10),
+        HeadResumed(300, 1.7e9, 20, "other", "", "", 0.0, 1.0, ahead=-5_000),
+        RankExited(400, 0, 0, 0, False),
+        HeadResumed(500, 1.7e9, 30, "other", "", "", 0.0, 1.0, ahead=0),
+        JobOver(600, 0),
+    ]
+    (tmp_path / job_store.EVENTS).write_text("".join(f"{line_of(event)}\n" for event in events))
+    assert [event.time for event in replay.read_events(str(tmp_path))] == [1_000, 2_000, 5_300, 5_400, 5_500, 5_600]
+    history = look_at(str(tmp_path))[0]
+    assert (history.planned.pid, history.planned.host) == (30, "other")
+    said = {"event": "Output", "time": 450, "rank": 0, "stream": 1, "file": "attempt_0/0/stdout.log"}
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    (tmp_path / "attempt_0" / "0" / "stdout.log").write_text("one\n")
+    with (tmp_path / job_store.EVENTS).open("a") as file:
+        file.write(json.dumps({**said, "offset": 0, "length": 4}) + "\n")
+    reader = replay.OutputReader(str(tmp_path), None)
+    try:
+        assert [event.time for event in reader.more() if isinstance(event, Output)] == [5_450]
+    finally:
+        reader.close()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launchpad.errors import ConnectError
-from launchpad.protocol.commands import EventsTaken, Fence, LetGo, Ping
+from launchpad.protocol.commands import Credit, EventsTaken, Fence, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, Fenced, HoldEnded, LinkHeld
-from launchpad.transport.held_link import HeldLink
+from launchpad.transport.held_link import HeldLink, HolderGone, LinkState
 from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
@@ -45,7 +45,7 @@ class Head:
     """A held link, and its events."""
 
     def __init__(self, host: Host, seconds: float = 60.0) -> None:
-        self.link = HeldLink("h", ("", 22, "python3", "", ""), host.dial, seconds, 0.0)
+        self.link = HeldLink("h", ("", 22, "python3", "", "", False), host.dial, seconds, 0.0)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -164,3 +164,114 @@ def test_only_a_connection_that_is_held_can_be_resumed(*, held: bool) -> None:
         host.connection().hang_up()
         head.link.close()
     assert head.next() is None
+
+
+class Resumed(Head):
+    """A link that another process has left in this state."""
+
+    def __init__(self, host: Host, state: LinkState) -> None:
+        self.link = HeldLink("h", state.way, host.dial, 60.0, 0.0, state)
+        self.link.take_over()
+        self.events = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+
+def acknowledged(link: MemoryLink) -> list[int]:
+    """What the far end may forget, as far as it has heard by now."""
+    found = []
+    while not link.heard.empty():
+        command = link.heard.get()
+        if isinstance(command, EventsTaken):
+            found.append(command.events)
+    return found
+
+
+def test_commands_wait_for_a_checkpoint_and_events_are_kept_until_then() -> None:
+    host = Host()
+    first = host.connection()
+    head = Head(host)
+    first.say(LinkHeld(0, "/there", 0))
+    wanted = threading.Event()
+    head.link.keep(wanted.set)
+    head.link.send(Credit(0, 1, 5))
+    assert first.heard.get(timeout=DEADLINE) == Credit(0, 1, 5), "it waits for none"
+    assert not wanted.is_set()
+    head.link.send(Fence(1))
+    head.link.send(Credit(0, 1, 6))
+    assert wanted.is_set()
+    for number in range(100):
+        first.say(Fenced(5, number))
+        head.next()
+    assert first.heard.empty()
+    state = head.link.state(head.link.got)
+    head.link.send(Fence(2))
+    head.link.commit(state)
+    assert [type(first.heard.get(timeout=DEADLINE)) for _ in range(3)] == [Fence, Credit, EventsTaken], "in their order"
+    assert first.heard.empty(), "the second fence is in none"
+    head.link.let_pass()
+    assert heard(first, 1) == [2]
+
+
+@pytest.mark.parametrize(
+    ("taken", "again"),
+    [(3, [3, 4]), (4, [4]), (5, []), (7, [])],  # the last: a ping or two came after the checkpoint
+)
+def test_another_process_sends_what_the_far_end_does_not_have(taken: int, again: list[int]) -> None:
+    host = Host()
+    state = LinkState(
+        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "secret"),
+        got=10,
+        known=3,
+        commands=(Fence(3), Fence(4)),
+        sure=2,
+        queued=9,
+        ended=False,
+    )
+    link = host.connection()
+    link.say(LinkHeld(0, "/there", taken))
+    head = Resumed(host, state)
+    assert host.asked == [{"resume": {"place": "/there", "secret": "secret", "taken": 10, "done": 10}}]
+    link.say(Fenced(5, 0))
+    assert head.next() == Fenced(5, 0)
+    assert heard(link, len(again)) == again
+    head.link.send(Fence(5))
+    following = head.link.state(head.link.got)
+    assert (following.got, following.known) == (11, max(taken, 3))
+    head.link.commit(following)
+    assert heard(link, 1) == [5]
+
+
+def test_a_process_that_is_killed_before_it_is_connected_has_changed_nothing() -> None:
+    """What it would have sent was never sent; what the one before it had sent may have arrived."""
+    state = LinkState(
+        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "secret"),
+        got=10,
+        known=3,
+        commands=(Fence(3),),
+        sure=1,
+        queued=9,
+        ended=False,
+    )
+    link = HeldLink("h", state.way, Host().dial, 60.0, 0.0, state)
+    link.send(Fence(4))
+    left = link.state(link.got)
+    assert left == state._replace(commands=(Fence(3), Fence(4)), queued=2)
+    host = Host()
+    far = host.connection()
+    far.say(LinkHeld(0, "/there", 6))  # the first fence, and two pings
+    head = Resumed(host, left)
+    far.say(Fenced(5, 0))
+    head.next()
+    assert heard(far, 1) == [4]
+
+
+def test_a_host_without_a_holder_can_not_be_taken_over() -> None:
+    host = Host()
+    host.connection().say(HoldEnded(0, "nothing is left there"))
+    state = LinkState(
+        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "s", 0, 0, (), 0, 0),
+        ended=False,
+    )
+    with pytest.raises(HolderGone, match="nothing is left there"):
+        Resumed(host, state)

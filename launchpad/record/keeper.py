@@ -1,0 +1,47 @@
+"""Keeps checkpoints of a job in its record, and with them where its hosts are (held.json)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from typing import Any
+
+from launchpad.output.mark import SinkMark
+from launchpad.record import checkpoint, held_hosts
+from launchpad.record.checkpoint import Checkpoint
+from launchpad.record.held_hosts import HeldHost
+from launchpad.transport.held_link import LinkState
+
+
+class CheckpointKeeper:
+    """For one head after the other."""
+
+    def __init__(self, folder: str, settings: Any, before: Checkpoint | None = None) -> None:
+        """`folder`: of the record. `settings`: for the next head, as it is; None: there can be none.
+
+        `before`: where the one before us was.
+        """
+        self.refusal = "" if settings is not None else "its results are for this Python program"
+        self._folder = folder
+        self._settings = settings
+        self._sizes = dict(before.sizes) if before else {}
+
+    def hold(self, links: Collection[LinkState]) -> None:
+        """Note where ranks would go on without us."""
+        held = [HeldHost(one.name, *one.way, one.place, one.secret, one.seconds) for one in links]
+        with contextlib.suppress(OSError):  # a full disk: they end by themselves
+            held_hosts.write(self._folder, held)
+
+    def save(self, head: bytes, mark: SinkMark) -> None:
+        """Keep this instead of the last one. Raises OSError."""
+        self._sizes.update(mark.sizes)
+        checkpoint.write(self._folder, Checkpoint(head, self._settings, mark.states, self._sizes))
+
+    def drop(self) -> None:
+        """The last one doesn't count any more."""
+        checkpoint.remove(self._folder)
+
+    def close(self) -> None:
+        """The job is over."""
+        checkpoint.remove(self._folder)
+        held_hosts.remove(self._folder)

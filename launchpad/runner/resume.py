@@ -1,0 +1,187 @@
+"""Takes over a job whose launchpad was killed, and whose ranks go on without it (--keep-running)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from launchpad.console.message import say_on_stderr
+from launchpad.errors import ConnectError, NodeError, UsageError, failed_hosts
+from launchpad.head import own_signals
+from launchpad.head.bringup import BringUp
+from launchpad.head.checkpoints import HeadState, boot
+from launchpad.head.nodes import Nodes
+from launchpad.job.hosts import Host, some_of
+from launchpad.job.outcome import signal_name
+from launchpad.output.mark import Resumed
+from launchpad.protocol.events import AgentFailed, HeadResumed
+from launchpad.record import checkpoint
+from launchpad.record.checkpoint import Checkpoint
+from launchpad.record.liveness import own_process
+from launchpad.runner.connector import Connector
+from launchpad.runner.options import HostOptions
+from launchpad.runner.supervise import supervise
+from launchpad.runner.takeover import Before
+from launchpad.transport import Link
+from launchpad.transport.held_link import HeldLink, HolderGone, LinkState
+from launchpad.transport.memory import MemoryLink
+from launchpad.transport.ssh.bundle import Startup
+
+if TYPE_CHECKING:
+    from launchpad.runner.departure import Departure
+
+_LOCK = "resumed"
+
+
+class ResumeLock:
+    """Of all who try to resume a job, one has it until its process ends."""
+
+    def __init__(self, folder: str) -> None:
+        """Raises UsageError if another one has it."""
+        self._fd = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.read(self._fd, 200).decode(errors="replace").strip() or "another launchpad"
+            raise UsageError(f"job {os.path.basename(folder)} is being resumed by {who}") from None
+        except OSError:  # a file system without locks
+            pass
+
+    def sign(self) -> None:
+        """Say that it is this process that has it."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+
+
+def resume(
+    folder: str, found: Checkpoint, lock: ResumeLock, closing: ExitStack, departure: Departure | None = None
+) -> int:
+    """Run the job to its end, and return its exit code. Raises LaunchpadError if that can't be begun."""
+    lock.sign()
+    name = os.path.basename(folder)
+    head: HeadState = pickle.loads(found.head)  # a private file of the user's
+    try:
+        with own_signals.exit_on_signals():
+            links = _Links(head, closing)
+            links.connect(name)
+    except own_signals.Stopped as stopped:
+        say_on_stderr(f"stopped by {signal_name(stopped.signum)}; job {name} still goes on without launchpad")
+        raise
+    checkpoint.cut(folder, found)
+    ahead = 0.0 if head.boot == boot() else time.monotonic() - head.now - (time.time() - head.wall)
+    head.move_clock(ahead)
+    bringup = BringUp()
+    bringup.job = name
+    bringup.nodes = links.nodes(bringup, ahead)
+    own_signals.catch(bringup.post)
+    event = HeadResumed(
+        *(time.monotonic_ns(), time.time(), os.getpid(), *own_process()),
+        away=max(0.0, time.time() - head.wall),
+        ahead=int(ahead * 1e9),
+    )
+    before = Before(found, head, Resumed(os.path.realpath(folder), found.states), event)
+    return supervise(
+        *(bringup, head.planner, _say_nothing, links.reopen, found.settings.reports, None),
+        departure=departure,
+        before=before,
+    )
+
+
+class _Links:
+    """Those to the job's hosts."""
+
+    def __init__(self, head: HeadState, closing: ExitStack) -> None:
+        self._head = head
+        self._closing = closing
+        self._connectors: dict[tuple[str, str], Connector] = {}
+        self._links = {
+            number: self._connector(state).resume(_host(state), state)
+            for number, state in head.links.items()
+            if number in head.open
+        }
+        for link in self._links.values():
+            closing.callback(link.close)
+
+    def _connector(self, state: LinkState) -> Connector:
+        """For hosts that are reached the same way."""
+        *_, ssh, ssh_config, _ = state.way
+        if (ssh, ssh_config) not in self._connectors:
+            options = HostOptions(
+                ssh=ssh or None,  # type: ignore[arg-type]
+                ssh_config=ssh_config or None,
+                keep_running=state.seconds,
+                heartbeat_timeout=state.silence,
+            )
+            self._connectors[ssh, ssh_config] = connector = Connector(options)
+            self._closing.callback(connector.abandon)
+        return self._connectors[ssh, ssh_config]
+
+    def connect(self, job: str) -> None:
+        """Reach the hosts that have something of the job. Raises NodeError if there is none."""
+        wanted = {number: link for number, link in self._links.items() if not self._head.links[number].ended}
+        states = [self._head.links[number] for number in wanted]
+        for connector in self._connectors.values():
+            connector.begin([_host(state) for state in states if self._connector(state) is connector])
+        failures: dict[str, ConnectError] = {}
+
+        def take_over(link: HeldLink) -> None:
+            try:
+                link.take_over()
+            except ConnectError as error:
+                failures[link.name] = error
+
+        threads = [
+            threading.Thread(target=take_over, args=(link,), name=f"dial-{link.name}", daemon=True)
+            for link in wanted.values()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if not wanted or len(failures) < len(wanted):
+            return
+        if all(isinstance(error, HolderGone) for error in failures.values()):
+            why_gone = next(iter(failures.values())).text
+            raise NodeError(f"job {job} can't be resumed: on {some_of(sorted(failures))}, {why_gone}")
+        why = {name: f"{error.kind}: {error.text}" for name, error in failures.items()}
+        raise NodeError(failed_hosts(why, len(wanted), "", f"can't be reached, so job {job} was not resumed"))
+
+    def nodes(self, bringup: BringUp, ahead: float) -> Nodes:
+        """The nodes as they were, of which those are read that were open."""
+        links: list[Link] = []
+        for number, name in enumerate(self._head.names):
+            link = MemoryLink(name, remote=True)
+            links.append(self._links.get(number, link))
+            if number in self._head.open and number not in self._links:
+                link.say(AgentFailed(time.monotonic_ns(), "its ranks ended with the launchpad before this one"))
+                link.hang_up()
+        nodes = Nodes(links, bringup.inbox.put, 0.0)
+        for number in range(len(nodes)):
+            if number in self._head.open:
+                nodes[number].clock = self._head.clocks[number].moved(int(ahead * 1e9))
+                nodes[number].read()
+            else:
+                nodes.ended(number)
+        return nodes
+
+    def reopen(self, number: int) -> Link:
+        """A new link to a host that is lost. Raises ConnectError."""
+        state = self._head.links.get(number)
+        if state is None:
+            raise UsageError("it was the machine of the launchpad before this one")
+        link = self._connector(state).connect(_host(state), Startup(state.way[2]))
+        self._closing.callback(link.close)
+        return link
+
+
+def _host(state: LinkState) -> Host:
+    return Host(state.name, state.way[0], state.way[1], here=state.way[5])
+
+
+def _say_nothing(*_: object) -> None:
+    """No node has joined that could be told the end."""

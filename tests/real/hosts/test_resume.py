@@ -1,0 +1,329 @@
+"""launchpad resume: a job whose launchpad was killed goes on under another one, as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.counting import COUNTS, Counting, asks, check, jobs_folder
+from tests.support.joined import said_until
+from tests.support.netns import Network, needs_namespaces
+from tests.support.node_faults import Head, Start
+from tests.support.node_faults import head as head
+from tests.support.node_faults import network as network
+from tests.support.node_faults import start as start
+
+pytestmark = needs_namespaces
+
+
+class Killed:
+    """A job whose launchpad was killed, and those that take it over."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        (self.name,) = os.listdir(jobs_folder(head))
+
+    def resume(self, command: str = "resume", within: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        argv = self.head.network.argv(*within, *Launchpad.argv(self.head, command, self.name))
+        return subprocess.Popen(
+            argv, env=self.head.environ, cwd=self.head.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+
+    def ends(self, *within: str) -> tuple[int, bytes, str]:
+        """Take it over, and wait for its end."""
+        process = self.resume(within=within)
+        out, err = process.communicate(timeout=DEADLINE)
+        return process.returncode, out, err.decode()
+
+    def logs(self) -> bytes:
+        return asks(self.head, "logs", self.name).stdout.encode()
+
+    def refused(self) -> str:
+        done = asks(self.head, "resume", self.name)
+        assert done.returncode == 2, done.stderr
+        return done.stderr.removeprefix("launchpad: error: ").strip()
+
+
+def kill(job: Counting) -> Killed:
+    job.job.send(signal.SIGKILL)
+    out, err = job.job.process.communicate(timeout=DEADLINE)
+    job.out += out
+    job.err += err.decode()
+    return Killed(job.head)
+
+
+@pytest.fixture
+def counting(head: Head, start: Start) -> Callable[..., Counting]:
+    return lambda *options: Counting(head, start, "--keep-running", "10m", *options)
+
+
+def test_the_ranks_and_the_record_go_on(counting: Callable[..., Counting]) -> None:
+    job = counting()
+    pids = [job.ranks(name) for name in ("h1", "h2")]
+    killed = kill(job)
+    following = killed.resume()
+    assert following.stdout is not None
+    first = [following.stdout.readline() for _ in range(40)]
+    assert [job.ranks(name) for name in ("h1", "h2")] == pids
+    job.go()
+    out, err = following.communicate(timeout=DEADLINE)
+    assert following.returncode == 0, err
+    assert f"took over job {killed.name} after ".encode() in err
+    counted = check(killed.logs())
+    shown = check_from(b"".join(first) + out)
+    assert {rank: begin + number for rank, (begin, number) in shown.items()} == counted, "the end is shown"
+    told = {rank: job.out.count(f" {rank}] line".encode()) for rank in counted}
+    assert all(shown[rank][0] <= told[rank] for rank in counted), "from where the first one was cut off"
+    assert os.listdir(os.path.join(jobs_folder(job.head), killed.name)).count("checkpoint") == 0
+
+
+def check_from(out: bytes) -> dict[str, tuple[int, int]]:
+    """As `check`, but the ranks are seen from somewhere on: of each, from which line, and how many."""
+    found: dict[str, list[int]] = {}
+    for line in out.splitlines():
+        match = re.fullmatch(rb".*?(\d)\] line (\d+) \d+", line)
+        assert match, line
+        found.setdefault(match[1].decode(), []).append(int(match[2]))
+    assert all(numbers == list(range(numbers[0], numbers[0] + len(numbers))) for numbers in found.values())
+    return {rank: (numbers[0], len(numbers)) for rank, numbers in found.items()}
+
+
+def test_what_fails_meanwhile_is_judged_afterwards(counting: Callable[..., Counting]) -> None:
+    job = counting()
+    killed = kill(job)
+    job.go(1)
+    wait_until(lambda: 1 not in job.ranks("h1"), "rank 1 to end")
+    code, _, err = killed.ends()
+    assert code == 7
+    assert "rank 1 on h1 failed first: exit code 7" in err
+    check(killed.logs())
+
+
+def test_all_may_end_meanwhile(counting: Callable[..., Counting]) -> None:
+    job = counting()
+    killed = kill(job)
+    job.go()
+    wait_until(lambda: not job.ranks("h1") and not job.ranks("h2"), "the ranks to end")
+    code, _, err = killed.ends()
+    assert code == 0, err
+    check(killed.logs())
+    assert killed.refused() == f"job {killed.name} has ended, with exit code 0; there is nothing to resume"
+
+
+def test_again_and_again(counting: Callable[..., Counting]) -> None:
+    """Those that resume are killed too, wherever they are."""
+    job = counting()
+    killed = kill(job)
+    for lines in (0, 1, 40, 200):
+        following = killed.resume()
+        assert following.stdout is not None
+        for _ in range(lines):
+            assert following.stdout.readline(), following.communicate()[1].decode()
+        following.kill()
+        following.communicate()
+    job.go()
+    code, _, err = killed.ends()
+    assert code == 0, err
+    check(killed.logs())
+
+
+def test_one_of_two_wins(counting: Callable[..., Counting]) -> None:
+    job = counting()
+    killed = kill(job)
+    both = [killed.resume() for _ in range(2)]
+    wait_until(lambda: any(one.poll() is not None for one in both), "one to be refused")
+    job.go()
+    ends = [(one.communicate(timeout=DEADLINE)[1].decode(), one.returncode) for one in both]
+    assert sorted(code for _, code in ends) == [0, 2], ends
+    (told,) = [err for err, code in ends if code == 2]
+    assert re.search(r"is being resumed by (process \d+ on |another launchpad)|has a launchpad, which goes on", told)
+    check(killed.logs())
+
+
+def test_attach_takes_over_a_detached_job(head: Head, start: Start) -> None:
+    (head.folder / "counts.py").write_text(COUNTS)
+    detached = start(2, "--detach", "--keep-running", "10m", "counts.py")
+    out, _ = detached.process.communicate(timeout=DEADLINE)
+    name = out.decode().strip()
+    wait_until(lambda: "line 5 " in asks(head, "logs", name).stdout, "lines")
+    (row,) = json.loads(asks(head, "jobs", "--json").stdout)
+    os.kill(row["pid"], signal.SIGKILL)
+    wait_until(lambda: "without launchpad since" in asks(head, "jobs").stdout, "its end")
+    killed = Killed(head)
+    attached = killed.resume("attach")
+    assert attached.stdout is not None
+    shown = b"".join(attached.stdout.readline() for _ in range(200))
+    (head.folder / "go").touch()
+    rest, err = attached.communicate(timeout=DEADLINE)
+    assert attached.returncode == 0, err
+    assert check(shown + rest) == check(killed.logs())
+
+
+def test_after_a_reboot_the_clock_is_another(counting: Callable[..., Counting], tmp_path: Path) -> None:
+    """What failed before is still the first failure, and the record has one clock."""
+    job = counting("--max-restarts", 1)
+    job.go(1)
+    job.told("restarting all ranks")
+    killed = kill(job)
+    (tmp_path / "boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
+    rebooted = (
+        *("unshare", "--mount", "--time", "--monotonic", "-1000", "--fork", "--kill-child", "sh", "-c"),
+        f'mount --bind {tmp_path}/boot_id /proc/sys/kernel/random/boot_id && exec "$@"',
+        "sh",
+    )
+    code, _, err = killed.ends(*rebooted)
+    assert code == 7, err
+    said = asks(job.head, "why", killed.name).stdout
+    assert "rank 1 on h1 failed first: exit code 7" in said, said
+    assert re.search(r"earlier.*rank 1 on h1, exit code 7 after [0-9.]+ s", said, re.DOTALL), said
+
+
+def test_a_restart_goes_on(counting: Callable[..., Counting]) -> None:
+    """It is under way when launchpad is killed."""
+    job = counting("--max-restarts", 1)
+    job.go(1)
+    job.told("failed: rank 1 on h1, exit code 7")
+    killed = kill(job)
+    (job.head.folder / "go-1").unlink()
+    (job.head.folder / "go").touch()
+    code, _, err = killed.ends()
+    assert code == 0, err
+    for attempt in (0, 1):
+        check(asks(job.head, "logs", killed.name, "--attempt", attempt).stdout.encode())
+
+
+def test_a_host_that_is_cut_off_comes_later(counting: Callable[..., Counting], network: Network) -> None:
+    job = counting()
+    killed = kill(job)
+    network.partition("h2")
+    following = killed.resume()
+    said_until(following, "lost contact with h2")
+    network.heal("h2")
+    said_until(following, "h2 is in contact again")
+    job.go()
+    _, err = following.communicate(timeout=DEADLINE)
+    assert following.returncode == 0, err
+    check(killed.logs())
+
+
+def test_a_host_that_was_started_again_is_lost(counting: Callable[..., Counting], network: Network) -> None:
+    job = counting()
+    killed = kill(job)
+    network.power_off("h1")
+    network.power_on("h1")
+    code, _, err = killed.ends()
+    assert code == 4
+    assert "h1 was lost: nothing of the job is left there" in err
+    empty(network, "h1")
+
+
+def empty(network: Network, *names: str) -> None:
+    """Of what a power cut has left, until a guard of a later job comes by."""
+    for name in names:
+        for left in network.hosts[name].scratch.iterdir():
+            shutil.rmtree(left)
+
+
+def test_if_nothing_is_left_that_is_said(counting: Callable[..., Counting], network: Network) -> None:
+    job = counting()
+    killed = kill(job)
+    for name in ("h1", "h2"):
+        network.power_off(name)
+        network.power_on(name)
+    done = asks(job.head, "resume", killed.name)
+    assert done.returncode == 3
+    assert done.stderr.startswith(
+        f"launchpad: error: job {killed.name} can't be resumed: on h1, h2, nothing of the job is left there"
+    ), done.stderr
+    empty(network, "h1", "h2")
+
+
+def test_what_can_not_be_resumed(head: Head, counting: Callable[..., Counting]) -> None:
+    job = counting()
+    (name,) = os.listdir(jobs_folder(head))
+    refused = Killed(head).refused()
+    assert refused == f"job {name} has a launchpad, which goes on with it; nothing needs to be resumed"
+    killed = kill(job)
+    path = Path(jobs_folder(head), name, "checkpoint")
+    found = path.read_bytes()
+    path.write_bytes(b"0.0.0\n" + found.partition(b"\n")[2])
+    assert re.search(r"was started by launchpad 0\.0\.0, and this is .*; resume it with that one$", killed.refused())
+    os.utime(path, (1e9, 1e9))
+    assert killed.refused() == (
+        f"job {name} can't be resumed: it was without launchpad for more than 10m, so its ranks have ended"
+    )
+    path.unlink()
+    assert killed.refused().endswith(f"; `launchpad stop {name}` ends its ranks")
+    assert asks(head, "stop", name).returncode == 0
+    assert "it was not started with --keep-running, or its ranks were ended by" in killed.refused()
+
+
+@pytest.mark.parametrize("command", ["stacks", "top", "jobs", "wait"])
+def test_it_is_said_that_a_job_is_without_launchpad(counting: Callable[..., Counting], command: str) -> None:
+    job = counting()
+    killed = kill(job)
+    done = asks(job.head, command, *([killed.name] if command != "jobs" else []))
+    said = (
+        rf"without launchpad since \d\d:\d\d; `launchpad resume {killed.name}` takes it over, or its ranks end at \d\d:"
+    )
+    assert re.search(said, done.stdout + done.stderr), done
+    assert asks(job.head, "stop").returncode == 0
+
+
+def test_files_have_each_line_once(head: Head, start: Start) -> None:
+    """However much is printed while it is killed, again and again: in --log-dir, in --events, and in the record."""
+    (head.folder / "floods.py").write_text(FLOODS)
+    job = start(
+        *(2, "--keep-running", "10m", "--log-dir", "logs", "--tee", 3, "--events", "events.jsonl", "floods.py"),
+        stdout=subprocess.DEVNULL,
+        bufsize=0,
+    )
+
+    def filed() -> int:
+        return sum(one.stat().st_size for one in head.folder.glob("logs/*/*/*/stdout.log"))
+
+    wait_until(lambda: filed() > 1 << 20, "output")
+    job.send(signal.SIGKILL)
+    job.process.communicate(timeout=DEADLINE)
+    killed = Killed(head)
+    for _ in range(2):
+        following = killed.resume()
+        assert following.stdout is not None
+        before = filed()
+        while filed() < before + (1 << 20):
+            assert following.stdout.read(1 << 16)
+        following.kill()
+        following.communicate()
+    (head.folder / "go").touch()
+    code, _, err = killed.ends()
+    assert code == 0, err[-2000:]
+    for rank in range(4):
+        (path,) = head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+        numbers = [int(line.split()[0]) for line in path.read_bytes().splitlines()]
+        assert numbers == list(range(len(numbers)))
+    told: dict[int, str] = {}
+    for line in (head.folder / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "Output" and event["stream"] == 1:
+            told[event["rank"]] = told.get(event["rank"], "") + event["text"]
+    assert {rank: text.encode() for rank, text in told.items()} == {
+        rank: next(head.folder.glob(f"logs/*/attempt_0/{rank}/stdout.log")).read_bytes() for rank in range(4)
+    }
+
+
+FLOODS = """\
+import os
+number = 0
+while not os.path.exists("go"):
+    os.write(1, b"".join(b"%d %s\\n" % (number + one, b"x" * 100) for one in range(100)))
+    number += 100
+"""
