@@ -28,6 +28,7 @@ ConnectFailure = Literal[
     "protocol",
     "enter",
     "no Python",
+    "session",
 ]
 
 

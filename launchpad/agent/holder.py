@@ -317,7 +317,7 @@ class Holder:
         if before is not None:
             self._drop(before)
         self._heard = time.monotonic()
-        connection.out += wire.encode(LinkHeld(time.monotonic_ns(), self._folder, self._commands))
+        connection.out += wire.encode(LinkHeld(time.monotonic_ns(), self._folder, self._commands, self._agent_gone))
 
     def _drop(self, connection: _Bridge) -> None:
         self._poll.unwatch(connection.link.fileno())

@@ -383,6 +383,7 @@ class LinkHeld(Event, about=the_node):
     time: int
     place: str  # the holder's folder
     taken: int  # how many of the head's commands it has
+    ended: bool = False  # the agent has
 
 
 class CommandsTaken(Event, about=the_node):

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from launchpad.protocol.typed import typed
 from launchpad.record import checkpoint, files, job_store, liveness
 
-HELD = "held.json"
-
 
 class HeldHost(NamedTuple):
     """A host, the way to it, and what its holder (agent/holder.py) wants to know."""
@@ -50,7 +48,7 @@ def headless(folder: str) -> Headless | None:
     """What goes on of the job in this folder, if its launchpad is gone; None if that is there, or nothing goes on."""
     held = read(folder)
     found = files.status(folder, checkpoint.CHECKPOINT)
-    begun = found or files.status(folder, HELD)
+    begun = found or files.status(folder, job_store.HELD)
     if begun is None or job_store.state_of(folder) != "over" or liveness.has_ended(folder, job_store.EVENTS):
         return None
     seconds = max((one.seconds for one in held), default=0.0)
@@ -66,7 +64,7 @@ def _clock_time(at: float) -> str:
 
 def write(folder: str, held: Sequence[HeldHost]) -> None:
     """Note these. Raises OSError."""
-    fd = os.open(os.path.join(folder, HELD), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    fd = os.open(os.path.join(folder, job_store.HELD), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(fd, "w") as file:
         json.dump(held, file)
 
@@ -74,7 +72,7 @@ def write(folder: str, held: Sequence[HeldHost]) -> None:
 def read(folder: str) -> list[HeldHost]:
     """Those of a job; none if it has ended, or has none."""
     try:
-        found: list[HeldHost] = typed(list[HeldHost], json.loads(files.read(folder, HELD)))
+        found: list[HeldHost] = typed(list[HeldHost], json.loads(files.read(folder, job_store.HELD)))
         return found
     except (ValueError, TypeError):
         return []
@@ -83,4 +81,4 @@ def read(folder: str) -> list[HeldHost]:
 def remove(folder: str) -> None:
     """Nothing goes on without launchpad any more."""
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, HELD))
+        os.unlink(os.path.join(folder, job_store.HELD))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Mapping
 from operator import itemgetter
 
@@ -19,6 +20,7 @@ EVENTS = "events.jsonl"
 VERDICT = "verdict.json"
 CIRCUMSTANCES = "job.json"  # what it was run with
 SAMPLES = "samples.jsonl"
+HELD = "held.json"  # where its ranks would go on without launchpad; there until it is over
 CONSOLE = "console"  # the files of a detached job's console begin with this
 
 # So many of the last attempts of a long record are judged, and their output is kept besides that of the first one. The
@@ -29,6 +31,9 @@ LAST_ATTEMPTS = 8
 MOST_JOBS = 50
 SLACK = 10
 MOST_BYTES = 1 << 30
+
+# A job whose ranks may go on without launchpad counts as one that runs for so long after it was last known to.
+HEADLESS_SECONDS = 30 * 86400.0
 
 
 def jobs_folder(environ: Mapping[str, str]) -> str:
@@ -109,13 +114,19 @@ def prune(environ: Mapping[str, str], *, by_size: bool) -> None:
     for name in sorted(names, key=lambda name: _age(os.path.join(store, name)), reverse=True):
         path = os.path.join(store, name)
         size = _size(path) if by_size else 0
-        if size > room and state_of(path) == "over":
+        if size > room and _is_over(path):
             _remove_console(path)
             size = _size(path)
-        if (kept >= MOST_JOBS or size > room) and state_of(path) == "over":
+        if (kept >= MOST_JOBS or size > room) and _is_over(path):
             remove(path)
         else:
             kept, room = kept + 1, room - size
+
+
+def _is_over(path: str) -> bool:
+    """Whether nothing of the job in this folder can be left anywhere."""
+    held = os.path.join(path, HELD)
+    return state_of(path) == "over" and _age(held) / 1e9 < time.time() - HEADLESS_SECONDS
 
 
 def _remove_console(folder: str) -> None:

@@ -74,7 +74,14 @@ class Connector:
 
         dial = functools.partial(self._dial, host, startup)
         way = (host.user, host.port, startup.python, self._way or "", self._ssh_config, host.here)
-        return HeldLink(host.name, way, dial, self._keep_running, self._silence)
+        link = HeldLink(host.name, way, dial, self._keep_running, self._silence)
+        if not host.here:
+            try:
+                link.try_out()
+            except ConnectError:
+                link.abandon()
+                raise
+        return link
 
     def resume(self, host: Host, state: LinkState) -> HeldLink:
         """The link that was in this state. It is not connected yet."""

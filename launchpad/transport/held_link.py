@@ -25,6 +25,13 @@ from launchpad.transport import Link
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
 
+# How long what a login leaves may take to be ended with it.
+SETTLE_SECONDS = 0.5
+_ENDS = (
+    "all that a login leaves there is ended with it, so ranks can't outlive a connection; have KillUserProcesses=no "
+    "set in its logind.conf, or leave --keep-running out"
+)
+
 # What the far end is told to forget: after so many events, or bytes of output.
 _EVENTS = 64
 _BYTES = 1 << 20
@@ -132,6 +139,27 @@ class HeldLink:
             self._inner.send(command)
             self._passed += 1
 
+    def try_out(self) -> None:
+        """Find out whether the far end outlives its first connection. Raises ConnectError if it doesn't."""
+        inner = self._inner
+        assert inner is not None
+        stream = inner.messages()
+        first = next(stream, None)
+        if not isinstance(first, LinkHeld):  # it has not come up: whoever reads finds out why
+            self._dialled = inner, chain([first] if first is not None else [], stream)
+            return
+        self._place = first.place
+        with self._lock:
+            self._inner = None
+        inner.close()
+        time.sleep(SETTLE_SECONDS)
+        try:
+            ended = self.take_over().ended
+        except HolderGone:
+            ended = True
+        if ended:
+            raise ConnectError("session", self.name, _ENDS)
+
     # Checkpoints.
 
     def keep(self, wants: Callable[[], None]) -> None:
@@ -188,7 +216,7 @@ class HeldLink:
         self._allowed = len(state.commands)
         self._ended = state.ended
 
-    def take_over(self) -> None:
+    def take_over(self) -> LinkHeld:
         """Connect to the holder. Raises ConnectError; HolderGone if there is none."""
         inner = self._resume()
         stream = inner.messages()
@@ -199,9 +227,10 @@ class HeldLink:
         if isinstance(first, HoldEnded):
             inner.close()
             raise HolderGone("protocol", self.name, first.reason)
-        if first is None:
+        if not isinstance(first, LinkHeld):
             raise ConnectError("protocol", self.name, "the connection was closed at once")
         self._dialled = inner, chain([first], stream)
+        return first
 
     def _beat(self) -> None:
         """Have the agent give a sign of life, and hang up on a connection that has none."""

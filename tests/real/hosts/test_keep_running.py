@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.support.command import DEADLINE, Launchpad, wait_until
+from tests.support.command import DEADLINE, PROGRAMS, Launchpad, wait_until
 from tests.support.counting import Counting, asks, jobs_folder
 from tests.support.joined import said_until
 from tests.support.netns import Network, needs_namespaces
@@ -185,3 +186,19 @@ def test_refused_where_there_is_no_ssh(launchpad: Launchpad) -> None:
     run = launchpad.run("run", "-H", "h1", "--enter", "env", "--keep-running", "1h", "true")
     assert run.returncode == 2
     assert run.stderr.endswith("--enter's command ends with it; leave it out\n")
+
+
+def test_a_host_that_ends_what_a_login_leaves_is_refused(start: Start, network: Network) -> None:
+    """Before the ranks start: the other host has nothing left then, either."""
+    config = network.hosts["h2"].config
+    before = config.read_text()
+    config.write_text(f"{before}ForceCommand {sys.executable} {PROGRAMS / 'sweeping_shell.py'}\n")
+    try:
+        network.kill_sshd("h2")
+        network.serve("h2")
+        code, err = start(2, "--keep-running", "1h", "true").end()
+        assert code == 3
+        assert "h2  session: all that a login leaves there is ended with it" in err
+        assert start(2, "true").end() == (0, "")
+    finally:
+        config.write_text(before)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launchpad.record import held_hosts
-from launchpad.record.held_hosts import HELD, HeldHost
+from launchpad.record import held_hosts, job_store
+from launchpad.record.held_hosts import HeldHost
 
 HOST = HeldHost("h1", "ann", 22, "/venv/bin/python", "", "", False, "/tmp/launchpad-1", "secret")
 
@@ -15,7 +15,7 @@ HOST = HeldHost("h1", "ann", 22, "/venv/bin/python", "", "", False, "/tmp/launch
 def test_what_was_noted_is_read_by_its_owner_only(tmp_path: Path) -> None:
     held_hosts.write(str(tmp_path), [HOST])
     assert held_hosts.read(str(tmp_path)) == [HOST]
-    assert (tmp_path / HELD).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / job_store.HELD).stat().st_mode & 0o777 == 0o600
     held_hosts.remove(str(tmp_path))
     assert held_hosts.read(str(tmp_path)) == []
     held_hosts.remove(str(tmp_path))
@@ -25,5 +25,19 @@ def test_what_was_noted_is_read_by_its_owner_only(tmp_path: Path) -> None:
     "text", ["", "{}", "[1]", '[["h1"]]', "nonsense", '[["h1", "", "22", "", "", "", false, "", ""]]']
 )
 def test_anything_else_is_nobody(tmp_path: Path, text: str) -> None:
-    (tmp_path / HELD).write_text(text)
+    (tmp_path / job_store.HELD).write_text(text)
     assert held_hosts.read(str(tmp_path)) == []
+
+
+def test_a_job_whose_ranks_may_go_on_is_not_removed_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever many jobs there have been since."""
+    monkeypatch.setattr(job_store, "MOST_JOBS", 0)
+    monkeypatch.setattr(job_store, "SLACK", 0)
+    for name in ("goes-on", "ended"):
+        folder = tmp_path / "launchpad" / "jobs" / name
+        folder.mkdir(parents=True)
+        (folder / job_store.EVENTS).write_text("")
+    held_hosts.write(str(tmp_path / "launchpad" / "jobs" / "goes-on"), [HOST])
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    job_store.prune(environ, by_size=False)
+    assert job_store.jobs(environ) == ["goes-on"]

@@ -11,10 +11,12 @@ import pytest
 from launchpad.errors import ConnectError
 from launchpad.protocol.commands import Credit, EventsTaken, Fence, LetGo, Ping
 from launchpad.protocol.events import CommandsTaken, ContactLost, ContactRegained, Fenced, HoldEnded, LinkHeld
+from launchpad.transport import held_link
 from launchpad.transport.held_link import HeldLink, HolderGone, LinkState
 from launchpad.transport.memory import MemoryLink
 
 DEADLINE = 30.0
+WAY = ("", 22, "python3", "", "", False)
 
 
 class Host:
@@ -45,7 +47,7 @@ class Head:
     """A held link, and its events."""
 
     def __init__(self, host: Host, seconds: float = 60.0) -> None:
-        self.link = HeldLink("h", ("", 22, "python3", "", "", False), host.dial, seconds, 0.0)
+        self.link = HeldLink("h", WAY, host.dial, seconds, 0.0)
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -220,7 +222,7 @@ def test_commands_wait_for_a_checkpoint_and_events_are_kept_until_then() -> None
 def test_another_process_sends_what_the_far_end_does_not_have(taken: int, again: list[int]) -> None:
     host = Host()
     state = LinkState(
-        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "secret"),
+        *("h", WAY, 60.0, 0.0, "/there", "secret"),
         got=10,
         known=3,
         commands=(Fence(3), Fence(4)),
@@ -245,7 +247,7 @@ def test_another_process_sends_what_the_far_end_does_not_have(taken: int, again:
 def test_a_process_that_is_killed_before_it_is_connected_has_changed_nothing() -> None:
     """What it would have sent was never sent; what the one before it had sent may have arrived."""
     state = LinkState(
-        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "secret"),
+        *("h", WAY, 60.0, 0.0, "/there", "secret"),
         got=10,
         known=3,
         commands=(Fence(3),),
@@ -270,8 +272,27 @@ def test_a_host_without_a_holder_can_not_be_taken_over() -> None:
     host = Host()
     host.connection().say(HoldEnded(0, "nothing is left there"))
     state = LinkState(
-        *("h", ("", 22, "python3", "", "", False), 60.0, 0.0, "/there", "s", 0, 0, (), 0, 0),
+        *("h", WAY, 60.0, 0.0, "/there", "s", 0, 0, (), 0, 0),
         ended=False,
     )
     with pytest.raises(HolderGone, match="nothing is left there"):
         Resumed(host, state)
+
+
+@pytest.mark.parametrize("end", ["holder", "agent", ""])
+def test_whether_a_host_outlives_a_login_is_tried(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_link, "SETTLE_SECONDS", 0.0)
+    host = Host()
+    host.connection().say(LinkHeld(0, "/there", 0))
+    second = host.connection()
+    second.say(HoldEnded(0, "nothing is left there") if end == "holder" else LinkHeld(0, "/there", 0, end == "agent"))
+    link = HeldLink("h", WAY, host.dial, 60.0, 0.0)
+    if end:
+        with pytest.raises(ConnectError, match="session: all that a login leaves there is ended with it"):
+            link.try_out()
+        return
+    link.try_out()
+    link.send(Fence(0))
+    second.say(Fenced(5, 0))
+    assert next(iter(link.messages())) == Fenced(5, 0)
+    assert heard(second, 1) == [0]
