@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -55,6 +55,7 @@ class HeadState(NamedTuple):
     planner: Planner
     hub: dict[str, Any]  # with the state machine
     clock: Clock
+    parts: dict[str, Any]  # their states, by the names of their classes
     started: set[int]  # ranks that have a process
     input_sent: bool  # the input of a rank comes from the head
     names: list[str]  # of all nodes
@@ -89,11 +90,15 @@ class Checkpoints(Part):
     takes = (Cut, Saved)
     sees = (NodeJoined, RankStarted)
 
-    def __init__(self, hub: Hub, planner: Planner, stdin: Stdin, keeper: CheckpointStore) -> None:
+    def __init__(
+        self, hub: Hub, planner: Planner, stdin: Stdin, keeper: CheckpointStore, parts: Sequence[Part]
+    ) -> None:
+        """`parts`: the others."""
         self._hub = hub
         self._planner = planner
         self._stdin = stdin
         self._keeper = keeper
+        self._parts = parts
         self._links: dict[int, HeldLink] = {}
         self._states: dict[int, LinkState] = {}  # of these, and of those before them, at the last checkpoint
         self._started: set[int] = set()
@@ -113,7 +118,7 @@ class Checkpoints(Part):
         if not self._off:
             self._want()
 
-    def go_on(self, started: Collection[int]) -> None:
+    def go_on(self, started: Collection[int], state: Any) -> None:  # noqa: ARG002
         """The same after another head."""
         self._started = set(started)
         self._keep()
@@ -209,7 +214,9 @@ class Checkpoints(Part):
     def _state(self) -> HeadState:
         hub = self._hub
         return HeadState(
-            *(self._planner, hub.state(), hub.clock, self._started),
+            *(self._planner, hub.state(), hub.clock),
+            parts={type(part).__name__: state for part in self._parts if (state := part.state()) is not None},
+            started=self._started,
             input_sent=self._stdin.sent,
             names=[hub.nodes.name(number) for number in range(len(hub.nodes))],
             open=set(hub.nodes.open),
@@ -259,10 +266,8 @@ class Checkpoints(Part):
 
 
 def _refusal(planner: Planner) -> str:
-    """What is known of the ranks by the head alone."""
-    if planner.spec.roles:
-        return "the job has roles"
-    return "its ranks have MPI from launchpad" if planner.plan.mpi else ""
+    """What is known by this head alone."""
+    return "the job has roles" if planner.spec.roles else ""
 
 
 def boot() -> str:

@@ -32,7 +32,7 @@ class Injector(Part):
         """The hosts may be others than before."""
         self._place = {node.name: node.index for node in self._hub.plan.nodes}
 
-    def go_on(self, started: Collection[int]) -> None:
+    def go_on(self, started: Collection[int], state: Any) -> None:  # noqa: ARG002
         """The faults that another head has injected are over."""
         self._running = set(started)
         self._single.clear()

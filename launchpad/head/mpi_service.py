@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from typing import Any
 
 from launchpad.head.hub import Hub
@@ -45,6 +46,14 @@ class MpiService(Part):
         for node in self._hub.plan.taking_part:
             if node.index in self._hub.nodes.open:
                 self._hub.nodes.send(node.index, self._worlds.begin(node.index))
+
+    def state(self) -> MpiWorlds:
+        """The nodes know of the worlds already."""
+        return self._worlds
+
+    def go_on(self, started: Collection[int], state: MpiWorlds) -> None:  # noqa: ARG002
+        """Go on with them."""
+        self._worlds = state
 
     def on(self, source: int, message: Any) -> None:
         """Take what a library says, and the exit of a rank."""

@@ -40,8 +40,15 @@ class Part:
     def start(self) -> None:
         """The ranks are about to be started, for the first time or again."""
 
-    def go_on(self, started: Collection[int]) -> None:
-        """Another head is gone, and we take over; these ranks have a process. Called instead of the first `start`."""
+    def state(self) -> Any:
+        """What this part of another head would need to go on from here, if that takes over. It is pickled at once."""
+        return None
+
+    def go_on(self, started: Collection[int], state: Any) -> None:
+        """Another head is gone, and we take over from that state. Called instead of the first `start`.
+
+        `started`: the ranks that have a process.
+        """
 
     def close(self) -> None:
         """The job is over."""

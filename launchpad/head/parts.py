@@ -74,7 +74,7 @@ def parts_of(
     if keeper is not None:
         from launchpad.head.checkpoints import Checkpoints
 
-        parts.append(Checkpoints(hub, planner, stdin, keeper))
+        parts.append(Checkpoints(hub, planner, stdin, keeper, list(parts)))
     return parts
 
 

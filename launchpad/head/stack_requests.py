@@ -199,7 +199,7 @@ class StackRequests(Part):
         if self._current is not None and self._current.why == SOON:
             self._until = 0.0
 
-    def go_on(self, started: Collection[int]) -> None:
+    def go_on(self, started: Collection[int], state: Any) -> None:  # noqa: ARG002
         """Those can answer."""
         self._started = set(started)
 

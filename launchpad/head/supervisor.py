@@ -461,7 +461,7 @@ class Supervisor:
         self._hub.go_on(before.hub)
         self._flow.start(self.machine.attempt)
         for part in self._parts:
-            part.go_on(before.started)
+            part.go_on(before.started, before.parts.get(type(part).__name__))
         for rank in sorted(before.started & set(self._hub.running)):
             for stream in (STDOUT, STDERR, RESULT):
                 self._give_credit(rank, stream, self._flow.window)

@@ -327,3 +327,31 @@ while not os.path.exists("go"):
     os.write(1, b"".join(b"%d %s\\n" % (number + one, b"x" * 100) for one in range(100)))
     number += 100
 """
+
+
+def test_mpi_goes_on(head: Head, start: Start) -> None:
+    """What the ranks have told launchpad, before and after, and the end of their world."""
+    pytest.importorskip("mpi4py")
+    (head.folder / "sums.py").write_text(SUMS)
+    job = start(2, "--backend", "mpi", "--keep-running", "10m", "sums.py", bufsize=0)
+    assert job.process.stdout is not None
+    for _ in range(8):
+        assert job.process.stdout.readline(), job.process.communicate()[1].decode()
+    job.send(signal.SIGKILL)
+    job.process.communicate(timeout=DEADLINE)
+    killed = Killed(head)
+    (head.folder / "go").touch()
+    code, _, err = killed.ends()
+    assert code == 0, err
+    assert killed.logs().count(b"the sum is 6") == 4
+
+
+SUMS = """\
+import os, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+while not world.allreduce(os.path.exists("go"), MPI.LOR):
+    os.write(1, b"still here\\n")
+    time.sleep(0.05)
+os.write(1, b"the sum is %d\\n" % world.allreduce(world.rank))
+"""
