@@ -103,10 +103,11 @@ class Checkpoints(Part):
         self._states: dict[int, LinkState] = {}  # of these, and of those before them, at the last checkpoint
         self._started: set[int] = set()
         self._lock = threading.Lock()  # guards the next two
-        self._busy = False
+        self._busy = False  # one is being made
         self._wanted = False  # a command waits for the one after that
         self._off = False  # there are no more
         self._began = 0.0  # when the last one did
+        self._written_by: float | None = None  # when to wait no more for the current one
         self._seen = 0  # how many events were before it
 
     def start(self) -> None:
@@ -152,7 +153,7 @@ class Checkpoints(Part):
         if self._off:
             return None
         if self._busy:
-            return self._began + MOST_SECONDS
+            return self._written_by
         return self._began + EVERY_SECONDS if self._events() != self._seen else None
 
     def tick(self, now: float) -> None:
@@ -187,6 +188,7 @@ class Checkpoints(Part):
             return
         with self._lock:
             self._wanted = False  # it has all commands until now
+        self._written_by = self._hub.clock.now() + MOST_SECONDS
         links = {number: self._links[number] for number in got}
         states = {number: link.state(got[number]) for number, link in links.items()}
         self._seen = sum(got.values())
@@ -228,6 +230,7 @@ class Checkpoints(Part):
         )
 
     def _saved(self, problem: str) -> None:
+        self._written_by = None
         if self._off:
             return
         if problem:

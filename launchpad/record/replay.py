@@ -21,6 +21,9 @@ from launchpad.record.scanner import Scanner
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _PART = re.compile(r"(stdout|stderr)(?:\.([0-9]{1,9}))?\.log")
 
+# How most lines begin, which say where output is.
+_OUTPUT = b'{"event": "Output", '
+
 # What an OutputReader reads of events.jsonl.
 _READ = ("Output", "JobPlanned", "Restarted", "RanksSpawned", "HeadResumed")
 
@@ -58,7 +61,7 @@ def read_events(folder: str, passed: Passed = NONE) -> Iterator[Any]:
         if isinstance(event, Restarted):
             attempt = event.attempt
     for line in _lines(folder, passed.offset):
-        event = event_of(line)
+        event = None if line.startswith(_OUTPUT) else event_of(line)
         if event is None or isinstance(event, OutputPlace):
             continue
         ahead += event.ahead if isinstance(event, HeadResumed) else 0
