@@ -193,7 +193,11 @@ class Checkpoints(Part):
         states = {number: link.state(got[number]) for number, link in links.items()}
         self._seen = sum(got.values())
         self._states.update(states)
-        head = pickle.dumps(self._state(), pickle.HIGHEST_PROTOCOL)  # now: it changes as soon as the job goes on
+        try:
+            head = pickle.dumps(self._state(), pickle.HIGHEST_PROTOCOL)  # now: it changes as soon as the job goes on
+        except (pickle.PicklingError, TypeError, AttributeError) as error:  # a bug; the job goes on
+            self._saved(f"its state can't be kept: {error}")
+            return
 
         def written(mark: SinkMark) -> None:
             problem = "its record can't be written" if mark.failed or "journal" not in mark.states else ""

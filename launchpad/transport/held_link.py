@@ -238,7 +238,7 @@ class HeldLink:
         while not self._over.wait(every):
             with self._lock:
                 inner = self._inner
-            if inner is None:
+            if inner is None or not self._place:  # nobody reads yet what it says
                 continue
             if self._silence and time.monotonic() - self._heard > self._silence:
                 self._hang_up_on(inner)

@@ -11,6 +11,7 @@ import pytest
 from launchpad.diagnosis.history import History
 from launchpad.diagnosis.verdict import verdict_on
 from launchpad.diagnosis.verdict_text import describe
+from launchpad.output.mark import Resumed
 from launchpad.protocol.events import (
     HeadResumed,
     JobOver,
@@ -25,6 +26,7 @@ from launchpad.protocol.events import (
 )
 from launchpad.record import job_store, replay
 from launchpad.record.event_lines import event_of, line_of
+from launchpad.record.journal import JournalState, unfinished
 from launchpad.record.recorded_verdict import in_words, look_at
 
 
@@ -138,3 +140,19 @@ def test_times_are_by_one_clock_though_launchpad_was_resumed_after_a_reboot(tmp_
         assert [event.time for event in reader.more() if isinstance(event, Output)] == [5_450]
     finally:
         reader.close()
+
+
+def test_the_lines_that_a_record_ends_in_are_found(tmp_path: Path) -> None:
+    """For a console that goes on with them."""
+    folder = "attempt_0/0"
+    streams = {
+        (0, 1): (folder, "stdout", False, 9, False),
+        (0, 2): (folder, "stderr", False, 4, False),
+        (1, 1): ("attempt_0/1", "stdout", False, 3, True),
+    }
+    segments = {"attempt_0/1/stdout": [2, 8]}
+    for name, text in {"0/stdout.log": "one\ntwo, ", "0/stderr.log": "all\n", "1/stdout.2.log": "last\nend"}.items():
+        (tmp_path / "attempt_0" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "attempt_0" / name).write_text(text)
+    resumed = Resumed(str(tmp_path), {"journal": JournalState(0, streams, 0, set(), {}), "segments": segments})
+    assert list(unfinished(resumed)) == [Output(0, 0, 1, b"two, "), Output(0, 1, 1, b"end")]
